@@ -1,0 +1,70 @@
+# make demo   compare seven methods on 20 clients; curves, bytes and a report in runs/demo
+# make test   lint, types and tests
+# make soak   the long tests
+#
+# All of them build .venv when it is missing or when pyproject.toml or constraints.txt changed.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+# Data sets that lie beside a checkout are found without a word said.
+ifndef THINWIRE_DATA
+ifneq ($(wildcard ../shared/data/.),)
+export THINWIRE_DATA := $(abspath ../shared/data)
+endif
+endif
+
+DEMO_DATA ?= digits
+DEMO_MODEL ?= mlp
+DEMO_CLIENTS ?= 20
+DEMO_SAMPLE ?= 10
+DEMO_SPLIT ?= Dirichlet(0.3)
+DEMO_ROUNDS ?= 40
+DEMO_LR ?= 0.1
+DEMO_OUT ?= runs/demo
+
+.PHONY: demo test lint soak clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.installed-data
+	$(BIN)/thinwire run \
+	  "FedAvg()" \
+	  "FedAvg(opt=Adam(0.03))" \
+	  "FedAvg(up=LBGM(threshold=0.4))" \
+	  "LUAR(FedAvg(), recycle=1)" \
+	  "SCAFFOLD()" \
+	  "FedAvg(up=ErrorFeedback(TopK(0.05)))" \
+	  "FedAvg(up=ErrorFeedback(ScaledSign()))" \
+	  --data $(DEMO_DATA) --model $(DEMO_MODEL) \
+	  --clients $(DEMO_CLIENTS) --sample $(DEMO_SAMPLE) --split "$(DEMO_SPLIT)" \
+	  --rounds $(DEMO_ROUNDS) --lr $(DEMO_LR) \
+	  --out $(DEMO_OUT) --overwrite
+
+test: lint
+	$(BIN)/pytest $(ARGS)
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# Whatever else is typed, -m soak replaces the -m "not soak" of pyproject.toml.
+soak: .venv/.installed-dev
+	$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pyvenv.cfg, and not the folder, whose date changes with each file in it.
+.venv/pyvenv.cfg:
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("thinwire needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+
+# torch goes first, so that the largest download fails early and is not repeated.
+.venv/.installed-%: pyproject.toml constraints.txt | .venv/pyvenv.cfg
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e ".[$*]"
+	touch $@

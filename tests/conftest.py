@@ -1,0 +1,52 @@
+"""What every test shares: checked annotations, one thread, repeatable examples."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# Under pytest every annotation of thinwire is checked at each call, shapes and dtypes included.
+# Modules that were imported earlier would go unchecked. The tower lets an int stand for a float, as mypy does.
+assert "thinwire" not in sys.modules, "thinwire was imported before its annotations could be checked"
+install_import_hook("thinwire", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+
+# The same examples in every run: a failure in CI is a failure here.
+settings.register_profile("thinwire", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("thinwire")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--golden-rewrite",
+        action="store_true",
+        help="write the recorded (golden) runs anew instead of comparing with them",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # How a sum is split over threads changes its last bits, and golden runs compare those.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def golden_rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether recorded runs are to be written anew."""
+    return bool(request.config.getoption("--golden-rewrite"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of data sets."""
+    named = os.environ.get("THINWIRE_DATA")
+    if not named:
+        pytest.skip("THINWIRE_DATA is not set: no folder of data sets to test with")
+    folder = Path(named)
+    if not folder.is_dir():
+        # Set, but wrong: a skip would hide it.
+        pytest.fail(f"THINWIRE_DATA names a folder that does not exist: {folder}")
+    return folder
