@@ -1,0 +1,26 @@
+"""Data sets as tensors, and the ways to deal them to clients.
+
+data = load("fashion_mnist")
+parts = Dirichlet(alpha=0.1)(data.targets, data.groups, num_clients=100, seed=1)
+train, test = holdout(parts[0], share=0.2, seed=1)
+"""
+
+from __future__ import annotations
+
+from thinwire.data.dataset import DataSet
+from thinwire.data.sets import load, names
+from thinwire.data.splits import IID, Dirichlet, Natural, Pathological, Shards, Similarity, Split, holdout
+
+__all__ = [
+    "IID",
+    "DataSet",
+    "Dirichlet",
+    "Natural",
+    "Pathological",
+    "Shards",
+    "Similarity",
+    "Split",
+    "holdout",
+    "load",
+    "names",
+]

@@ -1,0 +1,31 @@
+"""What every loader returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set in memory, training part and test part.
+
+    Pictures are ``inputs`` uint8 [n, channels, height, width] with int64 ``targets`` [n];
+    a training task makes floats of a batch by ``(x.float() / 255 - mean) / std``. Inputs
+    that are float32 already have ``mean`` and ``std`` None. Texts are int64 characters
+    [n, context] with the characters that follow them, int64 [n, context], as targets.
+
+    ``groups`` is the natural owner of each training example (int64 [n], counted from 0),
+    None where the set has none. ``mean`` and ``std`` are per channel, for values 0 to 1.
+    """
+
+    name: str
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    num_classes: int
+    groups: Tensor | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None

@@ -1,0 +1,18 @@
+"""Packages that only some data sets and splits need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def optional(module: str, purpose: str) -> Any:
+    """The module, imported now.
+
+    Raises ImportError, with the command that installs it, where it is missing.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f'{purpose} needs {package} ({error}): pip install "thinwire[data]"') from error

@@ -1,0 +1,111 @@
+"""Plays of Shakespeare by speaking role, for models of the next character.
+
+The text is the 1,115,394 characters that A. Karpathy put together for char-rnn
+(github.com/karpathy/char-rnn). A speech is a line ``NAME:`` and the lines below it, up to
+an empty line; the split by role is that of McMahan et al., AISTATS 2017, on this smaller
+text.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from thinwire.data.dataset import DataSet
+from thinwire.data.files import Official, gunzip, obtain
+from thinwire.errors import DataError, require
+
+TEXT = Official(
+    "input.txt",
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+)
+_LENGTH = 1_115_394  # characters, all of one byte
+_VOCABULARY = 65
+
+
+def shakespeare(
+    data_dir: str | Path | None = None,
+    download: bool = True,
+    min_characters: int = 1_000,
+    test_share: float = 0.2,
+    context: int = 80,
+) -> DataSet:
+    """Pieces of ``context`` characters, int64 [n, context], and the same shifted by one.
+
+    A role is kept if its speeches have ``min_characters`` in all (141 roles have 1,000); the
+    last ``test_share`` of its text is for testing. Pieces do not overlap, and no piece
+    reaches from the training into the test part. ``groups`` counts the kept roles in the
+    order of their first speech. Raises DataError for a missing or wrong file, ValueError
+    for settings that leave nothing.
+    """
+    require(context >= 1, "context must be at least one character")
+    require(0 < test_share < 1, "test_share must lie between 0 and 1")
+    path = obtain("shakespeare", TEXT, data_dir, download, forms=("input.txt.gz",))
+    text = _text(path)
+    index = {character: i for i, character in enumerate(vocabulary(text))}
+    train: list[Tensor] = []
+    test: list[Tensor] = []
+    owners: list[Tensor] = []
+    kept = [speeches for speeches in roles(text).values() if sum(map(len, speeches)) >= min_characters]
+    for owner, speeches in enumerate(kept):
+        characters = torch.tensor([index[character] for character in "\n".join(speeches)])
+        cut = round((1 - test_share) * len(characters))
+        train.append(_pieces(characters[:cut], context))
+        test.append(_pieces(characters[cut:], context))
+        owners.append(torch.full((len(train[-1]),), owner, dtype=torch.int64))
+    require(
+        sum(map(len, train)) > 0 and sum(map(len, test)) > 0,
+        "no role has that much text: lower min_characters or context",
+    )
+    pieces, test_pieces = torch.cat(train), torch.cat(test)
+    return DataSet(
+        name="shakespeare",
+        inputs=pieces[:, :-1].contiguous(),
+        targets=pieces[:, 1:].contiguous(),
+        test_inputs=test_pieces[:, :-1].contiguous(),
+        test_targets=test_pieces[:, 1:].contiguous(),
+        num_classes=_VOCABULARY,
+        groups=torch.cat(owners),
+    )
+
+
+def vocabulary(text: str) -> str:
+    """The distinct characters, sorted: character i of it is class i."""
+    return "".join(sorted(set(text)))
+
+
+def roles(text: str) -> dict[str, list[str]]:
+    """The speeches of every role, in the order of the text; empty ones are left out."""
+    found: dict[str, list[str]] = {}
+    for block in re.split(r"\n\n+", text.strip("\n")):
+        name, _, speech = block.partition("\n")
+        if speech:
+            found.setdefault(name.removesuffix(":"), []).append(speech)
+    return found
+
+
+def _pieces(characters: Tensor, context: int) -> Tensor:
+    """[n, context + 1]: each piece with the one character that follows it."""
+    if len(characters) <= context:
+        return characters.new_empty(0, context + 1)
+    return characters.unfold(0, context + 1, context)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = gunzip(path, most=_LENGTH) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not the text expected ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if len(text) != _LENGTH or len(set(text)) != _VOCABULARY:
+        raise DataError(
+            f"{path}: holds {len(text):,} characters, {len(set(text))} distinct, "
+            f"instead of {_LENGTH:,} and {_VOCABULARY}; it is truncated or another text"
+        )
+    return text

@@ -1,0 +1,140 @@
+"""The networks: their sizes as the papers give them, and what they accept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire import models
+
+
+def size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def kernels(module: nn.Module) -> int:
+    return sum(parameter.ndim > 1 for parameter in module.parameters())
+
+
+def test_the_numbers_of_parameters_are_those_of_the_papers() -> None:
+    assert size(models.linear(784, 10)) == 7_850
+    assert size(models.mlp()) == 50_890  # 784 * 64 + 64 + 64 * 10 + 10
+    assert size(models.lbgm_cnn((1, 28, 28), 10)) == 431_080
+    assert size(models.lbgm_cnn((3, 32, 32), 10)) == 657_080
+    assert size(models.fedavg_cnn((1, 28, 28), 10)) == 582_026
+
+
+def test_an_mlp_has_the_hidden_layers_asked_for() -> None:
+    assert size(models.mlp(4, hidden=(3, 2), classes=5)) == 4 * 3 + 3 + 3 * 2 + 2 + 2 * 5 + 5
+    assert size(models.mlp(4, hidden=(), classes=5)) == 25
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_resnet20_has_the_23_kernels_that_fedluar_counts(norm: str) -> None:
+    model = models.resnet20(norm=norm)
+    assert kernels(model) == 23
+    # 3x3: 3*16 + 6*16*16 + 16*32 + 5*32*32 + 32*64 + 5*64*64 = 29,744 (times 9); 1x1: 16*16 + 16*32 + 32*64 = 2,816;
+    # norms: 2 * (8*16 + 7*32 + 7*64) = 1,600; dense: 650
+    assert size(model) == 29_744 * 9 + 2_816 + 1_600 + 650 == 272_762
+
+
+def test_only_batch_norm_keeps_statistics() -> None:
+    assert len(list(models.resnet20(norm="batch").buffers())) == 3 * 22
+    assert list(models.resnet20(norm="group").buffers()) == []
+    with pytest.raises(ValueError, match='norm must be "batch" or "group", not \'layer\''):
+        models.resnet20(norm="layer")
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_a_model_built_by_name_gives_logits_and_gradients(name: str) -> None:
+    text = name == "char_transformer"
+    model = models.build(name, (80,) if text else (3, 32, 32), 65 if text else 10)
+    out = model(torch.zeros(2, 80, dtype=torch.int64) if text else torch.rand(2, 3, 32, 32))
+    assert out.shape == ((2, 80, 65) if text else (2, 10))
+    out.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_the_seed_of_the_caller_decides_the_weights(name: str) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        model = models.build(name, (80,) if name == "char_transformer" else (1, 28, 28), 10)
+        return nn.utils.parameters_to_vector(model.parameters())
+
+    with torch.random.fork_rng():
+        assert torch.equal(weights(1), weights(1))
+        assert not torch.equal(weights(1), weights(2))
+
+
+def test_the_names_are_the_models() -> None:
+    assert models.names() == [
+        "char_transformer",
+        "fedavg_cnn",
+        "lbgm_cnn",
+        "linear",
+        "mlp",
+        "resnet20",
+        "resnet20_group",
+    ]
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"no model 'resnet_20' \(did you mean resnet20\?\)"):
+        models.build("resnet_20", (3, 32, 32), 10)
+
+
+@pytest.mark.parametrize("name", ["lbgm_cnn", "fedavg_cnn"])
+def test_a_cnn_refuses_pictures_too_small_for_it(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} needs pictures of 16 x 16 pixels or more, not 8 x 8; linear, mlp"):
+        models.build(name, (1, 8, 8), 10)
+    assert models.build(name, (1, 16, 16), 10)(torch.rand(2, 1, 16, 16)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "resnet20", "resnet20_group"])
+def test_the_other_models_take_digits(name: str) -> None:
+    assert models.build(name, (1, 8, 8), 10)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_model_of_another_kind_than_the_data_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"resnet20 takes pictures .* not examples of shape \(80,\)"):
+        models.build("resnet20", (80,), 65)
+    with pytest.raises(ValueError, match=r"char_transformer takes texts .* not examples of shape \(1, 8, 8\)"):
+        models.build("char_transformer", (1, 8, 8), 10)
+
+
+def test_the_transformer_does_not_look_ahead() -> None:
+    model = models.char_transformer(vocabulary=65, context=80).eval()
+    text = torch.arange(80).remainder(65).unsqueeze(0)
+    other = text.clone()
+    other[0, 50] = 64
+    with torch.no_grad():
+        before, after = model(text), model(other)
+    torch.testing.assert_close(before[0, :50], after[0, :50], rtol=0, atol=1e-6)
+    assert (before[0, 50:] - after[0, 50:]).abs().amax(1).min() > 1e-6  # and everything later sees it
+
+
+def test_the_transformer_has_the_sizes_asked_for() -> None:
+    # embeddings (65 + 80) * 128; a block 12 * 128 * 128 + 13 * 128; last norm 256; dense 129 * 65
+    assert size(models.char_transformer()) == 145 * 128 + 2 * (12 * 128**2 + 13 * 128) + 256 + 129 * 65 == 423_745
+    assert size(models.char_transformer(5, context=4, width=8, depth=1, heads=2)) == 72 + 768 + 104 + 16 + 45
+    with pytest.raises(ValueError, match=r"width \(10\) must be a multiple of heads \(4\)"):
+        models.char_transformer(width=10)
+
+
+def test_the_transformer_takes_shorter_texts_and_refuses_longer_ones() -> None:
+    model = models.char_transformer(context=8)
+    assert model(torch.zeros(1, 3, dtype=torch.int64)).shape == (1, 3, 65)
+    with pytest.raises(ValueError, match="9 characters are more than the context of 8"):
+        model(torch.zeros(1, 9, dtype=torch.int64))
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = models.char_transformer(dropout=0.5)
+    text = torch.zeros(1, 8, dtype=torch.int64)
+    with torch.random.fork_rng():
+        assert not torch.equal(model(text), model(text))
+    model.eval()
+    assert torch.equal(model(text), model(text))
+    assert all(module.p == 0 for module in models.char_transformer().modules() if isinstance(module, nn.Dropout))
