@@ -1,0 +1,92 @@
+"""What is broadcast, what a client makes of it, what it does, what the server does.
+
+An algorithm is a frozen dataclass; its states go in and come out. Most need only ``init``,
+``client`` and ``server``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from torch import nn
+
+from ..config import Config
+from ..key import Key
+from ..links import Dense, Link
+from ..local import Local, Trained
+from ..params import Params
+from ..task import Task
+from ..wire import State
+
+T = TypeVar("T")
+Each = Annotated[T, "each"]
+"""A field of a reply that is not averaged: the server gets a dict by client."""
+Sum = Annotated[T, "sum"]
+"""A field of a reply that is summed without weights."""
+
+Weights = Literal["examples", "uniform"]
+Buffers = Literal["mean", "local"]
+Message = Any  # a NamedTuple of Params, tensors, numbers and such NamedTuples
+Client = Generator[Local, Trained, tuple[Message, State]]
+
+
+class Start(NamedTuple):
+    """Everything before round 1."""
+
+    server: State
+    view: State  # what a client holds that has heard nothing yet
+    client: State
+    reply: Message  # a blank one: field types, layouts, what the links open on
+
+
+class Algorithm(Config, ABC):
+    """Both halves of a federated method.
+
+    ``up`` carries the Params fields of a reply, ``down`` those of a broadcast; a dict by
+    field name where they differ. ``weights`` is how replies are averaged. ``buffers`` says
+    what becomes of float buffers (the statistics of norm layers): averaged with the same
+    weights and broadcast, whole, or kept by each client.
+    """
+
+    up: Link | dict[str, Link] = Dense()
+    down: Link | dict[str, Link] = Dense()
+    weights: Weights = "examples"
+    buffers: Buffers = "mean"
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """The module that is trained, e.g. re-parameterised; unchanged by default."""
+        return module
+
+    @abstractmethod
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        """The states before round 1, for the initial model ``x``."""
+
+    @abstractmethod
+    def broadcast(self, server: State, view: State) -> Message:
+        """One message for everyone; its fields are absolute values."""
+
+    def see(self, view: State, msg: Message, key: Key) -> State:
+        """What a client makes of a broadcast. By default the message is the view."""
+        return msg
+
+    @abstractmethod
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        """A client's round: ``trained = yield Local(...)``, then ``return reply, state``."""
+
+    def sent(self, state: State, seen: Message) -> State:
+        """The client's state once it knows what the server will see of its reply."""
+        return state
+
+    @abstractmethod
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        """The server's round, given the mean reply."""
+
+    @abstractmethod
+    def model(self, server: State, client: int | None = None) -> Params:
+        """What is evaluated and saved; with ``client``, that client's own model where it has one."""
+
+    def supersedes(self, older: Message, newer: Message) -> bool:
+        """``see(see(v, older), newer) == see(v, newer)`` for every v: the older need not be kept."""
+        return type(self).see is Algorithm.see

@@ -1,0 +1,171 @@
+"""LUAR: layers whose last aggregated update is applied again instead of being sent.
+
+Kim, Kang, Lee, "Layer-wise Update Aggregation with Recycling for Communication-Efficient
+Federated Learning", NeurIPS 2025, arXiv:2503.11146, Algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CombinationError, require
+from ..key import Key
+from ..links import Link
+from ..params import Layout, Params
+from ..task import Task
+from ..wire import State
+from .base import Algorithm, Buffers, Client, Message, Start, Weights
+
+EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    inner: State
+    last: Params  # the update applied in the round before
+    score: Tensor  # [units], float64: s_l of the last round in which the unit was really sent
+    recycled: Tensor  # [layers], bool: R_t
+
+
+class Broadcast(NamedTuple):
+    """What everyone is sent."""
+
+    inner: Message
+    recycled: Tensor
+
+
+@dataclass(frozen=True)
+class LUAR(Algorithm):
+    """Each round ``recycle`` layers are not sent; the server applies their last update again.
+
+    The layers are drawn without replacement, likelier the smaller ||update|| / ||weights||
+    (``select="metric"``), the smaller ||update|| ("gradient-norm"), all alike ("uniform"), or
+    in turn ("round-robin"). ``layers`` says what counts as one: tensors of more than one
+    dimension, the rest being sent always ("kernels", as in the authors' code), every tensor
+    ("tensors"), or all tensors of a module together ("modules"). ``drop`` applies nothing
+    where it would recycle.
+
+    Works over any algorithm whose reply has an ``update``: the inner server, whatever its
+    optimiser, gets the update as if all layers had been sent.
+
+    Differences from the paper: nothing is recycled in the first round (the listing's R_0 of
+    all layers has no update to recycle); a score belongs to the last round in which the
+    layer was sent; "less likely chosen if its priority is low" (section 3.2) is read as its
+    equation (2) says: likelier.
+    """
+
+    inner: Algorithm
+    recycle: int
+    layers: Literal["kernels", "tensors", "modules"] = "kernels"
+    select: Literal["metric", "uniform", "round-robin", "gradient-norm"] = "metric"
+    drop: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.inner, Algorithm), f"LUAR goes around an algorithm such as FedAvg(), not {self.inner!r}"
+        )
+        require(self.recycle >= 0, f"LUAR(recycle={self.recycle}): recycle is a number of layers, 0 or more")
+        for name, value, known in (
+            ("layers", self.layers, ("kernels", "tensors", "modules")),
+            ("select", self.select, ("metric", "uniform", "round-robin", "gradient-norm")),
+        ):
+            require(value in known, f"LUAR({name}={value!r}): {name} is one of {', '.join(known)}")
+        if isinstance(self.inner, LUAR):
+            raise CombinationError("LUAR over LUAR: the outer one would recycle what the inner one did not send")
+
+    @property
+    def up(self) -> Link | dict[str, Link]:  # type: ignore[override]
+        return self.inner.up
+
+    @property
+    def down(self) -> Link | dict[str, Link]:  # type: ignore[override]
+        return self.inner.down
+
+    @property
+    def weights(self) -> Weights:  # type: ignore[override]
+        return self.inner.weights
+
+    @property
+    def buffers(self) -> Buffers:  # type: ignore[override]
+        return self.inner.buffers
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        return self.inner.prepare(module)
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        inner = self.inner.init(x, num_clients, key)
+        if not isinstance(getattr(inner.reply, "update", None), Params):
+            raise CombinationError(f"LUAR needs a reply with an update of the model; {self.inner!r} has none")
+        num = len(self.units(x.layout))
+        require(
+            self.recycle < max(num, 1),
+            f"LUAR(recycle={self.recycle}): at most {num - 1}, the model has {num} {self.layers} and one must be sent",
+        )
+        nothing = torch.zeros(len(x.names), dtype=torch.bool)
+        server = Server(inner.server, x.zeros(), torch.zeros(num, dtype=torch.float64), nothing)
+        return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply)
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return Broadcast(self.inner.broadcast(server.inner, view.inner), server.recycled)
+
+    def see(self, view: State, msg: Message, key: Key) -> State:
+        return Broadcast(self.inner.see(view.inner, msg.inner, key), msg.recycled)
+
+    def supersedes(self, older: Message, newer: Message) -> bool:
+        return self.inner.supersedes(older.inner, newer.inner)
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        reply, state = yield from self.inner.client(view.inner, state, task, key)
+        return reply._replace(update=reply.update.drop(reply.update.layout.named(view.recycled))), state
+
+    def sent(self, state: State, seen: Message) -> State:
+        return self.inner.sent(state, seen)
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        x = self.inner.model(server.inner)
+        unsent = x.zeros() if self.drop else server.last
+        update = unsent.replace(mean.update)  # Alg. 1 line 5
+        units = self.units(x.layout)
+        sent = [unit[0] in mean.update.layout.spans for unit in units]
+        score = torch.where(torch.tensor(sent), self._score(update, x, units), server.score)
+        chosen = self._select(score, key)
+        recycled = x.layout.mask(name for unit in chosen for name in units[unit])  # line 8
+        inner = self.inner.server(server.inner, view.inner, mean._replace(update=update), key)
+        return Server(inner, update, score, recycled)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        return self.inner.model(server.inner, client)
+
+    def units(self, layout: Layout) -> list[list[str]]:
+        """What counts as one layer: lists of tensor names."""
+        if self.layers == "modules":
+            modules: dict[str, list[str]] = {}
+            for name in layout.names:
+                modules.setdefault(name.rpartition(".")[0], []).append(name)
+            return list(modules.values())
+        shapes = zip(layout.names, layout.shapes, strict=True)
+        return [[name] for name, shape in shapes if self.layers == "tensors" or len(shape) > 1]
+
+    def _score(self, update: Params, x: Params, units: Sequence[Sequence[str]]) -> Tensor:
+        """s_l of equation (1), or the plain norm."""
+        moved = [update.only(unit).norm() for unit in units]
+        if self.select == "gradient-norm":
+            return torch.tensor(moved, dtype=torch.float64)
+        weights = [x.only(unit).norm() + EPSILON for unit in units]
+        return torch.tensor([m / w for m, w in zip(moved, weights, strict=True)], dtype=torch.float64)
+
+    def _select(self, score: Tensor, key: Key) -> list[int]:
+        """R_{t+1}, as indices of units."""
+        num = len(score)
+        if self.recycle == 0:
+            return []
+        if self.select == "round-robin":
+            return [(key.round * self.recycle + i) % num for i in range(self.recycle)]
+        p = torch.ones_like(score) if self.select == "uniform" else 1 / score.clamp_min(1e-30)  # equation (2)
+        return torch.multinomial(p, self.recycle, generator=key.generator("recycle")).tolist()

@@ -1,0 +1,92 @@
+"""SCAFFOLD: control variates against the drift of clients with different data.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv:1910.06378, Algorithm 1,
+option II.
+
+Differences from the paper: c_i moves by what the server received of its change, so that
+with lossy links c stays the mean of the c_i. Model and control travel both ways: twice
+FedAvg's bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import CombinationError
+from ..key import Key
+from ..links import Dense, Link
+from ..local import Local, LocalSGD
+from ..optimizers import SGD, Optimizer
+from ..params import Params
+from ..task import Task
+from ..wire import State
+from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    x: Params
+    opt: State
+    c: Params
+    num_clients: int
+
+
+class Broadcast(NamedTuple):
+    """What everyone is sent."""
+
+    x: Params
+    c: Params
+
+
+class Reply(NamedTuple):
+    """What a client sends back."""
+
+    update: Params
+    control: Sum[Params]  # c_i+ - c_i
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Algorithm):
+    """Correct every local step by the difference between everyone's and one's own control."""
+
+    local: LocalSGD = LocalSGD()
+    opt: Optimizer = SGD(1.0)
+    up: Link | dict[str, Link] = Dense()
+    down: Link | dict[str, Link] = Dense()
+    weights: Weights = "examples"
+    buffers: Buffers = "mean"
+
+    def __post_init__(self) -> None:
+        if self.local.momentum:
+            raise CombinationError(
+                f"SCAFFOLD reads the mean gradient off the distance a client went, which local momentum="
+                f"{self.local.momentum} stretches: use momentum=0"
+            )
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        zero = x.zeros()
+        server = Server(x, self.opt.init(x), zero, num_clients)
+        return Start(server, Broadcast(zero, zero), zero, Reply(zero, zero))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return Broadcast(server.x, server.c)
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        x, c, c_i = view.x, view.c, state
+        y = yield Local(x, self.local, offset=c - c_i)  # line 10
+        control = (x - y.x) / (y.steps * self.local.rate(key)) - c  # line 12, option II, less c_i
+        return Reply(y.x - x, control), c_i
+
+    def sent(self, state: State, seen: Message) -> State:
+        return state + seen.control
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        x, opt = self.opt.step(server.x, mean.update, server.opt)  # line 16
+        c = server.c + mean.control / server.num_clients  # line 17
+        return Server(x, opt, c, server.num_clients)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        x: Params = server.x
+        return x

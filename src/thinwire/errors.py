@@ -1,0 +1,71 @@
+"""Everything thinwire raises on purpose.
+
+::
+
+    ThinwireError
+    ├── WireError           bytes that are not a message (or not the one expected)
+    ├── ExpressionError     a typed method that cannot be understood      (also a ValueError)
+    ├── DataError           a data file that is missing, cut or of another kind  (also a ValueError)
+    ├── CombinationError    two parts that have no meaning together       (also a ValueError)
+    ├── NonFinite           a loss, an update or a model became NaN or infinite
+    ├── OutOfSync           a message refers to a base its receiver does not hold
+    └── RunError            a run folder that is in use, of another run, or not a run
+
+A plain ``ValueError`` is an argument out of its range; its text says what to change.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ThinwireError(Exception):
+    """The root of the tree."""
+
+
+class WireError(ThinwireError):
+    """Bytes that are not a message, or a message of another shape than expected."""
+
+
+class ExpressionError(ThinwireError, ValueError):
+    """An expression that names no known method or argument."""
+
+
+class DataError(ThinwireError, ValueError):
+    """A data file that is missing, truncated or of the wrong kind."""
+
+
+class CombinationError(ThinwireError, ValueError):
+    """Two parts that do not go together; the text gives the reason."""
+
+
+class NonFinite(ThinwireError, ArithmeticError):
+    """NaN or infinity in a loss, an update or a model."""
+
+
+class OutOfSync(ThinwireError):
+    """A message refers to a version that its receiver does not hold."""
+
+
+class RunError(ThinwireError):
+    """A run folder that cannot be used as asked."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean X?)`` for the known name closest to ``word``, or nothing."""
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
+    return f" (did you mean {lowered[close[0]]}?)" if close else ""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``ValueError(message)`` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check(condition: object, expected: str) -> None:
+    """Raise :class:`WireError` unless a packet is as ``expected``."""
+    if not condition:
+        raise WireError(f"a packet of another shape: {expected} expected")

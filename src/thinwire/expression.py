@@ -1,0 +1,133 @@
+"""Typed methods: ``LUAR(FedAvg(opt=Adam(0.03)), recycle=2)`` as text becomes the object.
+
+Calls to public names with literal arguments, lists, tuples and dicts of these: nothing else
+is understood, and nothing is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from beartype.door import is_bearable
+
+from .config import Config
+from .errors import ExpressionError, nearest
+from .local import LocalSGD
+
+
+def parse(text: str, defaults: Mapping[str, Any] | None = None, names: Mapping[str, type] | None = None) -> Any:
+    """The object that ``text`` describes.
+
+    ``defaults`` fill what a LocalSGD in it leaves open (``{"lr": 0.1, "batch": 10}``), so
+    that the object's own expression is complete. ``names`` are the classes that may be
+    called (by default every method, link, optimiser and schedule of thinwire). Raises
+    :class:`ExpressionError`, and ``ValueError`` for an argument out of its range.
+    """
+    return _Parser(text, vocabulary() if names is None else names, defaults or {}).parse()
+
+
+def vocabulary() -> dict[str, type]:
+    """The public classes that can be written in an expression."""
+    import thinwire
+
+    public = {name: getattr(thinwire, name) for name in thinwire.__all__}
+    return {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
+
+
+class _Parser:
+    def __init__(self, text: str, names: Mapping[str, type], defaults: Mapping[str, Any]) -> None:
+        self.text, self.names, self.defaults = text, names, defaults
+
+    def parse(self) -> Any:
+        try:
+            tree = ast.parse(self.text.strip(), mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ExpressionError(f"{self.text!r} is not an expression such as FedAvg(up=TopK(0.01))") from error
+        if isinstance(tree.body, ast.Name):  # FedAvg for FedAvg()
+            return self.call(tree.body.id, [], {})
+        return self.value(tree.body)
+
+    def value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            number = self.value(node.operand)
+            if type(number) in (int, float):
+                return -number if isinstance(node.op, ast.USub) else number
+        if isinstance(node, ast.List):
+            return [self.value(item) for item in node.elts]
+        if isinstance(node, ast.Tuple):
+            return tuple(self.value(item) for item in node.elts)
+        if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
+            pairs = zip(node.keys, node.values, strict=True)
+            return {self.value(key): self.value(value) for key, value in pairs if key is not None}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args):
+                raise ExpressionError(f"{self.shown(node)}: write the arguments out, * and ** are not understood")
+            arguments = [self.value(argument) for argument in node.args]
+            return self.call(node.func.id, arguments, {str(k.arg): self.value(k.value) for k in node.keywords})
+        if isinstance(node, ast.Name) and node.id in self.names:
+            raise ExpressionError(f"{node.id} needs its brackets here: {node.id}()")
+        raise ExpressionError(f"{self.shown(node)} is neither a literal nor a call of a public name")
+
+    def call(self, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        if name not in self.names:
+            raise ExpressionError(
+                f"unknown method {name!r}{nearest(name, self.names)}; `thinwire methods` lists them all"
+            )
+        cls = self.names[name]
+        signature = inspect.signature(cls)
+        for keyword in keywords:
+            if keyword not in signature.parameters:
+                near = nearest(keyword, signature.parameters)
+                raise ExpressionError(f"{name} has no argument {keyword!r}{near}: it is {name}{shape(cls)}")
+        try:
+            bound = signature.bind(*arguments, **keywords).arguments
+        except TypeError as error:
+            raise ExpressionError(f"{name}: {error}; it is {name}{shape(cls)}") from None
+        hints = get_type_hints(cls)
+        for argument, value in bound.items():
+            if not _fits(value, hints[argument]):
+                raise ExpressionError(f"{name}({argument}={value!r}): {hint(hints[argument])} is expected")
+        if cls is LocalSGD:
+            bound = {**{k: v for k, v in self.defaults.items() if v is not None}, **bound}
+        elif "local" in signature.parameters and "local" not in bound:
+            bound["local"] = self.call("LocalSGD", [], {})
+        return cls(**bound)
+
+    def shown(self, node: ast.expr) -> str:
+        return repr(ast.get_source_segment(self.text.strip(), node) or self.text)
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    if isinstance(value, bool):  # Python's True is an int; a number of layers is not
+        return bool in (expected, *get_args(expected))
+    return is_bearable(value, expected) or (type(value) is int and is_bearable(float(value), expected))
+
+
+def shape(cls: type) -> str:
+    """The signature of a configuration: its fields, and the defaults where they are short."""
+    words = []
+    for parameter in inspect.signature(cls).parameters.values():
+        default = parameter.default
+        words.append(parameter.name if default is parameter.empty else f"{parameter.name}={default!r}")
+    return f"({', '.join(words)})"
+
+
+def hint(expected: Any) -> str:
+    """A type as a user would say it."""
+    if get_origin(expected) is Literal:
+        return f"one of {', '.join(map(repr, get_args(expected)))}"
+    if isinstance(expected, UnionType) or get_origin(expected) is Union:
+        return " or ".join(map(hint, get_args(expected)))
+    if expected is type(None):
+        return "None"
+    if get_origin(expected) is not None:
+        inside = ", ".join("..." if a is Ellipsis else hint(a) for a in get_args(expected))
+        return f"{get_origin(expected).__name__}[{inside}]"
+    return str(getattr(expected, "__name__", expected))

@@ -1,0 +1,75 @@
+"""What crossed the network: bytes, as ``len`` of what was sent.
+
+One entry a round, client and direction. ``payload`` is the message's blob, ``framing`` its
+header, ``retries`` bytes that had to be sent again. ``floats`` is the papers' own figure
+(32-bit floats' worth of values; positions, masks and headers count nothing): kept beside
+the bytes, never in place of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+Direction = Literal["up", "down"]
+
+
+class Entry(NamedTuple):
+    """Bytes of one client in one direction in one round."""
+
+    round: int
+    client: int
+    direction: Direction
+    payload: int
+    framing: int
+    retries: int = 0
+    floats: float = 0.0
+    used: bool = True  # False: the bytes crossed, but came too late
+
+    @property
+    def total(self) -> int:
+        """All bytes that crossed."""
+        return self.payload + self.framing + self.retries
+
+
+class Ledger:
+    """Entries by round, in the order in which they were made."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.rounds: dict[int, list[Entry]] = {}
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        """Enter what crossed."""
+        self.rounds.setdefault(entry.round, []).append(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for entries in self.rounds.values():
+            yield from entries
+
+    def of(self, direction: Direction | None = None, round: int | None = None) -> list[Entry]:
+        """The entries of a direction, of a round, of both."""
+        entries = self if round is None else self.rounds.get(round, [])
+        return [e for e in entries if direction in (None, e.direction)]
+
+    def bytes(self, direction: Direction | None = None, round: int | None = None) -> int:
+        """All bytes, or those of one direction or round."""
+        return sum(e.total for e in self.of(direction, round))
+
+    def slowest(self, round: int) -> int:
+        """Bytes, both ways, of the client that had the most: what a round waits for on equal links."""
+        sums: dict[int, int] = {}
+        for e in self.of(round=round):
+            sums[e.client] = sums.get(e.client, 0) + e.total
+        return max(sums.values(), default=0)
+
+    def lines(self, round: int) -> str:
+        """A round as JSON lines."""
+        return "".join(json.dumps(e._asdict()) + "\n" for e in self.of(round=round))
+
+    @staticmethod
+    def parse(text: str) -> Ledger:
+        """What :meth:`lines` wrote."""
+        return Ledger(Entry(**json.loads(line)) for line in text.splitlines())

@@ -1,0 +1,28 @@
+"""One direction of one wire: codecs (no memory), and links that hold links."""
+
+from .base import Codec, Link
+from .dense import BF16, Dense, Half
+from .feedback import EF21, ErrorFeedback
+from .lbgm import LBGM
+from .sign import ScaledSign
+from .sparse import RandK, Sparse, TopK, top_k
+from .wrappers import Flat, Layerwise, Partition
+
+__all__ = [
+    "BF16",
+    "EF21",
+    "LBGM",
+    "Codec",
+    "Dense",
+    "ErrorFeedback",
+    "Flat",
+    "Half",
+    "Layerwise",
+    "Link",
+    "Partition",
+    "RandK",
+    "ScaledSign",
+    "Sparse",
+    "TopK",
+    "top_k",
+]

@@ -1,0 +1,122 @@
+"""A link: one direction of one wire, the sender's half and the receiver's half together."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from torch import Size, Tensor
+
+from ..config import Config
+from ..errors import check
+from ..key import Key
+from ..params import Layout, Params, fold
+from ..wire import Packet, State
+
+
+class Link(Config, ABC):
+    """What one side does to send ``Params``, and the other to receive them.
+
+    The contract: ``send`` also returns exactly what the other side will see, bit for bit
+    what ``recv`` makes of ``loads(dumps(packet))``. Both ends keep a state that goes in and
+    comes out; a lost message is undone by keeping the old one. ``x`` may hold fewer layers
+    than the link was opened on: then only their part of the state moves. ``layout`` is that
+    of the layers that were sent (the message says which).
+    """
+
+    linear: bool = False
+    """The mean of packets decodes to the mean: the server decodes once, all-reduce is allowed."""
+    contraction: bool = False
+    """``‖x - seen‖ <= c ‖x‖`` with c < 1: what error feedback needs."""
+    memory: bool = False
+    """The receiver's half keeps a state between messages."""
+    absolute: bool = False
+    """What is seen is near ``x`` itself, whatever x is: fit for broadcasts, which are absolute values."""
+
+    def open(self, like: Params) -> tuple[State, State]:
+        """The two states before the first message, at ``like``'s values (zeros upwards)."""
+        return None, None
+
+    @abstractmethod
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        """The packet, what the receiver will see, the sender's next state."""
+
+    @abstractmethod
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        """What was sent, the receiver's next state."""
+
+    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
+        """``total + weight * packet``: how a linear link is averaged before it is decoded."""
+        if isinstance(packet, Tensor):
+            return fold(total, packet, weight)
+        if isinstance(packet, list):
+            return [self.fold(None if total is None else total[i], p, weight) for i, p in enumerate(packet)]
+        return packet  # None, or what is the same for every sender
+
+    def scale(self, total: Packet, whole: float) -> Packet:
+        """``total / whole``: ends what :meth:`fold` began."""
+        if isinstance(total, Tensor):
+            return total / whole
+        return [self.scale(t, whole) for t in total] if isinstance(total, list) else total
+
+    def mean(self, packets: Sequence[Packet], weights: Sequence[float]) -> Packet:
+        """The weighted mean of packets, for linear links."""
+        total = None
+        for packet, weight in zip(packets, weights, strict=True):
+            total = self.fold(total, packet, weight)
+        return self.scale(total, sum(weights))
+
+    def floats(self, packet: Packet) -> float:
+        """The paper's own figure: 32-bit floats' worth of values; indices, masks and headers count nothing.
+
+        Never bytes: those are the ``len`` of what was sent.
+        """
+        return floats(packet)
+
+
+class Codec(Link):
+    """A link without memory that treats each layer alone: write ``encode`` and ``decode``."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        """One layer, in its own shape, as a packet."""
+
+    @abstractmethod
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        """The layer the other side sees: a 32-bit tensor of this shape."""
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        packet = [self.encode(layer, key.at(name)) for name, layer in x.items()]
+        return packet, self._decode(packet, x.layout, key), None
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        check(isinstance(packet, list) and len(packet) == len(layout.names), "one packet a layer")
+        return self._decode(packet, layout, key), None
+
+    def _decode(self, packet: list[Packet], layout: Layout, key: Key) -> Params:
+        named = zip(packet, layout.names, layout.shapes, strict=True)
+        return join(layout, (self.decode(p, shape, key.at(name)) for p, name, shape in named))
+
+    def floats(self, packet: Packet) -> float:
+        return sum(self.count(p) for p in packet)
+
+    def count(self, packet: Packet) -> float:
+        """:meth:`floats` of one layer's packet."""
+        return floats(packet)
+
+
+def floats(packet: Packet) -> float:
+    """32-bit floats' worth of floating-point values anywhere in a packet."""
+    if isinstance(packet, Tensor):
+        return packet.numel() * packet.dtype.itemsize / 4 if packet.is_floating_point() else 0.0
+    if isinstance(packet, dict):
+        packet = list(packet.values())
+    return float(sum(map(floats, packet))) if isinstance(packet, list | tuple) else 0.0
+
+
+def join(layout: Layout, layers: Iterable[Tensor]) -> Params:
+    """Layers, in order, as the vector of a layout."""
+    flat = layout.zeros().flat
+    for (start, size, _), layer in zip(layout.spans.values(), layers, strict=True):
+        flat[start : start + size] = layer.reshape(-1)
+    return Params(layout, flat)

@@ -1,0 +1,114 @@
+"""Links that remember: what was not sent (ErrorFeedback), what was last seen (EF21)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import CombinationError, require
+from ..key import Key
+from ..params import Layout, Params
+from ..wire import Packet, State
+from .base import Link
+from .sparse import TopK
+
+
+class Residual(NamedTuple):
+    """e, and the inner sender's state."""
+
+    residual: Params
+    inner: State
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Link):
+    """What a compressor leaves out is added to the next update.
+
+    p = x + e; send C(p); e <- p - C(p). Seide et al., Interspeech 2014; Karimireddy et al.,
+    ICML 2019, arXiv:1901.09847, Algorithm 2.
+
+    Differences from the paper: x is the whole update of a round, so the learning rate is in
+    it. Layers that a round leaves out keep their residual.
+    """
+
+    inner: Link = TopK(0.01)
+
+    def __post_init__(self) -> None:
+        _contraction(self, self.inner)
+        object.__setattr__(self, "linear", self.inner.linear)
+        object.__setattr__(self, "memory", self.inner.memory)
+
+    def open(self, like: Params) -> tuple[State, State]:
+        tx, rx = self.inner.open(like)
+        return Residual(like.zeros(), tx), rx
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        p = x + tx.residual.only(x.names)
+        packet, seen, inner = self.inner.send(p, tx.inner, key)
+        return packet, seen, Residual(tx.residual.replace(p - seen), inner)
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        return self.inner.recv(packet, layout, rx, key)
+
+    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
+        return self.inner.fold(total, packet, weight)
+
+    def scale(self, total: Packet, whole: float) -> Packet:
+        return self.inner.scale(total, whole)
+
+    def floats(self, packet: Packet) -> float:
+        return self.inner.floats(packet)
+
+
+class Estimate(NamedTuple):
+    """g, and the inner sender's state."""
+
+    seen: Params
+    inner: State
+
+
+@dataclass(frozen=True)
+class EF21(Link):
+    """Both ends keep an estimate; what is sent is a compressed step towards the truth.
+
+    g <- g + C(x - g). Richtárik, Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203,
+    Algorithm 2. The only kind of lossy link that may carry broadcasts: the estimate comes
+    ever closer to an absolute value. Differences from the paper: none.
+    """
+
+    inner: Link = TopK(0.1)
+
+    memory = True
+    absolute = True
+
+    def __post_init__(self) -> None:
+        _contraction(self, self.inner)
+        if self.inner.memory:
+            raise CombinationError(f"EF21 keeps the receiver's memory itself: {self.inner!r} has one of its own")
+
+    def open(self, like: Params) -> tuple[State, State]:
+        return Estimate(like, self.inner.open(like.zeros())[0]), like
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        before = tx.seen.only(x.names)
+        packet, step, inner = self.inner.send(x - before, tx.inner, key)
+        seen = before + step
+        return packet, seen, Estimate(tx.seen.replace(seen), inner)
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        step, _ = self.inner.recv(packet, layout, None, key)
+        seen = rx.only(layout.names) + step
+        return seen, rx.replace(seen)
+
+    def floats(self, packet: Packet) -> float:
+        return self.inner.floats(packet)
+
+
+def _contraction(outer: Link, inner: object) -> None:
+    name = type(outer).__name__
+    require(isinstance(inner, Link), f"{name} holds a link such as TopK(0.01), not {inner!r}")
+    if isinstance(inner, Link) and not inner.contraction:
+        raise CombinationError(
+            f"{name} needs a link that always keeps a part of what it is given (a contraction); "
+            f"{inner!r} does not, and the residual would grow without bound"
+        )

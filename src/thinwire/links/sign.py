@@ -1,0 +1,37 @@
+"""One bit an entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Size, Tensor
+
+from ..errors import check
+from ..key import Key
+from ..wire import Packet
+from .base import Codec
+from .dense import number, vector
+
+
+@dataclass(frozen=True)
+class ScaledSign(Codec):
+    """The sign of every entry, eight to a byte, and one scale a layer: the mean magnitude.
+
+    sign(0) is +1. Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD",
+    ICML 2019, arXiv:1901.09847, section 4. Differences from the paper: none.
+    """
+
+    contraction = True
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        scale = x.abs().mean() if x.numel() else torch.zeros(())
+        return [scale, x.reshape(-1) >= 0]
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        check(isinstance(packet, list) and len(packet) == 2, "a scale and signs")
+        scale, positive = number(packet[0]), vector(packet[1], shape.numel(), torch.bool)
+        return torch.where(positive, scale, -scale).view(shape)
+
+    def count(self, packet: Packet) -> float:
+        return 1 + float(packet[1].numel()) / 32

@@ -1,0 +1,174 @@
+"""A few entries and where they are.
+
+Positions are really sent: as gaps in a Rice code, or as one bit an entry, whichever is
+smaller. Only ``RandK`` sends none, because both ends draw them from the same seed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Size, Tensor
+
+from ..errors import check, require
+from ..key import Key
+from ..wire import Packet
+from .base import Codec, floats
+from .dense import Dense, vector
+
+
+def top_k(x: Float[Tensor, " n"], k: int) -> Int[Tensor, " k"]:
+    """The positions, ascending, of the ``k`` entries of largest magnitude."""
+    return x.abs().topk(k, sorted=False).indices.sort().values
+
+
+def pack_positions(positions: Int[Tensor, " k"], n: int) -> Packet:
+    """Ascending positions below ``n``: None (all), bits, or the two parts of a Rice code.
+
+    A gap (the number of entries skipped) is ``q * 2^b + r``: r takes b bits, q is that many
+    ones and a zero. The two parts lie apart, so that both are read without a loop.
+    """
+    k = positions.numel()
+    if k == n:
+        return None
+    previous = torch.cat([positions.new_full((1,), -1), positions[:-1]])
+    gaps = positions - previous - 1
+    guess = max(0, round(math.log2(max(1.0, 0.69 * n / max(k, 1)))))  # Rice's optimum for random gaps
+    lengths = {b: k * (b + 1) + int((gaps >> b).sum()) for b in range(max(0, guess - 2), guess + 2)}
+    b = min(lengths, key=lambda b: lengths[b])
+    if lengths[b] >= n:
+        bits = torch.zeros(n, dtype=torch.bool)
+        bits[positions] = True
+        return bits
+    quotients = gaps >> b
+    ones = torch.ones(k + int(quotients.sum()), dtype=torch.bool)
+    ones[(quotients + 1).cumsum(0) - 1] = False
+    rests = (gaps[:, None] >> torch.arange(b)) & 1
+    return [b, ones, rests.bool().reshape(-1)]
+
+
+def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
+    """What :func:`pack_positions` packed; anything else is a ``WireError``."""
+    if packet is None:
+        return torch.arange(n)
+    if isinstance(packet, Tensor):
+        return vector(packet, n, torch.bool).nonzero().reshape(-1)
+    check(isinstance(packet, list) and len(packet) == 3 and type(packet[0]) is int, "positions")
+    b, ones, rests = packet
+    check(0 <= b < 48, "a Rice parameter below 48")
+    check(isinstance(ones, Tensor) and ones.dtype == torch.bool and ones.ndim == 1, "bits of quotients")
+    ends = (~ones).nonzero().view(-1)
+    check(ones.numel() == (int(ends[-1]) + 1 if len(ends) else 0), "quotients that end in a zero")
+    quotients: Tensor = ends.diff(prepend=ends.new_full((1,), -1)) - 1
+    check(len(ends) <= n and bool((quotients <= n >> b).all()), f"at most {n} gaps below {n}")  # no sum can wrap round
+    bits = vector(rests, len(ends) * b, torch.bool).view(len(ends), b)
+    gaps = (quotients << b) + (bits.long() << torch.arange(b)).sum(1)
+    positions: Tensor = (gaps + 1).cumsum(0) - 1
+    check(len(positions) == 0 or int(positions[-1]) < n, f"positions below {n}")
+    return positions
+
+
+class _Chosen(Codec):
+    """Values at positions; the rest is zero."""
+
+    def _pack(self, x: Tensor, positions: Tensor, values: Codec, key: Key) -> Packet:
+        return [pack_positions(positions, x.numel()), values.encode(x.reshape(-1)[positions], key)]
+
+    def _unpack(self, packet: Packet, shape: Size, values: Codec, key: Key) -> Tensor:
+        check(isinstance(packet, list) and len(packet) == 2, "positions and values")
+        positions = unpack_positions(packet[0], shape.numel())
+        flat = torch.zeros(shape.numel())
+        flat[positions] = values.decode(packet[1], positions.shape, key)
+        return flat.view(shape)
+
+
+@dataclass(frozen=True)
+class Sparse(_Chosen):
+    """Lossless: the entries that are not zero (-0.0 is kept) and their positions."""
+
+    contraction = True
+    absolute = True
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        bits = x.reshape(-1).contiguous().view(torch.int32)
+        return self._pack(x, bits.nonzero().view(-1), Dense(), key)
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        return self._unpack(packet, shape, Dense(), key)
+
+    def count(self, packet: Packet) -> float:
+        return floats(packet[1])
+
+
+@dataclass(frozen=True)
+class TopK(_Chosen):
+    """The largest entries by magnitude, ``share`` of each layer, at least one.
+
+    ``values`` is the codec of what is kept, e.g. ``TopK(0.01, values=Half())``. Stich,
+    Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599.
+
+    Differences from the paper: per layer (``Flat(TopK(...))`` takes the whole vector).
+    """
+
+    share: float = 0.01
+    values: Codec = Dense()
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, f"TopK(share={self.share}): share must be above 0 and at most 1")
+        require(isinstance(self.values, Codec), f"TopK(values={self.values!r}): values must be a codec such as Half()")
+
+    @property
+    def contraction(self) -> bool:  # type: ignore[override]
+        return self.values.contraction
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        return self._pack(x, top_k(x.reshape(-1), kept(self.share, x.numel())), self.values, key)
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        return self._unpack(packet, shape, self.values, key)
+
+    def count(self, packet: Packet) -> float:
+        return self.values.count(packet[1])
+
+
+@dataclass(frozen=True)
+class RandK(Codec):
+    """``share`` of each layer at positions drawn from the shared seed: no positions are sent.
+
+    The same positions for every client of a round, so packets can be averaged before they
+    are decoded. With ``unbiased`` the values are divided by the share kept (then it is no
+    contraction). Wangni et al., NeurIPS 2018, arXiv:1710.09854, uniform probabilities.
+    """
+
+    share: float = 0.01
+    unbiased: bool = False
+
+    linear = True
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, f"RandK(share={self.share}): share must be above 0 and at most 1")
+
+    @property
+    def contraction(self) -> bool:  # type: ignore[override]
+        return not self.unbiased
+
+    def _positions(self, n: int, key: Key) -> Tensor:
+        return torch.randperm(n, generator=key.everyone().generator("positions"))[: kept(self.share, n)]
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        return x.reshape(-1)[self._positions(x.numel(), key)]
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        n = shape.numel()
+        values = vector(packet, kept(self.share, n), torch.float32)
+        flat = torch.zeros(n)
+        flat[self._positions(n, key)] = values * (n / len(values)) if self.unbiased and n else values
+        return flat.view(shape)
+
+
+def kept(share: float, n: int) -> int:
+    """How many of ``n`` entries a share is: at least one where there is one."""
+    return min(n, max(1, round(share * n)))

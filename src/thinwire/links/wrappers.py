@@ -1,0 +1,162 @@
+"""Links that hold links: which part of the model each of them sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Size
+
+from ..errors import check, require
+from ..key import Key
+from ..params import Layout, Params
+from ..wire import Packet, State
+from .base import Codec, Link, join
+
+
+@dataclass(frozen=True)
+class Flat(Link):
+    """The whole vector as one layer: ``Flat(TopK(0.01))`` keeps 1 % of the model, not of each layer.
+
+    It holds a codec; links with a memory go around it: ``ErrorFeedback(Flat(TopK(0.01)))``.
+    """
+
+    inner: Codec
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.inner, Codec), f"Flat holds a codec such as TopK(0.01), not {self.inner!r}; put it inside"
+        )
+        _adopt(self, self.inner)
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        packet = self.inner.encode(x.flat, key)
+        return packet, self._decode(packet, x.layout, key), None
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        return self._decode(packet, layout, key), None
+
+    def _decode(self, packet: Packet, layout: Layout, key: Key) -> Params:
+        return Params(layout, self.inner.decode(packet, Size([layout.size]), key))
+
+    def floats(self, packet: Packet) -> float:
+        return self.inner.count(packet)
+
+
+@dataclass(frozen=True)
+class Layerwise(Link):
+    """A link of its own for every layer: ``Layerwise(LBGM())`` looks back layer by layer."""
+
+    inner: Link
+
+    def __post_init__(self) -> None:
+        _adopt(self, self.inner)
+
+    def open(self, like: Params) -> tuple[State, State]:
+        ends = {name: self.inner.open(like.only([name])) for name in like.names}
+        tx = {name: end[0] for name, end in ends.items()}
+        return tx, {name: end[1] for name, end in ends.items()} if self.memory else None
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        packets, seen, tx = [], [], dict(tx)
+        for name in x.names:
+            packet, part, tx[name] = self.inner.send(x.only([name]), tx[name], key.at(name))
+            packets.append(packet)
+            seen.append(part.flat)
+        return packets, join(x.layout, seen), tx
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        check(isinstance(packet, list) and len(packet) == len(layout.names), "one packet a layer")
+        seen, rx = [], dict(rx) if self.memory else None
+        for name, one in zip(layout.names, packet, strict=True):
+            part, end = self.inner.recv(one, layout.only([name]), rx[name] if rx else None, key.at(name))
+            seen.append(part.flat)
+            if rx:
+                rx[name] = end
+        return join(layout, seen), rx
+
+    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
+        return [self.inner.fold(total[i] if total else None, p, weight) for i, p in enumerate(packet)]
+
+    def scale(self, total: Packet, whole: float) -> Packet:
+        return [self.inner.scale(t, whole) for t in total]
+
+    def floats(self, packet: Packet) -> float:
+        return sum(map(self.inner.floats, packet))
+
+
+@dataclass(frozen=True)
+class Partition(Link):
+    """Different links for different layers, by the first pattern that fits their name.
+
+    ``Partition({"*.bias": Dense(), "*": TopK(0.01)})``. A layer that no pattern fits is an
+    error that names it.
+    """
+
+    links: dict[str, Link]
+
+    def __post_init__(self) -> None:
+        require(bool(self.links), 'Partition needs at least one rule, such as {"*": Dense()}')
+        _adopt(self, *self.links.values())
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def names(self, layout: Layout) -> dict[str, list[str]]:
+        """Which layers each pattern takes."""
+        taken: dict[str, list[str]] = {pattern: [] for pattern in self.links}
+        for name in layout.names:
+            pattern = next((p for p in self.links if fnmatchcase(name, p)), None)
+            require(pattern is not None, f'Partition has no rule for layer {name!r}: add "*": Dense() as the last one')
+            taken[str(pattern)].append(name)
+        return taken
+
+    def open(self, like: Params) -> tuple[State, State]:
+        ends = {p: self.links[p].open(like.only(names)) for p, names in self.names(like.layout).items()}
+        tx = {pattern: end[0] for pattern, end in ends.items()}
+        return tx, {pattern: end[1] for pattern, end in ends.items()} if self.memory else None
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        packets, seen, tx = [], x.zeros(), dict(tx)
+        for pattern, names in self.names(x.layout).items():
+            packet = None
+            if names:
+                packet, part, tx[pattern] = self.links[pattern].send(x.only(names), tx[pattern], key)
+                seen = seen.replace(part)
+            packets.append(packet)
+        return packets, seen, tx
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        check(isinstance(packet, list) and len(packet) == len(self.links), "one packet a rule")
+        seen, rx = layout.zeros(), dict(rx) if self.memory else None
+        for one, (pattern, names) in zip(packet, self.names(layout).items(), strict=True):
+            if not names:
+                check(one is None, "nothing for a rule without layers")
+                continue
+            part, end = self.links[pattern].recv(one, layout.only(names), rx[pattern] if rx else None, key)
+            seen = seen.replace(part)
+            if rx:
+                rx[pattern] = end
+        return seen, rx
+
+    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
+        parts = enumerate(zip(packet, self.links.values(), strict=True))
+        return [p if p is None else link.fold(total[i] if total else None, p, weight) for i, (p, link) in parts]
+
+    def scale(self, total: Packet, whole: float) -> Packet:
+        parts = zip(total, self.links.values(), strict=True)
+        return [t if t is None else link.scale(t, whole) for t, link in parts]
+
+    def floats(self, packet: Packet) -> float:
+        parts = zip(packet, self.links.values(), strict=True)
+        return sum(link.floats(p) for p, link in parts if p is not None)
+
+
+def _adopt(self: Link, *held: object) -> None:
+    """A wrapper is what all the links it holds are."""
+    for link in held:
+        require(isinstance(link, Link), f"{type(self).__name__} holds links such as TopK(0.01), not {link!r}")
+    links = [link for link in held if isinstance(link, Link)]
+    for flag in ("linear", "contraction", "absolute"):
+        object.__setattr__(self, flag, all(getattr(link, flag) for link in links))
+    object.__setattr__(self, "memory", any(link.memory for link in links))

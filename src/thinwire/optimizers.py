@@ -1,0 +1,127 @@
+"""What a server does with the mean update of a round.
+
+``delta`` points downhill: plain averaging is ``SGD(1.0)``. The adaptive ones are those of
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv:2003.00295, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .config import Config
+from .errors import require
+from .params import Params
+from .wire import State
+
+
+class Optimizer(Config, ABC):
+    """``init`` gives the state for a model like ``x``; ``step`` the next model and state."""
+
+    def init(self, x: Params) -> State:
+        return None
+
+    @abstractmethod
+    def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
+        """One step along ``delta``."""
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """x + lr * delta. With lr = 1 the model becomes the mean of the clients' models."""
+
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        _rate(self)
+
+    def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
+        return x + delta * self.lr, None
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """FedAvgM: m <- beta m + delta, x + lr m. Hsu, Qi, Brown, 2019, arXiv:1909.06335."""
+
+    lr: float = 1.0
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        _rate(self)
+        require(0 <= self.beta < 1, f"Momentum(beta={self.beta}): beta must be in [0, 1)")
+
+    def init(self, x: Params) -> State:
+        return x.zeros()
+
+    def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
+        m = state * self.beta + delta
+        return x + m * self.lr, m
+
+
+class Moments(NamedTuple):
+    """First and second moment."""
+
+    m: Params
+    v: Params
+
+
+@dataclass(frozen=True)
+class _Adaptive(Optimizer):
+    """m <- beta1 m + (1 - beta1) delta; v as the method says; x + lr m / (sqrt(v) + tau).
+
+    v starts at tau squared, as the paper's experiments have it; there is no bias correction.
+    """
+
+    lr: float = 0.03
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _rate(self)
+        name = type(self).__name__
+        require(0 <= self.beta1 < 1, f"{name}(beta1={self.beta1}): beta1 must be in [0, 1)")
+        require(0 <= self.beta2 < 1, f"{name}(beta2={self.beta2}): beta2 must be in [0, 1)")
+        require(self.tau > 0, f"{name}(tau={self.tau}): tau must be positive")
+
+    def init(self, x: Params) -> State:
+        return Moments(x.zeros(), x.map(lambda f: f.new_full(f.shape, self.tau**2)))
+
+    def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
+        m = state.m * self.beta1 + delta * (1 - self.beta1)
+        v = self._second(state.v, delta * delta)
+        return x + m * self.lr / v.map(lambda f: f.sqrt().add_(self.tau)), Moments(m, v)
+
+    def _second(self, v: Params, square: Params) -> Params:
+        raise TypeError("an adaptive optimizer says how its second moment moves")
+
+
+@dataclass(frozen=True)
+class Adam(_Adaptive):
+    """FedAdam: v <- beta2 v + (1 - beta2) delta^2."""
+
+    def _second(self, v: Params, square: Params) -> Params:
+        return v * self.beta2 + square * (1 - self.beta2)
+
+
+@dataclass(frozen=True)
+class Yogi(_Adaptive):
+    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
+
+    def _second(self, v: Params, square: Params) -> Params:
+        return v - square * (v - square).map(lambda f: f.sign()) * (1 - self.beta2)
+
+
+@dataclass(frozen=True)
+class Adagrad(_Adaptive):
+    """FedAdagrad: v <- v + delta^2 (beta2 is not used)."""
+
+    beta1: float = 0.0
+
+    def _second(self, v: Params, square: Params) -> Params:
+        return v + square
+
+
+def _rate(self: SGD | Momentum | _Adaptive) -> None:
+    require(self.lr > 0, f"{type(self).__name__}(lr={self.lr}): lr must be positive")

@@ -1,0 +1,100 @@
+"""A run on disk: ``rounds.jsonl``, ``ledger.jsonl``, ``summary.json``, ``model.safetensors``, ``checkpoint/``.
+
+Everything is written so that a process killed at any moment leaves a run that can be
+resumed: whole files replace each other, lines past the last checkpoint are cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError, WireError
+from ..wire import Packet, State, dumps, loads
+
+CHECKPOINT = Path("checkpoint") / "state.thinwire"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace ``path`` as a whole, and only once ``data`` is on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    with open(draft, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder; :class:`RunError` if another process does. A killed process lets go of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{folder} is in use by another run: choose another folder or wait for it to end") from None
+        yield
+
+
+class Folder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: Mapping[str, Any], ledger: str) -> None:
+        """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``."""
+        with open(self.path / "rounds.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+        with open(self.path / "ledger.jsonl", "a") as file:
+            file.write(ledger)
+
+    def cut(self, round: int) -> tuple[list[dict[str, Any]], str]:
+        """Forget every line after ``round``; returns the records and the ledger's text that stay."""
+        records = self._kept("rounds.jsonl", round)
+        entries = self._kept("ledger.jsonl", round)
+        if [r["round"] for r in records] != list(range(1, round + 1)):
+            raise RunError(f"{self.path / 'rounds.jsonl'} does not hold the rounds up to the checkpoint's ({round})")
+        return records, "".join(json.dumps(e) + "\n" for e in entries)
+
+    def _kept(self, name: str, round: int) -> list[dict[str, Any]]:
+        path, kept = self.path / name, []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # the line that a kill cut short
+                    entry = json.loads(line)
+                    if entry["round"] <= round:
+                        kept.append(entry)
+        write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        return kept
+
+    def save(self, state: State) -> None:
+        """Replace the checkpoint."""
+        write_atomic(self.path / CHECKPOINT, dumps(state))
+
+    def load(self) -> Packet | None:
+        """The checkpoint, or None where there is none yet."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return None
+        try:
+            return loads(path.read_bytes(), finite=False)
+        except WireError as error:
+            raise RunError(f"{path} is damaged ({error}): delete it to start this run anew") from error
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Write ``summary.json``: the run is complete."""
+        write_atomic(self.path / "summary.json", (json.dumps(values, indent=2) + "\n").encode())
+
+    def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+        """Write ``model.safetensors``."""
+        from safetensors.torch import save
+
+        write_atomic(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))

@@ -1,0 +1,233 @@
+"""Replies and broadcasts as bytes: every Params field through its link.
+
+A message is a NamedTuple, of NamedTuples where algorithms wrap each other. It is sent as
+the list of its leaves, in order; a Params leaf as ``[layers present or None, packet]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_type_hints
+
+import torch
+from torch import Tensor
+
+from ..errors import CombinationError, WireError, check
+from ..key import Key
+from ..links import Dense, Link
+from ..params import Layout, Params, fold
+from ..wire import Packet, State, conform, restore
+
+Message = Any  # a NamedTuple
+
+
+class Leaf(NamedTuple):
+    """A field of a message that holds a value."""
+
+    name: str  # "update"; "inner/x" inside another message
+    blank: Any  # a value of its type and layout
+    link: Link | None  # of Params fields
+    kind: str = "mean"  # or "each", "sum"
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a message: its blank, its leaves and their links, the direction it goes."""
+
+    blank: Message
+    leaves: tuple[Leaf, ...]
+    where: str  # "up" or "down"
+
+    @staticmethod
+    def of(blank: Message, links: Link | Mapping[str, Link], where: str, buffers: Params | None = None) -> Form:
+        """``links`` is one for every Params field, or a dict by field name (Dense for the others).
+
+        ``buffers``, where given, are a last leaf of their own, always dense.
+        """
+        names = {name.rpartition("/")[2] for name, value, _ in _walk(blank) if isinstance(value, Params)}
+        if isinstance(links, Mapping) and (unknown := set(links) - names):
+            raise ValueError(
+                f"{where}= names {sorted(unknown)[0]!r}, but the fields it can carry are {', '.join(sorted(names))}"
+            )
+        leaves = []
+        for name, value, kind in _walk(blank):
+            link = None
+            if isinstance(value, Params):
+                link = links if isinstance(links, Link) else links.get(name.rpartition("/")[2], Dense())
+                if where == "down" and not link.absolute:
+                    raise CombinationError(
+                        f"down={link!r} cannot carry a broadcast: its fields are absolute values, of which it would "
+                        f"lose most; send differences with EF21(...), e.g. down=EF21(TopK(0.1)), or use Half()"
+                    )
+            leaves.append(Leaf(name, value, link, kind))
+        if buffers is not None and buffers.names:
+            leaves.append(Leaf("buffers", buffers, Dense()))
+        return Form(blank, tuple(leaves), where)
+
+    def values(self, msg: Message, buffers: Params | None = None) -> list[Any]:
+        """The leaves' values, in order."""
+        values = [value for _, value, _ in _walk(msg)]
+        return [*values, buffers] if len(values) < len(self.leaves) else values
+
+    def build(self, values: Sequence[Any]) -> tuple[Message, Params | None]:
+        """The message, and the buffers it carries."""
+        queue = iter(values)
+        msg = _build(self.blank, queue)
+        return msg, next(queue, None)
+
+    def open(self, like: Sequence[Any] | None = None) -> tuple[State, State]:
+        """The states of both ends of every leaf's link, opened on ``like`` or on the blank."""
+        values = [leaf.blank for leaf in self.leaves] if like is None else like
+        ends = [leaf.link.open(v) if leaf.link else (None, None) for leaf, v in zip(self.leaves, values, strict=True)]
+        return [tx for tx, _ in ends], [rx for _, rx in ends]
+
+    @property
+    def memory(self) -> bool:
+        """Whether a receiver needs more than the last message."""
+        return any(leaf.link is not None and leaf.link.memory for leaf in self.leaves)
+
+    def send(self, values: Sequence[Any], tx: State, key: Key) -> tuple[Packet, list[Any], State]:
+        """The body of a message, what the other side will see of each leaf, the next states."""
+        body, seen, ends = [], [], []
+        for leaf, value, end in zip(self.leaves, values, tx, strict=True):
+            packet = value
+            if leaf.link is not None:
+                mask = None if value.layout == leaf.blank.layout else leaf.blank.layout.mask(value.names)
+                packet, value, end = leaf.link.send(value, end, key.at(f"{self.where}/{leaf.name}"))
+                packet = [mask, packet]
+            body.append(packet)
+            seen.append(value)
+            ends.append(end)
+        return body, seen, ends
+
+    def recv(self, body: Packet, rx: State, key: Key) -> tuple[list[Any], State]:
+        """The value of each leaf, the next states. Raises ``WireError``."""
+        values, ends = [], []
+        for leaf, packet, end in zip(self.leaves, self.check(body), rx, strict=True):
+            if leaf.link is None:
+                values.append(restore(packet, leaf.blank))
+            else:
+                layout, inner = present(packet, leaf)
+                value, end = leaf.link.recv(inner, layout, end, key.at(f"{self.where}/{leaf.name}"))
+                values.append(value)
+            ends.append(end)
+        return values, ends
+
+    def check(self, body: Packet) -> list[Any]:
+        check(isinstance(body, list) and len(body) == len(self.leaves), f"{len(self.leaves)} fields")
+        packets: list[Any] = body
+        return packets
+
+    def floats(self, body: Packet) -> float:
+        """The papers' figure for a body: what each link counts."""
+        pairs = zip(self.leaves, body, strict=True)
+        return sum(leaf.link.floats(packet[1]) for leaf, packet in pairs if leaf.link is not None)
+
+
+def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
+    """Which layers a Params leaf carries, and its link's packet."""
+    check(isinstance(packet, list) and len(packet) == 2, f"layers and packet of {leaf.name}")
+    layout, mask = leaf.blank.layout, packet[0]
+    if mask is None:
+        return layout, packet[1]
+    check(isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (len(layout.names),), "a bit a layer")
+    return layout.only(layout.named(mask)), packet[1]
+
+
+class Mean:
+    """The runner's mean of replies: one rule, Σ w·p / Σ w, in packet space where the link is linear.
+
+    ``add`` in client order; nothing but running totals is kept.
+    """
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.totals: list[Any] = [None] * len(form.leaves)
+        self.layouts: list[Layout | None] = [None] * len(form.leaves)
+        self.shapes: list[Packet] = [None] * len(form.leaves)
+        self.whole = 0.0
+
+    def add(self, client: int, weight: float, body: Packet, rx: State, key: Key) -> State:
+        """Take in one reply; returns the receiving ends' next states."""
+        ends = []
+        for i, (leaf, packet, end) in enumerate(zip(self.form.leaves, self.form.check(body), rx, strict=True)):
+            w = 1.0 if leaf.kind == "sum" else weight
+            if leaf.link is None:
+                self._value(i, leaf, client, restore(packet, leaf.blank), w)
+            else:
+                layout, inner = present(packet, leaf)
+                if leaf.kind == "each" or not leaf.link.linear:
+                    value, end = leaf.link.recv(inner, layout, end, key.at(f"{self.form.where}/{leaf.name}"))
+                    self._value(i, leaf, client, value, w)
+                else:
+                    self._same(i, leaf, layout)
+                    self._conforms(i, leaf, inner, layout, key)
+                    self.totals[i] = leaf.link.fold(self.totals[i], inner, w)
+            ends.append(end)
+        self.whole += weight
+        return ends
+
+    def _value(self, i: int, leaf: Leaf, client: int, value: Any, weight: float) -> None:
+        if leaf.kind == "each":
+            self.totals[i] = {**(self.totals[i] or {}), client: value}
+        elif isinstance(value, Params):
+            self._same(i, leaf, value.layout)
+            self.totals[i] = fold(self.totals[i], value.flat, weight)
+        elif isinstance(value, Tensor):
+            self.totals[i] = fold(self.totals[i], value, weight)
+        else:
+            self.totals[i] = (self.totals[i] or 0.0) + value * weight
+
+    def _conforms(self, i: int, leaf: Leaf, packet: Packet, layout: Layout, key: Key) -> None:
+        """A linear link's packets all have one shape: that of zeros. Checked before anything is added."""
+        assert leaf.link is not None
+        if self.shapes[i] is None:
+            zero = layout.zeros()
+            self.shapes[i] = leaf.link.send(zero, leaf.link.open(zero)[0], key.at(f"{self.form.where}/{leaf.name}"))[0]
+        conform(packet, self.shapes[i], leaf.name)
+
+    def _same(self, i: int, leaf: Leaf, layout: Layout) -> None:
+        if self.layouts[i] is None:
+            self.layouts[i] = layout
+        elif self.layouts[i] != layout:
+            raise WireError(f"{leaf.name}: replies of one round carry different layers")
+
+    def result(self, key: Key) -> tuple[Message, Params | None]:
+        """The mean reply and the mean buffers."""
+        values = []
+        for leaf, total, layout in zip(self.form.leaves, self.totals, self.layouts, strict=True):
+            whole = 1.0 if leaf.kind == "sum" else self.whole
+            if leaf.kind == "each":
+                values.append(total)
+            elif leaf.link is None:
+                values.append(total / whole)
+            elif not leaf.link.linear:
+                assert layout is not None
+                values.append(Params(layout, total / whole))
+            else:
+                assert layout is not None
+                where = key.everyone().at(f"{self.form.where}/{leaf.name}")
+                values.append(leaf.link.recv(leaf.link.scale(total, whole), layout, None, where)[0])
+        return self.form.build(values)
+
+
+def _walk(msg: Message, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(name, value, kind) of every leaf."""
+    kinds = _kinds(type(msg))
+    for name, value in zip(msg._fields, msg, strict=True):
+        if hasattr(value, "_fields"):
+            yield from _walk(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value, kinds[name]
+
+
+def _build(blank: Message, queue: Iterator[Any]) -> Message:
+    return type(blank)(*(_build(value, queue) if hasattr(value, "_fields") else next(queue) for value in blank))
+
+
+def _kinds(cls: type) -> dict[str, str]:
+    """How each field of a reply is averaged, from its annotation."""
+    hints = get_type_hints(cls, include_extras=True)
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: next((m for m in marks[name] if m in ("each", "sum")), "mean") for name in marks}

@@ -1,0 +1,82 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..algorithms.base import Algorithm
+from ..config import complete
+from ..ledger import Ledger
+from ..network import transfer
+from ..params import Params
+from ..version import code_version
+
+Record = dict[str, Any]
+RATES = (1, 10, 100)  # Mbit/s of the tables
+
+
+@dataclass
+class Result:
+    """The records of every round, the ledger, the final model."""
+
+    algorithm: Algorithm
+    setting: dict[str, Any]
+    rounds: list[Record]
+    ledger: Ledger
+    params: Params
+    module: nn.Module
+    path: Path | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last round that was evaluated on the test set, 0 to 1."""
+        values = self._values("accuracy")
+        return values[-1] if values else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The best of all rounds, 0 to 1."""
+        return max(self._values("accuracy"), default=None)
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes from clients to server, headers included."""
+        return sum(r["up_bytes"] for r in self.rounds)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes from server to clients, headers included, once for each client that was sent to."""
+        return sum(r["down_bytes"] for r in self.rounds)
+
+    def _values(self, name: str) -> list[float]:
+        return [r[name] for r in self.rounds if r.get(name) is not None]
+
+    def summary(self) -> Record:
+        """One object: the complete expression, the setting, the totals."""
+        last = self.rounds[-1] if self.rounds else {}
+        slowest = sum(r["slowest_bytes"] for r in self.rounds)
+        return {
+            "name": repr(self.algorithm),
+            "expression": complete(self.algorithm),
+            "version": code_version(),
+            **self.setting,
+            "rounds": len(self.rounds),
+            "accuracy": self.accuracy,
+            "best_accuracy": self.best_accuracy,
+            "client_accuracy": next(iter(self._values("client_accuracy")[::-1]), None),
+            "test_loss": next(iter(self._values("test_loss")[::-1]), None),
+            "train_loss": last.get("train_loss"),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            **{name: sum(r[name] for r in self.rounds) for name in COUNTED},
+            "seconds": sum(r["seconds"] for r in self.rounds),
+            "network_seconds": {str(rate): transfer(slowest, rate) for rate in RATES},
+            "clock": last.get("clock", 0.0),
+        }
+
+
+COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")

@@ -1,0 +1,157 @@
+"""One client's training on a live module, at the cost of a bare loop.
+
+The module's trainable parameters and their gradients are views of two flat vectors, so a
+model is loaded by one copy and a step is a few operations on whole vectors. torch.optim
+is not used: its first optimiser costs a second of imports.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import NonFinite
+from ..key import Key
+from ..local import Local, LocalSGD, Trained
+from ..params import Layout, Params
+from ..task import Batch, Task
+
+
+class Slot:
+    """A module that any model of its layout can be loaded into. One a worker."""
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = copy.deepcopy(module).to(device)
+        self.device = torch.device(device)
+        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        if not trained:
+            raise ValueError("the model has no trainable parameters: nothing would be sent")
+        for name, p in trained:
+            if p.dtype != torch.float32:
+                raise ValueError(f"parameter {name!r} is {p.dtype}: models are trained and sent in float32")
+        self.layout = Layout.of(trained)
+        self.flat = torch.zeros(self.layout.size, device=device)
+        self.grad = torch.zeros_like(self.flat)
+        for name, p in trained:
+            start, size, shape = self.layout.spans[name]
+            self.flat[start : start + size] = p.detach().reshape(-1)
+            p.data = self.flat[start : start + size].view(shape)
+            p.grad = self.grad[start : start + size].view(shape)
+        self.statistics = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
+        self.random = False  # set where training draws from torch's global generator
+        self.batch_norm = any(isinstance(m, _BatchNorm) for m in self.module.modules())
+
+    def load(self, x: Params) -> None:
+        """Put a model into the module: one copy."""
+        if x.layout != self.layout:
+            raise ValueError("these parameters are of another model: names or shapes of layers differ")
+        self.flat.copy_(x.flat)
+
+    def load_buffers(self, buffers: Params) -> None:
+        """Put the statistics of its norm layers into the module."""
+        for name, value in buffers.items():
+            self.statistics[name].copy_(value)
+
+    def params(self) -> Params:
+        """A copy of what is in the module."""
+        return Params(self.layout, self.flat.detach().to("cpu", copy=True))
+
+    def buffers(self) -> Params:
+        """A copy of the statistics of its norm layers."""
+        return Params.of((n, b.cpu()) for n, b in self.statistics.items())
+
+
+def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
+    """Local SGD from ``request.x``, as :class:`LocalSGD` says. Raises :class:`NonFinite`."""
+    trainer, w, g = request.trainer, slot.flat, slot.grad
+    slot.load(request.x)
+    slot.module.train()
+    offset = None if request.offset is None else request.offset.flat.to(slot.device)
+    anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
+    momentum = torch.zeros_like(w) if trainer.momentum else None
+    lr, generator = trainer.rate(key), key.generator("batches")
+    total, steps, seen = torch.zeros((), device=slot.device), 0, 0
+    for indices in batches(len(task), trainer, generator, at_least=2 if slot.batch_norm else 1):
+        g.zero_()
+        losses = task.loss(slot.module, to_device(task.batch(indices, generator), slot.device))
+        losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
+        total += losses.detach().sum()
+        step = g
+        if trainer.weight_decay:
+            step.add_(w, alpha=trainer.weight_decay)
+        if anchor is not None:
+            step.add_(w - anchor, alpha=trainer.prox)
+        if offset is not None:
+            step.add_(offset)
+        if momentum is not None:
+            step = momentum.mul_(trainer.momentum).add_(step)
+        w.add_(step, alpha=-lr)
+        steps += 1
+        seen += len(losses)
+    loss = float(total) / seen
+    x = slot.params()
+    if not math.isfinite(loss) or not x.finite():
+        raise NonFinite(
+            f"round {key.round}, client {key.client}: the loss became {loss:.3g}; lower lr={lr:g} or clip the gradients"
+        )
+    return Trained(x, steps, loss)
+
+
+def batches(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int = 1) -> Iterator[Tensor]:
+    """Positions of every mini-batch: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
+    size = n if trainer.batch is None else min(trainer.batch, n)
+    if n < at_least:
+        raise ValueError(f"a client has {n} example{'s' * (n != 1)}; batch norm needs at least {at_least} to train on")
+    starts = [s for s in range(0, n, size) if min(size, n - s) >= min(at_least, size)]
+    left = trainer.steps or max(1, round(trainer.epochs * len(starts)))
+    while left > 0:
+        order = torch.randperm(n, generator=generator)
+        for start in starts[:left]:
+            yield order[start : start + size]
+        left -= len(starts)
+
+
+@torch.no_grad()
+def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None, size: int = 500) -> dict[str, float]:
+    """The sum of every metric over examples ``start`` to ``stop`` of a task."""
+    slot.module.eval()
+    sums: dict[str, float] = {}
+    stop = len(task) if stop is None else stop
+    for first in range(start, stop, size):
+        batch = task.batch(torch.arange(first, min(first + size, stop)))
+        values: Mapping[str, Tensor] = task.metrics(slot.module, to_device(batch, slot.device))
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+    return sums
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """A batch of tensors, in tuples, lists or dicts, where the module is; pictures with channels last."""
+    if isinstance(batch, Tensor):
+        if batch.ndim == 4 and batch.is_floating_point():
+            return batch.to(device, memory_format=torch.channels_last)
+        return batch.to(device)
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(b, device) for b in batch)
+    if isinstance(batch, dict):
+        return {name: to_device(b, device) for name, b in batch.items()}
+    return batch
+
+
+def is_random(slot: Slot, task: Task) -> bool:
+    """Whether training the module draws from torch's global generator (dropout does)."""
+    before = torch.get_rng_state()
+    try:
+        slot.module.train()
+        kept = {n: b.clone() for n, b in slot.module.named_buffers()}
+        task.loss(slot.module, to_device(task.batch(torch.arange(min(2, len(task)))), slot.device))
+        for name, buffer in slot.module.named_buffers():
+            buffer.copy_(kept[name])
+        return not torch.equal(before, torch.get_rng_state())
+    finally:
+        torch.set_rng_state(before)

@@ -1,0 +1,90 @@
+"""A learning rate that depends on the round: ``LocalSGD(lr=Decay(0.2, rounds=(100, 150)))``."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from .config import Config
+from .errors import require
+
+
+class Schedule(Config, ABC):
+    """A function of the round, counted from 1."""
+
+    @abstractmethod
+    def at(self, round: int) -> float:
+        """The value in this round."""
+
+
+@dataclass(frozen=True)
+class Decay(Schedule):
+    """``start``, times ``factor`` after each of the ``rounds``."""
+
+    start: float
+    rounds: tuple[int, ...]
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.start > 0, f"Decay(start={self.start}): start must be positive")
+        require(self.factor > 0, f"Decay(factor={self.factor}): factor must be positive")
+
+    def at(self, round: int) -> float:
+        return self.start * self.factor ** sum(round > r for r in self.rounds)
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """``start``, times ``factor`` every round."""
+
+    start: float
+    factor: float = 0.99
+
+    def __post_init__(self) -> None:
+        require(self.start > 0, f"Exponential(start={self.start}): start must be positive")
+        require(self.factor > 0, f"Exponential(factor={self.factor}): factor must be positive")
+
+    def at(self, round: int) -> float:
+        return float(self.start * self.factor ** (round - 1))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from ``start`` in round 1 down to ``end`` in round ``rounds``."""
+
+    start: float
+    rounds: int
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.start > 0, f"Cosine(start={self.start}): start must be positive")
+        require(self.rounds > 1, f"Cosine(rounds={self.rounds}): rounds must be at least 2")
+
+    def at(self, round: int) -> float:
+        done = min(1.0, (round - 1) / (self.rounds - 1))
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True)
+class Triangle(Schedule):
+    """Straight up to ``peak`` in round ``top``, straight down to zero after round ``rounds``."""
+
+    peak: float
+    top: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        require(self.peak > 0, f"Triangle(peak={self.peak}): peak must be positive")
+        require(
+            0 < self.top < self.rounds, f"Triangle(top={self.top}): top must lie between 0 and rounds={self.rounds}"
+        )
+
+    def at(self, round: int) -> float:
+        up = round / self.top
+        return self.peak * max(0.0, min(up, (self.rounds + 1 - round) / (self.rounds + 1 - self.top)))
+
+
+def at(value: float | Schedule, round: int) -> float:
+    """A number, or what a schedule says for this round."""
+    return value.at(round) if isinstance(value, Schedule) else value

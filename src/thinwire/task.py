@@ -1,0 +1,105 @@
+"""What a client has: examples, a loss, metrics. The only thing a user writes; it never leaves the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Batch = Any  # whatever `batch` returns and `loss` understands; moved to the device by the runner
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A client's examples and what to do with a batch of them.
+
+    ``loss`` gives one value an example, so that unequal clients can be masked and trained
+    together. ``metrics`` gives one value an example too, by name.
+    """
+
+    def __len__(self) -> int:
+        """Training examples."""
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The examples at these positions; ``generator`` is there for augmentation, None when evaluating."""
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """One value an example, shape [b]."""
+
+    def metrics(self, module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Values an example, each of shape [b]: ``accuracy``, ``loss``..."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One value an example; a sequence counts as one example, the mean over its tokens."""
+    if outputs.ndim == 2:
+        return F.cross_entropy(outputs, targets, reduction="none")
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(len(targets), -1).mean(1)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the largest output is the target; for a sequence the share of its tokens."""
+    right = (outputs.argmax(-1) == targets).float()
+    return right if right.ndim == 1 else right.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Inputs and targets in memory, shared by all clients; ``indices`` are this client's.
+
+    ``inputs`` of type uint8 with four dimensions are images: they become floats in [0, 1]
+    and are normalised by ``mean`` and ``std`` (per channel) batch by batch.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    indices: Tensor | None = None
+    loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    metrics_of: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=lambda: {"accuracy": accuracy})
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs if self.indices is None else self.indices)
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        where = indices if self.indices is None else self.indices[indices]
+        return self._inputs(self.inputs[where]), self.targets[where]
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.uint8 or x.ndim != 4:
+            return x
+        if self.mean is None or self.std is None:
+            return x.float().div_(255)
+        mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+        return x.float().div_(255).sub_(mean).div_(std)
+
+    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        return self.loss_of(module(inputs), targets)
+
+    def metrics(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        inputs, targets = batch
+        outputs = module(inputs)
+        named = {name: of(outputs, targets) for name, of in self.metrics_of.items()}
+        return {"loss": self.loss_of(outputs, targets), **named}
+
+
+def as_task(x: Any) -> Task:
+    """A task as it is; a torch ``Dataset`` of (input, target) pairs, or two tensors, as a classification task."""
+    if isinstance(x, Task):
+        return x
+    if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor):
+        return Supervised(x[0], torch.as_tensor(x[1]))
+    if hasattr(x, "__len__") and hasattr(x, "__getitem__"):
+        pairs = [x[i] for i in range(len(x))]
+        if pairs and isinstance(pairs[0], tuple | list) and len(pairs[0]) == 2:
+            inputs, targets = zip(*pairs, strict=True)
+            return Supervised(torch.stack([torch.as_tensor(i) for i in inputs]), torch.as_tensor(targets))
+    raise ValueError(
+        f"{type(x).__name__} is not a task: give a Task, a Dataset of (input, target) pairs, or two tensors"
+    )

@@ -1,0 +1,354 @@
+"""Values to bytes and back: the one serialiser.
+
+A message is a version byte, the structure of the value, then the raw little-endian
+data of its tensors, each section padded to its item size::
+
+    01 | structure | padding | tensor data | padding | tensor data ...
+
+Structure, one byte of tag each: None, False, True, integers (zig-zag varint), floats
+(8 bytes), strings, lists, dicts (keys are strings or integers), tensors (dtype,
+dimensions). Truth values are sent as bits, eight to a byte. Nothing is ever unpickled;
+bytes that are not exactly what :func:`dumps` makes raise :class:`WireError`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import warnings
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import WireError
+from .params import Params, is_finite
+
+__all__ = ["VERSION", "Packet", "State", "WireError", "clone", "conform", "dumps", "loads", "restore"]
+
+Packet = Any  # tensors, numbers, strings, None, lists and dicts of these
+State = Any  # the same, plus Params, and tuples and NamedTuples of these
+
+VERSION = 1
+NONE, FALSE, TRUE, INT, FLOAT, TEXT, LIST, DICT = range(8)
+TENSOR = 0x40  # plus the number of the dtype
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+MOST_ENTRIES = 1 << 48  # no tensor of a message has more, whatever its dimensions say
+MOST_DIMENSIONS = 64  # torch's own limit
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("thinwire's messages are little-endian; this machine is not")
+
+with warnings.catch_warnings():  # torch warns once a process that bytes cannot be written to; loads says so itself
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+
+def dumps(x: State) -> bytes:
+    """The bytes of ``x``. ``Params`` are sent as their vector, tuples as lists.
+
+    Raises ``TypeError`` for anything that is not a :data:`State`.
+    """
+    structure = bytearray([VERSION])
+    tensors: list[Tensor] = []
+    _write(x, structure, tensors)
+    parts: list[bytes | bytearray | memoryview] = [structure]
+    position = len(structure)
+    for tensor in tensors:
+        data = _raw(tensor)
+        if pad := -position % _alignment(tensor.dtype):
+            parts.append(bytes(pad))
+        parts.append(data)
+        position += pad + len(data)
+    return b"".join(parts)
+
+
+def loads(data: bytes, *, max_depth: int = 32, max_bytes: int | None = None, finite: bool = True) -> Packet:
+    """The value in ``data``; its tensors are views of ``data`` and must not be written to.
+
+    ``max_depth`` bounds nesting, ``max_bytes`` the message. With ``finite`` (the default) a
+    NaN or an infinity anywhere is refused. Nothing is allocated before its length was
+    checked against the bytes that are there. Raises :class:`WireError` and nothing else.
+    """
+    if max_bytes is not None and len(data) > max_bytes:
+        raise WireError(f"a message of {len(data)} bytes; at most {max_bytes} are accepted")
+    reader = _Reader(bytes(data), max_depth)  # bytes of bytes are the same object
+    if reader.byte() != VERSION:
+        raise WireError(f"not a message of format version {VERSION}")
+    value = reader.value(0)
+    if isinstance(value, _Section):
+        value = reader.section(value)
+    for container, place, section in reader.sections:
+        container[place] = reader.section(section)
+    if reader.position != len(data):
+        raise WireError(f"{len(data) - reader.position} bytes too many at the end")
+    if finite and not _finite(value):
+        raise WireError("NaN or infinity in a message")
+    return value
+
+
+def restore(packet: Packet, like: State) -> State:
+    """``packet`` with the types of the template ``like``: its Params, tuples, dtypes and shapes.
+
+    Every tensor is a fresh contiguous copy on the template's device. Raises
+    :class:`WireError`, naming the place, where the packet is of another shape.
+    """
+    conform(packet, like, "state")
+    return _typed(packet, like)
+
+
+# -- writing ------------------------------------------------------------------
+
+
+def _write(x: Any, out: bytearray, tensors: list[Tensor]) -> None:
+    if x is None:
+        out.append(NONE)
+    elif x is True:
+        out.append(TRUE)
+    elif x is False:
+        out.append(FALSE)
+    elif isinstance(x, Params):
+        _write(x.flat, out, tensors)
+    elif isinstance(x, Tensor):
+        if x.dtype not in CODES:
+            raise TypeError(f"tensors of {x.dtype} have no place in a message")
+        out.append(TENSOR + CODES[x.dtype])
+        _varint(x.ndim, out)
+        for size in x.shape:
+            _varint(size, out)
+        tensors.append(x)
+    elif isinstance(x, int):
+        if not -(1 << 63) <= x < 1 << 63:
+            raise TypeError(f"{x} does not fit 64 bits")
+        out.append(INT)
+        _varint(x << 1 if x >= 0 else ~(x << 1), out)
+    elif isinstance(x, float):
+        out.append(FLOAT)
+        out += struct.pack("<d", x)
+    elif isinstance(x, str):
+        text = x.encode()
+        out.append(TEXT)
+        _varint(len(text), out)
+        out += text
+    elif isinstance(x, list | tuple):
+        out.append(LIST)
+        _varint(len(x), out)
+        for item in x:
+            _write(item, out, tensors)
+    elif isinstance(x, dict):
+        out.append(DICT)
+        _varint(len(x), out)
+        for key, item in x.items():
+            if not isinstance(key, str | int) or isinstance(key, bool):
+                raise TypeError(f"a key of type {type(key).__name__}; keys are strings or integers")
+            _write(key, out, tensors)
+            _write(item, out, tensors)
+    else:
+        raise TypeError(f"{type(x).__name__} has no place in a message")
+
+
+def _varint(n: int, out: bytearray) -> None:
+    while n > 0x7F:
+        out.append(n & 0x7F | 0x80)
+        n >>= 7
+    out.append(n)
+
+
+def _raw(x: Tensor) -> memoryview | bytes:
+    flat = x.detach().reshape(-1).cpu()
+    if x.dtype == torch.bool:
+        return np.packbits(flat.numpy(), bitorder="little").tobytes()
+    return flat.contiguous().view(torch.uint8).numpy().data
+
+
+def _alignment(dtype: torch.dtype) -> int:
+    return 1 if dtype == torch.bool else dtype.itemsize
+
+
+# -- reading ------------------------------------------------------------------
+
+
+class _Section:
+    """A tensor whose data come after the structure."""
+
+    def __init__(self, dtype: torch.dtype, shape: list[int]) -> None:
+        self.dtype, self.shape, self.entries = dtype, shape, prod(shape)
+
+
+class _Reader:
+    def __init__(self, data: bytes, max_depth: int) -> None:
+        self.data, self.position, self.max_depth = data, 0, max_depth
+        self.sections: list[tuple[Any, Any, _Section]] = []
+
+    def take(self, length: int) -> bytes:
+        end = self.position + length
+        if end > len(self.data):
+            raise WireError(f"cut short: {length} bytes expected at {self.position}, {len(self.data)} in all")
+        taken = self.data[self.position : end]
+        self.position = end
+        return taken
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def varint(self) -> int:
+        n = shift = 0
+        while True:
+            byte = self.byte()
+            n |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                if byte == 0 and shift:
+                    raise WireError("a number written longer than needed")
+                if n >= 1 << 64:
+                    raise WireError("a number of more than 64 bits")
+                return n
+            shift += 7
+            if shift > 63:
+                raise WireError("a number of more than 64 bits")
+
+    def count(self) -> int:
+        """How many items follow; each takes at least a byte."""
+        n = self.varint()
+        if n > len(self.data) - self.position:
+            raise WireError(f"{n} items announced in {len(self.data) - self.position} bytes")
+        return n
+
+    def value(self, depth: int) -> Any:
+        if depth > self.max_depth:
+            raise WireError(f"nested deeper than {self.max_depth}")
+        tag = self.byte()
+        if tag in (NONE, FALSE, TRUE):
+            return (None, False, True)[tag]
+        if tag == INT:
+            n = self.varint()
+            return n >> 1 if not n & 1 else ~(n >> 1)
+        if tag == FLOAT:
+            return struct.unpack("<d", self.take(8))[0]
+        if tag == TEXT:
+            return self.text()
+        if tag == LIST:
+            items: list[Any] = []
+            for place in range(self.count()):
+                items.append(None)
+                self.put(items, place, depth)
+            return items
+        if tag == DICT:
+            return self.mapping(depth)
+        if TENSOR <= tag < TENSOR + len(DTYPES):
+            shape = [self.varint() for _ in range(self.count())]
+            if len(shape) > MOST_DIMENSIONS or prod(max(size, 1) for size in shape) > MOST_ENTRIES:
+                raise WireError(f"a tensor of {shape}")
+            return _Section(DTYPES[tag - TENSOR], shape)
+        raise WireError(f"unknown tag {tag} at {self.position - 1}")
+
+    def put(self, container: Any, place: Any, depth: int) -> None:
+        value = self.value(depth + 1)
+        if isinstance(value, _Section):
+            self.sections.append((container, place, value))
+            value = None  # keeps a dict's order
+        container[place] = value
+
+    def text(self) -> str:
+        try:
+            return self.take(self.count()).decode()
+        except UnicodeDecodeError as error:
+            raise WireError("text that is not UTF-8") from error
+
+    def mapping(self, depth: int) -> dict[Any, Any]:
+        items: dict[Any, Any] = {}
+        for _ in range(self.count()):
+            key = self.value(depth + 1)
+            if type(key) not in (str, int) or key in items:
+                raise WireError("a key that is repeated, or neither text nor integer")
+            self.put(items, key, depth)
+        return items
+
+    def section(self, section: _Section) -> Tensor:
+        """The next tensor: a view of the bytes, or bits spread out."""
+        dtype, entries = section.dtype, section.entries
+        if any(self.take(-self.position % _alignment(dtype))):
+            raise WireError("padding that is not zero")
+        length = (entries + 7) // 8 if dtype == torch.bool else entries * dtype.itemsize
+        start = self.position
+        if length > len(self.data) - start:
+            raise WireError(f"a tensor of {length} bytes announced, {len(self.data) - start} are there")
+        self.position += length
+        if entries == 0:
+            return torch.zeros(section.shape, dtype=dtype)
+        if dtype == torch.bool:
+            packed = np.frombuffer(self.data, np.uint8, length, start)
+            if entries % 8 and packed[-1] >> entries % 8:
+                raise WireError("bits beyond the end of a tensor")
+            bits = np.unpackbits(packed, count=entries, bitorder="little")
+            return torch.from_numpy(bits).view(torch.bool).view(section.shape)
+        return torch.frombuffer(self.data, dtype=dtype, count=entries, offset=start).view(section.shape)
+
+
+def _finite(x: Any) -> bool:
+    if isinstance(x, Tensor):
+        return is_finite(x)
+    if isinstance(x, float):
+        return x - x == 0.0
+    if isinstance(x, list):
+        return all(map(_finite, x))
+    return all(map(_finite, x.values())) if isinstance(x, dict) else True
+
+
+# -- back into a template -----------------------------------------------------
+
+
+def conform(packet: Packet, like: State, where: str = "packet") -> None:
+    """Raise :class:`WireError`, naming the place, unless ``packet`` could be restored into ``like``."""
+    if isinstance(like, Params):
+        like = like.flat
+    if isinstance(like, Tensor):
+        if not isinstance(packet, Tensor) or packet.dtype != like.dtype or packet.shape != like.shape:
+            raise WireError(f"{where}: {_named(like)} expected, {_named(packet)} found")
+    elif isinstance(like, list | tuple):
+        if not isinstance(packet, list) or len(packet) != len(like):
+            raise WireError(f"{where}: {len(like)} items expected, {_named(packet)} found")
+        for part, one, name in zip(packet, like, getattr(like, "_fields", range(len(like))), strict=True):
+            conform(part, one, f"{where}.{name}")
+    elif isinstance(like, dict):
+        if not isinstance(packet, dict) or packet.keys() != like.keys():
+            raise WireError(f"{where}: the keys {list(like)} expected, {_named(packet)} found")
+        for key in like:
+            conform(packet[key], like[key], f"{where}.{key}")
+    elif type(packet) is not type(like):
+        raise WireError(f"{where}: {_named(like)} expected, {_named(packet)} found")
+
+
+def clone(x: State) -> State:
+    """A copy of a state in memory of its own, contiguous and aligned."""
+    return _typed(x, x)
+
+
+def _typed(packet: Any, like: Any) -> Any:
+    if isinstance(like, Params):
+        return Params(like.layout, _typed(packet.flat if isinstance(packet, Params) else packet, like.flat))
+    if isinstance(like, Tensor):
+        return packet.to(like.device, copy=True, memory_format=torch.contiguous_format)
+    if isinstance(like, list | tuple):
+        items = [_typed(part, one) for part, one in zip(packet, like, strict=True)]
+        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    return {key: _typed(packet[key], like[key]) for key in like} if isinstance(like, dict) else packet
+
+
+def _named(x: Any) -> str:
+    if isinstance(x, Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+    return f"{len(x)} items" if isinstance(x, list | dict) else type(x).__name__
