@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Config:
     """A frozen dataclass whose ``repr`` is short and can be typed back."""
+
+    paper: ClassVar[str] = ""
+    """Where it comes from, in one line; ``thinwire methods`` shows it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

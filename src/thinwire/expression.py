@@ -131,3 +131,13 @@ def hint(expected: Any) -> str:
         inside = ", ".join("..." if a is Ellipsis else hint(a) for a in get_args(expected))
         return f"{get_origin(expected).__name__}[{inside}]"
     return str(getattr(expected, "__name__", expected))
+
+
+def splits() -> dict[str, type]:
+    """The classes that ``--split`` understands."""
+    from . import data
+
+    public = {name: getattr(data, name) for name in data.__all__}
+    return {
+        n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, data.Split) and c is not data.Split
+    }

@@ -44,6 +44,8 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """FedAvgM: m <- beta m + delta, x + lr m. Hsu, Qi, Brown, 2019, arXiv:1909.06335."""
 
+    paper = "Hsu, Qi, Brown, 2019, arXiv:1909.06335"
+
     lr: float = 1.0
     beta: float = 0.9
 
@@ -72,6 +74,8 @@ class _Adaptive(Optimizer):
 
     v starts at tau squared, as the paper's experiments have it; there is no bias correction.
     """
+
+    paper = "Reddi et al., ICLR 2021, arXiv:2003.00295"
 
     lr: float = 0.03
     beta1: float = 0.9

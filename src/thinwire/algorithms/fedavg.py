@@ -53,6 +53,8 @@ class Reply(NamedTuple):
 class FedAvg(Algorithm):
     """Average the changes that clients make by local training; step along the mean."""
 
+    paper = "McMahan et al., AISTATS 2017, arXiv:1602.05629"
+
     local: LocalSGD = LocalSGD()
     opt: Optimizer = SGD(1.0)
     up: Link | dict[str, Link] = Dense()

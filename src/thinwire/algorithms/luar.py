@@ -60,6 +60,8 @@ class LUAR(Algorithm):
     equation (2) says: likelier.
     """
 
+    paper = "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"
+
     inner: Algorithm
     recycle: int
     layers: Literal["kernels", "tensors", "modules"] = "kernels"

@@ -51,6 +51,8 @@ class Reply(NamedTuple):
 class SCAFFOLD(Algorithm):
     """Correct every local step by the difference between everyone's and one's own control."""
 
+    paper = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
+
     local: LocalSGD = LocalSGD()
     opt: Optimizer = SGD(1.0)
     up: Link | dict[str, Link] = Dense()

@@ -7,9 +7,9 @@ train, test = holdout(parts[0], share=0.2, seed=1)
 
 from __future__ import annotations
 
-from thinwire.data.dataset import DataSet
-from thinwire.data.sets import load, names
-from thinwire.data.splits import IID, Dirichlet, Natural, Pathological, Shards, Similarity, Split, holdout
+from .dataset import DataSet
+from .sets import load, names
+from .splits import IID, Dirichlet, Natural, Pathological, Shards, Similarity, Split, holdout
 
 __all__ = [
     "IID",

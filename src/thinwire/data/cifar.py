@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.data.cifar_pickle import read_batch
-from thinwire.data.dataset import DataSet
-from thinwire.data.files import Official, obtain
-from thinwire.data.optional import optional
-from thinwire.errors import DataError
+from ..errors import DataError
+from .cifar_pickle import read_batch
+from .dataset import DataSet
+from .files import Official, obtain
+from .optional import optional
 
 ARCHIVE = Official(
     "cifar-10-python.tar.gz",

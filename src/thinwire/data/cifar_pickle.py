@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.errors import DataError
+from ..errors import DataError
 
 _PIXELS = 3 * 32 * 32
 

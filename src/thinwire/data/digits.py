@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from thinwire.data.dataset import DataSet
-from thinwire.data.optional import optional
+from .dataset import DataSet
+from .optional import optional
 
 _CUT_SEED = 0  # the cut is part of the set: figures of different runs stay comparable
 _TEST_SHARE = 0.2

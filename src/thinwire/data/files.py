@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinwire.errors import DataError
+from ..errors import DataError
 
 _TIMEOUT = 30.0  # seconds without a byte before a download is given up
 _log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.data.files import gunzip
-from thinwire.errors import DataError
+from ..errors import DataError
+from .files import gunzip
 
 _UINT8 = 8  # the type byte
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from thinwire.data.dataset import DataSet
-from thinwire.data.files import Official, obtain
-from thinwire.data.idx import read_idx
-from thinwire.errors import DataError
+from ..errors import DataError
+from .dataset import DataSet
+from .files import Official, obtain
+from .idx import read_idx
 
 MNIST_ADDRESS = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION_ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"  # no https there: the sha256 vouches

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.data.cifar import cifar10
-from thinwire.data.dataset import DataSet
-from thinwire.data.digits import digits
-from thinwire.data.mnist import fashion_mnist, mnist
-from thinwire.data.shakespeare import shakespeare
-from thinwire.errors import nearest
+from ..errors import nearest
+from .cifar import cifar10
+from .dataset import DataSet
+from .digits import digits
+from .mnist import fashion_mnist, mnist
+from .shakespeare import shakespeare
 
 # What is read from files takes where they are, and whether they may be downloaded.
 _FROM_FILES = {"cifar10": cifar10, "fashion_mnist": fashion_mnist, "mnist": mnist, "shakespeare": shakespeare}

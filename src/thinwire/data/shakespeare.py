@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.data.dataset import DataSet
-from thinwire.data.files import Official, gunzip, obtain
-from thinwire.errors import DataError, require
+from ..errors import DataError, require
+from .dataset import DataSet
+from .files import Official, gunzip, obtain
 
 TEXT = Official(
     "input.txt",

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.config import Config
-from thinwire.data.optional import optional
-from thinwire.errors import require
+from ..config import Config
+from ..errors import require
+from .optional import optional
 
 
 @dataclass(frozen=True)

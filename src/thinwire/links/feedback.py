@@ -31,6 +31,8 @@ class ErrorFeedback(Link):
     it. Layers that a round leaves out keep their residual.
     """
 
+    paper = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
+
     inner: Link = TopK(0.01)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,8 @@ class EF21(Link):
     Algorithm 2. The only kind of lossy link that may carry broadcasts: the estimate comes
     ever closer to an absolute value. Differences from the paper: none.
     """
+
+    paper = "Richtárik, Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203"
 
     inner: Link = TopK(0.1)
 

@@ -45,6 +45,8 @@ class LBGM(Link):
     as printed shrinks the step by the share of clients sampled).
     """
 
+    paper = "Azam et al., ICLR 2022"
+
     inner: Link = Dense()
     threshold: float = 0.2
 

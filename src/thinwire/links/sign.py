@@ -22,6 +22,8 @@ class ScaledSign(Codec):
     ICML 2019, arXiv:1901.09847, section 4. Differences from the paper: none.
     """
 
+    paper = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
+
     contraction = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:

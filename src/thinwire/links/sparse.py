@@ -113,6 +113,8 @@ class TopK(_Chosen):
     Differences from the paper: per layer (``Flat(TopK(...))`` takes the whole vector).
     """
 
+    paper = "Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599"
+
     share: float = 0.01
     values: Codec = Dense()
 
@@ -142,6 +144,8 @@ class RandK(Codec):
     are decoded. With ``unbiased`` the values are divided by the share kept (then it is no
     contraction). Wangni et al., NeurIPS 2018, arXiv:1710.09854, uniform probabilities.
     """
+
+    paper = "Wangni et al., NeurIPS 2018, arXiv:1710.09854"
 
     share: float = 0.01
     unbiased: bool = False

@@ -6,10 +6,10 @@ generator: seed it before the call.
 
 from __future__ import annotations
 
-from thinwire.models.build import build, names
-from thinwire.models.cnn import fedavg_cnn, lbgm_cnn
-from thinwire.models.dense import linear, mlp
-from thinwire.models.resnet import resnet20
-from thinwire.models.transformer import char_transformer
+from .build import build, names
+from .cnn import fedavg_cnn, lbgm_cnn
+from .dense import linear, mlp
+from .resnet import resnet20
+from .transformer import char_transformer
 
 __all__ = ["build", "char_transformer", "fedavg_cnn", "lbgm_cnn", "linear", "mlp", "names", "resnet20"]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from thinwire.errors import nearest, require
-from thinwire.models.cnn import fedavg_cnn, lbgm_cnn
-from thinwire.models.dense import linear, mlp
-from thinwire.models.resnet import resnet20
-from thinwire.models.transformer import char_transformer
+from ..errors import nearest, require
+from .cnn import fedavg_cnn, lbgm_cnn
+from .dense import linear, mlp
+from .resnet import resnet20
+from .transformer import char_transformer
 
 _FLAT: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": lambda inputs, classes: linear(inputs, classes),

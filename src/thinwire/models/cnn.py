@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from thinwire.errors import require
+from ..errors import require
 
 _SMALLEST = 16  # pixels a side: 16 -> 12 -> 6 -> 2 -> 1
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from thinwire.errors import require
+from ..errors import require
 
 _GROUPS = 8  # of GroupNorm: what the thesis trains DOMO with (A. Xu, 2023, chapter 4)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from thinwire.errors import require
+from ..errors import require
 
 
 def char_transformer(

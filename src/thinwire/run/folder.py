@@ -1,4 +1,7 @@
-"""A run on disk: ``rounds.jsonl``, ``ledger.jsonl``, ``summary.json``, ``model.safetensors``, ``checkpoint/``.
+"""A run on disk.
+
+``run.json`` (what it is), ``rounds.jsonl`` and ``ledger.jsonl`` (a line a round; a line a
+message), ``summary.json`` and ``model.safetensors`` (when complete), ``checkpoint/``.
 
 Everything is written so that a process killed at any moment leaves a run that can be
 resumed: whole files replace each other, lines past the last checkpoint are cut off.
@@ -48,6 +51,15 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def about(self) -> dict[str, Any] | None:
+        """What ``run.json`` says this run is; None where there is none yet."""
+        path = self.path / "run.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def describe(self, values: Mapping[str, Any]) -> None:
+        """Write ``run.json``: the method, the seed, the setting."""
+        write_atomic(self.path / "run.json", (json.dumps(values, indent=2) + "\n").encode())
 
     def append(self, record: Mapping[str, Any], ledger: str) -> None:
         """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``."""

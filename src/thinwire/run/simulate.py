@@ -325,17 +325,18 @@ class Simulation:
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there."""
+        about = folder.about()
+        if about is not None and not resume:
+            raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
         packet = folder.load()
-        if not resume:
-            if packet is not None or (folder.path / "rounds.jsonl").exists():
-                raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
-            return
+        known = about or {} if packet is None else json.loads(packet["fingerprint"])
+        for name, value in self.fingerprint().items():
+            if name in known and known[name] != value:
+                raise RunError(f"{folder.path} is another run: its {name} is {known[name]}, not {value}")
+        folder.describe(self.fingerprint())
         if packet is None:
             folder.cut(0)
             return
-        for name, value in self.fingerprint().items():
-            if (there := json.loads(packet["fingerprint"]).get(name)) != value:
-                raise RunError(f"{folder.path} is another run: its {name} is {there}, not {value}")
         try:
             self._restore(packet)
         except (WireError, KeyError, TypeError) as error:

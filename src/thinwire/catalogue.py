@@ -1,0 +1,66 @@
+"""Everything that can be written in an expression."""
+
+from __future__ import annotations
+
+import inspect
+from typing import NamedTuple
+
+from .algorithms.base import Algorithm
+from .config import Config
+from .data import Split
+from .expression import shape, splits, vocabulary
+from .links import Link
+from .network import Network
+from .optimizers import Optimizer
+from .schedules import Schedule
+
+
+class Entry(NamedTuple):
+    """One public name."""
+
+    name: str
+    kind: str
+    signature: str
+    summary: str
+    paper: str
+
+
+KINDS: dict[type, str] = {
+    Algorithm: "algorithm",
+    Link: "link",
+    Optimizer: "server optimiser",
+    Schedule: "learning rate",
+    Split: "split",
+    Network: "network",
+    Config: "local training",
+}
+
+
+def catalogue() -> list[Entry]:
+    """Every name, by kind, then by name."""
+    found = [_entry(name, cls) for name, cls in {**vocabulary(), **splits()}.items()]
+    order = list(KINDS.values())
+    return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+
+
+def _entry(name: str, cls: type) -> Entry:
+    kind = next(word for base, word in KINDS.items() if issubclass(cls, base))
+    summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+    return Entry(name, kind, f"{name}{shape(cls)}", summary, getattr(cls, "paper", ""))
+
+
+def show(entries: list[Entry]) -> None:
+    """As a list on the terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console()
+    last = ""
+    for entry in entries:
+        if entry.kind != last:
+            console.print(f"\n[bold]{entry.kind}[/bold]")
+            last = entry.kind
+        console.print(f"  {escape(entry.signature)}", highlight=False, soft_wrap=True)
+        console.print(f"      {escape(entry.summary)}", highlight=False, soft_wrap=True)
+        if entry.paper:
+            console.print(f"      [dim]{escape(entry.paper)}[/dim]", highlight=False, soft_wrap=True)

@@ -1,0 +1,242 @@
+"""The command line: ``thinwire run``, ``resume``, ``plot``, ``methods``, ``predict``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from .errors import ExpressionError, ThinwireError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Compare federated training methods on real data, counting every byte.",
+)
+
+Methods = Annotated[list[str], typer.Argument(metavar="EXPR...", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line of its own.")]
+Data = Annotated[str, typer.Option(help="digits, fashion_mnist, mnist, cifar10 or shakespeare.")]
+Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by default one that suits the data.")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
+Clients = Annotated[int, typer.Option(help="How many clients there are.")]
+Sample = Annotated[int | None, typer.Option(help="How many of them take part in a round (default: all).")]
+SplitOption = Annotated[str | None, typer.Option("--split", help="IID(), Dirichlet(0.1), Shards(2), Natural()...")]
+Rounds = Annotated[int, typer.Option(help="Rounds to train.")]
+Seed = Annotated[int, typer.Option(help="Seed of split, model, sampling and batches.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate, where an expression leaves it open.")]
+Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expression leaves them open.")]
+Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
+NetworkOption = Annotated[
+    str | None, typer.Option("--network", help="A simulated network, e.g. Network(mbit=10, spread=0.5).")
+]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie (else THINWIRE_DATA, a cache, or a download).")]
+
+
+@app.command()
+def run(
+    methods: Methods,
+    data: Data = "digits",
+    model: Model = None,
+    task: TaskOption = None,
+    clients: Clients = 20,
+    sample: Sample = None,
+    split: SplitOption = None,
+    rounds: Rounds = 50,
+    seed: Seed = 0,
+    seeds: Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")] = None,
+    lr: Rate = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    out: Annotated[Path, typer.Option(help="A new folder for everything.")] = Path("runs/latest"),
+    overwrite: Annotated[bool, typer.Option(help="Replace the comparison that is in --out.")] = False,
+    holdout: Annotated[float, typer.Option(help="Share of each client's examples kept for its own test.")] = 0.0,
+    dropout: Annotated[float, typer.Option(help="Probability that a sampled client does not reply.")] = 0.0,
+    network: Annotated[
+        str | None, typer.Option(help='A simulated network, e.g. "Network(mbit=10, spread=0.5)".')
+    ] = None,
+    evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 1,
+    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 10,
+    workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,
+    device: Annotated[str, typer.Option(help="Where models train: cpu, cuda, cuda:1.")] = "cpu",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Train one model with several methods on the same split; table, logs and plots in --out."""
+    from .compare import Comparison, resolved
+
+    comparison = Comparison(
+        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
+        data=data,
+        model=model,
+        task=task,
+        clients=clients,
+        sample=sample,
+        split=split,
+        rounds=rounds,
+        seeds=_seeds(seeds) if seeds is not None else (seed,),
+        holdout=holdout,
+        dropout=dropout,
+        network=network,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        device=device,
+        data_dir=None if data_dir is None else str(data_dir),
+        workers=workers,
+    )
+    comparison.check()
+    comparison.start(out, overwrite)
+    _finish(comparison, out, as_json)
+
+
+@app.command()
+def resume(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of a comparison that was stopped.")],
+    rounds: Annotated[int | None, typer.Option(help="Train to this many rounds in all.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a comparison from its checkpoints, bit for bit."""
+    from dataclasses import replace
+
+    from .compare import Comparison
+
+    comparison = Comparison.load(out)
+    if rounds is not None:
+        if rounds < comparison.rounds:
+            raise ValueError(f"--rounds {rounds}: this comparison has {comparison.rounds} already; it can only grow")
+        comparison = replace(comparison, rounds=rounds)
+        comparison.save(out)
+    if workers is not None:
+        comparison = replace(comparison, workers=workers)
+    if data_dir is not None:
+        comparison = replace(comparison, data_dir=str(data_dir))
+    _finish(comparison, out, as_json)
+
+
+@app.command()
+def plot(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Comparisons, or single runs.")],
+    out: Annotated[Path | None, typer.Option(help="Where the PNG files go (default: the first DIR).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Curves of accuracy and loss against rounds, bytes up, all bytes and simulated seconds."""
+    from .report.plots import plot as draw
+    from .report.read import arms
+
+    files = draw(arms(folders), out or folders[0])
+    for file in files:
+        typer.echo(str(file))
+    _print_json(as_json, {"files": [str(file) for file in files]})
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """Every public name: what it is, how it is called, where it comes from."""
+    from .catalogue import catalogue, show
+
+    found = catalogue()
+    if not as_json:
+        show(found)
+    _print_json(as_json, {"methods": [entry._asdict() for entry in found]})
+
+
+@app.command()
+def predict(
+    methods: Methods,
+    data: Data = "digits",
+    model: Model = None,
+    task: TaskOption = None,
+    clients: Clients = 20,
+    sample: Sample = None,
+    split: SplitOption = None,
+    rounds: Rounds = 50,
+    seed: Seed = 0,
+    lr: Rate = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, both ways.")] = 10.0,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Bytes and seconds of a run before it is trained, from messages that are really encoded."""
+    from .compare import Comparison, resolved
+    from .predict import predict as foresee
+    from .predict import show
+
+    where = None if data_dir is None else str(data_dir)
+    comparison = Comparison(
+        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
+        data, model, task, clients, sample, split, rounds, (seed,), data_dir=where,
+    )  # fmt: skip
+    problem = comparison.problem(seed)
+    found = [foresee(a, problem, rounds, sample, mbit, seed) for a in comparison.algorithms()]
+    show(found, rounds, sample or len(problem.tasks), mbit)
+    _print_json(as_json, {"predictions": [vars(p) for p in found]})
+
+
+def _finish(comparison: Any, out: Path, as_json: bool) -> None:
+    """Run what is left; then table and plots from what is on disk."""
+    from .report import table
+    from .report.plots import plot as draw
+    from .report.read import arms
+
+    _, failures = comparison.run(out, progress=sys.stderr.isatty(), on_round=None if sys.stderr.isatty() else _log)
+    found = arms([out])
+    rows = table.rows(found)
+    table.show(rows, f"{comparison.task or comparison.data}, {comparison.clients} clients, {comparison.rounds} rounds")
+    table.write(rows, out, shlex.join(["thinwire", *sys.argv[1:]]))
+    files = draw(found, out)
+    typer.echo(f"table and plots: {out}/table.md, {', '.join(file.name for file in files)}")
+    _print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
+    if failures:
+        raise ThinwireError("; ".join(failures))
+
+
+def _log(name: str, record: dict[str, Any]) -> None:
+    """A line now and then, where nobody watches."""
+    if record["round"] % 10 == 0 or record["round"] == 1:
+        accuracy = record.get("accuracy")
+        shown = "" if accuracy is None else f" accuracy {accuracy:.3f}"
+        typer.echo(f"{name} round {record['round']}{shown} up {record['up_bytes']} B", err=True)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(f"--seeds {text}: numbers separated by commas, such as 0,1,2") from None
+
+
+def _print_json(wanted: bool, value: Any) -> None:
+    if wanted:
+        sys.stdout.write(json.dumps(value) + "\n")
+
+
+def main() -> None:
+    """The entry point: every expected failure is one line on standard error, and a non-zero exit."""
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; `thinwire resume DIR` continues from the last checkpoint", file=sys.stderr)
+        code = 130
+    except (ThinwireError, ExpressionError, ValueError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Several methods on the same problem: the main job.
+
+A comparison is a folder: ``run.json`` says all there is to know, each method and seed has a
+folder of its own inside, and the table and plots are made from what is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .algorithms.base import Algorithm
+from .config import complete
+from .data import Split
+from .errors import NonFinite, RunError, require
+from .expression import parse, splits
+from .network import Network
+from .problem import Problem, custom, standard
+from .run.folder import locked, write_atomic
+from .run.result import Record, Result
+from .run.simulate import Simulation, simulate
+
+FORMAT = 1  # of run.json
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything a comparison is made from; what ``run.json`` holds. Methods are complete expressions."""
+
+    methods: tuple[str, ...]
+    data: str = "digits"
+    model: str | None = None
+    task: str | None = None
+    clients: int = 20
+    sample: int | None = None
+    split: str | None = None
+    rounds: int = 50
+    seeds: tuple[int, ...] = (0,)
+    holdout: float = 0.0
+    dropout: float = 0.0
+    network: str | None = None
+    evaluate_every: int = 1
+    checkpoint_every: int = 10
+    device: str = "cpu"
+    data_dir: str | None = field(default=None, compare=False)
+    workers: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        require(len(self.methods) > 0, "name at least one method, such as FedAvg()")
+        require(len(set(self.methods)) == len(self.methods), "a method is named twice")
+        require(self.clients > 0, f"--clients {self.clients}: it must be at least 1")
+        require(self.sample is None or self.sample > 0, f"--sample {self.sample}: it must be at least 1")
+        require(
+            self.task is not None or self.sample is None or self.sample <= self.clients,
+            f"--sample {self.sample} is more than --clients {self.clients}",
+        )
+        require(self.rounds > 0, f"--rounds {self.rounds}: it must be at least 1")
+        require(len(self.seeds) > 0, "--seeds names no seed")
+        require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
+        require(all(seed >= 0 for seed in self.seeds), "a seed must not be negative")
+
+    def algorithms(self) -> list[Algorithm]:
+        """The methods as objects."""
+        found = [parse(method) for method in self.methods]
+        for algorithm, method in zip(found, self.methods, strict=True):
+            require(isinstance(algorithm, Algorithm), f"{method} is not a method such as FedAvg(up={method})")
+        return found
+
+    def problem(self, seed: int) -> Problem:
+        """Model, tasks and tests: the same for all methods of a seed."""
+        if self.task is not None:
+            return custom(self.task, self.clients, seed)
+        split: Split | None = None if self.split is None else parse(self.split, names=splits())
+        return standard(self.data, self.model, self.clients, split, seed, self.holdout, self.data_dir)
+
+    def folders(self) -> Iterator[tuple[Algorithm, int, str]]:
+        """Every run: its method, seed and folder within the comparison."""
+        for seed in self.seeds:
+            for number, algorithm in enumerate(self.algorithms(), 1):
+                yield algorithm, seed, f"{number:02d}-{slug(algorithm)}/seed-{seed}"
+
+    # -- to disk and back -----------------------------------------------------
+
+    def save(self, out: Path) -> None:
+        """Write ``run.json``."""
+        write_atomic(out / "run.json", (json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n").encode())
+
+    @staticmethod
+    def load(out: Path) -> Comparison:
+        """Read ``run.json``; :class:`RunError` where there is none."""
+        try:
+            values = json.loads((out / "run.json").read_text())
+        except FileNotFoundError:
+            raise RunError(f"{out} holds no comparison: there is no run.json in it") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"{out / 'run.json'} is damaged: {error}") from error
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+            raise RunError(f"{out / 'run.json'} was written by another version of thinwire")
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return Comparison(**fields)
+
+    # -- running --------------------------------------------------------------
+
+    def check(self) -> None:
+        """Build every run without training: what is wrong comes to light before the first round."""
+        problem = self.problem(self.seeds[0])
+        for algorithm in self.algorithms():
+            self._simulation(algorithm, problem, self.seeds[0]).pool.close()
+
+    def _simulation(self, algorithm: Algorithm, problem: Problem, seed: int) -> Simulation:
+        return Simulation(
+            algorithm,
+            problem.model,
+            problem.tasks,
+            self.sample,
+            problem.test,
+            problem.client_tests,
+            seed,
+            self.dropout,
+            self._network(),
+            1,
+            self.device,
+        )
+
+    def _network(self) -> Network | None:
+        return None if self.network is None else parse(self.network, names={"Network": Network})
+
+    def start(self, out: Path, overwrite: bool = False) -> None:
+        """Claim a folder for this comparison."""
+        if out.exists() and any(out.iterdir()):
+            if not (out / "run.json").exists():
+                raise RunError(f"{out} is not empty and holds no comparison: choose another --out")
+            if not overwrite:
+                raise RunError(f"{out} holds a comparison: `thinwire resume {out}`, another --out, or --overwrite")
+            with locked(out):
+                for entry in out.iterdir():
+                    if entry.is_dir():
+                        shutil.rmtree(entry)
+                    elif entry.name != ".lock":
+                        entry.unlink()
+        out.mkdir(parents=True, exist_ok=True)
+        self.save(out)
+
+    def run(
+        self, out: Path, progress: bool = False, on_round: Callable[[str, Record], None] | None = None
+    ) -> tuple[list[Result], list[str]]:
+        """Run what is not yet complete; the results of now, and a line for each method that diverged."""
+        results, failures, problems = [], [], dict[int, Problem]()
+        with locked(out):
+            for algorithm, seed, name in self.folders():
+                if self._complete(out / name):
+                    continue
+                if seed not in problems:
+                    problems = {seed: self.problem(seed)}  # one at a time in memory
+                problem = problems[seed]
+                listen = None if on_round is None else (lambda r, name=name: on_round(name, r))
+                try:
+                    result = simulate(
+                        algorithm,
+                        problem.model,
+                        problem.tasks,
+                        self.rounds,
+                        sample=self.sample,
+                        test=problem.test,
+                        client_tests=problem.client_tests,
+                        seed=seed,
+                        evaluate_every=self.evaluate_every,
+                        dropout=self.dropout,
+                        network=self._network(),
+                        workers=self.workers,
+                        device=self.device,
+                        out=out / name,
+                        checkpoint_every=self.checkpoint_every,
+                        resume=True,
+                        on_round=listen,
+                        progress=progress,
+                    )
+                except NonFinite as error:
+                    failures.append(f"{algorithm!r}, seed {seed}: {error}")
+                    continue
+                results.append(result)
+        return results, failures
+
+    def _complete(self, folder: Path) -> bool:
+        path = folder / "summary.json"
+        return path.exists() and json.loads(path.read_text())["rounds"] >= self.rounds
+
+
+def slug(algorithm: Algorithm) -> str:
+    """A method's name as part of a folder's: letters, digits and dashes."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", re.sub(r"LocalSGD\([^()]*\)", "", repr(algorithm))).strip("-")[:60]
+
+
+def resolved(expressions: list[str], defaults: dict[str, Any]) -> tuple[str, ...]:
+    """Typed methods as complete expressions, with ``defaults`` filled in."""
+    found = [parse(text, defaults) for text in expressions]
+    for algorithm, text in zip(found, expressions, strict=True):
+        require(isinstance(algorithm, Algorithm), f"{text} is not a method; try FedAvg(up={text})")
+    return tuple(complete(algorithm) for algorithm in found)

@@ -1,0 +1,102 @@
+"""What is trained, and who has what of it: a model, tasks for clients, a test set."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import data as sets
+from . import models
+from .data import DataSet, Split
+from .errors import require
+from .key import Key
+from .task import Supervised
+
+DEFAULT_MODEL = {"digits": "mlp", "shakespeare": "char_transformer"}  # fedavg_cnn for the others
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything of a run but the method: what a user's ``make_task`` returns.
+
+    ``model`` is a function that makes the module (called under the run's seed) or a module;
+    ``tasks`` one a client, ``test`` for everyone, ``client_tests`` one a client. A task is
+    a :class:`thinwire.Task`, a Dataset of pairs, or a pair of tensors.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    tasks: Sequence[Any]
+    test: Any = None
+    client_tests: Sequence[Any] | None = None
+
+
+def standard(
+    data: str | DataSet,
+    model: str | None = None,
+    clients: int = 100,
+    split: Split | None = None,
+    seed: int = 0,
+    holdout: float = 0.0,
+    data_dir: str | Path | None = None,
+) -> Problem:
+    """A data set that thinwire loads, dealt to clients, with one of its models.
+
+    ``split`` defaults to the owners the data came with, else IID. ``holdout`` is the share
+    of each client's examples that are kept for its own test.
+    """
+    require(clients > 0, f"clients={clients}: it must be at least 1")
+    require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
+    loaded = sets.load(data, data_dir) if isinstance(data, str) else data
+    model = model or DEFAULT_MODEL.get(loaded.name, "fedavg_cnn")
+    shape, classes = tuple(loaded.inputs.shape[1:]), loaded.num_classes
+    models.build(model, shape, classes) if model not in models.names() else None  # an unknown name fails here
+    split = split or (sets.Natural() if loaded.groups is not None else sets.IID())
+    parts = split(loaded.targets, loaded.groups, clients, Key(seed).number("split") % 2**31)
+
+    def task(indices: Tensor) -> Supervised:
+        return Supervised(loaded.inputs, loaded.targets, indices, mean=loaded.mean, std=loaded.std)
+
+    tests = None
+    if holdout:
+        cut = [sets.holdout(part, holdout, seed + k) for k, part in enumerate(parts)]
+        parts, kept = [train for train, _ in cut], [test for _, test in cut]
+        short = [k for k, part in enumerate(kept) if len(part) == 0]
+        require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
+        tests = [task(part) for part in kept]
+    test = Supervised(loaded.test_inputs, loaded.test_targets, mean=loaded.mean, std=loaded.std)
+    return Problem(lambda: models.build(model, shape, classes), [task(part) for part in parts], test, tests)
+
+
+def custom(where: str, clients: int, seed: int) -> Problem:
+    """What a user's function makes: ``my_module:make_task``, called with ``clients`` and ``seed`` if it takes them.
+
+    It returns a :class:`Problem`, or (model, tasks) or (model, tasks, test).
+    """
+    module_name, _, name = where.partition(":")
+    require(bool(module_name and name), f"--task {where}: write it as my_module:make_task")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0]:
+            raise
+        raise ValueError(f"--task {where}: there is no module {module_name} here or on the Python path") from error
+    function = getattr(module, name, None)
+    require(callable(function), f"--task {where}: {module_name} has no function {name}")
+    assert function is not None
+    known = {"clients": clients, "seed": seed}
+    taken = inspect.signature(function).parameters
+    made = function(**{k: v for k, v in known.items() if k in taken})
+    problem = made if isinstance(made, Problem) else Problem(*made) if isinstance(made, tuple) else None
+    if problem is None:
+        raise ValueError(f"--task {where}: it returned {type(made).__name__}, not a thinwire.Problem")
+    return problem

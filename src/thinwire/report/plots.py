@@ -1,0 +1,111 @@
+"""Curves of a comparison, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from ..network import transfer
+from .read import Arm, Run
+
+matplotlib.use("Agg")  # files only: no screen is needed
+from matplotlib import pyplot as plt
+
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000", "#dd8833", "#7755cc")
+STYLES = ("-", "--", ":", "-.")
+
+Axis = Callable[[Run], list[float]]
+
+
+def _rounds(run: Run) -> list[float]:
+    return [float(r["round"]) for r in run.rounds]
+
+
+def _running(*names: str) -> Axis:
+    def axis(run: Run) -> list[float]:
+        return list(np.cumsum([sum(r[name] for name in names) / 1e6 for r in run.rounds]))
+
+    return axis
+
+
+def _seconds(run: Run) -> list[float]:
+    clock = [float(r["clock"]) for r in run.rounds]
+    if clock and clock[-1] > 0:
+        return clock
+    return list(np.cumsum([transfer(r["slowest_bytes"], 10) for r in run.rounds]))
+
+
+AXES: dict[str, tuple[Axis, str]] = {
+    "rounds": (_rounds, "round"),
+    "bytes_up": (_running("up_bytes"), "MB sent by clients"),
+    "bytes_total": (_running("up_bytes", "down_bytes"), "MB sent, both directions"),
+    "seconds": (_seconds, "seconds on the simulated network"),
+}
+
+
+def plot(arms: list[Arm], out: Path) -> list[Path]:
+    """Accuracy against rounds, bytes up, all bytes and simulated seconds; loss against rounds; all in one."""
+    value = "accuracy" if _has(arms, "accuracy") else "test_loss" if _has(arms, "test_loss") else "train_loss"
+    files = []
+    for name, (axis, label) in AXES.items():
+        files.append(_single(arms, out / f"{value}_by_{name}.png", axis, label, value))
+    loss = "test_loss" if _has(arms, "test_loss") else "train_loss"
+    files.append(_single(arms, out / "loss_by_rounds.png", _rounds, "round", loss))
+    panels = [(_rounds, "round", value), (AXES["bytes_up"][0], AXES["bytes_up"][1], value)]
+    panels += [(AXES["bytes_total"][0], AXES["bytes_total"][1], value), (_rounds, "round", loss)]
+    figure, grid = plt.subplots(2, 2, figsize=(12, 9.2), layout="constrained")
+    for place, (axis, label, name) in zip(grid.flat, panels, strict=True):
+        _draw(place, arms, axis, label, name)
+    handles, names = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    files.append(_save(figure, out / "overview.png"))
+    return files
+
+
+def _has(arms: Sequence[Arm], name: str) -> bool:
+    return any(r.get(name) is not None for arm in arms for run in arm.runs for r in run.rounds)
+
+
+def _single(arms: list[Arm], path: Path, axis: Axis, label: str, value: str) -> Path:
+    figure, place = plt.subplots(figsize=(8, 4.6 + 0.22 * len(arms)), layout="constrained")
+    _draw(place, arms, axis, label, value)
+    handles, names = place.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=1, frameon=False, fontsize=9)
+    return _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> None:
+    """One curve a method: the mean over seeds, with a band from the lowest to the highest."""
+    for number, arm in enumerate(arms):
+        curves = []
+        for run in arm.runs:
+            points = [(x, r[value]) for x, r in zip(axis(run), run.rounds, strict=True) if r.get(value) is not None]
+            if points:
+                curves.append(np.array(points))
+        if not curves:
+            continue
+        length = min(map(len, curves))
+        stack = np.stack([curve[:length] for curve in curves])  # [seeds, points, 2]
+        x, y = stack[..., 0].mean(0), stack[..., 1]
+        colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
+        scale = 100 if value == "accuracy" else 1
+        place.plot(x, scale * y.mean(0), style, color=colour, label=arm.label, linewidth=1.6)
+        if len(curves) > 1:
+            place.fill_between(x, scale * y.min(0), scale * y.max(0), color=colour, alpha=0.15, linewidth=0)
+    if label.startswith(("MB", "seconds")):
+        place.set_xscale("log")
+    place.set_xlabel(label)
+    place.set_ylabel({"accuracy": "test accuracy, %", "test_loss": "test loss", "train_loss": "training loss"}[value])
+    place.grid(alpha=0.25)
+    place.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,89 @@
+"""Runs as they lie on disk, grouped by method."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..algorithms.base import Algorithm
+from ..config import Config, complete
+from ..errors import RunError
+from ..expression import parse
+from ..local import LocalSGD
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method and seed: its summary (None while it is running) and its rounds."""
+
+    path: Path
+    expression: str
+    seed: int
+    rounds: list[Record]
+    summary: Record | None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method, all its seeds. ``label`` is short: what all arms share is left out."""
+
+    label: str
+    expression: str
+    runs: list[Run]
+
+
+def arms(folders: list[Path]) -> list[Arm]:
+    """Every run below ``folders``, by method, in the order of their folders."""
+    runs = [run for folder in folders for run in _runs(folder)]
+    if not runs:
+        raise RunError(f"no runs in {', '.join(map(str, folders))}: a run has a rounds.jsonl")
+    by: dict[str, list[Run]] = {}
+    for run in runs:
+        by.setdefault(run.expression, []).append(run)
+    return [Arm(label, expression, by[expression]) for expression, label in labels(list(by)).items()]
+
+
+def _runs(folder: Path) -> list[Run]:
+    if not folder.exists():
+        raise RunError(f"{folder} does not exist")
+    found = []
+    for path in sorted(folder.rglob("rounds.jsonl")):
+        rounds = []
+        for line in path.read_text().splitlines():
+            try:
+                rounds.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the line that a kill cut short
+        about = json.loads((path.parent / "run.json").read_text())
+        summary_path = path.parent / "summary.json"
+        summary = json.loads(summary_path.read_text()) if summary_path.exists() else None
+        found.append(Run(path.parent, about["method"], about["seed"], rounds, summary))
+    return found
+
+
+def labels(expressions: list[str]) -> dict[str, str]:
+    """Short names for complete expressions: local training is left out where all have the same."""
+    found = {text: parse(text) for text in expressions}
+    trainers = {complete(trainer) for x in found.values() for trainer in _trainers(x)}
+    short = {text: repr(_plain(x) if len(trainers) == 1 else x) for text, x in found.items()}
+    if len(set(short.values())) < len(short):
+        return {text: repr(x) for text, x in found.items()}
+    return short
+
+
+def _trainers(x: Any) -> list[LocalSGD]:
+    if isinstance(x, LocalSGD):
+        return [x]
+    return [t for value in vars(x).values() for t in _trainers(value)] if isinstance(x, Config) else []
+
+
+def _plain(x: Any) -> Any:
+    """The same configuration with local training at its default."""
+    if not isinstance(x, Algorithm):
+        return x
+    fields = {n: v for n, v in vars(x).items() if n in getattr(x, "__dataclass_fields__", {})}
+    return type(x)(**{n: LocalSGD() if isinstance(v, LocalSGD) else _plain(v) for n, v in fields.items()})

@@ -1,0 +1,146 @@
+"""The table of a comparison: accuracy beside the bytes it cost, both ways."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from ..run.folder import write_atomic
+from .read import Arm, Run
+
+Row = dict[str, Any]
+
+
+def rows(arms: list[Arm]) -> list[Row]:
+    """One row a method: means over seeds, and the deviation where there are several."""
+    found = [_row(arm) for arm in arms]
+    dense = next((row for arm, row in zip(arms, found, strict=True) if arm.label == "FedAvg()"), None)
+    for row in found:
+        for way in ("up", "total"):
+            row[f"share_{way}"] = row[f"bytes_{way}"] / dense[f"bytes_{way}"] if dense else None
+    return found
+
+
+def _row(arm: Arm) -> Row:
+    finals = [_last(run, "accuracy") for run in arm.runs]
+    accuracies = [value for value in finals if value is not None]
+    bests = [value for run in arm.runs if (value := _best(run, "accuracy")) is not None]
+    up, down = _mean(arm, "up_bytes"), _mean(arm, "down_bytes")
+    slowest = _mean(arm, "slowest_bytes")
+    return {
+        "method": arm.label,
+        "expression": arm.expression,
+        "seeds": [run.seed for run in arm.runs],
+        "rounds": min(len(run.rounds) for run in arm.runs),
+        "complete": all(run.summary is not None for run in arm.runs),
+        "accuracy": statistics.fmean(accuracies) if accuracies else None,
+        "accuracy_deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        "best_accuracy": statistics.fmean(bests) if bests else None,
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_total": up + down,
+        "floats_up": _mean(arm, "up_floats"),
+        "seconds": _mean(arm, "seconds"),
+        "network_seconds": {str(rate): slowest * 8 / (rate * 1e6) for rate in (1, 10, 100)},
+        "clock": statistics.fmean(run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs),
+    }
+
+
+def _mean(arm: Arm, name: str) -> float:
+    """The mean over seeds of a sum over rounds."""
+    return statistics.fmean(sum(r[name] for r in run.rounds) for run in arm.runs)
+
+
+def _last(run: Run, name: str) -> float | None:
+    return next((r[name] for r in reversed(run.rounds) if r.get(name) is not None), None)
+
+
+def _best(run: Run, name: str) -> float | None:
+    return max((r[name] for r in run.rounds if r.get(name) is not None), default=None)
+
+
+HEAD = (
+    "method",
+    "accuracy",
+    "best",
+    "MB up",
+    "MB down",
+    "up / FedAvg",
+    "total / FedAvg",
+    "s at 1 Mbit/s",
+    "10",
+    "100",
+    "s here",
+    "M floats up",
+)
+
+
+def cells(row: Row) -> list[str]:
+    """A row as text, in the order of :data:`HEAD`."""
+    accuracy = _percent(row["accuracy"])
+    if row["accuracy_deviation"] is not None:
+        accuracy += f" ± {100 * row['accuracy_deviation']:.1f}"
+    name = row["method"] + ("" if row["complete"] else f" (stopped after round {row['rounds']})")
+    return [
+        name,
+        accuracy,
+        _percent(row["best_accuracy"]),
+        _megabytes(row["bytes_up"]),
+        _megabytes(row["bytes_down"]),
+        _percent(row["share_up"]),
+        _percent(row["share_total"]),
+        *(_seconds(row["network_seconds"][rate]) for rate in ("1", "10", "100")),
+        _seconds(row["seconds"]),
+        f"{row['floats_up'] / 1e6:.3g}",
+    ]
+
+
+def _percent(x: float | None) -> str:
+    return "-" if x is None else f"{100 * x:.1f} %"
+
+
+def _megabytes(x: float) -> str:
+    return f"{x / 1e6:.2f}" if x < 1e8 else f"{x / 1e6:,.0f}"
+
+
+def _seconds(x: float) -> str:
+    return f"{x:.1f}" if x < 100 else f"{x:,.0f}"
+
+
+NOTE = (
+    "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
+    "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no computing. "
+    "M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, masks and headers "
+    "count nothing): not bytes."
+)
+
+
+def markdown(found: list[Row]) -> str:
+    """The table as a page."""
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + " --- |" + " ---: |" * (len(HEAD) - 1)]
+    lines += ["| " + " | ".join([f"`{first}`", *rest]) + " |" for first, *rest in map(cells, found)]
+    return "\n".join([*lines, "", NOTE, ""])
+
+
+def show(found: list[Row], title: str) -> None:
+    """The table on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, caption=NOTE, caption_justify="left")
+    for i, name in enumerate(HEAD):
+        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
+    for row in found:
+        table.add_row(*cells(row))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)  # into a file nothing should be folded away
+    console.print(table)
+
+
+def write(found: list[Row], out: Path, command: str) -> Path:
+    """``table.md`` in a comparison's folder, with the command that made it."""
+    path = out / "table.md"
+    write_atomic(path, f"{markdown(found)}\n```\n{command}\n```\n".encode())
+    return path
