@@ -90,9 +90,9 @@ def run(
         data_dir=None if data_dir is None else str(data_dir),
         workers=workers,
     )
-    comparison.check()
+    problem = comparison.check()
     comparison.start(out, overwrite)
-    _finish(comparison, out, as_json)
+    _finish(comparison, out, as_json, {comparison.seeds[0]: problem})
 
 
 @app.command()
@@ -182,13 +182,16 @@ def predict(
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
 
 
-def _finish(comparison: Any, out: Path, as_json: bool) -> None:
-    """Run what is left; then table and plots from what is on disk."""
+def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] | None = None) -> None:
+    """Run what is left; then table and plots from what is on disk. A method that diverged is an error at the end."""
     from .report import table
     from .report.plots import plot as draw
     from .report.read import arms
 
-    _, failures = comparison.run(out, progress=sys.stderr.isatty(), on_round=None if sys.stderr.isatty() else _log)
+    watched = sys.stderr.isatty()
+    _, failures = comparison.run(out, watched, None if watched else _log, problems)
+    if failures and not any(out.rglob("rounds.jsonl")):
+        raise ThinwireError("; ".join(failures))
     found = arms([out])
     rows = table.rows(found)
     table.show(rows, f"{comparison.task or comparison.data}, {comparison.clients} clients, {comparison.rounds} rounds")

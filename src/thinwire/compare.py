@@ -106,11 +106,12 @@ class Comparison:
 
     # -- running --------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self) -> Problem:
         """Build every run without training: what is wrong comes to light before the first round."""
         problem = self.problem(self.seeds[0])
         for algorithm in self.algorithms():
             self._simulation(algorithm, problem, self.seeds[0]).pool.close()
+        return problem
 
     def _simulation(self, algorithm: Algorithm, problem: Problem, seed: int) -> Simulation:
         return Simulation(
@@ -147,10 +148,17 @@ class Comparison:
         self.save(out)
 
     def run(
-        self, out: Path, progress: bool = False, on_round: Callable[[str, Record], None] | None = None
+        self,
+        out: Path,
+        progress: bool = False,
+        on_round: Callable[[str, Record], None] | None = None,
+        problems: dict[int, Problem] | None = None,
     ) -> tuple[list[Result], list[str]]:
-        """Run what is not yet complete; the results of now, and a line for each method that diverged."""
-        results, failures, problems = [], [], dict[int, Problem]()
+        """Run what is not yet complete; the results of now, and a line for each method that diverged.
+
+        ``problems`` may hold those of some seeds, built already.
+        """
+        results, failures, problems = [], [], problems or {}
         with locked(out):
             for algorithm, seed, name in self.folders():
                 if self._complete(out / name):

@@ -67,7 +67,10 @@ def _runs(folder: Path) -> list[Run]:
 
 def labels(expressions: list[str]) -> dict[str, str]:
     """Short names for complete expressions: local training is left out where all have the same."""
-    found = {text: parse(text) for text in expressions}
+    try:
+        found = {text: parse(text) for text in expressions}
+    except ValueError:  # a method of the user's own: its expression is all there is
+        return {text: text for text in expressions}
     trainers = {complete(trainer) for x in found.values() for trainer in _trainers(x)}
     short = {text: repr(_plain(x) if len(trainers) == 1 else x) for text, x in found.items()}
     if len(set(short.values())) < len(short):

@@ -136,6 +136,8 @@ class Simulation:
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         require(0 <= dropout < 1, f"dropout={dropout}: it is a probability below 1")
         require(workers is None or workers > 0, f"workers={workers}: it must be at least 1")
+        if network is not None:
+            network.check(len(tasks))
         self.algorithm, self.seed, self.dropout, self.network = algorithm, seed, dropout, network
         self.tasks = [as_task(task) for task in tasks]
         self.sample = len(tasks) if sample is None else sample
@@ -144,6 +146,8 @@ class Simulation:
         require(not empty, f"client {empty[:1]} has no examples: choose another split or fewer clients")
         self.test = None if test is None else as_task(test)
         self.client_tests = [as_task(task) for task in client_tests or ()]
+        require(self.test is None or len(self.test) > 0, "the test set has no examples")
+        require(all(len(task) > 0 for task in self.client_tests), "client_tests has a task without examples")
         require(
             client_tests is None or len(client_tests) == len(tasks),
             f"client_tests has {len(self.client_tests)} entries for {len(tasks)} clients",

@@ -146,6 +146,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def is_random(slot: Slot, task: Task) -> bool:
     """Whether training the module draws from torch's global generator (dropout does)."""
     before = torch.get_rng_state()
+    if slot.device.type != "cpu":  # whose generator is not looked at
+        return any(getattr(m, "p", 0.0) or getattr(m, "dropout", 0.0) for m in slot.module.modules())
     try:
         slot.module.train()
         kept = {n: b.clone() for n, b in slot.module.named_buffers()}

@@ -1,0 +1,90 @@
+"""What the pages say works, works: their code is run."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.problem import standard
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def fednova(tmp_path, monkeypatch):
+    """The tutorial's method, imported from a file as its reader would write it."""
+    code = next(block for block in blocks("docs/write-a-method.md") if "class FedNova" in block)
+    (tmp_path / "fednova.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "fednova", raising=False)
+    import fednova
+
+    assert len(code.splitlines()) <= 60
+    return fednova.FedNova
+
+
+def test_the_method_of_the_tutorial_learns_over_any_link(fednova):
+    problem = standard("digits", clients=20, seed=0)
+    arguments = {"rounds": 20, "sample": 10, "test": problem.test, "evaluate_every": 20}
+    method = fednova(tw.LocalSGD(0.3), up=tw.ErrorFeedback(tw.TopK(0.1)))
+    result = tw.simulate(method, problem.model, problem.tasks, **arguments)
+    assert result.accuracy > 0.7
+    assert repr(method) == "FedNova(LocalSGD(0.3), up=ErrorFeedback(TopK(0.1)))"
+
+
+def test_the_method_of_the_tutorial_is_fedavg_when_all_clients_take_the_same_number_of_steps(fednova):
+    problem = standard("digits", clients=20, seed=0)
+    local = tw.LocalSGD(0.1, steps=3)
+    nova = tw.simulate(fednova(local), problem.model, problem.tasks, rounds=3, sample=5)
+    plain = tw.simulate(tw.FedAvg(local), problem.model, problem.tasks, rounds=3, sample=5)
+    assert torch.allclose(nova.params.flat, plain.params.flat, atol=1e-6)
+    assert not torch.equal(nova.params.flat, problem_start(problem))
+
+
+def test_the_method_of_the_tutorial_is_not_fedavg_when_they_do_not(fednova):
+    problem = standard("digits", clients=10, split=tw_split(), seed=0)
+    local = tw.LocalSGD(0.1)
+    nova = tw.simulate(fednova(local), problem.model, problem.tasks, rounds=2)
+    plain = tw.simulate(tw.FedAvg(local), problem.model, problem.tasks, rounds=2)
+    assert (nova.params - plain.params).norm() > 0.01
+
+
+def test_the_link_of_the_tutorial_sends_one_bit_an_entry():
+    code = next(block for block in blocks("docs/write-a-method.md") if "class Signs" in block)
+    namespace = {"__name__": "signs"}
+    exec(compile(code, "signs", "exec", dont_inherit=True), namespace)
+    link = namespace["Signs"]()
+    x = tw.Params.of([("a", torch.tensor([[0.5, -2.0], [0.0, -0.1]])), ("b", torch.randn(60))])
+    packet, seen, _ = link.send(x, None, tw.Key(0))
+    assert seen["a"].tolist() == [[1.0, -1.0], [1.0, -1.0]]
+    data = tw.dumps(packet)
+    assert len(data) == 18  # 9 of structure, 1 + 8 of bits
+    assert torch.equal(link.recv(tw.loads(data), x.layout, None, tw.Key(0))[0].flat, seen.flat)
+
+
+def test_the_example_of_the_readme_runs(tmp_path, capsys):
+    example = next(block for block in blocks("README.md") if "simulate" in block)
+    path = tmp_path / "example.py"
+    path.write_text(example)
+    runpy.run_path(str(path), run_name="__main__")
+    assert re.search(r"0\.\d+ \d+ \d+", capsys.readouterr().out)
+
+
+def problem_start(problem) -> torch.Tensor:
+    simulation = tw.Simulation(tw.FedAvg(), problem.model, problem.tasks)
+    simulation.pool.close()
+    return simulation.server.x.flat
+
+
+def tw_split():
+    from thinwire.data import Dirichlet
+
+    return Dirichlet(0.3)
