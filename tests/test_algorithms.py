@@ -72,10 +72,14 @@ def normed() -> nn.Module:
 LOCAL = LocalSGD(lr=0.1, batch=16)
 
 
-def trained(algorithm: tw.Algorithm, model: Any = mlp, rounds: int = 4, **options: Any) -> tw.Result:
+def trained(algorithm: tw.Algorithm, model: Any = mlp, rounds: int = 3, **options: Any) -> tw.Result:
     tasks, test = handwriting()
     return tw.simulate(
-        algorithm, model, tasks, rounds, **{"sample": 4, "test": test, "seed": 7, "workers": 1} | options
+        algorithm,
+        model,
+        tasks,
+        rounds,
+        **{"sample": 3, "test": test, "seed": 7, "workers": 1, "plan": "each"} | options,
     )
 
 
@@ -93,65 +97,74 @@ def assert_same_run(a: tw.Result, b: tw.Result) -> None:
 TABLE = [
     "FedAvg()",
     "FedAvg(weights='uniform')",
-    "FedAvg(LocalSGD(lr=0.1, batch=16, prox=0.1))",
-    "FedAvg(LocalSGD(lr=0.05, momentum=0.9, weight_decay=0.001))",
-    "FedAvg(LocalSGD(lr=Decay(0.1, rounds=(1, 3))))",
-    "FedAvg(LocalSGD(lr=0.1, steps=3), opt=Momentum(0.5, beta=0.9))",
+    "FedAvg(LocalSGD(prox=0.1))",
+    "FedAvg(LocalSGD(lr=0.1, momentum=0.9, weight_decay=0.001))",
+    "FedAvg(LocalSGD(lr=Decay(0.5, rounds=(2, 4), factor=0.5)))",
+    "FedAvg(LocalSGD(steps=3), opt=Momentum(0.5, beta=0.9))",
     "FedAvg(opt=Adam(0.03))",
     "FedAvg(opt=Yogi(0.03))",
     "FedAvg(opt=Adagrad(0.03))",
-    "FedAvg(LocalSGD(lr=0.1), up=ErrorFeedback(TopK(0.1, values=Half())))",
-    "FedAvg(LocalSGD(lr=0.1), up=ErrorFeedback(Flat(TopK(0.1))))",
-    "FedAvg(LocalSGD(lr=0.1), up=ErrorFeedback(ScaledSign()))",
-    "FedAvg(LocalSGD(lr=0.1), up=RandK(0.3))",
-    "FedAvg(LocalSGD(lr=0.1), up=BF16(), down=Half())",
-    "FedAvg(LocalSGD(lr=0.1), up=EF21(TopK(0.3)), down=EF21(TopK(0.3)))",
-    "FedAvg(LocalSGD(lr=0.1), up=LBGM(threshold=0.6))",
-    "FedAvg(LocalSGD(lr=0.1), up=Layerwise(LBGM(ErrorFeedback(TopK(0.3)), threshold=0.6)))",
-    "FedAvg(LocalSGD(lr=0.1), up=Partition({'*.bias': Dense(), '*': ErrorFeedback(TopK(0.1))}))",
-    "SCAFFOLD(LocalSGD(lr=0.1))",
-    "SCAFFOLD(LocalSGD(lr=0.1), up={'update': ErrorFeedback(TopK(0.2)), 'control': Half()}, down={'c': Half()})",
-    "LUAR(FedAvg(LocalSGD(lr=0.1)), recycle=1)",
+    "FedAvg(up=ErrorFeedback(TopK(0.1, values=Half())))",
+    "FedAvg(up=ErrorFeedback(Flat(TopK(0.1))))",
+    "FedAvg(up=ErrorFeedback(ScaledSign()))",
+    "FedAvg(up=RandK(0.3))",
+    "FedAvg(up=BF16(), down=Half())",
+    "FedAvg(up=EF21(TopK(0.3)), down=EF21(TopK(0.3)))",
+    "FedAvg(up=LBGM(threshold=0.6))",
+    "FedAvg(up=Layerwise(LBGM(ErrorFeedback(TopK(0.3)), threshold=0.6)))",
+    "FedAvg(up=Partition({'*.bias': Dense(), '*': ErrorFeedback(TopK(0.1))}))",
+    "SCAFFOLD()",
+    "SCAFFOLD(up={'update': ErrorFeedback(TopK(0.2)), 'control': Half()}, down={'c': Half()})",
+    "LUAR(FedAvg(), recycle=1)",
     "LUAR(FedAvg(opt=Adam(0.03), up=ErrorFeedback(TopK(0.2))), recycle=2, layers='tensors')",
-    "LUAR(FedAvg(LocalSGD(lr=0.1), up=LBGM(threshold=0.6)), recycle=1, layers='modules', select='gradient-norm')",
-    "LUAR(SCAFFOLD(LocalSGD(lr=0.1), down=EF21(TopK(0.3))), recycle=1, select='uniform')",
-    "LUAR(FedAvg(LocalSGD(lr=0.1)), recycle=1, select='round-robin', drop=True)",
+    "LUAR(FedAvg(up=LBGM(threshold=0.6)), recycle=1, layers='modules', select='gradient-norm')",
+    "LUAR(SCAFFOLD(down=EF21(TopK(0.6))), recycle=1, select='uniform')",
+    "LUAR(FedAvg(), recycle=1, select='round-robin', drop=True)",
 ]
 
 
-@pytest.mark.parametrize("expression", TABLE)
+LEFT_OPEN = {"lr": 0.5, "batch": 8, "epochs": 2}  # where an expression says nothing
+
+
+@pytest.mark.parametrize("expression", TABLE, ids=str)
 def test_training_lowers_the_loss_and_is_repeated_bit_for_bit(expression: str) -> None:
-    first = trained(tw.parse(expression), rounds=6)
-    assert first.rounds[-1]["test_loss"] < 2.25  # ln 10 = 2.303 is knowing nothing
-    assert first.rounds[-1]["test_loss"] < first.rounds[0]["test_loss"]
-    again = trained(tw.parse(expression), rounds=6, workers=2)
+    method = tw.parse(expression, LEFT_OPEN)
+    first = trained(method, rounds=6)
+    assert first.rounds[-1]["test_loss"] < 2.1  # ln 10 = 2.303 is knowing nothing
+    again = trained(method, rounds=6, workers=2)
     assert_same_run(first, again)
     assert list(first.ledger) == list(again.ledger)
-    assert not torch.equal(first.params.flat, trained(tw.parse(expression), rounds=6, seed=8).params.flat)
 
 
-@pytest.mark.parametrize("expression", TABLE)
+@pytest.mark.parametrize("expression", TABLE, ids=str)
 def test_the_name_of_a_method_can_be_typed_back(expression: str) -> None:
-    method = tw.parse(expression)
+    method = tw.parse(expression, LEFT_OPEN)
     assert tw.parse(repr(method)) == method
     assert tw.parse(tw.complete(method)) == method
     assert repr(tw.parse(tw.complete(method))) == repr(method)
 
 
-@pytest.mark.parametrize("expression", TABLE)
-@pytest.mark.parametrize("model", [mlp, normed])
-def test_states_survive_the_wire_and_nobody_writes_into_them(expression: str, model: Any) -> None:
+@pytest.mark.parametrize("expression", TABLE, ids=str)
+def test_states_survive_the_wire_and_nobody_writes_into_them(expression: str) -> None:
     tasks, _ = handwriting()
-    run = Simulation(tw.parse(expression), model, tasks, sample=4, seed=3, workers=1)
+    run = Simulation(tw.parse(expression), normed, tasks, sample=4, seed=3, workers=1, plan="each")
     with run.pool:
         for _ in range(3):
-            held = [run.server, run.stream.view, dict(run.clients), dict(run.receivers), run.buffers]
+            held = [run.server, run.stream.view, dict(run.states.ends), run.buffers]
             before = [tw.dumps(state) for state in held]
             run.step()
             assert [tw.dumps(state) for state in held] == before
-        for state in [run.server, run.stream.view, *run.clients.values(), *run.receivers.values()]:
+        for state in [run.server, run.stream.view, *run.states.ends.values()]:
             data = tw.dumps(state)
             assert tw.dumps(tw.restore(tw.loads(data, finite=False), state)) == data
+
+
+def test_another_seed_is_another_run_from_the_same_model() -> None:
+    module = mlp()
+    assert_same_run(trained(FedAvg(LOCAL), module), trained(FedAvg(LOCAL), module))
+    assert not torch.equal(
+        trained(FedAvg(LOCAL), module).params.flat, trained(FedAvg(LOCAL), module, seed=8).params.flat
+    )
 
 
 # -- reductions -----------------------------------------------------------------
@@ -160,17 +173,25 @@ COMPRESSED = ErrorFeedback(TopK(0.1))
 SERVERS = {"sgd": SGD(1.0), "adam": Adam(0.03), "yogi": Yogi(0.03), "momentum": Momentum(1.0, beta=0.9)}
 
 
-@pytest.mark.parametrize("model", [mlp, normed])
+def with_server(name: str, weights: Any, up: tw.Link) -> tw.Algorithm:
+    if name == "scaffold":
+        return SCAFFOLD(LOCAL, up=up, weights=weights)
+    return FedAvg(LOCAL, opt=SERVERS[name], up=up, weights=weights)
+
+
 @pytest.mark.parametrize("up", [Dense(), COMPRESSED], ids=["dense", "compressed"])
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
 @pytest.mark.parametrize("inner", [*SERVERS, "scaffold"])
-def test_recycling_nothing_is_the_inner_algorithm(inner: str, weights: Any, up: tw.Link, model: Any) -> None:
-    if inner == "scaffold":
-        method: tw.Algorithm = SCAFFOLD(LOCAL, up=up, weights=weights)
-    else:
-        method = FedAvg(LOCAL, opt=SERVERS[inner], up=up, weights=weights)
-    for layers in ("kernels", "modules") if model is mlp else ("tensors",):
-        assert_same_run(trained(LUAR(method, recycle=0, layers=layers), model), trained(method, model))  # type: ignore[arg-type]
+def test_recycling_nothing_is_the_inner_algorithm(inner: str, weights: Any, up: tw.Link) -> None:
+    method = with_server(inner, weights, up)
+    assert_same_run(trained(LUAR(method, recycle=0)), trained(method))
+
+
+@pytest.mark.parametrize("inner", [*SERVERS, "scaffold"])
+@pytest.mark.parametrize("layers", ["tensors", "modules"])
+def test_recycling_nothing_is_the_inner_algorithm_with_norm_statistics(inner: str, layers: Any) -> None:
+    method = with_server(inner, "examples", COMPRESSED)
+    assert_same_run(trained(LUAR(method, recycle=0, layers=layers), normed), trained(method, normed))
 
 
 SAME = {
@@ -213,7 +234,7 @@ SAME = {
 @pytest.mark.parametrize("name", SAME)
 def test_a_method_at_its_neutral_setting_is_its_parent(name: str, model: Any) -> None:
     special, plain = SAME[name]
-    assert_same_run(trained(special, model, rounds=5), trained(plain, model, rounds=5))
+    assert_same_run(trained(special, model), trained(plain, model))
 
 
 def test_the_first_round_of_scaffold_is_that_of_fedavg() -> None:
@@ -231,7 +252,9 @@ def test_one_client_with_one_step_a_round_is_gradient_descent() -> None:
     tasks, _ = handwriting()
     torch.manual_seed(0)
     module = mlp()
-    found = tw.simulate(FedAvg(LocalSGD(lr=0.5, batch=None, steps=1)), module, [tasks[4]], 6, workers=1).params
+    found = tw.simulate(
+        FedAvg(LocalSGD(lr=0.5, batch=None, steps=1)), module, [tasks[4]], 6, workers=1, plan="each"
+    ).params
     x, y = tasks[4].batch(torch.arange(44))
     weights = list(module.parameters())
     for _ in range(6):
@@ -319,7 +342,7 @@ TWICE = LocalSGD(lr=0.1, batch=None, steps=2)
 
 def path(algorithm: tw.Algorithm, rounds: int, model: nn.Module | None = None, tasks: Any = PAIR) -> list[list[float]]:
     """The model after each round."""
-    run = Simulation(algorithm, model or Point(0.5, -1.0), tasks, workers=1)
+    run = Simulation(algorithm, model or Point(0.5, -1.0), tasks, workers=1, plan="each")
     with run.pool:
         points = []
         for _ in range(rounds):
@@ -394,14 +417,14 @@ def test_two_rounds_of_scaffold_are_those_worked_out_by_hand(
     #     ys = [local(x, i, offset=c - ci[i]) for i in (0, 1)]
     #     new = np.array([ci[i] - c + (x - ys[i]) / (2 * 0.1) for i in (0, 1)])
     #     x = x + mean([y - x for y in ys], w); c = c + (new - ci).sum(0) / 2; ci = new; print(x, c, ci)
-    run = Simulation(SCAFFOLD(TWICE, weights=weights), Point(0.5, -1.0), PAIR, workers=1)
+    run = Simulation(SCAFFOLD(TWICE, weights=weights), Point(0.5, -1.0), PAIR, workers=1, plan="each")
     with run.pool:
         for t in (0, 1):
             run.step()
             assert run.server.x.flat.tolist() == approx(x[t])
             assert run.server.c.flat.tolist() == approx(c[t])
-            assert run.clients[0].state.flat.tolist() == approx(c_0[t])
-            assert run.clients[1].state.flat.tolist() == approx(c_1[t])
+            assert run.states.get(0).own.state.flat.tolist() == approx(c_0[t])
+            assert run.states.get(1).own.state.flat.tolist() == approx(c_1[t])
 
 
 def test_four_rounds_of_lbgm_are_those_worked_out_by_hand() -> None:
@@ -417,8 +440,18 @@ def test_four_rounds_of_lbgm_are_those_worked_out_by_hand() -> None:
     expected = [[0.595, -0.37], [0.65342648, 0.03693313], [0.70445598, 0.29559255], [0.74388008, 0.46138656]]
     method = FedAvg(TWICE, up=LBGM(threshold=0.1))
     assert path(method, 4) == approx(expected)
-    ledger = tw.simulate(method, Point(0.5, -1.0), PAIR, 4, workers=1).ledger
+    ledger = tw.simulate(method, Point(0.5, -1.0), PAIR, 4, workers=1, plan="each").ledger
     assert [[e.floats for e in ledger.of("up", r)] for r in (1, 2, 3, 4)] == [[2, 2], [1, 1], [2, 1], [2, 1]]
+
+
+def test_a_round_that_looks_back_keeps_the_residual_of_the_link_it_holds() -> None:
+    # One step of 0.1, h = (1, 2), target (1, 0): the update is ((1 - x) / 10, -x / 5). Top-k keeps one entry of two.
+    # 1: p = (.05, .2),   (0, .2) whole,           e = (.05, 0)
+    # 2: p = (.1, .16),   .8 of (0, .2), looked back, e = (.1, 0)
+    # 3: p = (.15, .128), (.15, 0) whole,          e = (0, .128)
+    # 4: p = (.035, .256), (0, .256) whole
+    method = FedAvg(LocalSGD(lr=0.1, batch=None, steps=1), up=LBGM(ErrorFeedback(TopK(0.5)), threshold=0.5))
+    assert path(method, 4, tasks=PAIR[:1]) == approx([[0.5, -0.8], [0.5, -0.64], [0.65, -0.64], [0.65, -0.384]])
 
 
 def test_clients_train_from_the_halves_they_were_sent() -> None:
@@ -495,7 +528,7 @@ def test_fields_are_averaged_summed_or_handed_over_as_their_types_say(
 ) -> None:
     log: list[Any] = []
     tasks = [Quadratic(H, torch.zeros(n, 2)) for n in (1, 2, 5)]
-    tw.simulate(Gather(log, up=up, weights=weights), Point(0.5, -1.0), tasks, 1, workers=1)
+    tw.simulate(Gather(log, up=up, weights=weights), Point(0.5, -1.0), tasks, 1, workers=1, plan="each")
     (got,) = log
     assert got.update.flat.tolist() == [pytest.approx(mean)] * 2
     assert {client: own.flat.tolist() for client, own in got.own.items()} == {0: [0, 0], 1: [1, 1], 2: [2, 2]}
@@ -510,7 +543,7 @@ def test_fields_are_averaged_summed_or_handed_over_as_their_types_say(
 def test_only_those_who_replied_are_gathered_and_weighted() -> None:
     log: list[Any] = []
     tasks = [Quadratic(H, torch.zeros(n, 2)) for n in (1, 2, 5, 3)]
-    tw.simulate(Gather(log), Point(0.5, -1.0), tasks, 12, sample=2, workers=1)
+    tw.simulate(Gather(log), Point(0.5, -1.0), tasks, 12, sample=2, workers=1, plan="each")
     sizes = {0: 1.0, 1: 2.0, 2: 5.0, 3: 3.0}
     pairs = [sorted(got.own) for got in log]
     assert len({tuple(pair) for pair in pairs}) > 3
@@ -569,7 +602,7 @@ def test_four_rounds_of_luar_in_turn_are_those_worked_out_by_hand(
     #     for k, at in layers.items():
     #         if k != recycled: s[k] = np.linalg.norm(d[at]) / np.linalg.norm(x[at])
     #     x, last = x + d, d; print(x, s)
-    run = Simulation(LUAR(FedAvg(ONCE), 1, select="round-robin", drop=drop), Tower(), TOWER, workers=1)
+    run = Simulation(LUAR(FedAvg(ONCE), 1, select="round-robin", drop=drop), Tower(), TOWER, workers=1, plan="each")
     floats, unsent = [], []
     with run.pool:
         for t in range(4):
@@ -619,12 +652,12 @@ def three_kernels(*values: float) -> Params:
 def test_layers_are_drawn_as_often_as_their_scores_say(
     select: Any, recycle: int, update: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
-    luar, x, draws = LUAR(FedAvg(), recycle, select=select), three_kernels(2.0, 4.0, 8.0), 2000
+    luar, x, draws = LUAR(FedAvg(), recycle, select=select), three_kernels(2.0, 4.0, 8.0), 800
     drawn = torch.zeros(3)
     for seed in range(draws):
         drawn += after_one_round(luar, x, three_kernels(*update), seed).recycled
     assert int(drawn.sum()) == draws * recycle
-    assert (drawn / draws).tolist() == pytest.approx(expected, abs=0.04)  # 3.6 standard deviations at least
+    assert (drawn / draws).tolist() == pytest.approx(expected, abs=0.06)  # 3.4 standard deviations at least
 
 
 def test_the_score_of_a_layer_is_its_update_over_its_weights() -> None:
@@ -646,7 +679,7 @@ def test_a_layer_that_does_not_move_or_starts_at_zero_has_a_finite_chance() -> N
 def test_a_recycled_layer_repeats_its_last_update_bit_for_bit() -> None:
     tasks, _ = handwriting()
     for inner in (FedAvg(LOCAL), FedAvg(LOCAL, up=COMPRESSED, weights="uniform")):
-        run = Simulation(LUAR(inner, recycle=2, layers="tensors"), mlp, tasks, sample=4, workers=1)
+        run = Simulation(LUAR(inner, recycle=2, layers="tensors"), mlp, tasks, sample=4, workers=1, plan="each")
         recycled = 0
         with run.pool:
             for _ in range(6):
@@ -685,7 +718,7 @@ def test_units_are_kernels_tensors_or_modules() -> None:
 )
 def test_what_is_recycled_is_not_sent_and_the_rest_is(layers: Any, recycle: int, once: Any) -> None:
     tasks, _ = handwriting()
-    run = Simulation(LUAR(FedAvg(LOCAL), recycle, layers=layers), normed, tasks, sample=2, workers=1)
+    run = Simulation(LUAR(FedAvg(LOCAL), recycle, layers=layers), normed, tasks, sample=2, workers=1, plan="each")
     sizes = {"1.weight": 768, "1.bias": 12, "2.weight": 12, "2.bias": 12, "4.weight": 120, "4.bias": 10}
     modules = [{"1.weight", "1.bias"}, {"2.weight", "2.bias"}, {"4.weight", "4.bias"}]
     allowed = {
@@ -715,14 +748,13 @@ def test_what_is_recycled_is_not_sent_and_the_rest_is(layers: Any, recycle: int,
 def test_the_servers_control_is_the_mean_of_the_clients_after_every_round(up: tw.Link, weights: Any) -> None:
     tasks, _ = handwriting()
     method = SCAFFOLD(LOCAL, up=up, weights=weights)
-    run = Simulation(method, mlp, tasks, sample=4, dropout=0.3, workers=1)
+    run = Simulation(method, mlp, tasks, sample=4, dropout=0.3, workers=1, plan="each")
     with run.pool:
         for _ in range(6):
             run.step()
-            held = [run.clients[i].state.flat if i in run.clients else torch.zeros(910) for i in range(8)]
+            held = [run.states.get(i).own.state.flat for i in range(8)]
             torch.testing.assert_close(run.server.c.flat, torch.stack(held).mean(0), atol=2e-6, rtol=1e-4)
     assert run.server.c.norm() > 0.01
-    assert len(run.clients) < 8 or run.records[-1]["lost_replies"] >= 0
 
 
 # -- what is refused ------------------------------------------------------------------
@@ -778,7 +810,7 @@ REFUSED = {
     "LUAR(FedAvg(), 1, select='best')": (
         "LUAR(select='best'): select is one of metric, uniform, round-robin, gradient-norm"
     ),
-    "LUAR(TopK(), 1)": "LUAR goes around an algorithm such as FedAvg(), not TopK()",
+    "LUAR(TopK(), 1)": "LUAR goes around an algorithm such as FedAvg(), not TopK(0.01)",
     "LUAR(FedAvg, 1)": (
         "LUAR goes around an algorithm such as FedAvg(), not <class 'thinwire.algorithms.fedavg.FedAvg'>"
     ),

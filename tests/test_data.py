@@ -70,8 +70,10 @@ def served(bare: Path) -> Iterator[tuple[Path, str]]:
 # ---- the sets -----------------------------------------------------------------------------
 
 
-def test_the_names_are_the_five_sets() -> None:
-    assert data.names() == ["cifar10", "digits", "fashion_mnist", "mnist", "shakespeare"]
+def test_the_names_are_the_ten_sets() -> None:
+    pictures = ["cifar10", "digits", "emnist_letters", "fashion_mnist", "mnist"]
+    texts = ["ag_news", "personachat", "personachat_words", "shakespeare", "sst2"]
+    assert data.names() == sorted(pictures + texts)
 
 
 def test_an_unknown_set_is_answered_with_the_nearest_name() -> None:
@@ -119,6 +121,63 @@ def test_mnist_is_the_original(data_dir: Path) -> None:
     pixels = mnist.inputs.double() / 255
     assert mnist.mean == pytest.approx([float(pixels.mean())], abs=5e-5)
     assert mnist.std == pytest.approx([float(pixels.std())], abs=5e-5)
+
+
+def test_the_letters_are_upright_and_count_from_zero(data_dir: Path) -> None:
+    letters = real("emnist_letters", data_dir)
+    assert letters.name == "emnist_letters_subset"  # not to be taken for all 124,800
+    assert letters.inputs.shape == (52_000, 1, 28, 28)
+    assert letters.test_inputs.shape == (20_800, 1, 28, 28)
+    assert (sha(letters.inputs), sha(letters.test_inputs)) == ("99e1668bb7407565", "29150cc5b2fb6126")
+    assert (sha(letters.targets.byte()), sha(letters.test_targets.byte())) == ("36631c8cabfecc12", "fc6f51735a4599a8")
+    assert letters.targets.bincount().tolist() == [2000] * 26
+    assert letters.test_targets.bincount().tolist() == [800] * 26
+    assert letters.targets[:4].tolist() == [22, 6, 15, 14]  # W G P O
+    pixels = letters.inputs.double() / 255
+    assert letters.mean == pytest.approx([float(pixels.mean())], abs=5e-5)
+    assert letters.std == pytest.approx([float(pixels.std())], abs=5e-5)
+    # Turned back, the test pictures are the official file: its git blob id, from the repository it was copied out of.
+    head = b"\0\0\x08\x03" + b"".join(side.to_bytes(4, "big") for side in (20_800, 28, 28))
+    official = head + letters.test_inputs[:, 0].transpose(1, 2).contiguous().numpy().tobytes()
+    blob = b"blob %d\0" % len(official) + official
+    assert hashlib.sha1(blob).hexdigest() == "993b7cb0a248976f80daf3ada442d95a6cbd51f1"
+
+
+def letters_in(folder: Path, prefix: str, counts: tuple[int, int], first: int) -> None:
+    """Files of the form of EMNIST Letters: picture i has its one white pixel at row 2, column i % 28."""
+    folder.mkdir(parents=True)
+    for part, count in zip(("train", "test"), counts, strict=True):
+        pictures = np.zeros((count, 28, 28), np.uint8)
+        pictures[np.arange(count), 2, np.arange(count) % 28] = 255
+        for kind, array in (
+            ("images-idx3", pictures),
+            ("labels-idx1", (first + np.arange(count) % 26).astype(np.uint8)),
+        ):
+            head = bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape)
+            path = folder / f"{prefix}{part}-{kind}-ubyte.gz"
+            path.write_bytes(gzip.compress(head + array.tobytes(), compresslevel=1))
+
+
+def test_the_official_letters_are_turned_upright(bare: Path) -> None:
+    letters_in(bare / "emnist_letters", "emnist-letters-", (124_800, 20_800), first=1)
+    letters = data.load("emnist_letters", bare, download=False)
+    assert letters.name == "emnist_letters"
+    assert letters.inputs[:30].nonzero().tolist() == [[i, 0, i % 28, 2] for i in range(30)]
+    assert letters.test_inputs[27].nonzero().tolist() == [[0, 27, 2]]
+    assert letters.targets[:27].tolist() == [*range(26), 0]
+    assert letters.test_targets.bincount().tolist() == [800] * 26
+
+
+def test_letters_of_a_mixed_form_are_refused(bare: Path) -> None:
+    letters_in(bare / "emnist_letters", "", (52_000, 20_800), first=1)
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz: holds labels from 1 to 26 instead of 0 to 25"):
+        data.load("emnist_letters", bare, download=False)
+    (bare / "emnist_letters/train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz is missing beside train-images-idx3-ubyte\.gz"):
+        data.load("emnist_letters", bare, download=False)
+    (bare / "emnist_letters/train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"emnist-letters-train-images-idx3-ubyte\.gz is missing; .*: take the folder"):
+        data.load("emnist_letters", bare)
 
 
 def test_the_jpeg_copies_of_cifar10_are_all_there_and_shuffled(data_dir: Path) -> None:
@@ -494,7 +553,7 @@ def test_a_split_touches_no_global_generator_and_prints_nothing(
 def test_the_name_of_a_split_is_short() -> None:
     assert [repr(split) for split in (IID(), Dirichlet(), Dirichlet(0.5, min_examples=10), Shards(3))] == [
         "IID()",
-        "Dirichlet()",
+        "Dirichlet(0.1)",
         "Dirichlet(0.5, min_examples=10)",
         "Shards(3)",
     ]

@@ -46,12 +46,20 @@ def test_only_batch_norm_keeps_statistics() -> None:
         models.resnet20(norm="layer")
 
 
+def built(name: str) -> tuple[nn.Module, torch.Tensor, tuple[int, ...]]:
+    """A model, two examples for it, and the shape of its outputs."""
+    if name == "char_transformer":
+        return models.build(name, (80,), 65), torch.zeros(2, 80, dtype=torch.int64), (2, 80, 65)
+    if name == "fasttext":
+        return models.build(name, (6,), 4, vocabulary=9), torch.tensor([[3, 8, 1, 3, 0, 0], [2] * 6]), (2, 4)
+    return models.build(name, (3, 32, 32), 10), torch.rand(2, 3, 32, 32), (2, 10)
+
+
 @pytest.mark.parametrize("name", models.names())
 def test_a_model_built_by_name_gives_logits_and_gradients(name: str) -> None:
-    text = name == "char_transformer"
-    model = models.build(name, (80,) if text else (3, 32, 32), 65 if text else 10)
-    out = model(torch.zeros(2, 80, dtype=torch.int64) if text else torch.rand(2, 3, 32, 32))
-    assert out.shape == ((2, 80, 65) if text else (2, 10))
+    model, examples, expected = built(name)
+    out = model(examples)
+    assert out.shape == expected
     out.square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
@@ -60,8 +68,7 @@ def test_a_model_built_by_name_gives_logits_and_gradients(name: str) -> None:
 def test_the_seed_of_the_caller_decides_the_weights(name: str) -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        model = models.build(name, (80,) if name == "char_transformer" else (1, 28, 28), 10)
-        return nn.utils.parameters_to_vector(model.parameters())
+        return nn.utils.parameters_to_vector(built(name)[0].parameters())
 
     with torch.random.fork_rng():
         assert torch.equal(weights(1), weights(1))
@@ -71,12 +78,20 @@ def test_the_seed_of_the_caller_decides_the_weights(name: str) -> None:
 def test_the_names_are_the_models() -> None:
     assert models.names() == [
         "char_transformer",
+        "fasttext",
         "fedavg_cnn",
         "lbgm_cnn",
         "linear",
         "mlp",
         "resnet20",
         "resnet20_group",
+        "resnet56",
+        "resnet56_group",
+        "resnet9",
+        "vgg16",
+        "vgg16_group",
+        "vgg16_none",
+        "vgg_small",
     ]
 
 

@@ -9,7 +9,7 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import LUAR, SCAFFOLD, Algorithm, Each, FedAvg, Start, Sum
+from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, Each, FedAvg, Intrinsic, Start, Sum
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -26,6 +26,7 @@ from .links import (
     Layerwise,
     Link,
     Partition,
+    Projection,
     RandK,
     ScaledSign,
     Sparse,
@@ -37,6 +38,7 @@ from .optimizers import SGD, Adagrad, Adam, Momentum, Optimizer, Yogi
 from .params import Layout, Params
 from .run import Result, Simulation, simulate
 from .schedules import Cosine, Decay, Exponential, Schedule, Triangle
+from .subspace import Basis, Fastfood, Gaussian
 from .task import Supervised, Task
 from .version import code_version
 from .wire import dumps, loads, restore
@@ -46,6 +48,7 @@ __version__ = code_version().partition("+")[0]
 __all__ = [
     "BF16",
     "EF21",
+    "FLSS",
     "LBGM",
     "LUAR",
     "SCAFFOLD",
@@ -53,6 +56,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Algorithm",
+    "Basis",
     "Codec",
     "Cosine",
     "Decay",
@@ -60,9 +64,12 @@ __all__ = [
     "Each",
     "ErrorFeedback",
     "Exponential",
+    "Fastfood",
     "FedAvg",
     "Flat",
+    "Gaussian",
     "Half",
+    "Intrinsic",
     "Key",
     "Layerwise",
     "Layout",
@@ -75,6 +82,7 @@ __all__ = [
     "Optimizer",
     "Params",
     "Partition",
+    "Projection",
     "RandK",
     "Result",
     "ScaledSign",

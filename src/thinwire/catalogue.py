@@ -13,6 +13,7 @@ from .links import Link
 from .network import Network
 from .optimizers import Optimizer
 from .schedules import Schedule
+from .subspace import Basis
 
 
 class Entry(NamedTuple):
@@ -32,6 +33,7 @@ KINDS: dict[type, str] = {
     Schedule: "learning rate",
     Split: "split",
     Network: "network",
+    Basis: "random subspace",
     Config: "local training",
 }
 

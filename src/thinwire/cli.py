@@ -113,7 +113,6 @@ def resume(
         if rounds < comparison.rounds:
             raise ValueError(f"--rounds {rounds}: this comparison has {comparison.rounds} already; it can only grow")
         comparison = replace(comparison, rounds=rounds)
-        comparison.save(out)
     if workers is not None:
         comparison = replace(comparison, workers=workers)
     if data_dir is not None:

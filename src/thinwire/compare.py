@@ -59,6 +59,7 @@ class Comparison:
             self.task is not None or self.sample is None or self.sample <= self.clients,
             f"--sample {self.sample} is more than --clients {self.clients}",
         )
+        require(self.workers is None or self.workers > 0, f"--workers {self.workers}: it must be at least 1")
         require(self.rounds > 0, f"--rounds {self.rounds}: it must be at least 1")
         require(len(self.seeds) > 0, "--seeds names no seed")
         require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
@@ -160,6 +161,7 @@ class Comparison:
         """
         results, failures, problems = [], [], problems or {}
         with locked(out):
+            self.save(out)  # with the number of rounds that is now asked for
             for algorithm, seed, name in self.folders():
                 if self._complete(out / name):
                     continue

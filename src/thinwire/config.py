@@ -22,7 +22,9 @@ class Config:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__repr__ = _short  # type: ignore[method-assign]  # set on every class: @dataclass keeps a repr it finds there
+        # Set on every class: @dataclass keeps what it finds there. A field may be a dict, which has no hash.
+        cls.__repr__ = _short  # type: ignore[method-assign]
+        cls.__hash__ = _hash  # type: ignore[method-assign]
 
 
 def complete(x: Any) -> str:
@@ -33,10 +35,19 @@ def complete(x: Any) -> str:
     return _container(x, complete)
 
 
+def _hash(self: Any) -> int:
+    return hash(complete(self))
+
+
 def _short(self: Any) -> str:
-    words, positional = [], True
+    """Fields at their default are left out, but the first number is always there: ``TopK(0.01)``."""
+    words: list[str] = []
+    numbers, positional = 0, True
     for name, value, default in _items(self):
-        if default is not MISSING and type(value) is type(default) and value == default:
+        number = type(value) in (int, float) or type(default) in (int, float)
+        numbers += number
+        same = default is not MISSING and value == default and isinstance(value, bool) == isinstance(default, bool)
+        if same and not (number and numbers == 1):
             positional = False  # everything after a gap needs its name
             continue
         words.append((f"{name}=" if not positional else "") + _container(value, repr))
@@ -48,7 +59,9 @@ def _items(x: Any) -> Iterator[tuple[str, Any, Any]]:
     for field in fields(x):
         if field.init and field.repr:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
-            yield field.name, getattr(x, field.name), default
+            value = getattr(x, field.name)
+            # 2 where a float is meant is 2.0: one name for one object.
+            yield field.name, float(value) if type(value) is int and type(default) is float else value, default
 
 
 def _container(x: Any, show: Any) -> str:

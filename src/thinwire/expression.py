@@ -9,11 +9,9 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from beartype.door import is_bearable
 
 from .config import Config
 from .errors import ExpressionError, nearest
@@ -45,12 +43,21 @@ class _Parser:
 
     def parse(self) -> Any:
         try:
-            tree = ast.parse(self.text.strip(), mode="eval")
+            tree = self.tree()
+            if isinstance(tree.body, ast.Name):  # FedAvg for FedAvg()
+                return self.call(tree.body.id, [], {})
+            return self.value(tree.body)
+        except (RecursionError, MemoryError, OverflowError) as error:
+            raise ExpressionError(self.unclear()) from error
+
+    def tree(self) -> ast.Expression:
+        try:
+            return ast.parse(self.text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ExpressionError(f"{self.text!r} is not an expression such as FedAvg(up=TopK(0.01))") from error
-        if isinstance(tree.body, ast.Name):  # FedAvg for FedAvg()
-            return self.call(tree.body.id, [], {})
-        return self.value(tree.body)
+            raise ExpressionError(self.unclear()) from error
+
+    def unclear(self) -> str:
+        return f"{self.text[:200]!r} is not an expression such as FedAvg(up=TopK(0.01))"
 
     def value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
@@ -64,22 +71,31 @@ class _Parser:
         if isinstance(node, ast.Tuple):
             return tuple(self.value(item) for item in node.elts)
         if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
-            pairs = zip(node.keys, node.values, strict=True)
-            return {self.value(key): self.value(value) for key, value in pairs if key is not None}
+            return self.mapping(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args):
                 raise ExpressionError(f"{self.shown(node)}: write the arguments out, * and ** are not understood")
-            arguments = [self.value(argument) for argument in node.args]
+            arguments, named = [self.value(argument) for argument in node.args], [str(k.arg) for k in node.keywords]
+            if twice := [name for name in named if named.count(name) > 1]:
+                raise ExpressionError(f"{self.shown(node)}: {twice[0]} is given twice")
             return self.call(node.func.id, arguments, {str(k.arg): self.value(k.value) for k in node.keywords})
         if isinstance(node, ast.Name) and node.id in self.names:
             raise ExpressionError(f"{node.id} needs its brackets here: {node.id}()")
         raise ExpressionError(f"{self.shown(node)} is neither a literal nor a call of a public name")
 
+    def mapping(self, node: ast.Dict) -> dict[str, Any]:
+        pairs = [(self.value(k), self.value(v)) for k, v in zip(node.keys, node.values, strict=True) if k is not None]
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if not isinstance(key, str) or keys.count(key) > 1:
+                raise ExpressionError(f"{self.shown(node)}: its keys are different texts, {key!r} is not")
+        return dict(pairs)
+
     def call(self, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if name not in self.names:
-            raise ExpressionError(
-                f"unknown method {name!r}{nearest(name, self.names)}; `thinwire methods` lists them all"
-            )
+            kind = "method" if "FedAvg" in self.names else "name"
+            near = nearest(name, self.names)
+            raise ExpressionError(f"unknown {kind} {name!r}{near}; `thinwire methods` lists them all")
         cls = self.names[name]
         signature = inspect.signature(cls)
         for keyword in keywords:
@@ -92,22 +108,33 @@ class _Parser:
             raise ExpressionError(f"{name}: {error}; it is {name}{shape(cls)}") from None
         hints = get_type_hints(cls)
         for argument, value in bound.items():
-            if not _fits(value, hints[argument]):
+            bound[argument] = _fitted(value, hints[argument])
+            if bound[argument] is NO_FIT:
                 raise ExpressionError(f"{name}({argument}={value!r}): {hint(hints[argument])} is expected")
+        filled = {k: v for k, v in self.defaults.items() if v is not None}
+        local = signature.parameters.get("local")
         if cls is LocalSGD:
-            bound = {**{k: v for k, v in self.defaults.items() if v is not None}, **bound}
-        elif "local" in signature.parameters and "local" not in bound:
-            bound["local"] = self.call("LocalSGD", [], {})
+            bound = {**filled, **bound}
+        elif local is not None and isinstance(local.default, LocalSGD) and "local" not in bound:
+            bound["local"] = replace(local.default, **filled)
         return cls(**bound)
 
     def shown(self, node: ast.expr) -> str:
         return repr(ast.get_source_segment(self.text.strip(), node) or self.text)
 
 
-def _fits(value: Any, expected: Any) -> bool:
+NO_FIT = object()
+
+
+def _fitted(value: Any, expected: Any) -> Any:
+    """The value as the type asks for it (1 where a float is expected becomes 1.0), or ``NO_FIT``."""
+    from beartype.door import is_bearable  # where it is used: it takes a tenth of a second to import
+
     if isinstance(value, bool):  # Python's True is an int; a number of layers is not
-        return bool in (expected, *get_args(expected))
-    return is_bearable(value, expected) or (type(value) is int and is_bearable(float(value), expected))
+        return value if bool in (expected, *get_args(expected)) else NO_FIT
+    if is_bearable(value, expected):
+        return value
+    return float(value) if type(value) is int and is_bearable(float(value), expected) else NO_FIT
 
 
 def shape(cls: type) -> str:

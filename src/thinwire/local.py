@@ -7,8 +7,11 @@ clients at once. A request is data only.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from torch import Tensor
 
 from .config import Config
 from .errors import require
@@ -29,7 +32,7 @@ class LocalSGD(Config):
     """
 
     lr: float | Schedule = 0.05
-    epochs: float = 1
+    epochs: float = 1.0
     batch: int | None = 32
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -41,6 +44,8 @@ class LocalSGD(Config):
         if not isinstance(self.lr, Schedule):
             require(math.isfinite(self.lr) and self.lr > 0, where.format("lr", self.lr, "lr must be positive"))
         require(self.epochs > 0, where.format("epochs", self.epochs, "epochs must be positive"))
+        for name, value in (("batch", self.batch), ("steps", self.steps)):
+            require(value is None or type(value) is int, where.format(name, value, "a whole number, or None"))
         require(
             self.batch is None or self.batch > 0, where.format("batch", self.batch, "batch must be positive or None")
         )
@@ -63,6 +68,7 @@ class Local(NamedTuple):
     trainer: LocalSGD
     offset: Params | None = None  # added to every gradient (SCAFFOLD)
     anchor: Params | None = None  # trainer.prox pulls towards this; None: towards x
+    basis: Sequence[Tensor] | None = None  # every step is projected on these orthonormal rows (FLSS)
 
 
 class Trained(NamedTuple):

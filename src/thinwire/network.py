@@ -33,7 +33,10 @@ class Network(Config):
     def __post_init__(self) -> None:
         for name, rates in (("mbit", self.mbit), ("down", self.mbit if self.down is None else self.down)):
             every = rates if isinstance(rates, tuple) else (rates,)
-            require(min(every, default=0) > 0, f"Network({name}={rates}): a rate in Mbit/s must be positive")
+            require(
+                min(every, default=0) > 0 and max(every) < math.inf,
+                f"Network({name}={rates}): a rate in Mbit/s must be positive",
+            )
         require(self.spread >= 0, f"Network(spread={self.spread}): spread must not be negative")
         require(self.latency >= 0, f"Network(latency={self.latency}): seconds must not be negative")
         require(self.step >= 0, f"Network(step={self.step}): seconds must not be negative")

@@ -6,6 +6,7 @@ Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv:2003.00295, Al
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -128,4 +129,4 @@ class Adagrad(_Adaptive):
 
 
 def _rate(self: SGD | Momentum | _Adaptive) -> None:
-    require(self.lr > 0, f"{type(self).__name__}(lr={self.lr}): lr must be positive")
+    require(0 < self.lr < math.inf, f"{type(self).__name__}(lr={self.lr}): lr must be positive")

@@ -26,6 +26,8 @@ class Layout:
     @staticmethod
     def of(named: Iterable[tuple[str, Tensor]]) -> Layout:
         pairs = [(name, tensor.shape) for name, tensor in named]
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError("two layers have the same name")
         return Layout(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs))
 
     @cached_property
@@ -129,7 +131,7 @@ class Params:
 
     def drop(self, names: Iterable[str]) -> Params:
         """All layers but these."""
-        gone = set(names)
+        gone = set(self.layout.only(names).names)
         return self.only(n for n in self.names if n not in gone)
 
     def replace(self, other: Params) -> Params:
@@ -209,9 +211,9 @@ def is_finite(x: Tensor) -> bool:
 def fold(total: Tensor | None, x: Tensor, weight: float) -> Tensor:
     """``total + weight * x``, into ``total``. With :func:`mean` the one formula of every average here.
 
-    Halves are summed as 32-bit floats. ``None`` starts a new total.
+    Anything but 64-bit floats is summed as 32-bit floats. ``None`` starts a new total.
     """
-    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
     return wide * weight if total is None else total.add_(wide, alpha=weight)
 
 
@@ -220,6 +222,6 @@ def mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     total, whole = None, 0.0
     for tensor, weight in zip(tensors, weights, strict=True):
         total, whole = fold(total, tensor, weight), whole + weight
-    if total is None:
-        raise ValueError("the mean of nothing")
+    if total is None or whole == 0:
+        raise ValueError("the mean of nothing: there are no values, or their weights add up to zero")
     return total.div_(whole)

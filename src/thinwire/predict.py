@@ -32,7 +32,7 @@ class Prediction:
     first_down: int
     later_down: int
     bytes_up: tuple[int, int]
-    bytes_down: int
+    bytes_down: tuple[int, int]
     seconds: tuple[float, float]  # of transfer alone
 
 
@@ -57,8 +57,10 @@ def predict(
     if _looks_back(probe):
         later = (min(later[0], repeated), max(later[1], up[0]))
     replies = rounds * sample
-    first = min(clients, replies)  # each client has one first reply
-    total = [first * up[0] + (replies - first) * size for size in later]
+    first = min(clients, replies)  # each client has one first reply, if all are sampled at some time
+    fewest = min(sample, clients)  # the same clients every round
+    total_up = _totals(up[0], later, replies, (fewest, first))
+    total_down = _totals(down[0], (down[-1], down[-1]), replies, (fewest, first))
     seconds = [transfer(up[0] + down[0], mbit) + (rounds - 1) * transfer(size + down[-1], mbit) for size in later]
     return Prediction(
         method=repr(algorithm),
@@ -66,10 +68,16 @@ def predict(
         later_up=later,
         first_down=down[0],
         later_down=down[-1],
-        bytes_up=(total[0], total[1]),
-        bytes_down=first * down[0] + (replies - first) * down[-1],
+        bytes_up=total_up,
+        bytes_down=total_down,
         seconds=(seconds[0], seconds[1]),
     )
+
+
+def _totals(first: int, later: tuple[int, int], replies: int, newcomers: tuple[int, int]) -> tuple[int, int]:
+    """Lowest and highest sum of ``replies`` messages, of which the first of each newcomer has its own size."""
+    sums = [n * first + (replies - n) * size for n in newcomers for size in later]
+    return min(sums), max(sums)
 
 
 def _looks_back(probe: Simulation) -> bool:
@@ -102,7 +110,7 @@ def show(predictions: list[Prediction], rounds: int, sample: int, mbit: float) -
             _range(*(f"{n:,}" for n in p.later_up)),
             f"{p.later_down:,}",
             _range(*(f"{n / 1e6:.2f}" for n in p.bytes_up)),
-            f"{p.bytes_down / 1e6:.2f}",
+            _range(*(f"{n / 1e6:.2f}" for n in p.bytes_down)),
             _range(*(f"{s:.1f}" for s in p.seconds)),
         )
     console = Console()

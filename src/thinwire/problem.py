@@ -20,7 +20,7 @@ from .errors import require
 from .key import Key
 from .task import Supervised
 
-DEFAULT_MODEL = {"digits": "mlp", "shakespeare": "char_transformer"}  # fedavg_cnn for the others
+DEFAULT_MODEL = {"digits": "mlp"}  # by data set; else by what its examples are
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,12 @@ def standard(
     require(clients > 0, f"clients={clients}: it must be at least 1")
     require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
     loaded = sets.load(data, data_dir) if isinstance(data, str) else data
-    model = model or DEFAULT_MODEL.get(loaded.name, "fedavg_cnn")
-    shape, classes = tuple(loaded.inputs.shape[1:]), loaded.num_classes
-    models.build(model, shape, classes) if model not in models.names() else None  # an unknown name fails here
+    shape, classes, vocabulary = tuple(loaded.inputs.shape[1:]), loaded.num_classes, loaded.vocabulary
+    model = model or DEFAULT_MODEL.get(loaded.name) or _suited(loaded)
+
+    def build() -> nn.Module:
+        return models.build(model, shape, classes, vocabulary=vocabulary)
+
     split = split or (sets.Natural() if loaded.groups is not None else sets.IID())
     parts = split(loaded.targets, loaded.groups, clients, Key(seed).number("split") % 2**31)
 
@@ -72,7 +75,14 @@ def standard(
         require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
         tests = [task(part) for part in kept]
     test = Supervised(loaded.test_inputs, loaded.test_targets, mean=loaded.mean, std=loaded.std)
-    return Problem(lambda: models.build(model, shape, classes), [task(part) for part in parts], test, tests)
+    return Problem(build, [task(part) for part in parts], test, tests)
+
+
+def _suited(loaded: DataSet) -> str:
+    """The model of a set that none was named for."""
+    if loaded.vocabulary is None:
+        return "fedavg_cnn"
+    return "fasttext" if loaded.targets.ndim == 1 else "char_transformer"
 
 
 def custom(where: str, clients: int, seed: int) -> Problem:

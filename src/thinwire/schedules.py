@@ -59,6 +59,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         require(self.start > 0, f"Cosine(start={self.start}): start must be positive")
+        require(self.end >= 0, f"Cosine(end={self.end}): end must not be negative")
         require(self.rounds > 1, f"Cosine(rounds={self.rounds}): rounds must be at least 2")
 
     def at(self, round: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -65,6 +65,20 @@ class Supervised:
 
     def __len__(self) -> int:
         return len(self.inputs if self.indices is None else self.indices)
+
+    def whole(self) -> Supervised:
+        """The same task over all the examples there are."""
+        return replace(self, indices=None)
+
+    def kin(self, other: Supervised) -> bool:
+        """Whether only the indices differ."""
+        same = (
+            type(self) is type(other),
+            self.inputs is other.inputs,
+            self.targets is other.targets,
+            self.loss_of is other.loss_of,
+        )
+        return all(same) and (self.mean, self.std) == (other.mean, other.std)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         where = indices if self.indices is None else self.indices[indices]

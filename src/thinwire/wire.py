@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 import sys
 import warnings
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -48,6 +49,7 @@ DTYPES = (
 )
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MOST_ENTRIES = 1 << 48  # no tensor of a message has more, whatever its dimensions say
+DEEPEST = 100  # lists within lists, far below Python's own limit
 MOST_DIMENSIONS = 64  # torch's own limit
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -77,16 +79,26 @@ def dumps(x: State) -> bytes:
     return b"".join(parts)
 
 
-def loads(data: bytes, *, max_depth: int = 32, max_bytes: int | None = None, finite: bool = True) -> Packet:
+def loads(
+    data: bytes,
+    *,
+    max_depth: int = 32,
+    max_bytes: int | None = None,
+    max_values: int | None = 1 << 17,
+    finite: bool = True,
+) -> Packet:
     """The value in ``data``; its tensors are views of ``data`` and must not be written to.
 
-    ``max_depth`` bounds nesting, ``max_bytes`` the message. With ``finite`` (the default) a
-    NaN or an infinity anywhere is refused. Nothing is allocated before its length was
-    checked against the bytes that are there. Raises :class:`WireError` and nothing else.
+    ``max_depth`` bounds nesting (at most 100), ``max_bytes`` the message, ``max_values`` the
+    number of values in it (an empty tensor is three bytes there and half a kilobyte here).
+    With ``finite`` (the default) a NaN or an infinity anywhere is refused. Nothing is
+    allocated before its length was checked against the bytes that are there. Raises
+    :class:`WireError` and nothing else.
     """
     if max_bytes is not None and len(data) > max_bytes:
         raise WireError(f"a message of {len(data)} bytes; at most {max_bytes} are accepted")
-    reader = _Reader(bytes(data), max_depth)  # bytes of bytes are the same object
+    most = len(data) if max_values is None else max_values
+    reader = _Reader(bytes(data), min(max_depth, DEEPEST), most)  # bytes of bytes are the same object
     if reader.byte() != VERSION:
         raise WireError(f"not a message of format version {VERSION}")
     value = reader.value(0)
@@ -114,7 +126,9 @@ def restore(packet: Packet, like: State) -> State:
 # -- writing ------------------------------------------------------------------
 
 
-def _write(x: Any, out: bytearray, tensors: list[Tensor]) -> None:
+def _write(x: Any, out: bytearray, tensors: list[Tensor], depth: int = 0) -> None:
+    if depth > DEEPEST:
+        raise TypeError(f"nested deeper than {DEEPEST}: this has no place in a message")
     if x is None:
         out.append(NONE)
     elif x is True:
@@ -122,10 +136,11 @@ def _write(x: Any, out: bytearray, tensors: list[Tensor]) -> None:
     elif x is False:
         out.append(FALSE)
     elif isinstance(x, Params):
-        _write(x.flat, out, tensors)
+        _write(x.flat, out, tensors, depth)
     elif isinstance(x, Tensor):
-        if x.dtype not in CODES:
-            raise TypeError(f"tensors of {x.dtype} have no place in a message")
+        if x.dtype not in CODES or x.layout != torch.strided:
+            kind = x.dtype if x.layout == torch.strided else x.layout
+            raise TypeError(f"tensors of {kind} have no place in a message")
         out.append(TENSOR + CODES[x.dtype])
         _varint(x.ndim, out)
         for size in x.shape:
@@ -140,7 +155,10 @@ def _write(x: Any, out: bytearray, tensors: list[Tensor]) -> None:
         out.append(FLOAT)
         out += struct.pack("<d", x)
     elif isinstance(x, str):
-        text = x.encode()
+        try:
+            text = x.encode()
+        except UnicodeEncodeError as error:
+            raise TypeError("text that is not Unicode has no place in a message") from error
         out.append(TEXT)
         _varint(len(text), out)
         out += text
@@ -148,15 +166,15 @@ def _write(x: Any, out: bytearray, tensors: list[Tensor]) -> None:
         out.append(LIST)
         _varint(len(x), out)
         for item in x:
-            _write(item, out, tensors)
+            _write(item, out, tensors, depth + 1)
     elif isinstance(x, dict):
         out.append(DICT)
         _varint(len(x), out)
         for key, item in x.items():
             if not isinstance(key, str | int) or isinstance(key, bool):
                 raise TypeError(f"a key of type {type(key).__name__}; keys are strings or integers")
-            _write(key, out, tensors)
-            _write(item, out, tensors)
+            _write(key, out, tensors, depth + 1)
+            _write(item, out, tensors, depth + 1)
     else:
         raise TypeError(f"{type(x).__name__} has no place in a message")
 
@@ -190,8 +208,8 @@ class _Section:
 
 
 class _Reader:
-    def __init__(self, data: bytes, max_depth: int) -> None:
-        self.data, self.position, self.max_depth = data, 0, max_depth
+    def __init__(self, data: bytes, max_depth: int, max_values: int) -> None:
+        self.data, self.position, self.max_depth, self.values_left = data, 0, max_depth, max_values
         self.sections: list[tuple[Any, Any, _Section]] = []
 
     def take(self, length: int) -> bytes:
@@ -230,6 +248,9 @@ class _Reader:
     def value(self, depth: int) -> Any:
         if depth > self.max_depth:
             raise WireError(f"nested deeper than {self.max_depth}")
+        self.values_left -= 1
+        if self.values_left < 0:
+            raise WireError("more values than are accepted")
         tag = self.byte()
         if tag in (NONE, FALSE, TRUE):
             return (None, False, True)[tag]
@@ -308,6 +329,14 @@ def _finite(x: Any) -> bool:
     return all(map(_finite, x.values())) if isinstance(x, dict) else True
 
 
+class Several(list[Any]):
+    """A list in a state whose length may change; each of its items is like ``like``."""
+
+    def __init__(self, items: Iterable[Any], like: Any) -> None:
+        super().__init__(items)
+        self.like = like
+
+
 # -- back into a template -----------------------------------------------------
 
 
@@ -318,6 +347,11 @@ def conform(packet: Packet, like: State, where: str = "packet") -> None:
     if isinstance(like, Tensor):
         if not isinstance(packet, Tensor) or packet.dtype != like.dtype or packet.shape != like.shape:
             raise WireError(f"{where}: {_named(like)} expected, {_named(packet)} found")
+    elif isinstance(like, Several):
+        if not isinstance(packet, list):
+            raise WireError(f"{where}: a list expected, {_named(packet)} found")
+        for number, part in enumerate(packet):
+            conform(part, like.like, f"{where}.{number}")
     elif isinstance(like, list | tuple):
         if not isinstance(packet, list) or len(packet) != len(like):
             raise WireError(f"{where}: {len(like)} items expected, {_named(packet)} found")
@@ -342,6 +376,8 @@ def _typed(packet: Any, like: Any) -> Any:
         return Params(like.layout, _typed(packet.flat if isinstance(packet, Params) else packet, like.flat))
     if isinstance(like, Tensor):
         return packet.to(like.device, copy=True, memory_format=torch.contiguous_format)
+    if isinstance(like, Several):
+        return Several([_typed(part, like.like) for part in packet], like.like)
     if isinstance(like, list | tuple):
         items = [_typed(part, one) for part, one in zip(packet, like, strict=True)]
         return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)

@@ -2,7 +2,9 @@
 
 from .base import Algorithm, Each, Start, Sum
 from .fedavg import FedAvg
+from .flss import FLSS
+from .intrinsic import Intrinsic
 from .luar import LUAR
 from .scaffold import SCAFFOLD
 
-__all__ = ["LUAR", "SCAFFOLD", "Algorithm", "Each", "FedAvg", "Start", "Sum"]
+__all__ = ["FLSS", "LUAR", "SCAFFOLD", "Algorithm", "Each", "FedAvg", "Intrinsic", "Start", "Sum"]

@@ -15,7 +15,8 @@ from torch import nn
 from ..config import Config
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, Trained
+from ..local import Local, LocalSGD, Trained
+from ..optimizers import Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -39,6 +40,7 @@ class Start(NamedTuple):
     view: State  # what a client holds that has heard nothing yet
     client: State
     reply: Message  # a blank one: field types, layouts, what the links open on
+    message: Message = None  # a blank broadcast with all its fields; None: the first has them all
 
 
 class Algorithm(Config, ABC):
@@ -47,13 +49,29 @@ class Algorithm(Config, ABC):
     ``up`` carries the Params fields of a reply, ``down`` those of a broadcast; a dict by
     field name where they differ. ``weights`` is how replies are averaged. ``buffers`` says
     what becomes of float buffers (the statistics of norm layers): averaged with the same
-    weights and broadcast, whole, or kept by each client.
+    weights and broadcast, whole, or kept by each client (the model that all share is then
+    evaluated with the statistics it started with, each client's own model with its own).
     """
 
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()
     weights: Weights = "examples"
     buffers: Buffers = "mean"
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for field, kind, example in (("local", LocalSGD, "LocalSGD(0.1)"), ("opt", Optimizer, "Adam(0.03)")):
+            value = getattr(self, field, None)
+            if not (value is None or isinstance(value, kind)):
+                raise ValueError(f"{name}({field}={value!r}): {field} is written as {example}")
+        for field in ("up", "down"):
+            value = getattr(self, field)
+            links = value.values() if isinstance(value, dict) else [value]
+            if not all(isinstance(link, Link) for link in links):
+                raise ValueError(f"{name}({field}={value!r}): a link is expected, such as TopK(0.01)")
+        for field, known in (("weights", ("examples", "uniform")), ("buffers", ("mean", "local"))):
+            if getattr(self, field) not in known:
+                raise ValueError(f"{name}({field}={getattr(self, field)!r}): {field} is one of {', '.join(known)}")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """The module that is trained, e.g. re-parameterised; unchanged by default."""

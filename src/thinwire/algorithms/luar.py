@@ -72,7 +72,10 @@ class LUAR(Algorithm):
         require(
             isinstance(self.inner, Algorithm), f"LUAR goes around an algorithm such as FedAvg(), not {self.inner!r}"
         )
-        require(self.recycle >= 0, f"LUAR(recycle={self.recycle}): recycle is a number of layers, 0 or more")
+        require(
+            type(self.recycle) is int and self.recycle >= 0,
+            f"LUAR(recycle={self.recycle}): recycle is a number of layers, 0 or more",
+        )
         for name, value, known in (
             ("layers", self.layers, ("kernels", "tensors", "modules")),
             ("select", self.select, ("metric", "uniform", "round-robin", "gradient-norm")),
@@ -105,13 +108,15 @@ class LUAR(Algorithm):
         if not isinstance(getattr(inner.reply, "update", None), Params):
             raise CombinationError(f"LUAR needs a reply with an update of the model; {self.inner!r} has none")
         num = len(self.units(x.layout))
+        require(num > 0, f"LUAR(layers={self.layers!r}): the model has no {self.layers}; try layers='tensors'")
         require(
-            self.recycle < max(num, 1),
+            self.recycle < num,
             f"LUAR(recycle={self.recycle}): at most {num - 1}, the model has {num} {self.layers} and one must be sent",
         )
         nothing = torch.zeros(len(x.names), dtype=torch.bool)
         server = Server(inner.server, x.zeros(), torch.zeros(num, dtype=torch.float64), nothing)
-        return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply)
+        message = None if inner.message is None else Broadcast(inner.message, nothing)
+        return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply, message)
 
     def broadcast(self, server: State, view: State) -> Message:
         return Broadcast(self.inner.broadcast(server.inner, view.inner), server.recycled)

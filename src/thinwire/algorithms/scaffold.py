@@ -61,6 +61,7 @@ class SCAFFOLD(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.local.momentum:
             raise CombinationError(
                 f"SCAFFOLD reads the mean gradient off the distance a client went, which local momentum="
@@ -78,7 +79,10 @@ class SCAFFOLD(Algorithm):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x, c, c_i = view.x, view.c, state
         y = yield Local(x, self.local, offset=c - c_i)  # line 10
-        control = (x - y.x) / (y.steps * self.local.rate(key)) - c  # line 12, option II, less c_i
+        rate = self.local.rate(key)
+        if rate == 0:  # a schedule's last round: the client went nowhere and learned nothing
+            return Reply(y.x - x, c_i.zeros()), c_i
+        control = (x - y.x) / (y.steps * rate) - c  # line 12, option II, less c_i
         return Reply(y.x - x, control), c_i
 
     def sent(self, state: State, seen: Message) -> State:

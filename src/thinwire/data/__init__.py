@@ -7,14 +7,18 @@ train, test = holdout(parts[0], share=0.2, seed=1)
 
 from __future__ import annotations
 
+from .augment import Augment, Crop, Flip
 from .dataset import DataSet
 from .sets import load, names
 from .splits import IID, Dirichlet, Natural, Pathological, Shards, Similarity, Split, holdout
 
 __all__ = [
     "IID",
+    "Augment",
+    "Crop",
     "DataSet",
     "Dirichlet",
+    "Flip",
     "Natural",
     "Pathological",
     "Shards",

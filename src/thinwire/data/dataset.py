@@ -13,8 +13,12 @@ class DataSet:
 
     Pictures are ``inputs`` uint8 [n, channels, height, width] with int64 ``targets`` [n];
     a training task makes floats of a batch by ``(x.float() / 255 - mean) / std``. Inputs
-    that are float32 already have ``mean`` and ``std`` None. Texts are int64 characters
-    [n, context] with the characters that follow them, int64 [n, context], as targets.
+    that are float32 already have ``mean`` and ``std`` None.
+
+    Texts to continue are int64 characters or words [n, context], with those that follow them,
+    int64 [n, context], as targets. Texts to classify are int64 words [n, length], filled up
+    with 0, with int64 targets [n]. ``vocabulary`` is the number of ids that inputs of texts
+    may hold, None for pictures.
 
     ``groups`` is the natural owner of each training example (int64 [n], counted from 0),
     None where the set has none. ``mean`` and ``std`` are per channel, for values 0 to 1.
@@ -29,3 +33,4 @@ class DataSet:
     groups: Tensor | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    vocabulary: int | None = None

@@ -42,6 +42,14 @@ class Official:
     sha256: str
 
 
+@dataclass(frozen=True)
+class ByHand:
+    """A file that is not downloaded, because it is published inside an archive only."""
+
+    file: str
+    origin: str  # where a user gets it: a sentence
+
+
 def cache() -> Path:
     """The user's cache folder; it need not exist."""
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -61,7 +69,7 @@ def folders(set_name: str, data_dir: str | Path | None) -> list[Path]:
 
 
 def obtain(
-    set_name: str, source: Official, data_dir: str | Path | None, download: bool, forms: Sequence[str] = ()
+    set_name: str, source: Official | ByHand, data_dir: str | Path | None, download: bool, forms: Sequence[str] = ()
 ) -> Path:
     """The path of a file, found or downloaded.
 
@@ -74,14 +82,17 @@ def obtain(
         for name in (source.file, *forms):
             if (place / name).exists():
                 return place / name
-    if download:
+    cause: Exception | None = None
+    if isinstance(source, ByHand):
+        why = f"it is not downloaded: {source.origin}"
+    elif download:
         try:
             return fetch(source, cache() / set_name / source.file)
         except (OSError, http.client.HTTPException, DataError) as error:
             why = f"it could not be downloaded from {source.address} ({error})"
-            cause: Exception | None = error
+            cause = error
     else:
-        why, cause = f"it was not downloaded from {source.address}, because download is off", None
+        why = f"it was not downloaded from {source.address}, because download is off"
     raise DataError(
         f"{set_name}: {source.file} is missing; put it at {places[0] / source.file} "
         f"(looked in {', '.join(str(place) for place in places)}); {why}"
@@ -129,3 +140,24 @@ def gunzip(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise DataError(f"{path}: holds more than the {most:,} bytes that belong in it")
     return data
+
+
+def read_text(path: Path, most: int) -> str:
+    """The text of a UTF-8 file of at most ``most`` bytes, gzip-packed if its name ends in .gz.
+
+    Raises DataError for one that is cut, damaged, longer or not UTF-8.
+    """
+    try:
+        if path.suffix == ".gz":
+            data = gunzip(path, most)
+        else:
+            with path.open("rb") as file:
+                data = file.read(most + 1)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if len(data) > most:
+        raise DataError(f"{path}: holds more than the {most:,} bytes that belong in it")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a text in UTF-8 ({error})") from error

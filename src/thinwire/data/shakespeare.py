@@ -70,6 +70,7 @@ def shakespeare(
         test_targets=test_pieces[:, 1:].contiguous(),
         num_classes=_VOCABULARY,
         groups=torch.cat(owners),
+        vocabulary=_VOCABULARY,
     )
 
 

@@ -4,6 +4,7 @@ from .base import Codec, Link
 from .dense import BF16, Dense, Half
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
+from .projection import Projection
 from .sign import ScaledSign
 from .sparse import RandK, Sparse, TopK, top_k
 from .wrappers import Flat, Layerwise, Partition
@@ -20,6 +21,7 @@ __all__ = [
     "Layerwise",
     "Link",
     "Partition",
+    "Projection",
     "RandK",
     "ScaledSign",
     "Sparse",

@@ -6,6 +6,7 @@ Gradient Subspaces Low-Rank?", ICLR 2022, Algorithms 1 and 3.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ..params import Layout, Params
 from ..wire import Packet, State
 from .base import Link
 from .dense import Dense, number
+from .sparse import Sparse
 
 
 class LookBack(NamedTuple):
@@ -60,7 +62,7 @@ class LBGM(Link):
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
-        return self.inner.contraction and self.threshold < 1
+        return isinstance(self.inner, Dense | Sparse) and self.threshold < 1  # what both leave out may add up to more
 
     def open(self, like: Params) -> tuple[State, State]:
         return LookBack(like.zeros(), self.inner.open(like)[0]), like.zeros()
@@ -87,9 +89,10 @@ class LBGM(Link):
 def _multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
     """rho as a 32-bit number if g may be recycled, else None (Algorithm 1, lines 6 and 7)."""
     gg, ll, gl = g @ g, l @ l, g @ l
-    if ll == 0:
-        return None  # nothing to look back on
+    if ll == 0 or not math.isfinite(gg):
+        return None  # nothing to look back on, or nothing to compare
     if gg == 0:
         return torch.zeros(())
     sine = min(1.0, max(0.0, 1 - gl * gl / (gg * ll)))  # squared
-    return torch.tensor(gl / ll) if sine <= threshold else None
+    rho = torch.tensor(gl / ll)
+    return rho if sine <= threshold and bool(rho.isfinite()) else None

@@ -27,7 +27,7 @@ class ScaledSign(Codec):
     contraction = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        scale = x.abs().mean() if x.numel() else torch.zeros(())
+        scale = x.abs().mean().clamp_max(torch.finfo(x.dtype).max) if x.numel() else torch.zeros(())
         return [scale, x.reshape(-1) >= 0]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:

@@ -37,7 +37,7 @@ def pack_positions(positions: Int[Tensor, " k"], n: int) -> Packet:
     previous = torch.cat([positions.new_full((1,), -1), positions[:-1]])
     gaps = positions - previous - 1
     guess = max(0, round(math.log2(max(1.0, 0.69 * n / max(k, 1)))))  # Rice's optimum for random gaps
-    lengths = {b: k * (b + 1) + int((gaps >> b).sum()) for b in range(max(0, guess - 2), guess + 2)}
+    lengths = {b: k * (b + 1) + int((gaps >> b).sum()) for b in range(guess + 2)}  # clustered ones want less
     b = min(lengths, key=lambda b: lengths[b])
     if lengths[b] >= n:
         bits = torch.zeros(n, dtype=torch.bool)
@@ -58,7 +58,7 @@ def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
         return vector(packet, n, torch.bool).nonzero().reshape(-1)
     check(isinstance(packet, list) and len(packet) == 3 and type(packet[0]) is int, "positions")
     b, ones, rests = packet
-    check(0 <= b < 48, "a Rice parameter below 48")
+    check(0 <= b <= n.bit_length(), f"a Rice parameter for gaps below {n}")
     check(isinstance(ones, Tensor) and ones.dtype == torch.bool and ones.ndim == 1, "bits of quotients")
     ends = (~ones).nonzero().view(-1)
     check(ones.numel() == (int(ends[-1]) + 1 if len(ends) else 0), "quotients that end in a zero")

@@ -99,8 +99,8 @@ class Partition(Link):
         require(bool(self.links), 'Partition needs at least one rule, such as {"*": Dense()}')
         _adopt(self, *self.links.values())
 
-    def __hash__(self) -> int:
-        return hash(repr(self))
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partition) and list(self.links.items()) == list(other.links.items())  # in order
 
     def names(self, layout: Layout) -> dict[str, list[str]]:
         """Which layers each pattern takes."""
@@ -121,7 +121,7 @@ class Partition(Link):
         for pattern, names in self.names(x.layout).items():
             packet = None
             if names:
-                packet, part, tx[pattern] = self.links[pattern].send(x.only(names), tx[pattern], key)
+                packet, part, tx[pattern] = self.links[pattern].send(x.only(names), tx[pattern], key.at(pattern))
                 seen = seen.replace(part)
             packets.append(packet)
         return packets, seen, tx
@@ -133,7 +133,8 @@ class Partition(Link):
             if not names:
                 check(one is None, "nothing for a rule without layers")
                 continue
-            part, end = self.links[pattern].recv(one, layout.only(names), rx[pattern] if rx else None, key)
+            own = rx[pattern] if rx else None
+            part, end = self.links[pattern].recv(one, layout.only(names), own, key.at(pattern))
             seen = seen.replace(part)
             if rx:
                 rx[pattern] = end

@@ -6,6 +6,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from ..algorithms import FedAvg
+from ..expression import parse
+from ..links import Dense
+from ..optimizers import SGD
 from ..run.folder import write_atomic
 from .read import Arm, Run
 
@@ -15,11 +19,20 @@ Row = dict[str, Any]
 def rows(arms: list[Arm]) -> list[Row]:
     """One row a method: means over seeds, and the deviation where there are several."""
     found = [_row(arm) for arm in arms]
-    dense = next((row for arm, row in zip(arms, found, strict=True) if arm.label == "FedAvg()"), None)
+    dense = next((row for row in found if row["bytes_up"] and plain(row["expression"])), None)
     for row in found:
         for way in ("up", "total"):
             row[f"share_{way}"] = row[f"bytes_{way}"] / dense[f"bytes_{way}"] if dense else None
     return found
+
+
+def plain(expression: str) -> bool:
+    """Whether a method is FedAvg with nothing compressed: what shares of bytes refer to."""
+    try:
+        method = parse(expression)
+    except ValueError:
+        return False
+    return isinstance(method, FedAvg) and (method.opt, method.up, method.down) == (SGD(1.0), Dense(), Dense())
 
 
 def _row(arm: Arm) -> Row:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -10,9 +12,11 @@ import torch
 from ..algorithms.base import Algorithm
 from ..errors import NonFinite
 from ..key import Key
+from ..local import Local, Trained
 from ..params import Params
 from ..task import Task
 from ..wire import State, dumps
+from .batch import batchable, train_many
 from .messages import Form
 from .stream import View
 from .train import Slot, train
@@ -38,34 +42,78 @@ class Reply(NamedTuple):
     next: ClientState
 
 
+class Round:
+    """A client's round between two messages: it asks for training as often as it likes, then replies."""
+
+    def __init__(self, algorithm: Algorithm, form: Form, task: Task, view: View, own: ClientState, key: Key) -> None:
+        self.algorithm, self.form, self.task, self.own, self.key = algorithm, form, task, own, key
+        self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
+        self.steps, self.loss, self.asked = 0, 0.0, 0
+        self.work = algorithm.client(view.state, own.state, task, key)
+        self.request: Local | None = next(self.work)  # the training it waits for; None when it is done
+
+    def take(self, trained: Trained) -> None:
+        """Hand it what it asked for."""
+        self.steps, self.loss, self.asked = self.steps + trained.steps, trained.loss, self.asked + 1
+        try:
+            self.request = self.work.send(trained)
+        except StopIteration as done:
+            self.request, (self.message, self.state) = None, done.value
+
+    def draws(self) -> Key:
+        """The key of the training it waits for: another one each time it asks."""
+        return self.key.at(f"training{self.asked}") if self.asked else self.key
+
+    def reply(self, statistics: Params | None, seconds: float) -> Reply:
+        """The bytes for the server, and the client's next state. Raises :class:`NonFinite`."""
+        algorithm, form, key = self.algorithm, self.form, self.key
+        values = form.values(self.message, statistics)
+        for leaf, value in zip(form.leaves, values, strict=True):
+            if isinstance(value, Params) and not value.finite():
+                raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} became NaN or infinite; lower lr")
+        body, seen, tx = form.send(values, self.own.tx, key)
+        kept = statistics if algorithm.buffers == "local" else None
+        after = ClientState(algorithm.sent(self.state, form.build(seen)[0]), tx, kept)
+        return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, after)
+
+
 def client_round(
     algorithm: Algorithm, form: Form, slot: Slot, task: Task, view: View, own: ClientState, key: Key
 ) -> Reply:
     """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
     began = time.perf_counter()
-    buffers = own.buffers if algorithm.buffers == "local" else view.buffers
-    if buffers is not None:
-        slot.load_buffers(buffers)
     if slot.random:  # dropout draws from torch's own generator: a process, or a fork of it, for this client alone
         torch.manual_seed(key.number("layers"))
-    steps, loss = 0, 0.0
-    work = algorithm.client(view.state, own.state, task, key)
-    try:
-        request = next(work)
-        while True:
-            trained = train(slot, task, request, key)
-            steps, loss = steps + trained.steps, trained.loss
-            request = work.send(trained)
-    except StopIteration as done:
-        reply, state = done.value
-    statistics = slot.buffers() if slot.statistics else None
-    values = form.values(reply, statistics)
-    for leaf, value in zip(form.leaves, values, strict=True):
-        if isinstance(value, Params) and not value.finite():
-            raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} became NaN or infinite; lower lr")
-    body, seen, tx = form.send(values, own.tx, key)
-    seen_reply, _ = form.build(seen)
-    kept = statistics if algorithm.buffers == "local" else None
-    after = ClientState(algorithm.sent(state, seen_reply), tx, kept)
-    blob = dumps(body)
-    return Reply(blob, len(task), loss, steps, form.floats(body), time.perf_counter() - began, after)
+    round = Round(algorithm, form, task, view, own, key)
+    slot.load_buffers(round.buffers)
+    while round.request is not None:
+        round.take(train(slot, task, round.request, round.draws()))
+    return round.reply(slot.buffers(), time.perf_counter() - began)
+
+
+def client_rounds(
+    algorithm: Algorithm,
+    form: Form,
+    slot: Slot,
+    tasks: Sequence[Task],
+    view: View,
+    owns: Sequence[ClientState],
+    keys: Sequence[Key],
+) -> list[Reply]:
+    """:func:`client_round` for many clients at once, where their requests can be trained as one."""
+    began = time.perf_counter()
+    if slot.first or slot.random:  # with buffers or dice of their own they have to be trained one by one
+        clients = zip(tasks, repeat(view), owns, keys, strict=False)
+        return [client_round(algorithm, form, slot, *client) for client in clients]
+    rounds = [Round(algorithm, form, *client) for client in zip(tasks, repeat(view), owns, keys, strict=False)]
+    while waiting := [round for round in rounds if round.request is not None]:
+        requests = [round.request for round in waiting if round.request is not None]
+        if batchable(slot, [round.task for round in waiting], requests):
+            found = train_many(slot, [r.task for r in waiting], requests, [r.draws() for r in waiting])
+        else:
+            pairs = zip(waiting, requests, strict=True)
+            found = [train(slot, round.task, request, round.draws()) for round, request in pairs]
+        for round, trained in zip(waiting, found, strict=True):
+            round.take(trained)
+    each = (time.perf_counter() - began) / len(rounds)
+    return [round.reply(None, each) for round in rounds]

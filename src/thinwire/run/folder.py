@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,14 @@ from ..errors import RunError, WireError
 from ..wire import Packet, State, dumps, loads
 
 CHECKPOINT = Path("checkpoint") / "state.thinwire"
+
+
+CHECKSUM = 16  # bytes
+
+
+def checksum(data: bytes | memoryview) -> bytes:
+    """Of a checkpoint: a bit that flips on disk must not become a number."""
+    return hashlib.blake2b(data, digest_size=CHECKSUM).digest()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -34,6 +43,9 @@ def write_atomic(path: Path, data: bytes) -> None:
     os.replace(draft, path)
 
 
+_held: set[int] = set()  # descriptors of the folders that this process holds
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder; :class:`RunError` if another process does. A killed process lets go of it."""
@@ -43,7 +55,18 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"{folder} is in use by another run: choose another folder or wait for it to end") from None
-        yield
+        _held.add(file.fileno())
+        try:
+            yield
+        finally:
+            _held.discard(file.fileno())
+
+
+def release() -> None:
+    """Close, in a process just forked, what the one before holds: else a folder stays locked as long as both live."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
 
 
 class Folder:
@@ -55,7 +78,11 @@ class Folder:
     def about(self) -> dict[str, Any] | None:
         """What ``run.json`` says this run is; None where there is none yet."""
         path = self.path / "run.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            found = json.loads(path.read_text()) if path.exists() else None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"{path} is damaged ({error}): delete the folder to start this run anew") from error
+        return found if isinstance(found, dict) or found is None else {}
 
     def describe(self, values: Mapping[str, Any]) -> None:
         """Write ``run.json``: the method, the seed, the setting."""
@@ -82,22 +109,28 @@ class Folder:
             for line in path.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):  # the line that a kill cut short
                     entry = json.loads(line)
+                    if not isinstance(entry, dict) or "round" not in entry:
+                        raise RunError(f"{path} has a line that is no round: {line[:60]}")
                     if entry["round"] <= round:
                         kept.append(entry)
         write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
         return kept
 
     def save(self, state: State) -> None:
-        """Replace the checkpoint."""
-        write_atomic(self.path / CHECKPOINT, dumps(state))
+        """Replace the checkpoint: a checksum, then the state."""
+        data = dumps(state)
+        write_atomic(self.path / CHECKPOINT, checksum(data) + data)
 
     def load(self) -> Packet | None:
         """The checkpoint, or None where there is none yet."""
         path = self.path / CHECKPOINT
         if not path.exists():
             return None
+        data = memoryview(path.read_bytes())
         try:
-            return loads(path.read_bytes(), finite=False)
+            if checksum(data[CHECKSUM:]) != data[:CHECKSUM]:
+                raise WireError("its checksum is another")
+            return loads(bytes(data[CHECKSUM:]), max_values=None, finite=False)
         except WireError as error:
             raise RunError(f"{path} is damaged ({error}): delete it to start this run anew") from error
 

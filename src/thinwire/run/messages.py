@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from ..errors import CombinationError, WireError, check
+from ..errors import CombinationError, check
 from ..key import Key
 from ..links import Dense, Link
 from ..params import Layout, Params, fold
@@ -94,7 +94,9 @@ class Form:
             packet = value
             if leaf.link is not None:
                 mask = None if value.layout == leaf.blank.layout else leaf.blank.layout.mask(value.names)
-                packet, value, end = leaf.link.send(value, end, key.at(f"{self.where}/{leaf.name}"))
+                packet = None
+                if value.names or not leaf.blank.names:  # of a field without layers nothing is sent, no end moves
+                    packet, value, end = leaf.link.send(value, end, key.at(f"{self.where}/{leaf.name}"))
                 packet = [mask, packet]
             body.append(packet)
             seen.append(value)
@@ -109,7 +111,9 @@ class Form:
                 values.append(restore(packet, leaf.blank))
             else:
                 layout, inner = present(packet, leaf)
-                value, end = leaf.link.recv(inner, layout, end, key.at(f"{self.where}/{leaf.name}"))
+                value = leaf.blank.only(())
+                if layout.names or not leaf.blank.names:
+                    value, end = leaf.link.recv(inner, layout, end, key.at(f"{self.where}/{leaf.name}"))
                 values.append(value)
             ends.append(end)
         return values, ends
@@ -121,8 +125,8 @@ class Form:
 
     def floats(self, body: Packet) -> float:
         """The papers' figure for a body: what each link counts."""
-        pairs = zip(self.leaves, body, strict=True)
-        return sum(leaf.link.floats(packet[1]) for leaf, packet in pairs if leaf.link is not None)
+        sent = [(leaf.link, packet[1]) for leaf, packet in zip(self.leaves, body, strict=True) if leaf.link is not None]
+        return sum(link.floats(packet) for link, packet in sent if packet is not None)
 
 
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
@@ -138,32 +142,31 @@ def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
 class Mean:
     """The runner's mean of replies: one rule, Σ w·p / Σ w, in packet space where the link is linear.
 
-    ``add`` in client order; nothing but running totals is kept.
+    ``add`` in client order; nothing but running totals is kept. Layers that some replies
+    carry and others do not count as zero in the others.
     """
 
     def __init__(self, form: Form) -> None:
         self.form = form
-        self.totals: list[Any] = [None] * len(form.leaves)
-        self.layouts: list[Layout | None] = [None] * len(form.leaves)
-        self.shapes: list[Packet] = [None] * len(form.leaves)
+        self.totals: list[Any] = [None] * len(form.leaves)  # of a Params leaf: a total for every set of layers
+        self.shapes: dict[tuple[int, Layout], Packet] = {}
         self.whole = 0.0
 
     def add(self, client: int, weight: float, body: Packet, rx: State, key: Key) -> State:
-        """Take in one reply; returns the receiving ends' next states."""
+        """Take in one reply; returns the receiving ends' next states. Raises ``WireError``."""
         ends = []
         for i, (leaf, packet, end) in enumerate(zip(self.form.leaves, self.form.check(body), rx, strict=True)):
             w = 1.0 if leaf.kind == "sum" else weight
+            where = key.at(f"{self.form.where}/{leaf.name}")
             if leaf.link is None:
                 self._value(i, leaf, client, restore(packet, leaf.blank), w)
             else:
                 layout, inner = present(packet, leaf)
-                if leaf.kind == "each" or not leaf.link.linear:
-                    value, end = leaf.link.recv(inner, layout, end, key.at(f"{self.form.where}/{leaf.name}"))
+                if leaf.link.linear and leaf.kind != "each":
+                    self._fold(i, leaf.link, layout, inner, w, where)
+                elif layout.names or leaf.kind == "each":
+                    value, end = leaf.link.recv(inner, layout, end, where)
                     self._value(i, leaf, client, value, w)
-                else:
-                    self._same(i, leaf, layout)
-                    self._conforms(i, leaf, inner, layout, key)
-                    self.totals[i] = leaf.link.fold(self.totals[i], inner, w)
             ends.append(end)
         self.whole += weight
         return ends
@@ -172,44 +175,53 @@ class Mean:
         if leaf.kind == "each":
             self.totals[i] = {**(self.totals[i] or {}), client: value}
         elif isinstance(value, Params):
-            self._same(i, leaf, value.layout)
-            self.totals[i] = fold(self.totals[i], value.flat, weight)
+            groups = self.totals[i] = self.totals[i] or {}
+            groups[value.layout] = fold(groups.get(value.layout), value.flat, weight)
         elif isinstance(value, Tensor):
             self.totals[i] = fold(self.totals[i], value, weight)
         else:
             self.totals[i] = (self.totals[i] or 0.0) + value * weight
 
-    def _conforms(self, i: int, leaf: Leaf, packet: Packet, layout: Layout, key: Key) -> None:
-        """A linear link's packets all have one shape: that of zeros. Checked before anything is added."""
-        assert leaf.link is not None
-        if self.shapes[i] is None:
+    def _fold(self, i: int, link: Link, layout: Layout, packet: Packet, weight: float, key: Key) -> None:
+        """A linear link's packets all have one shape, that of zeros: checked before anything is added."""
+        if not layout.names:
+            return
+        if (i, layout) not in self.shapes:
             zero = layout.zeros()
-            self.shapes[i] = leaf.link.send(zero, leaf.link.open(zero)[0], key.at(f"{self.form.where}/{leaf.name}"))[0]
-        conform(packet, self.shapes[i], leaf.name)
-
-    def _same(self, i: int, leaf: Leaf, layout: Layout) -> None:
-        if self.layouts[i] is None:
-            self.layouts[i] = layout
-        elif self.layouts[i] != layout:
-            raise WireError(f"{leaf.name}: replies of one round carry different layers")
+            self.shapes[i, layout] = link.send(zero, link.open(zero)[0], key)[0]
+        conform(packet, self.shapes[i, layout], key.where)
+        groups = self.totals[i] = self.totals[i] or {}
+        groups[layout] = link.fold(groups.get(layout), packet, weight)
 
     def result(self, key: Key) -> tuple[Message, Params | None]:
         """The mean reply and the mean buffers."""
         values = []
-        for leaf, total, layout in zip(self.form.leaves, self.totals, self.layouts, strict=True):
+        for leaf, total in zip(self.form.leaves, self.totals, strict=True):
             whole = 1.0 if leaf.kind == "sum" else self.whole
             if leaf.kind == "each":
                 values.append(total)
             elif leaf.link is None:
                 values.append(total / whole)
-            elif not leaf.link.linear:
-                assert layout is not None
-                values.append(Params(layout, total / whole))
             else:
-                assert layout is not None
                 where = key.everyone().at(f"{self.form.where}/{leaf.name}")
-                values.append(leaf.link.recv(leaf.link.scale(total, whole), layout, None, where)[0])
+                values.append(self._joined(leaf, leaf.link, total or {}, whole, where))
         return self.form.build(values)
+
+    def _joined(self, leaf: Leaf, link: Link, groups: dict[Layout, Any], whole: float, key: Key) -> Params:
+        """The totals of all sets of layers, decoded, over the layers that any of them has."""
+        parts = []
+        for layout, total in groups.items():
+            if link.linear:
+                parts.append(link.recv(link.scale(total, whole), layout, None, key)[0])
+            else:
+                parts.append(Params(layout, total / whole))
+        if len(parts) == 1:
+            return parts[0]
+        layout = leaf.blank.layout.only({name for part in parts for name in part.names})
+        joined: Params = layout.zeros()
+        for part in parts:
+            joined = joined + layout.zeros().replace(part)
+        return joined
 
 
 def _walk(msg: Message, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

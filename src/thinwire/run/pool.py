@@ -7,22 +7,31 @@ layers (dropout), which draw from the one generator that torch has a process.
 from __future__ import annotations
 
 import concurrent.futures as futures
+import contextlib
+import ctypes
 import multiprocessing
 import queue
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ..algorithms.base import Algorithm
+from ..errors import NonFinite
 from ..key import Key
 from ..params import Params
 from ..task import Task
 from ..wire import dumps, loads, restore
-from .client import ClientState, Reply, client_round
+from .batch import batchable, train_many
+from .client import ClientState, Reply, Round, client_round, client_rounds
+from .folder import release
 from .messages import Form
 from .stream import View
-from .train import Slot, evaluate
+from .train import Slot, evaluate, train
 
 
 class Work(NamedTuple):
@@ -35,6 +44,12 @@ class Work(NamedTuple):
     own: ClientState
 
 
+Plan = Literal["each", "together"]
+"""Clients one after the other, or many small ones trained as one. Timed once, then kept: it moves the last bits."""
+PROBE = 3  # steps timed of each
+WORTH = 0.05  # seconds: below that, torch.func's own import costs more than it can save
+MARGIN = 0.8  # of the time, below which together is taken
+TOGETHER = 50  # clients trained as one, at most
 CHUNK = 1000  # test examples a job, fixed: sums must not depend on the number of workers
 
 
@@ -43,6 +58,7 @@ class Pool:
 
     def __init__(self, slot: Slot, workers: int, work: Work) -> None:
         self.work = work
+        self.plan: Plan = "each"
         self.processes: futures.ProcessPoolExecutor | None = None
         if slot.device.type != "cpu" or (slot.random and "fork" not in multiprocessing.get_all_start_methods()):
             workers = 1
@@ -51,20 +67,50 @@ class Pool:
         if slot.random and workers > 1:
             global _forked  # what the processes inherit; read in them alone
             _forked = (slot, work)
-            self.processes = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _single_thread)
+            self.processes = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _orphaned_never)
             self.processes.submit(int).result()  # all of them start now, from this thread
         for _ in range(workers - 1):
-            self.slots.put(Slot(slot.module, slot.device))
+            self.slots.put(slot.twin())
         self.threads = futures.ThreadPoolExecutor(workers, "client", _single_thread)
 
     def rounds(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Iterator[Reply]:
         """The replies of clients, in the order of ``jobs``."""
+        if self.plan == "together":
+            chunks = [jobs[start:stop] for start, stop in _chunks(len(jobs))]
+            for replies in self._ordered(self.threads, [(self._rounds, view, chunk) for chunk in chunks]):
+                yield from replies
+            return
         if self.processes is None:
             yield from self._ordered(self.threads, [(self._round, view, key, own) for key, own in jobs])
             return
         seen = dumps(view)
         for reply, own in self._ordered(self.processes, [(_forked_round, seen, k, dumps(own)) for k, own in jobs]):
-            yield reply._replace(next=restore(loads(own, finite=False), self.work.own))
+            yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
+
+    def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Plan:
+        """Time a few steps of training clients one by one and together; the faster way by a clear margin."""
+        jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
+        work = self.work
+        if self.processes is not None or len(jobs) < 2:
+            return "each"
+        tasks = [work.tasks[key.client] for key, _ in jobs if key.client is not None]
+        rounds = [
+            Round(work.algorithm, work.form, task, view, own, key) for task, (key, own) in zip(tasks, jobs, strict=True)
+        ]
+        requests = [round.request for round in rounds if round.request is not None]
+        keys = [key for key, _ in jobs]
+        with _Borrowed(self.slots) as slot:
+            if not batchable(slot, tasks, requests):
+                return "each"
+            short = [r._replace(trainer=replace(r.trainer, epochs=1.0, steps=PROBE)) for r in requests]
+            try:
+                alone = _seconds(lambda: train(slot, tasks[0], short[0], keys[0]))
+                if alone * len(jobs) < WORTH:
+                    return "each"
+                together = _seconds(lambda: train_many(slot, tasks, short, keys)) / len(jobs)
+            except (RuntimeError, ValueError, NonFinite):  # a model that torch.func cannot batch, or that diverges
+                return "each"
+        return "together" if together < MARGIN * alone else "each"
 
     def evaluate(self, x: Params, buffers: Params | None, task: Task) -> dict[str, float]:
         """The mean of every metric over a task."""
@@ -77,11 +123,16 @@ class Pool:
         with _Borrowed(self.slots) as slot, torch.random.fork_rng(devices=[], enabled=slot.random):
             return client_round(self.work.algorithm, self.work.form, slot, self.work.tasks[key.client], view, own, key)
 
+    def _rounds(self, view: View, jobs: Sequence[tuple[Key, ClientState]]) -> list[Reply]:
+        tasks = [self.work.tasks[key.client] for key, _ in jobs if key.client is not None]
+        owns, keys = [own for _, own in jobs], [key for key, _ in jobs]
+        with _Borrowed(self.slots) as slot:
+            return client_rounds(self.work.algorithm, self.work.form, slot, tasks, view, owns, keys)
+
     def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int) -> dict[str, float]:
         with _Borrowed(self.slots) as slot:
             slot.load(x)
-            if buffers is not None:
-                slot.load_buffers(buffers)
+            slot.load_buffers(buffers)
             return evaluate(slot, task, start, min(start + CHUNK, len(task)))
 
     @staticmethod
@@ -106,6 +157,24 @@ class Pool:
         self.close()
 
 
+def _chunks(jobs: int) -> list[tuple[int, int]]:
+    """Equal parts of at most ``TOGETHER`` jobs, an even number of them, whatever the number of workers."""
+    parts = min(jobs, 2 * -(-jobs // (2 * TOGETHER)))
+    edges = [jobs * i // parts for i in range(parts + 1)] if parts else []
+    return list(pairwise(edges))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Of the better of two runs, after one that is not timed."""
+    work()
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
 class _Borrowed:
     """A slot for the length of a ``with``."""
 
@@ -127,12 +196,23 @@ def _single_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _orphaned_never() -> None:
+    """In a forked process: end with the one that made it, and do not hold its folder."""
+    _single_thread()
+    release()
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+PR_SET_PDEATHSIG = 1
+
+
 def _forked_round(view: bytes, key: Key, own: bytes) -> tuple[Reply, bytes]:
     """:meth:`Pool._round` in a forked process: states come and go as bytes."""
     assert _forked is not None
     assert key.client is not None
     slot, work = _forked
-    task, seen = work.tasks[key.client], restore(loads(view, finite=False), work.view)
-    state = restore(loads(own, finite=False), work.own)
+    task, seen = work.tasks[key.client], restore(loads(view, max_values=None, finite=False), work.view)
+    state = restore(loads(own, max_values=None, finite=False), work.own)
     reply = client_round(work.algorithm, work.form, slot, task, seen, state, key)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside

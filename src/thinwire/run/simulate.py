@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,22 +26,16 @@ from ..key import Key
 from ..ledger import Entry, Ledger
 from ..network import Network
 from ..params import Params
-from ..task import as_task
-from ..wire import Packet, State, dumps, loads, restore
+from ..task import Supervised, Task, as_task
+from ..wire import Packet, dumps, loads, restore
 from .client import ClientState, Reply
 from .folder import Folder, locked
 from .messages import Form, Mean
-from .pool import Pool, Work
+from .pool import Plan, Pool, Work
 from .result import Record, Result
+from .storage import Disk, Ends, Memory
 from .stream import Stream
-from .train import Slot, is_random
-
-
-class Receiver(NamedTuple):
-    """What the server keeps of a client: the version it acknowledged, the receiving ends of `up`."""
-
-    version: int
-    rx: State
+from .train import Slot, to_device
 
 
 def simulate(
@@ -59,6 +53,7 @@ def simulate(
     network: Network | None = None,
     workers: int | None = None,
     device: str = "cpu",
+    plan: Plan | None = None,
     out: str | Path | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
@@ -73,7 +68,9 @@ def simulate(
     1 - ``dropout``. ``test`` is evaluated every ``evaluate_every`` rounds and after the
     last, ``client_tests`` likewise, one a client. ``network`` runs a simulated clock
     (seconds) and may drop late replies. ``workers`` trains that many clients at once (None:
-    one a core); it changes nothing but time.
+    one a core); it changes nothing but time. ``plan`` says whether small clients are trained
+    as one ("together") or one by one ("each"): None times a few steps in the first round,
+    and the run keeps what it found. The two differ in the last bits.
 
     With ``out``, a folder, the run is recorded there and ``resume`` continues it, bit for
     bit, from its last checkpoint (every ``checkpoint_every`` rounds).
@@ -93,11 +90,15 @@ def simulate(
             folder = Folder(Path(out))
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)  # here and in workers: the bits of a sum must not depend on the machine's cores
-        run = Simulation(algorithm, model, tasks, sample, test, client_tests, seed, dropout, network, workers, device)
+        run = Simulation(
+            algorithm, model, tasks, sample, test, client_tests, seed, dropout, network, workers, device, plan
+        )
         stack.enter_context(run.pool)
         if folder is not None:
             run.open(folder, resume)
         report = stack.enter_context(_progress(repr(algorithm), rounds)) if progress else None
+        if run.round > rounds:
+            raise RunError(f"{out} has {run.round} rounds already: rounds={rounds} would be fewer")
         while run.round < rounds:
             last = run.round + 1 == rounds
             record = run.step(evaluate=last or (run.round + 1) % evaluate_every == 0)
@@ -131,7 +132,11 @@ class Simulation:
         network: Network | None = None,
         workers: int | None = None,
         device: str = "cpu",
+        plan: Plan | None = None,
+        states: Path | None = None,
     ) -> None:
+        require(plan in (None, "each", "together"), f"plan={plan!r}: it is 'each', 'together' or None")
+        require(_there(device), f"device={device!r}: no such device here; use cpu or cuda")
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         require(0 <= dropout < 1, f"dropout={dropout}: it is a probability below 1")
@@ -141,6 +146,10 @@ class Simulation:
         self.algorithm, self.seed, self.dropout, self.network = algorithm, seed, dropout, network
         self.tasks = [as_task(task) for task in tasks]
         self.sample = len(tasks) if sample is None else sample
+        for name, value in (("seed", seed), ("sample", self.sample)):
+            require(type(value) is int, f"{name}={value!r}: a whole number is expected")
+        require(0 <= seed < 1 << 63, f"seed={seed}: it must not be negative, and fit 63 bits")
+        require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
         require(0 < self.sample <= len(tasks), f"sample={sample}: it must be between 1 and the {len(tasks)} clients")
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(not empty, f"client {empty[:1]} has no examples: choose another split or fewer clients")
@@ -155,26 +164,27 @@ class Simulation:
 
         module = algorithm.prepare(model if isinstance(model, nn.Module) else _made(model, seed))
         slot = Slot(module, device)
-        slot.random = is_random(slot, self.tasks[0])
-        statistics = slot.buffers() if slot.statistics else None
+        slot.probe(max(self.tasks[:100], key=len))
+        statistics = slot.buffers()
         averaged = statistics if algorithm.buffers == "mean" else None
         start = algorithm.init(slot.params(), len(tasks), Key(seed))
         self.server, self.buffers, self.start, self.slot = start.server, averaged, start, slot
         self.initial_buffers = statistics
         self.up = Form.of(start.reply, algorithm.up, "up", averaged)
-        view = algorithm.broadcast(start.server, start.view)
-        self.stream = Stream(algorithm, Form.of(view, algorithm.down, "down", averaged), start.view, averaged)
-        self.clients: dict[int, ClientState] = {}
-        self.receivers: dict[int, Receiver] = {}
-        self.round, self.clock = 0, 0.0
+        message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
+        self.stream = Stream(algorithm, Form.of(message, algorithm.down, "down", averaged), start.view, averaged)
+        self.digests = {"model": _model_digest(slot.module), "data": _data_digest(self.tasks)}
+        self.states = Memory(self.ends) if states is None else Disk(self.ends, states)
+        self.round, self.clock, self.plan = 0, 0.0, plan
         self.ledger, self.records = Ledger(), list[Record]()
-        work = Work(algorithm, self.up, self.tasks, self.stream.view, self.fresh())
+        work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own)
         self.pool = Pool(slot, workers or os.cpu_count() or 1, work)
 
-    def fresh(self) -> ClientState:
-        """A client at its first contact."""
+    def ends(self) -> Ends:
+        """Both ends of a client's wire before its first reply."""
         kept = self.initial_buffers if self.algorithm.buffers == "local" else None
-        return ClientState(self.start.client, self.up.open()[0], kept)
+        tx, rx = self.up.open()
+        return Ends(0, rx, ClientState(self.start.client, tx, kept))
 
     # -- a round --------------------------------------------------------------
 
@@ -187,7 +197,11 @@ class Simulation:
         cohort, silent = self._cohort(key)
         down = {client: self._deliver(client, key.round) for client in cohort}
         active = [client for client in cohort if client not in silent]
-        jobs = [(key._replace(client=client), self.clients.get(client) or self.fresh()) for client in active]
+        ends = {client: self.states.get(client) for client in active}
+        jobs = [(key._replace(client=client), ends[client].own) for client in active]
+        if self.plan is None:
+            self.plan = self.pool.choose(jobs, self.stream.view)
+        self.pool.plan = self.plan
 
         mean, losses, examples, lost, slowest = Mean(self.up), 0.0, 0, len(silent), 0.0
         for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
@@ -196,7 +210,7 @@ class Simulation:
                 lost += 1
                 continue
             slowest = max(slowest, seconds)
-            self._commit(client, reply, mean, key._replace(client=client))
+            self._commit(client, reply, ends[client], mean, key._replace(client=client))
             losses, examples = losses + reply.loss * reply.examples, examples + reply.examples
         if examples:
             reply_mean, buffers = mean.result(key)
@@ -222,8 +236,7 @@ class Simulation:
 
     def _deliver(self, client: int, round: int) -> int:
         """Send a client what it misses; returns the bytes, which the ledger has too."""
-        receiver = self.receivers.get(client)
-        parcel = self.stream.parcel(receiver.version if receiver else 0)
+        parcel = self.stream.parcel(self.states.version(client))
         header = dumps([self.seed, self.stream.version, parcel.snapshot, [m.round for m in parcel.messages]])
         self.ledger.add(Entry(round, client, "down", parcel.size, len(header), floats=parcel.floats))
         return parcel.size + len(header)
@@ -239,14 +252,11 @@ class Simulation:
         self.ledger.add(Entry(key.round, client, "up", len(reply.blob), len(header), 0, reply.floats, used))
         return used, seconds
 
-    def _commit(self, client: int, reply: Reply, mean: Mean, key: Key) -> None:
+    def _commit(self, client: int, reply: Reply, ends: Ends, mean: Mean, key: Key) -> None:
         """Take a reply into the mean; both ends move on, and only now."""
-        receiver = self.receivers.get(client)
-        rx = receiver.rx if receiver else self.up.open()[1]
         weight = float(reply.examples) if self.algorithm.weights == "examples" else 1.0
-        rx = mean.add(client, weight, loads(reply.blob), rx, key)
-        self.receivers[client] = Receiver(self.stream.version, rx)
-        self.clients[client] = reply.next
+        rx = mean.add(client, weight, loads(reply.blob), ends.rx, key)
+        self.states.put(client, Ends(self.stream.version, rx, reply.next))
 
     # -- looking --------------------------------------------------------------
 
@@ -289,17 +299,17 @@ class Simulation:
         """Whose norm statistics a model is evaluated with: the mean, or the client's own."""
         if self.algorithm.buffers == "mean":
             return self.buffers
-        own = self.clients.get(client) if client is not None else None
-        return own.buffers if own is not None else self.initial_buffers
+        return self.initial_buffers if client is None else self.states.get(client).own.buffers
 
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
         params = self.algorithm.model(self.server)
         self.slot.load(params)
-        if (buffers := self._statistics(None)) is not None:
-            self.slot.load_buffers(buffers)
-        module = copy.deepcopy(self.slot.module).to("cpu")
-        return Result(self.algorithm, self.setting(), list(self.records), self.ledger, params, module, path)
+        self.slot.load_buffers(self._statistics(None))
+        module = copy.deepcopy(self.slot.module).to("cpu").eval()
+        return Result(
+            self.algorithm, {**self.setting(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
+        )
 
     def setting(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
@@ -318,14 +328,11 @@ class Simulation:
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be continued."""
-        layers = repr(list(zip(self.slot.layout.names, map(tuple, self.slot.layout.shapes), strict=True)))
-        examples = repr([len(task) for task in self.tasks])
-        return {
-            "method": complete(self.algorithm),
-            **self.setting(),
-            "layers": hashlib.sha256(layers.encode()).hexdigest()[:16],
-            "split": hashlib.sha256(examples.encode()).hexdigest()[:16],
-        }
+        return {"method": complete(self.algorithm), **self.setting(), **self.digests}
+
+    def identity(self) -> str:
+        """The fingerprint in short, for the checkpoint."""
+        return hashlib.sha256(json.dumps(self.fingerprint()).encode()).hexdigest()[:32]
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there."""
@@ -333,17 +340,17 @@ class Simulation:
         if about is not None and not resume:
             raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
         packet = folder.load()
-        known = about or {} if packet is None else json.loads(packet["fingerprint"])
         for name, value in self.fingerprint().items():
-            if name in known and known[name] != value:
-                raise RunError(f"{folder.path} is another run: its {name} is {known[name]}, not {value}")
+            if about is not None and about.get(name) != value:
+                raise RunError(f"{folder.path} is another run: its {name} is {about.get(name)}, not {value}")
         folder.describe(self.fingerprint())
         if packet is None:
             folder.cut(0)
+            self.states.load({})
             return
         try:
             self._restore(packet)
-        except (WireError, KeyError, TypeError) as error:
+        except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"the checkpoint in {folder.path} does not fit this version ({error})") from error
         self.records, text = folder.cut(self.round)
         self.ledger = Ledger.parse(text)
@@ -352,24 +359,56 @@ class Simulation:
         """Write a checkpoint."""
         folder.save(
             {
-                "fingerprint": json.dumps(self.fingerprint()),
+                "run": self.identity(),
                 "round": self.round,
                 "clock": self.clock,
+                "plan": self.plan,
                 "server": self.server,
                 "buffers": self.buffers,
                 "stream": self.stream.state(),
-                "clients": self.clients,
-                "receivers": self.receivers,
+                "states": self.states.state(),
             }
         )
+        self.states.settle()
 
     def _restore(self, packet: Packet) -> None:
-        self.round, self.clock = packet["round"], packet["clock"]
+        if packet["run"] != self.identity():
+            raise WireError("it is the checkpoint of another run")
+        self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
-        fresh, blank = self.fresh(), Receiver(0, self.up.open()[1])
-        self.clients = {client: restore(state, fresh) for client, state in packet["clients"].items()}
-        self.receivers = {client: restore(state, blank) for client, state in packet["receivers"].items()}
+        self.states.load(packet["states"])
+
+
+def _model_digest(module: nn.Module) -> str:
+    """Names, shapes and values of everything in a model, frozen parameters too."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _data_digest(tasks: Sequence[Task]) -> str:
+    """Everyone's number of examples and, where they are known, which; and what some of them are."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(f"{len(task)},".encode())
+        if isinstance(task, Supervised) and task.indices is not None:
+            digest.update(task.indices.contiguous().numpy().data)
+    for task in tasks[:: max(1, len(tasks) // 10)]:
+        with contextlib.suppress(TypeError):  # a batch of something else than tensors
+            digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))
+    return digest.hexdigest()[:16]
+
+
+def _there(device: str) -> bool:
+    """Whether tensors can be put on a device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # torch raises the latter where it was built without CUDA
+        return False
+    return True
 
 
 def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

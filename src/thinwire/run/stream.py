@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..algorithms.base import Algorithm
 from ..key import Key
@@ -28,15 +29,16 @@ class View(NamedTuple):
 
 
 class Logged(NamedTuple):
-    """One broadcast, or a snapshot: its round (the key it was made with), its bytes, the papers' figure for it."""
+    """One broadcast, or a snapshot: its version, its round (the key it was made with), its bytes."""
 
+    version: int
     round: int
     blob: bytes
-    floats: float
+    floats: float  # the papers' figure
 
 
 class Parcel(NamedTuple):
-    """What one client is sent: a snapshot of the view, or the messages it misses, oldest first."""
+    """What one client is sent: a snapshot of the view, or the messages it needs, oldest first."""
 
     snapshot: bool
     messages: list[Logged]
@@ -60,9 +62,11 @@ class Stream:
         self.tx, rx = form.open()
         self.view = View(view, rx, buffers)
         self.version = 0
-        self.log: list[Logged] = []  # the newest broadcasts, without gaps
+        self.log: list[Logged] = []  # what may still be needed, oldest first
+        # The oldest version that the log can bring up to date. Links with a memory open at the values
+        # of the first broadcast, which a client that has heard nothing does not hold.
+        self.since = 1 if form.memory else 0
         self.last: Any = None  # the newest message as clients saw it
-        self.alone = False  # the newest message suffices, whatever a client heard before
         self._snapshot: Logged | None = None
 
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
@@ -73,47 +77,46 @@ class Stream:
             self.view = self.view._replace(rx=rx)
         body, seen, self.tx = self.form.send(values, self.tx, key)
         newest, _ = self.form.build(seen)
-        older = newest if self.last is None else self.last
-        self.alone = not self.form.memory and self.algorithm.supersedes(older, newest)
-        if self.alone:
-            self.log.clear()
-        self.log.append(Logged(key.round, dumps(body), self.form.floats(body)))
+        if self.last is not None and not self.form.memory and self.algorithm.supersedes(self.last, newest):
+            self.log.pop()
+        self.version += 1
+        self.log.append(Logged(self.version, key.round, dumps(body), self.form.floats(body)))
         self.view = receive(self.algorithm, self.form, self.view, self.log[-1], key)
-        self.version, self.last, self._snapshot = self.version + 1, newest, None
-        while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > len(self.snapshot().blob):
-            del self.log[0]  # a snapshot is cheaper than this and all that follows
+        self.last, self._snapshot = newest, None
+        if len(self.log) > 1:
+            whole = measure(self.view)
+            while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > whole:
+                self.since = self.log.pop(0).version  # a snapshot is cheaper than this and all that follows
 
     def snapshot(self) -> Logged:
         """The newest view, whole and lossless."""
         if self._snapshot is None:
             blob = dumps(self.view)
-            self._snapshot = Logged(self.log[-1].round, blob, floats(loads(blob)))
+            self._snapshot = Logged(
+                self.version, self.log[-1].round, blob, floats(loads(blob, max_values=None, finite=False))
+            )
         return self._snapshot
 
     def parcel(self, version: int) -> Parcel:
         """The fewest bytes that bring a client from ``version`` to the newest."""
-        missing = self.version - version
-        if missing == 0:
-            return Parcel(False, [])
-        whole = Parcel(True, [self.snapshot()])
-        if self.alone:
-            parts = Parcel(False, self.log[-1:])
-        elif version > 0 and missing <= len(self.log):
-            parts = Parcel(False, self.log[-missing:])
-        else:
-            return whole
-        return parts if parts.size <= whole.size else whole
+        if version < self.since:
+            return Parcel(True, [self.snapshot()])
+        parts = Parcel(False, [m for m in self.log if m.version > version])
+        if len(parts.messages) > 1 and parts.size > len(self.snapshot().blob):
+            return Parcel(True, [self.snapshot()])
+        return parts
 
     def state(self) -> State:
         """Everything, for a checkpoint."""
-        log = [[m.round, torch.frombuffer(bytearray(m.blob), dtype=torch.uint8), m.floats] for m in self.log]
-        return {"version": self.version, "view": self.view, "tx": self.tx, "log": log, "alone": self.alone}
+        blobs = [torch.frombuffer(bytearray(m.blob), dtype=torch.uint8) for m in self.log]
+        log = [[m.version, m.round, blob, m.floats] for m, blob in zip(self.log, blobs, strict=True)]
+        return {"version": self.version, "since": self.since, "view": self.view, "tx": self.tx, "log": log}
 
     def load(self, packet: Packet, key: Key) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
-        self.version, self.alone = packet["version"], packet["alone"]
+        self.version, self.since = packet["version"], packet["since"]
         self.view, self.tx = restore(packet["view"], self.view), restore(packet["tx"], self.tx)
-        self.log = [Logged(round, blob.numpy().tobytes(), count) for round, blob, count in packet["log"]]
+        self.log = [Logged(v, round, blob.numpy().tobytes(), count) for v, round, blob, count in packet["log"]]
         self._snapshot = None
         if not self.form.memory and self.log:
             values, _ = self.form.recv(loads(self.log[-1].blob), self.view.rx, key._replace(round=self.log[-1].round))
@@ -122,17 +125,29 @@ class Stream:
 
 def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: Key) -> View:
     """A client's half: one broadcast taken in."""
-    values, rx = form.recv(loads(message.blob), view.rx, key._replace(round=message.round, client=None))
-    msg, buffers = form.build(values)
-    state = algorithm.see(view.state, msg, key._replace(round=message.round, client=None))
-    # Own memory: the bits of a product may depend on how its factors are aligned.
-    own: View = clone(View(state, rx, buffers))
-    return own
+    key = key._replace(round=message.round, client=None)
+    values, rx = form.recv(loads(message.blob), view.rx, key)
+    # Own memory: what is a view of the message lies where the message left it, and the bits of a
+    # product may depend on how its factors are aligned.
+    msg, buffers = form.build([clone(value) for value in values])
+    return View(algorithm.see(view.state, msg, key), clone(rx) if form.memory else rx, buffers)
 
 
 def catch_up(algorithm: Algorithm, form: Form, view: View, parcel: Parcel, key: Key) -> View:
     """A client's half: a parcel taken in."""
     for message in parcel.messages:
-        whole = parcel.snapshot
-        view = restore(loads(message.blob), view) if whole else receive(algorithm, form, view, message, key)
+        if parcel.snapshot:
+            view = restore(loads(message.blob, max_values=None, finite=False), view)
+            continue
+        view = receive(algorithm, form, view, message, key)
     return view
+
+
+def measure(x: State) -> int:
+    """About the bytes of a state: those of its tensors."""
+    if isinstance(x, Params):
+        x = x.flat
+    if isinstance(x, Tensor):
+        return x.numel() * x.element_size()
+    items = x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else ()
+    return sum(map(measure, items))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,16 @@ class Slot:
             self.flat[start : start + size] = p.detach().reshape(-1)
             p.data = self.flat[start : start + size].view(shape)
             p.grad = self.grad[start : start + size].view(shape)
-        self.statistics = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
-        self.random = False  # set where training draws from torch's global generator
         self.batch_norm = any(isinstance(m, _BatchNorm) for m in self.module.modules())
+        self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
+        self.moving: tuple[str, ...] = ()  # float buffers that training changes: the statistics of norm layers
+        self.random = False  # whether training draws from torch's global generator
+
+    def twin(self) -> Slot:
+        """Another slot for the same module, for another worker."""
+        other = Slot(self.module, self.device)
+        other.first, other.moving, other.random = self.first, self.moving, self.random
+        return other
 
     def load(self, x: Params) -> None:
         """Put a model into the module: one copy."""
@@ -52,18 +59,43 @@ class Slot:
             raise ValueError("these parameters are of another model: names or shapes of layers differ")
         self.flat.copy_(x.flat)
 
-    def load_buffers(self, buffers: Params) -> None:
-        """Put the statistics of its norm layers into the module."""
-        for name, value in buffers.items():
-            self.statistics[name].copy_(value)
+    def load_buffers(self, buffers: Params | None) -> None:
+        """Put norm statistics into the module; every other buffer is as at the start, whoever trained here before."""
+        there = dict(self.module.named_buffers())
+        for name, value in self.first.items():
+            there[name].copy_(value)
+        for name, value in buffers.items() if buffers is not None else ():
+            there[name].copy_(value)
 
     def params(self) -> Params:
         """A copy of what is in the module."""
         return Params(self.layout, self.flat.detach().to("cpu", copy=True))
 
-    def buffers(self) -> Params:
-        """A copy of the statistics of its norm layers."""
-        return Params.of((n, b.cpu()) for n, b in self.statistics.items())
+    def buffers(self) -> Params | None:
+        """A copy of the norm statistics, as they are now; None for a model without."""
+        there = dict(self.module.named_buffers())  # by name: a forward pass may have put another tensor there
+        return Params.of((name, there[name].cpu()) for name in self.moving) if self.moving else None
+
+    def probe(self, task: Task) -> None:
+        """Find out, by one forward pass in training mode, which buffers move and whether dice are thrown."""
+        before = torch.get_rng_state()
+        try:
+            self.module.train()
+            with torch.no_grad():
+                batch = to_device(task.batch(torch.arange(min(2, len(task)))), self.device)
+                losses = task.loss(self.module, batch)
+            self.random = not torch.equal(before, torch.get_rng_state())
+        finally:
+            torch.set_rng_state(before)
+        if not isinstance(losses, Tensor) or losses.ndim != 1:
+            raise ValueError(f"{type(task).__name__}.loss must give one value an example, of shape [b]: do not average")
+        if self.device.type != "cpu":  # whose generator was not looked at
+            layers = self.module.modules()
+            self.random = any(getattr(m, "p", 0.0) or getattr(m, "dropout", 0.0) for m in layers)
+        there = dict(self.module.named_buffers())
+        floats = [name for name, b in self.first.items() if b.is_floating_point()]
+        self.moving = tuple(name for name in floats if not torch.equal(there[name], self.first[name]))
+        self.load_buffers(None)
 
 
 def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
@@ -76,7 +108,10 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     momentum = torch.zeros_like(w) if trainer.momentum else None
     lr, generator = trainer.rate(key), key.generator("batches")
     total, steps, seen = torch.zeros((), device=slot.device), 0, 0
-    for indices in batches(len(task), trainer, generator, at_least=2 if slot.batch_norm else 1):
+    fewest = 2 if slot.batch_norm else 1
+    if len(task) < fewest:
+        raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
+    for indices in batches(len(task), trainer, generator, fewest):
         g.zero_()
         losses = task.loss(slot.module, to_device(task.batch(indices, generator), slot.device))
         losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
@@ -90,6 +125,8 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
             step.add_(offset)
         if momentum is not None:
             step = momentum.mul_(trainer.momentum).add_(step)
+        if request.basis is not None:
+            step = projected(step, request.basis)
         w.add_(step, alpha=-lr)
         steps += 1
         seen += len(losses)
@@ -102,11 +139,18 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     return Trained(x, steps, loss)
 
 
+def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
+    """The part of a step that lies in the space of orthonormal rows."""
+    part = torch.zeros_like(step)
+    for row in rows:
+        own = row.to(step)
+        part.add_(own * torch.dot(own, step))
+    return part
+
+
 def batches(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int = 1) -> Iterator[Tensor]:
     """Positions of every mini-batch: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     size = n if trainer.batch is None else min(trainer.batch, n)
-    if n < at_least:
-        raise ValueError(f"a client has {n} example{'s' * (n != 1)}; batch norm needs at least {at_least} to train on")
     starts = [s for s in range(0, n, size) if min(size, n - s) >= min(at_least, size)]
     left = trainer.steps or max(1, round(trainer.epochs * len(starts)))
     while left > 0:
@@ -141,19 +185,3 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch, dict):
         return {name: to_device(b, device) for name, b in batch.items()}
     return batch
-
-
-def is_random(slot: Slot, task: Task) -> bool:
-    """Whether training the module draws from torch's global generator (dropout does)."""
-    before = torch.get_rng_state()
-    if slot.device.type != "cpu":  # whose generator is not looked at
-        return any(getattr(m, "p", 0.0) or getattr(m, "dropout", 0.0) for m in slot.module.modules())
-    try:
-        slot.module.train()
-        kept = {n: b.clone() for n, b in slot.module.named_buffers()}
-        task.loss(slot.module, to_device(task.batch(torch.arange(min(2, len(task)))), slot.device))
-        for name, buffer in slot.module.named_buffers():
-            buffer.copy_(kept[name])
-        return not torch.equal(before, torch.get_rng_state())
-    finally:
-        torch.set_rng_state(before)

@@ -1,0 +1,292 @@
+"""FLSS: train in a subspace of the updates seen so far, and let it follow them.
+
+"Federated Learning in Streaming Subspace", anonymous submission, Algorithms 1 and 2.
+
+The first ``start`` rounds (the paper's L) are the inner method's, and everyone keeps the
+global updates g_1 .. g_L. P is then an orthonormal basis of their ``rank`` leading
+directions (R). From there on one round in ``every`` (s) is full; in the others clients send
+R coefficients P^T g, everyone is sent their mean, and the step is P times it. Each full
+update moves the basis: P, Sigma <- SVD_R([decay P Sigma, g]).
+
+Differences from the paper: Algorithm 2 never forms the first P; here it is formed when
+round L ends. A projected round is decoded with the P that encoded it. The decomposition is
+done at the server alone, in double precision, through a small Gram matrix; clients are
+sent the small matrix that makes the new basis out of the old one and g and only multiply,
+so that no two machines can disagree on it. The coefficients and that matrix always travel
+as 32-bit floats, whatever ``up`` and ``down`` are; error feedback pauses in projected
+rounds. Memory is rank models at each end (start models before), half with "bfloat16".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Size, Tensor
+
+from ..errors import CombinationError, require
+from ..key import Key
+from ..links import Dense, Link
+from ..optimizers import SGD
+from ..params import Layout, Params
+from ..schedules import at
+from ..task import Task
+from ..wire import Several, State
+from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .fedavg import FedAvg
+
+BLOCK = 1 << 18  # entries of the model that are in double precision at a time
+NOISE = 1e-6  # directions weaker than this share of the strongest are rounding errors
+
+
+class Server(NamedTuple):
+    """What the server keeps: its inner state, the basis, and what the last round brought."""
+
+    inner: State
+    rows: Several  # g_1 .. g_t in the first rounds, then the basis: a [d] tensor a direction
+    sigma: Tensor  # [rank] float64, zero where there is no direction
+    update: Params  # of the last full round
+    coefficients: Params  # of the last projected round
+    first: Tensor  # [start, rank]: makes the first basis of the first updates
+    mix: Tensor  # [rank + 1, rank]: makes a basis of the one before and the last update
+    round: int  # rounds done
+
+
+class Broadcast(NamedTuple):
+    """What everyone is sent; parts that are not needed have no layers or no items."""
+
+    inner: Message
+    update: Params
+    coefficients: Params
+    first: Several
+    mix: Several
+    round: int
+
+
+class View(NamedTuple):
+    """What a client holds."""
+
+    inner: State
+    rows: Several
+    round: int
+
+
+class Reply(NamedTuple):
+    """What a client sends back: the inner reply, or its update's coefficients."""
+
+    inner: Message
+    coefficients: Params
+
+
+@dataclass(frozen=True)
+class FLSS(Algorithm):
+    """Send ``rank`` coefficients in all but one round of ``every``, in a subspace that follows the updates.
+
+    ``decay`` is the paper's lambda. ``store`` is how the basis is kept. ``project`` says what
+    is projected in a coefficient round: the client's update, or every gradient on its way;
+    ``scale`` multiplies the local learning rate of these rounds (the paper's sr).
+    ``every=None`` never returns to full rounds: the fixed subspace.
+
+    The downlink is in coefficients too where the inner server adds lr times the mean update
+    (``FedAvg`` with ``SGD`` and a ``Dense`` downlink); other servers send the model each round.
+    """
+
+    inner: Algorithm
+    rank: int = 50
+    start: int = 200
+    every: int | None = 5
+    decay: float = 1.0
+    store: Literal["float32", "bfloat16"] = "float32"
+    project: Literal["update", "gradient"] = "update"
+    scale: float = 1.0
+
+    paper = "Federated Learning in Streaming Subspace, anonymous submission"
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.inner, Algorithm), f"FLSS goes around a method such as FedAvg(), not {self.inner!r}")
+        require(self.rank > 0, f"FLSS(rank={self.rank}): rank must be positive")
+        require(
+            self.start >= self.rank,
+            f"FLSS(rank={self.rank}, start={self.start}): {self.start} updates span at most as many directions; "
+            f"start must be at least rank",
+        )
+        require(self.every is None or self.every >= 1, f"FLSS(every={self.every}): every must be at least 1, or None")
+        require(0 < self.decay <= 1, f"FLSS(decay={self.decay}): decay must be above 0 and at most 1")
+        require(self.scale > 0, f"FLSS(scale={self.scale}): scale must be positive")
+        require(self.store in ("float32", "bfloat16"), f"FLSS(store={self.store!r}): float32 or bfloat16")
+        require(self.project in ("update", "gradient"), f"FLSS(project={self.project!r}): update or gradient")
+        if not isinstance(self.inner, FedAvg):
+            raise CombinationError(
+                f"FLSS goes around FedAvg and what its arguments make of it (FedProx, FedAdam, SignSGD with error "
+                f"feedback); {type(self.inner).__name__} sends or drops more than one update of the model"
+            )
+
+    @property
+    def up(self) -> dict[str, Link]:  # type: ignore[override]
+        return {"update": self.inner.up["update"] if isinstance(self.inner.up, dict) else self.inner.up}
+
+    @property
+    def down(self) -> dict[str, Link]:  # type: ignore[override]
+        return {"x": self.inner.down["x"] if isinstance(self.inner.down, dict) else self.inner.down}
+
+    @property
+    def weights(self) -> Weights:  # type: ignore[override]
+        return self.inner.weights
+
+    @property
+    def buffers(self) -> Buffers:  # type: ignore[override]
+        return self.inner.buffers
+
+    @property
+    def linear(self) -> bool:
+        """Whether clients can make the server's step themselves."""
+        return isinstance(self.inner, FedAvg) and type(self.inner.opt) is SGD and self.down["x"] == Dense()
+
+    def full(self, round: int) -> bool:
+        """Whether round ``round``, counted from 0, sends whole updates."""
+        if round < self.start:
+            return True
+        return self.every is not None and (round - self.start) % self.every == 0
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        inner = self.inner.init(x, num_clients, key)
+        zero = Layout(("coefficients",), (Size([self.rank]),)).zeros()
+        rows = Several([], torch.zeros(x.layout.size, dtype=getattr(torch, self.store)))
+        first, mix = torch.zeros(self.start, self.rank), torch.zeros(self.rank + 1, self.rank)
+        sigma = torch.zeros(self.rank, dtype=torch.float64)
+        server = Server(inner.server, rows, sigma, x.zeros(), zero, first, mix, 0)
+        message = self.inner.broadcast(inner.server, inner.view) if inner.message is None else inner.message
+        blank = Broadcast(message, x.zeros(), zero, Several([], first), Several([], mix), 0)
+        return Start(server, View(inner.view, rows, 0), inner.client, Reply(inner.reply, zero), blank)
+
+    def broadcast(self, server: State, view: State) -> Message:
+        inner, last = self.inner.broadcast(server.inner, view.inner), server.round - 1
+        begun, full = last >= 0, self.full(last)
+        return Broadcast(
+            inner=inner._replace(x=inner.x.only(())) if begun and self.linear else inner,
+            update=server.update if begun and full else server.update.only(()),
+            coefficients=server.coefficients if begun and not full and self.linear else server.coefficients.only(()),
+            first=Several([server.first] if server.round == self.start else [], server.first),
+            mix=Several([server.mix] if server.round > self.start and full else [], server.mix),
+            round=server.round,
+        )
+
+    def see(self, view: State, msg: Message, key: Key) -> State:
+        inner, rows = view.inner, view.rows
+        if msg.inner.x.names:
+            inner = self.inner.see(inner, msg.inner, key)
+        elif msg.update.names:
+            inner = inner._replace(x=self._stepped(inner.x, msg.update))
+        else:
+            inner = inner._replace(x=self._stepped(inner.x, combined(rows, msg.coefficients.flat, inner.x.layout)))
+        if msg.update.names:
+            grown = self._grown(rows, msg.update)
+            matrices = [*msg.first, *msg.mix]
+            rows = mixed(grown, matrices[0]) if matrices else grown
+        return View(inner, rows, msg.round)
+
+    def supersedes(self, older: Message, newer: Message) -> bool:
+        return False  # each moves the model or the basis by a step
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        if self.full(view.round):
+            reply, state = yield from self.inner.client(view.inner, state, task, key)
+            return Reply(reply, Layout(("coefficients",), (Size([self.rank]),)).zeros().only(())), state
+        assert isinstance(self.inner, FedAvg)
+        trainer = self.inner.local
+        scaled = replace(self.inner, local=replace(trainer, lr=at(trainer.lr, key.round) * self.scale))
+        work = scaled.client(view.inner, state, task, key)
+        request = next(work)
+        trained = yield request._replace(basis=view.rows if self.project == "gradient" else None)
+        try:
+            work.send(trained)
+        except StopIteration as done:
+            reply, state = done.value
+        coefficients = torch.stack([torch.dot(row.float(), reply.update.flat) for row in view.rows])  # P^T g
+        layout = Layout(("coefficients",), (Size([self.rank]),))
+        return Reply(reply._replace(update=reply.update.only(())), Params(layout, coefficients)), state
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        full, done = self.full(server.round), server.round + 1
+        layout = server.update.layout
+        g = mean.inner.update if full else combined(server.rows, mean.coefficients.flat, layout)
+        inner = self.inner.server(server.inner, view.inner, mean.inner._replace(update=g), key)
+        if not full:
+            return server._replace(inner=inner, coefficients=mean.coefficients, round=done)
+        grown, sigma, first, mix = self._grown(server.rows, g), server.sigma, server.first, server.mix
+        rows = grown
+        if done == self.start:
+            first, sigma, rows = leading(grown, gram(grown), torch.ones(len(grown), dtype=torch.float64), self.rank)
+        elif done > self.start:
+            weights = torch.cat([self.decay * sigma, torch.ones(1, dtype=torch.float64)])
+            mix, sigma, rows = leading(grown, bordered(grown), weights, self.rank)
+        return Server(inner, rows, sigma, g, server.coefficients, first, mix, done)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        return self.inner.model(server.inner, client)
+
+    def _stepped(self, x: Params, g: Params) -> Params:
+        assert isinstance(self.inner, FedAvg)
+        return self.inner.opt.step(x, g, None)[0]
+
+    def _grown(self, rows: Several, g: Params) -> Several:
+        return Several([*rows, g.flat.to(rows.like.dtype)], rows.like)
+
+
+def combined(rows: Sequence[Tensor], coefficients: Tensor, layout: Layout) -> Params:
+    """P times coefficients."""
+    flat = torch.zeros(layout.size)
+    for row, c in zip(rows, coefficients.tolist(), strict=True):
+        flat.add_(row, alpha=c)
+    return Params(layout, flat)
+
+
+def mixed(rows: Several, matrix: Tensor) -> Several:
+    """New rows, each the sum of the old ones weighted by a column of ``matrix`` [old, new], block by block."""
+    size, dtype = rows.like.numel(), rows.like.dtype
+    new = [torch.empty(size, dtype=dtype) for _ in range(matrix.shape[1])]
+    for start in range(0, size, BLOCK):
+        block = torch.stack([row[start : start + BLOCK] for row in rows]).float()  # [old, block]
+        for row, part in zip(new, matrix.T @ block, strict=True):
+            row[start : start + BLOCK] = part
+    return Several(new, rows.like)
+
+
+def gram(rows: Sequence[Tensor]) -> Tensor:
+    """Inner products of rows, [rows, rows], in double precision, block by block."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for start in range(0, rows[0].numel(), BLOCK):
+        block = torch.stack([row[start : start + BLOCK] for row in rows]).double()
+        total += block @ block.T
+    return total
+
+
+def bordered(rows: Sequence[Tensor]) -> Tensor:
+    """:func:`gram` of an orthonormal basis (rows of zeros allowed) and one more vector, the last."""
+    products = torch.zeros(len(rows), dtype=torch.float64)
+    for start in range(0, rows[0].numel(), BLOCK):
+        block = torch.stack([row[start : start + BLOCK] for row in rows]).double()
+        products += block @ block[-1]
+    total = torch.eye(len(rows), dtype=torch.float64)
+    total[-1], total[:, -1] = products, products
+    return total
+
+
+def leading(rows: Several, products: Tensor, weights: Tensor, rank: int) -> tuple[Tensor, Tensor, Several]:
+    """SVD_R of the weighted rows, given their inner products: (matrix [rows, rank], sigma [rank], new rows).
+
+    Directions below :data:`NOISE` of the strongest become zero rows. The matrix is corrected
+    so that the new rows are orthonormal as they come out in single precision.
+    """
+    values, vectors = torch.linalg.eigh(products * weights[:, None] * weights)
+    order = values.argsort(descending=True)[:rank]
+    sigma, vectors = values[order].clamp_min(0).sqrt(), vectors[:, order]
+    there = sigma > NOISE * sigma[0]
+    matrix = torch.where(there, weights[:, None] * vectors / sigma.where(there, torch.ones(())), torch.zeros(()))
+    found = gram(mixed(rows, matrix.float()))
+    found.diagonal()[~there] = 1.0
+    lower = torch.linalg.cholesky(found)
+    matrix = torch.linalg.solve_triangular(lower, matrix.T, upper=False).T.float().contiguous()
+    return matrix, sigma.where(there, torch.zeros((), dtype=torch.float64)), mixed(rows, matrix)

@@ -1,0 +1,173 @@
+"""Intrinsic gradient compression: train in a random subspace of the parameters.
+
+Melas-Kyriazi, Wang, "Intrinsic Gradient Compression for Federated Learning", 2021.
+
+===============  ==========================================================
+static           ``Intrinsic(16384)``
+K-subspace       ``Intrinsic(16384, subspaces=8)``
+time-varying     ``Intrinsic(16384, varying=True, epoch=10)``
+both             ``Intrinsic(16384, subspaces=8, varying=True, epoch=10)``
+===============  ==========================================================
+
+The model is theta_c + A Sigma: a starting point and d coefficients per subspace. Clients
+train in the full space from it and send A^T of the change, d floats; everyone is sent the
+coefficients.
+
+Differences from the paper: clients may take any local training before they compress; the
+constant of A makes E[A A^T] = I, so a learning rate means what it means in the full space
+(the authors' is D/d times as large for the same path); "A A^dagger" in the text is read as
+the transpose. In the time-varying form everyone is sent this epoch's coefficients and the
+final ones of the epoch before, as in Algorithm 3, but a client that skipped epochs is
+caught up with the messages it missed or with the model, whichever is fewer bytes, and so
+need not appear once an epoch. The starting point is sent once to each client unless it is
+``known`` (drawn from the shared seed, or a published pre-trained model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import Size
+
+from ..errors import require
+from ..key import Key
+from ..links import Dense, Link
+from ..local import Local, LocalSGD
+from ..optimizers import SGD, Optimizer
+from ..params import Layout, Params
+from ..subspace import Basis, Fastfood
+from ..task import Task
+from ..wire import State
+from .base import Algorithm, Buffers, Client, Message, Start, Weights
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    base: Params  # theta at the start of the epoch
+    sigma: Params  # this epoch's coefficients, one layer a subspace
+    opt: State  # of the coefficients
+    before: Params  # the epoch before: its final coefficients
+    seed: int  # of the matrices
+    round: int  # rounds done
+
+
+class Broadcast(NamedTuple):
+    """What everyone is sent: d floats a subspace, twice that in the time-varying form."""
+
+    base: Params  # in the first broadcast, unless it is known
+    sigma: Params
+    before: Params
+    round: int
+
+
+class View(NamedTuple):
+    """What a client holds."""
+
+    base: Params
+    sigma: Params
+    seed: int
+    round: int
+
+
+class Reply(NamedTuple):
+    """What a client sends back: the coefficients of one subspace."""
+
+    update: Params
+
+
+@dataclass(frozen=True)
+class Intrinsic(Algorithm):
+    """Upload and download ``dim`` coefficients of a random subspace instead of the model.
+
+    ``subspaces`` is the paper's K: each client draws one of K matrices for its upload, and
+    everyone downloads the coefficients of all K. ``varying`` draws new matrices every
+    ``epoch`` rounds. ``basis`` is how they are made; memory is little more than one vector
+    of D with the default.
+    """
+
+    dim: int
+    subspaces: int = 1
+    varying: bool = False
+    epoch: int = 10
+    local: LocalSGD = LocalSGD()
+    opt: Optimizer = SGD(1.0)
+    basis: Basis = Fastfood()
+    known: bool = False
+    up: Link | dict[str, Link] = Dense()
+    down: Link | dict[str, Link] = Dense()
+    weights: Weights = "examples"
+    buffers: Buffers = "mean"
+
+    paper = "Melas-Kyriazi, Wang, 2021"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.dim > 0, f"Intrinsic(dim={self.dim}): dim must be positive")
+        require(self.subspaces > 0, f"Intrinsic(subspaces={self.subspaces}): at least 1")
+        require(self.epoch > 0, f"Intrinsic(epoch={self.epoch}): an epoch has at least 1 round")
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        size = x.layout.size
+        require(
+            self.dim * self.subspaces <= size,
+            f"Intrinsic(dim={self.dim}, subspaces={self.subspaces}): more than the model's {size} parameters",
+        )
+        names = tuple(f"subspace{k}" for k in range(self.subspaces))
+        zero = Layout(names, (Size([self.dim]),) * self.subspaces).zeros()
+        server = Server(x, zero, self.opt.init(zero), zero.only(names if self.varying else ()), key.seed, 0)
+        view = View(x if self.known else x.zeros(), zero, key.seed, 0)
+        return Start(server, view, None, Reply(zero))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        base = server.base if server.round == 0 and not self.known else server.base.only(())
+        return Broadcast(base, server.sigma, server.before, server.round)
+
+    def see(self, view: State, msg: Message, key: Key) -> State:
+        base = msg.base if msg.base.names else view.base
+        if self._epoch(msg.round) > self._epoch(view.round):
+            base = self._point(base, msg.before, view.seed, self._epoch(view.round))
+        return View(base, msg.sigma, view.seed, msg.round)
+
+    def supersedes(self, older: Message, newer: Message) -> bool:
+        return not older.base.names and self._epoch(older.round) == self._epoch(newer.round)
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        x = self._point(view.base, view.sigma, view.seed, self._epoch(view.round))
+        y = yield Local(x, self.local)
+        k = key.at("subspace").number("choice") % self.subspaces
+        name = f"subspace{k}"
+        s = self.basis.project((y.x - x).flat, self.dim, self._matrix(view.seed, self._epoch(view.round), name))
+        return Reply(Params(view.sigma.layout.only([name]), s)), state
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        step = server.sigma.zeros().replace(mean.update)
+        sigma, opt = self.opt.step(server.sigma, step, server.opt)
+        base, before, done = server.base, server.before, server.round + 1
+        if self._epoch(done) > self._epoch(server.round):
+            base = self._point(base, sigma, server.seed, self._epoch(server.round))
+            before, sigma = sigma, sigma.zeros()
+        return Server(base, sigma, opt, before, server.seed, done)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        return self._point(server.base, server.sigma, server.seed, self._epoch(server.round))
+
+    def _epoch(self, round: int) -> int:
+        return round // self.epoch if self.varying else 0
+
+    def _matrix(self, seed: int, epoch: int, name: str) -> Key:
+        return Key(seed, epoch, None, f"intrinsic/{name}")
+
+    def _point(self, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
+        return _reached(self, base, sigma, seed, epoch)
+
+
+@lru_cache(maxsize=2)  # a version's point is the same for all its clients, and for the server
+def _reached(method: Intrinsic, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
+    """theta = theta_c + A Sigma."""
+    flat = base.flat.clone()
+    for name, s in sigma.items():
+        flat += method.basis.expand(s, flat.numel(), method._matrix(seed, epoch, name))
+    return Params(base.layout, flat)

@@ -1,0 +1,1 @@
+"""The few hot loops, each with a plain reference beside it."""

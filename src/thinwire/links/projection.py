@@ -1,0 +1,48 @@
+"""A random subspace as a link: d floats whatever the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Size, Tensor
+
+from ..errors import require
+from ..key import Key
+from ..subspace import Basis, Fastfood
+from ..wire import Packet
+from .base import Codec
+from .dense import vector
+
+
+@dataclass(frozen=True)
+class Projection(Codec):
+    """Aᵀx in ``dim`` floats; A Aᵀx is seen, which is x on average.
+
+    A is drawn anew each round, or once with ``fixed``. Linear, so packets are averaged before
+    they are decoded. Not a contraction: the error is about D/d times as long as x, so no
+    error feedback goes around it. By layer; ``Flat(Projection(...))`` takes the whole vector.
+    A layer of at most ``dim`` entries is sent whole. Melas-Kyriazi, Wang, 2021.
+    """
+
+    dim: int
+    basis: Basis = Fastfood()
+    fixed: bool = False
+
+    linear = True
+    paper = "Melas-Kyriazi, Wang, 2021"
+
+    def __post_init__(self) -> None:
+        require(self.dim > 0, f"Projection(dim={self.dim}): dim must be positive")
+
+    def _key(self, key: Key) -> Key:
+        return key.everyone().always() if self.fixed else key.everyone()
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        flat = x.reshape(-1)
+        return flat if flat.numel() <= self.dim else self.basis.project(flat, self.dim, self._key(key))
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        n = shape.numel()
+        values = vector(packet, min(n, self.dim), torch.float32)
+        return values.view(shape) if n <= self.dim else self.basis.expand(values, n, self._key(key)).view(shape)

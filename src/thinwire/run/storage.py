@@ -1,0 +1,112 @@
+"""What is kept of every client, from its first contact on: in memory, or on disk.
+
+A hundred thousand clients with a look-back gradient each do not fit in memory. On disk a
+client is one file, read when it is sampled and written when its reply is taken; what stays
+in memory is one number a client. A file that the last checkpoint refers to is never
+overwritten or removed before the next checkpoint has taken its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import RunError, WireError
+from ..wire import Packet, State, dumps, loads, restore
+from .client import ClientState
+
+
+class Ends(NamedTuple):
+    """Both ends of one client's wire: committed together, when its reply was taken."""
+
+    version: int  # of the broadcasts, that the client acknowledged
+    rx: State  # the server's: the receiving ends of `up`
+    own: ClientState  # the client's
+
+
+class Memory:
+    """Ends in a dict."""
+
+    def __init__(self, fresh: Callable[[], Ends]) -> None:
+        self.fresh = fresh
+        self.ends: dict[int, Ends] = {}
+
+    def version(self, client: int) -> int:
+        """The version that a client acknowledged; 0 before its first reply."""
+        ends = self.ends.get(client)
+        return ends.version if ends else 0
+
+    def get(self, client: int) -> Ends:
+        """A client's ends; fresh ones before its first reply."""
+        return self.ends.get(client) or self.fresh()
+
+    def put(self, client: int, ends: Ends) -> None:
+        """Commit."""
+        self.ends[client] = ends
+
+    def state(self) -> State:
+        """For a checkpoint."""
+        return self.ends
+
+    def load(self, packet: Packet) -> None:
+        """Continue from what :meth:`state` gave, after bytes and back."""
+        like = self.fresh()
+        self.ends = {client: restore(ends, like) for client, ends in packet.items()}
+
+    def settle(self) -> None:
+        """The checkpoint is on disk."""
+
+
+class Disk(Memory):
+    """Ends in files under ``folder``, one a client and version; an index of versions in memory."""
+
+    def __init__(self, fresh: Callable[[], Ends], folder: Path) -> None:
+        super().__init__(fresh)
+        self.folder = folder
+        self.versions: dict[int, int] = {}
+        self.stale: list[Path] = []  # superseded since the last checkpoint, which may still refer to them
+
+    def version(self, client: int) -> int:
+        return self.versions.get(client, 0)
+
+    def get(self, client: int) -> Ends:
+        if client not in self.versions:
+            return self.fresh()
+        path = self._path(client, self.versions[client])
+        try:
+            ends: Ends = restore(loads(path.read_bytes(), max_values=None, finite=False), self.fresh())
+        except (OSError, WireError) as error:
+            raise RunError(f"the state of client {client} cannot be read from {path}: {error}") from error
+        return ends
+
+    def put(self, client: int, ends: Ends) -> None:
+        path = self._path(client, ends.version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(dumps(ends))  # nothing refers to it before the next checkpoint
+        if client in self.versions:
+            self.stale.append(self._path(client, self.versions[client]))
+        self.versions[client] = ends.version
+
+    def state(self) -> State:
+        return self.versions
+
+    def load(self, packet: Packet) -> None:
+        self.versions = dict(packet)
+        known = {self._path(client, version) for client, version in self.versions.items()}
+        for path in self._files():
+            if path not in known:  # written after the checkpoint
+                path.unlink()
+
+    def settle(self) -> None:
+        for path in self.stale:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        self.stale.clear()
+
+    def _path(self, client: int, version: int) -> Path:
+        return self.folder / f"{client % 1000:03d}" / f"{client}-{version}.thinwire"
+
+    def _files(self) -> Iterator[Path]:
+        return self.folder.glob("*/*.thinwire")

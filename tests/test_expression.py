@@ -1,0 +1,404 @@
+"""Typed methods: what they become, how they are written back, and that nothing is ever evaluated."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import thinwire as tw
+from thinwire.config import Config
+from thinwire.errors import CombinationError, ExpressionError, ThinwireError
+from thinwire.expression import parse, vocabulary
+
+OBJECTS: dict[str, Any] = {
+    "FedAvg()": tw.FedAvg(),
+    "TopK(0.1)": tw.TopK(0.1),
+    "TopK(0.1, values=Half())": tw.TopK(0.1, values=tw.Half()),
+    "TopK(0.01, values=Half())": tw.TopK(values=tw.Half()),
+    "RandK(0.25, unbiased=True)": tw.RandK(0.25, unbiased=True),
+    "RandK(0.01, unbiased=True)": tw.RandK(unbiased=True),
+    "LBGM(ErrorFeedback(TopK(0.1)), threshold=0.4)": tw.LBGM(tw.ErrorFeedback(tw.TopK(0.1)), threshold=0.4),
+    "LBGM(threshold=0.0)": tw.LBGM(threshold=0.0),
+    "Layerwise(LBGM(threshold=0.2))": tw.Layerwise(tw.LBGM()),
+    "EF21(ScaledSign())": tw.EF21(tw.ScaledSign()),
+    "Flat(TopK(0.1))": tw.Flat(tw.TopK(0.1)),
+    "Partition({'*.bias': Dense(), '*': ErrorFeedback(TopK(0.1))})": tw.Partition(
+        {"*.bias": tw.Dense(), "*": tw.ErrorFeedback(tw.TopK(0.1))}
+    ),
+    "LUAR(FedAvg(opt=Adam(0.1)), recycle=2)": tw.LUAR(tw.FedAvg(opt=tw.Adam(0.1)), recycle=2),
+    "LUAR(SCAFFOLD(), recycle=0, select='uniform', drop=True)": tw.LUAR(tw.SCAFFOLD(), 0, select="uniform", drop=True),
+    "FedAvg(LocalSGD(0.1, batch=None, steps=5), up=Sparse(), weights='uniform')": tw.FedAvg(
+        tw.LocalSGD(0.1, batch=None, steps=5), up=tw.Sparse(), weights="uniform"
+    ),
+    "FedAvg(LocalSGD(Decay(0.2, rounds=(100, 150)), momentum=0.9))": tw.FedAvg(
+        tw.LocalSGD(tw.Decay(0.2, rounds=(100, 150)), momentum=0.9)
+    ),
+    "FedAvg(LocalSGD(Decay(0.2, rounds=(100,))))": tw.FedAvg(tw.LocalSGD(tw.Decay(0.2, rounds=(100,)))),
+    "FedAvg(up={'update': TopK(0.1)}, down=BF16())": tw.FedAvg(up={"update": tw.TopK(0.1)}, down=tw.BF16()),
+    "FedAvg(down=EF21(TopK(0.05)))": tw.FedAvg(down=tw.EF21(tw.TopK(0.05))),
+    "Adagrad(0.5, beta1=0.1, tau=1e-05)": tw.Adagrad(0.5, beta1=0.1, tau=1e-5),
+    "Momentum(1.0, beta=0.0)": tw.Momentum(beta=0.0),
+    "Yogi(1e-10)": tw.Yogi(1e-10),
+    "Cosine(0.1, rounds=10, end=0.01)": tw.Cosine(0.1, 10, 0.01),
+    "Triangle(0.1, top=5, rounds=24)": tw.Triangle(0.1, 5, 24),
+    "Exponential(0.1)": tw.Exponential(0.1),
+    "Network(5.0, latency=0.02, deadline=3.0)": tw.Network(5.0, latency=0.02, deadline=3.0),
+}
+
+
+@pytest.mark.parametrize(("text", "x"), OBJECTS.items(), ids=OBJECTS.keys())
+def test_an_expression_is_its_object_and_the_object_its_expression(text: str, x: Any) -> None:
+    assert parse(text) == x
+    assert repr(x) == text
+    assert type(parse(text)) is type(x)
+    assert parse(tw.complete(x)) == x
+    assert tw.complete(parse(tw.complete(x))) == tw.complete(x)
+
+
+def test_a_complete_expression_leaves_nothing_to_defaults() -> None:
+    assert tw.complete(tw.TopK()) == "TopK(share=0.01, values=Dense())"
+    assert tw.complete(tw.Adagrad()) == "Adagrad(lr=0.03, beta1=0.0, beta2=0.99, tau=0.001)"
+    assert tw.complete(tw.LBGM(tw.Partition({"a": tw.Flat(tw.RandK())}), 0.5)) == (
+        "LBGM(inner=Partition(links={'a': Flat(inner=RandK(share=0.01, unbiased=False))}), threshold=0.5)"
+    )
+    assert tw.complete(tw.Decay(0.2, (100,))) == "Decay(start=0.2, rounds=(100,), factor=0.1)"
+    assert tw.complete(tw.FedAvg(up={"update": tw.EF21()})) == (
+        "FedAvg(local=LocalSGD(lr=0.05, epochs=1.0, batch=32, momentum=0.0, weight_decay=0.0, prox=0.0, steps=None), "
+        "opt=SGD(lr=1.0), up={'update': EF21(inner=TopK(share=0.1, values=Dense()))}, down=Dense(), "
+        "weights='examples', buffers='mean')"
+    )
+
+
+def test_every_public_configuration_can_be_typed() -> None:
+    known = vocabulary()
+    assert {"FedAvg", "LUAR", "SCAFFOLD", "TopK", "LBGM", "Adam", "LocalSGD", "Decay", "Partition"} <= set(known)
+    # Neither the abstract ones nor what is no configuration.
+    assert not {"Link", "Codec", "Algorithm", "Optimizer", "Schedule", "Params", "Key", "simulate", "loads"} & set(
+        known
+    )
+    for name, cls in known.items():
+        assert getattr(tw, name) is cls
+        required = [f for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
+        if not required:
+            assert parse(f"{name}()") == cls()
+            assert parse(repr(cls())) == cls()
+            assert parse(tw.complete(cls())) == cls()
+
+
+def test_a_method_alone_needs_no_brackets() -> None:
+    assert parse("FedAvg") == tw.FedAvg()
+    assert parse("  SCAFFOLD \n") == tw.SCAFFOLD()
+
+
+def test_spaces_lines_and_trailing_commas_do_not_matter() -> None:
+    assert parse("LUAR(\n  FedAvg( up = TopK( 0.1 , ) ),\n  recycle = 2,\n)") == tw.LUAR(
+        tw.FedAvg(up=tw.TopK(0.1)), recycle=2
+    )
+
+
+def test_numbers_may_be_written_in_any_way_python_has() -> None:
+    assert parse("SGD(1e-3)") == tw.SGD(0.001)
+    assert parse("SGD(+.5)") == tw.SGD(0.5)
+    assert parse("SGD(--0.5)") == tw.SGD(0.5)
+    assert parse("SGD(2)") == tw.SGD(2.0)
+    assert parse("LUAR(FedAvg(), 1_0)").recycle == 10
+    assert parse("LUAR(FedAvg(), 0x10)").recycle == 16
+
+
+@given(st.floats(1e-300, 1.0), st.floats(0.0, 1.0), st.booleans())
+def test_every_number_survives_being_written(share: float, threshold: float, unbiased: bool) -> None:
+    x = tw.LBGM(tw.RandK(share, unbiased), threshold)
+    assert parse(repr(x)) == x
+    assert parse(tw.complete(x)) == x
+
+
+@given(st.dictionaries(st.text(max_size=8), st.just(tw.Half()), min_size=1, max_size=3))
+def test_every_text_survives_being_written(rules: dict[str, Any]) -> None:
+    x = tw.Partition(rules)
+    assert parse(repr(x)) == x
+    assert list(parse(tw.complete(x)).links) == list(rules)
+
+
+# -- defaults -----------------------------------------------------------------
+
+DEFAULTS = {"lr": 0.3, "batch": 10, "epochs": None, "momentum": 0.9}
+
+
+def test_defaults_fill_what_is_left_open() -> None:
+    local = tw.LocalSGD(0.3, batch=10, momentum=0.9)
+    assert parse("FedAvg", DEFAULTS) == tw.FedAvg(local)
+    assert parse("FedAvg()", DEFAULTS) == tw.FedAvg(local)
+    assert parse("LUAR(FedAvg(opt=Adam()), recycle=1)", DEFAULTS) == tw.LUAR(tw.FedAvg(local, tw.Adam()), recycle=1)
+    assert parse("SCAFFOLD()", {"lr": 0.3}).local == tw.LocalSGD(0.3)
+    assert parse("LocalSGD()", DEFAULTS) == local
+
+
+def test_what_is_written_wins_over_defaults() -> None:
+    x = parse("FedAvg(LocalSGD(0.1, momentum=0.0, steps=3))", DEFAULTS)
+    assert x.local == tw.LocalSGD(0.1, batch=10, momentum=0.0, steps=3)
+    assert parse("FedAvg(local=LocalSGD(batch=None))", DEFAULTS).local.batch is None
+
+
+def test_defaults_are_of_local_training_alone() -> None:
+    assert parse("SGD()", DEFAULTS) == tw.SGD(1.0)
+    assert parse("FedAvg(opt=Momentum())", DEFAULTS).opt == tw.Momentum(1.0)
+
+
+def test_the_completed_name_needs_no_defaults() -> None:
+    x = parse("LUAR(FedAvg(), recycle=2)", {"lr": tw.Decay(0.2, (3,)), "batch": 5})
+    assert parse(tw.complete(x)) == x
+    assert parse(repr(x)) == x
+
+
+def test_defaults_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^LocalSGD\(lr=-1.0\): lr must be positive$"):
+        parse("FedAvg()", {"lr": -1.0})
+
+
+# -- nothing is evaluated -----------------------------------------------------
+
+EVIL = [
+    "tw.FedAvg()",
+    "FedAvg().up",
+    "FedAvg.client",
+    "FedAvg().__class__.__bases__",
+    "().__class__",
+    "''.join(['a'])",
+    "(FedAvg)().up",
+    "SGD()[0]",
+    "SGD()()",
+    "[SGD][0]()",
+    "(lambda: SGD())()",
+    "lambda: 1",
+    "[x for x in (1, 2)]",
+    "{x for x in (1, 2)}",
+    "{x: x for x in (1, 2)}",
+    "(x for x in (1, 2))",
+    "FedAvg(up=(x := TopK()))",
+    "(x := 1)",
+    "f'{1}'",
+    "f'a'",
+    "FedAvg(weights=f'{print(1)}')",
+    "1 + 1",
+    "SGD(0.1 * 2)",
+    "SGD(10 ** 9)",
+    "'a' * 10 ** 9",
+    "1 < 2",
+    "not True",
+    "SGD(not False)",
+    "~1",
+    "-True",
+    "-'a'",
+    "-SGD()",
+    "SGD() or SGD()",
+    "SGD() if True else SGD()",
+    "*SGD()",
+    "[*[1]]",
+    "{**{}}",
+    "{1, 2}",
+    "FedAvg(*[1])",
+    "FedAvg(**{'up': 1})",
+    "b'bytes'",
+    "1j",
+    "...",
+    "await SGD()",
+    "yield SGD()",
+    "SGD(x)",
+    "__name__",
+    "__builtins__",
+    "FedAvg(up=__import__)",
+    "[SGD, SGD]",
+    "import os",
+    "SGD(); SGD()",
+    "SGD() # x\nSGD()",
+    "x = SGD()",
+    "",
+    "   ",
+    "(",
+    "SGD(",
+    "SGD)",
+    "SGD(lr=)",
+    "SGD(lr=1, 2)",
+    "1 2",
+    "\0",
+    "SGD(\0)",
+    "SGD('\ud800')",
+    "(" * 1_000 + ")" * 1_000,
+    "[" * 150 + "SGD" + "]" * 150,
+]
+
+
+@pytest.mark.parametrize("text", EVIL, ids=lambda t: repr(t[:40]))
+def test_what_is_neither_a_literal_nor_a_call_of_a_public_name_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value).replace(text, "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "print",
+        "eval",
+        "exec",
+        "open",
+        "__import__",
+        "getattr",
+        "os",
+        "simulate",
+        "loads",
+        "Params",
+        "Key",
+        "Link",
+        "object",
+    ],
+)
+def test_functions_and_other_classes_cannot_be_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    for function in ("eval", "exec", "print", "open"):
+        monkeypatch.setattr(builtins, function, lambda *a, **_: called.append(a))
+    with pytest.raises(ExpressionError, match=f"^unknown method '{name}'"):
+        parse(f"{name}('1')")
+    monkeypatch.undo()
+    assert called == []
+
+
+def test_only_the_names_that_are_given_are_known() -> None:
+    assert parse("TopK(0.5)", names={"TopK": tw.TopK}) == tw.TopK(0.5)
+    with pytest.raises(ExpressionError, match="unknown name 'Half'"):
+        parse("TopK(0.5, values=Half())", names={"TopK": tw.TopK})
+
+
+@given(st.text(alphabet="FedAvgTopK()[]{},.:=*+-'\"0123456789 _lr", max_size=30))
+def test_any_text_is_an_object_or_one_of_our_errors(text: str) -> None:
+    with contextlib.suppress(ValueError):  # ExpressionError and CombinationError are among them
+        parse(text)
+
+
+# -- errors -------------------------------------------------------------------
+
+ERRORS = {
+    "FedAvgg()": "unknown method 'FedAvgg' (did you mean FedAvg?); `thinwire methods` lists them all",
+    "fedavg": "unknown method 'fedavg' (did you mean FedAvg?); `thinwire methods` lists them all",
+    "FedAvg(up=Topk(0.1))": "unknown method 'Topk' (did you mean TopK?); `thinwire methods` lists them all",
+    "FedAvg(up=ErrorFeadback())": "unknown method 'ErrorFeadback' (did you mean ErrorFeedback?); "
+    "`thinwire methods` lists them all",
+    "Xyzzyxyzzy()": "unknown method 'Xyzzyxyzzy'; `thinwire methods` lists them all",
+    "TopK(shore=0.1)": "TopK has no argument 'shore' (did you mean share?): it is TopK(share=0.01, values=Dense())",
+    "SGD(xyz=0.1)": "SGD has no argument 'xyz': it is SGD(lr=1.0)",
+    "SGD(1, 2)": "SGD: too many positional arguments; it is SGD(lr=1.0)",
+    "SGD(0.1, lr=0.2)": "SGD: multiple values for argument 'lr'; it is SGD(lr=1.0)",
+    "LUAR(FedAvg())": "LUAR: missing a required argument: 'recycle'; "
+    "it is LUAR(inner, recycle, layers='kernels', select='metric', drop=False)",
+    "Partition": "Partition: missing a required argument: 'links'; it is Partition(links)",
+    "FedAvg(up=TopK)": "TopK needs its brackets here: TopK()",
+    "TopK('0.1')": "TopK(share='0.1'): float is expected",
+    "TopK(True)": "TopK(share=True): float is expected",
+    "TopK(None)": "TopK(share=None): float is expected",
+    "TopK([0.1])": "TopK(share=[0.1]): float is expected",
+    "TopK(0.1, values=ErrorFeedback())": "TopK(values=ErrorFeedback()): Codec is expected",
+    "Flat(LBGM())": "Flat(inner=LBGM(threshold=0.2)): Codec is expected",
+    "LUAR(FedAvg(), recycle=1.5)": "LUAR(recycle=1.5): int is expected",
+    "LUAR(FedAvg(), recycle=True)": "LUAR(recycle=True): int is expected",
+    "LUAR(TopK(), recycle=1)": "LUAR(inner=TopK(0.01)): Algorithm is expected",
+    "LUAR(FedAvg(), 1, select='best')": "LUAR(select='best'): one of 'metric', 'uniform', 'round-robin', "
+    "'gradient-norm' is expected",
+    "FedAvg(weights='n')": "FedAvg(weights='n'): one of 'examples', 'uniform' is expected",
+    "FedAvg(up=3)": "FedAvg(up=3): Link or dict[str, Link] is expected",
+    "FedAvg(up={1: Dense()})": "'{1: Dense()}': its keys are different texts, 1 is not",
+    "FedAvg(LocalSGD(batch=2.5))": "LocalSGD(batch=2.5): int or None is expected",
+    "Decay(0.1, rounds=[1])": "Decay(rounds=[1]): tuple[int, ...] is expected",
+    "RandK(unbiased=1)": "RandK(unbiased=1): bool is expected",
+    "FedAvg(*[1])": "'FedAvg(*[1])': write the arguments out, * and ** are not understood",
+    "FedAvg().up": "'FedAvg().up' is neither a literal nor a call of a public name",
+    "FedAvg(": "'FedAvg(' is not an expression such as FedAvg(up=TopK(0.01))",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS.items(), ids=ERRORS.keys())
+def test_an_error_is_one_line_that_says_what_to_do(text: str, message: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        parse(text)
+    assert str(caught.value) == message
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, ThinwireError)
+
+
+RANGES = {
+    "TopK(0)": "TopK(share=0.0): share must be above 0 and at most 1",
+    "TopK(1.5)": "TopK(share=1.5): share must be above 0 and at most 1",
+    "LBGM(threshold=-0.1)": "LBGM(threshold=-0.1): threshold is a squared sine, 0 to 1",
+    "SGD(0)": "SGD(lr=0.0): lr must be positive",
+    "Momentum(beta=1.0)": "Momentum(beta=1.0): beta must be in [0, 1)",
+    "Adam(beta1=-0.1)": "Adam(beta1=-0.1): beta1 must be in [0, 1)",
+    "Yogi(beta2=1)": "Yogi(beta2=1.0): beta2 must be in [0, 1)",
+    "Adagrad(tau=0)": "Adagrad(tau=0.0): tau must be positive",
+    "LocalSGD(0.0)": "LocalSGD(lr=0.0): lr must be positive",
+    "LocalSGD(epochs=0)": "LocalSGD(epochs=0.0): epochs must be positive",
+    "LocalSGD(batch=0)": "LocalSGD(batch=0): batch must be positive or None",
+    "LocalSGD(momentum=1.0)": "LocalSGD(momentum=1.0): momentum must be in [0, 1)",
+    "LocalSGD(weight_decay=-1)": "LocalSGD(weight_decay=-1.0): it must not be negative",
+    "LocalSGD(prox=-1)": "LocalSGD(prox=-1.0): prox must not be negative",
+    "LocalSGD(steps=0)": "LocalSGD(steps=0): steps must be positive or None",
+    "Decay(0.0, rounds=(1,))": "Decay(start=0.0): start must be positive",
+    "Decay(1.0, rounds=(1,), factor=0)": "Decay(factor=0.0): factor must be positive",
+    "Exponential(-1.0)": "Exponential(start=-1.0): start must be positive",
+    "Exponential(1.0, factor=0.0)": "Exponential(factor=0.0): factor must be positive",
+    "Cosine(1.0, rounds=1)": "Cosine(rounds=1): rounds must be at least 2",
+    "Triangle(1.0, top=5, rounds=5)": "Triangle(top=5): top must lie between 0 and rounds=5",
+    "Triangle(1.0, top=0, rounds=5)": "Triangle(top=0): top must lie between 0 and rounds=5",
+    "Network(0)": "Network(mbit=0.0): a rate in Mbit/s must be positive",
+    "Network(down=-1)": "Network(down=-1.0): a rate in Mbit/s must be positive",
+    "Network(spread=-1)": "Network(spread=-1.0): spread must not be negative",
+    "Network(latency=-1)": "Network(latency=-1.0): seconds must not be negative",
+    "Network(step=-1)": "Network(step=-1.0): seconds must not be negative",
+    "Network(deadline=0)": "Network(deadline=0.0): it must be positive",
+    "Partition({})": 'Partition needs at least one rule, such as {"*": Dense()}',
+}
+
+
+@pytest.mark.parametrize(("text", "message"), RANGES.items(), ids=RANGES.keys())
+def test_an_argument_out_of_its_range_is_one_line_that_says_the_range(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse(text)
+
+
+def test_a_combination_without_meaning_is_refused_while_parsing() -> None:
+    with pytest.raises(CombinationError, match=r"^LBGM needs an inner link whose receiver has no memory; EF21\(\) has"):
+        parse("FedAvg(up=LBGM(EF21()))")
+
+
+# -- configurations -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Holder(Config):
+    first: int = 1
+    items: list[Any] = dataclasses.field(default_factory=list)
+    flag: bool = False
+
+
+def test_a_name_leaves_out_defaults_and_names_all_but_the_first_field() -> None:
+    assert repr(Holder()) == "Holder(1)"
+    assert repr(Holder(2)) == "Holder(2)"
+    assert repr(Holder(flag=True)) == "Holder(1, flag=True)"
+    assert repr(Holder(2, [1, (tw.Dense(),)], True)) == "Holder(2, items=[1, (Dense(),)], flag=True)"
+    assert repr(Holder(items=[{"a": tw.TopK(0.5)}])) == "Holder(1, items=[{'a': TopK(0.5)}])"
+    assert tw.complete(Holder()) == "Holder(first=1, items=[], flag=False)"
+
+
+def test_one_and_true_are_not_the_same_default() -> None:
+    assert repr(Holder(True)) == "Holder(True)"
+    assert repr(Holder(flag=0)) == "Holder(1, flag=0)"
+
+
+def test_a_users_own_configuration_can_be_typed() -> None:
+    assert parse("Holder(3, items=[1, 'a', None, -2.5])", names={"Holder": Holder}) == Holder(3, [1, "a", None, -2.5])

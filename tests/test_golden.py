@@ -1,0 +1,74 @@
+"""Golden runs: a few rounds of loss and bytes of each method, as text.
+
+``pytest --golden-rewrite`` writes them anew; the commit that does so says why they moved.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.data.digits import digits
+
+FOLDER = Path(__file__).parent / "golden"
+SIZES = (40, 60, 80, 100, 120)
+
+GOLDEN = {
+    "fedavg": "FedAvg(LocalSGD(lr=0.2, batch=16))",
+    "fedprox_momentum": "FedAvg(LocalSGD(lr=0.1, batch=16, prox=0.1), opt=Momentum(0.7), weights='uniform')",
+    "fedadam_halves": "FedAvg(LocalSGD(lr=0.2, batch=16), opt=Adam(0.03), up=BF16(), down=Half())",
+    "topk_feedback": "FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(TopK(0.05)), down=EF21(TopK(0.2)))",
+    "sign_feedback": "FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(ScaledSign()))",
+    "lbgm": "FedAvg(LocalSGD(lr=0.2, batch=16), up=LBGM(threshold=0.6))",
+    "lbgm_by_layer": "FedAvg(LocalSGD(lr=0.2, batch=16), up=Layerwise(LBGM(TopK(0.3), threshold=0.6)))",
+    "scaffold": "SCAFFOLD(LocalSGD(lr=0.2, batch=16), up={'control': Half()})",
+    "luar": "LUAR(FedAvg(LocalSGD(lr=0.2, batch=16), opt=Yogi(0.03)), recycle=2, layers='tensors')",
+    "luar_scaffold": "LUAR(SCAFFOLD(LocalSGD(lr=0.2, batch=16), up=RandK(0.3)), recycle=1, select='gradient-norm')",
+}
+
+
+@functools.cache
+def problem() -> tuple[list[tw.Supervised], tw.Supervised]:
+    data = digits()
+    parts = torch.randperm(len(data.targets), generator=torch.Generator().manual_seed(2))[: sum(SIZES)].split(SIZES)
+    return [tw.Supervised(data.inputs, data.targets, part) for part in parts], tw.Supervised(
+        data.test_inputs, data.test_targets
+    )
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def recorded(expression: str) -> str:
+    """The run as text: losses to four digits, bytes to the last."""
+    tasks, test = problem()
+    result = tw.simulate(
+        tw.parse(expression), mlp, tasks, 4, sample=3, test=test, seed=1, dropout=0.25, workers=1, plan="each"
+    )
+    lines = [expression, "round  train_loss  test_loss  up_payload  up_framing  down_payload  down_framing"]
+    lines += [
+        f"{r['round']:5}  {r['train_loss']:10.4g}  {r['test_loss']:9.4g}  {r['up_payload']:10}  {r['up_framing']:10}  "
+        f"{r['down_payload']:12}  {r['down_framing']:12}"
+        for r in result.rounds
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_recorded_run_has_not_moved(name: str, golden_rewrite: bool) -> None:
+    found, path = recorded(GOLDEN[name]), FOLDER / f"{name}.txt"
+    if golden_rewrite:
+        FOLDER.mkdir(exist_ok=True)
+        path.write_text(found)
+    assert path.exists(), f"no {path}: write it with pytest --golden-rewrite"
+    assert found == path.read_text(), f"{name} moved; if it was meant to, pytest --golden-rewrite and say why"
+
+
+def test_every_recorded_run_is_compared() -> None:
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(GOLDEN)

@@ -1,0 +1,1201 @@
+"""Every link through the same mill, then each by hand: values, bytes, hostile packets."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Size, Tensor
+
+from thinwire import params
+from thinwire.errors import CombinationError, WireError
+from thinwire.key import Key
+from thinwire.links import (
+    BF16,
+    EF21,
+    LBGM,
+    Dense,
+    ErrorFeedback,
+    Flat,
+    Half,
+    Layerwise,
+    Link,
+    Partition,
+    RandK,
+    ScaledSign,
+    Sparse,
+    TopK,
+    top_k,
+)
+from thinwire.links.sparse import pack_positions, unpack_positions
+from thinwire.params import Layout, Params
+from thinwire.wire import clone, dumps, loads, restore
+
+# 352 entries: matrices, vectors, a scalar, a single entry, nothing at all.
+LAYOUT = Layout(
+    ("conv.weight", "conv.bias", "scale", "one", "empty", "fc.weight", "fc.bias"),
+    (Size([4, 3, 3]), Size([4]), Size([]), Size([1]), Size([0, 3]), Size([10, 30]), Size([10])),
+)
+
+
+class Row(NamedTuple):
+    link: Link
+    most: int  # bytes of a packet of LAYOUT, whatever is sent
+    flags: str  # l(inear) c(ontraction) m(emory) a(bsolute)
+
+
+# Bytes: 1,408 of dense data; 14 bytes and 3 of padding a layer are enough for any structure here.
+ROWS = [
+    Row(Dense(), 1_416, "lca"),
+    Row(Half(), 740, "lca"),
+    Row(BF16(), 740, "lca"),
+    Row(Sparse(), 1_530, "ca"),
+    Row(TopK(0.01), 220, "c"),
+    Row(TopK(0.1), 360, "c"),
+    Row(TopK(0.1, values=Half()), 290, "c"),
+    Row(TopK(0.1, values=ScaledSign()), 260, "c"),
+    Row(TopK(1.0), 1_500, "c"),
+    Row(RandK(0.1), 190, "lc"),
+    Row(RandK(0.1, unbiased=True), 190, "l"),
+    Row(ScaledSign(), 160, "c"),
+    Row(Flat(TopK(0.1)), 190, "c"),
+    Row(Flat(RandK(0.1)), 148, "lc"),
+    Row(Flat(ScaledSign()), 60, "c"),
+    Row(Flat(Half()), 710, "lca"),
+    Row(ErrorFeedback(TopK(0.1)), 360, ""),
+    Row(ErrorFeedback(RandK(0.1)), 190, "l"),
+    Row(ErrorFeedback(ScaledSign()), 160, ""),
+    Row(ErrorFeedback(Half()), 740, "l"),
+    Row(ErrorFeedback(Dense()), 1_416, "l"),
+    Row(ErrorFeedback(Flat(TopK(0.1, values=BF16()))), 120, ""),
+    Row(EF21(TopK(0.1)), 360, "ma"),
+    Row(EF21(ScaledSign()), 160, "ma"),
+    Row(EF21(RandK(0.1)), 190, "ma"),
+    Row(LBGM(threshold=0.2), 1_420, "cm"),
+    Row(LBGM(threshold=1.0), 1_420, "m"),
+    Row(LBGM(TopK(0.1), threshold=0.4), 370, "m"),
+    Row(LBGM(ErrorFeedback(TopK(0.1)), threshold=0.8), 370, "m"),
+    Row(LBGM(RandK(0.5, unbiased=True), threshold=0.9), 900, "m"),
+    Row(LBGM(Partition({"*.bias": Dense(), "*": ErrorFeedback(TopK(0.1))}), threshold=0.5), 400, "m"),
+    Row(Layerwise(LBGM(threshold=0.2)), 1_530, "cm"),
+    Row(Layerwise(LBGM(ErrorFeedback(TopK(0.1)), threshold=0.6)), 400, "m"),
+    Row(Layerwise(ErrorFeedback(TopK(0.1))), 380, ""),
+    Row(Layerwise(EF21(ScaledSign())), 190, "ma"),
+    Row(Layerwise(Dense()), 1_480, "lca"),
+    Row(Partition({"*.bias": Dense(), "*": ErrorFeedback(TopK(0.1))}), 390, ""),
+    Row(Partition({"*.bias": Half(), "fc.*": RandK(0.1), "*": Dense()}), 340, "lc"),
+    Row(Partition({"conv.*": LBGM(), "fc.*": EF21(TopK(0.1)), "none.*": Dense(), "*": ScaledSign()}), 480, "m"),
+    Row(Partition({"*": Flat(TopK(0.1))}), 190, "c"),
+]
+
+every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
+linear = pytest.mark.parametrize("row", [r for r in ROWS if "l" in r.flags], ids=lambda row: repr(row.link))
+
+
+def bits(x: Params) -> bytes:
+    assert x.flat.dtype == torch.float32
+    return x.flat.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _updates() -> list[Params]:
+    """Ten rounds: a direction, almost the same twice, another one, parts, nothing, zeros, the first again."""
+    generator = torch.Generator().manual_seed(11)
+
+    def draw(scale: float) -> Params:
+        return Params(LAYOUT, torch.randn(352, generator=generator) * scale)
+
+    a, b = draw(0.1), draw(2.0)
+    return [
+        a,
+        a * 1.7 + draw(0.003),
+        (a * -0.4 + draw(0.001)).drop(["fc.weight"]),
+        b,
+        b.drop(["conv.weight", "scale", "empty"]) * 0.5,
+        b.drop(LAYOUT.names),
+        b.zeros(),
+        b * 2.0,
+        a + draw(0.01),
+        a.only(["one", "fc.bias"]),
+    ]
+
+
+UPDATES = _updates()  # nothing writes to them: one of the tests
+
+
+def key(round: int, client: int | None = 4) -> Key:
+    return Key(1, round, client).at("up").at("update")
+
+
+def through(link: Link, x: Params, tx: Any, rx: Any, k: Key) -> tuple[bytes, Params, Any, Any]:
+    """A message over the wire; both ends must agree on what was seen."""
+    packet, seen, tx = link.send(x, tx, k)
+    data = dumps(packet)
+    got, rx = link.recv(loads(data), x.layout, rx, k)
+    assert got.layout == seen.layout == x.layout
+    assert bits(got) == bits(seen)
+    return data, seen, tx, rx
+
+
+# -- every link ---------------------------------------------------------------
+
+
+@every
+def test_what_is_said_of_a_link_is_what_the_table_says(row: Row) -> None:
+    for letter, flag in zip("lcma", ("linear", "contraction", "memory", "absolute"), strict=True):
+        assert getattr(row.link, flag) is (letter in row.flags), flag
+
+
+@every
+def test_the_receiver_sees_bit_for_bit_what_the_sender_says_in_every_round(row: Row) -> None:
+    tx, rx = row.link.open(LAYOUT.zeros())
+    for t, x in enumerate(UPDATES):
+        data, _, tx, rx = through(row.link, x, tx, rx, key(t))
+        assert len(data) <= row.most, t
+
+
+@every
+def test_both_ends_continue_from_saved_states_with_the_same_bits(row: Row) -> None:
+    # Restored into the states of a fresh start: their structure is fixed from then on.
+    start_tx, start_rx = row.link.open(LAYOUT.zeros())
+    tx, rx, saved_tx, saved_rx = start_tx, start_rx, start_tx, start_rx
+    for t, x in enumerate(UPDATES):
+        data, seen, tx, rx = through(row.link, x, tx, rx, key(t))
+        saved_tx, saved_rx = restore(loads(dumps(saved_tx)), start_tx), restore(loads(dumps(saved_rx)), start_rx)
+        saved_data, saved_seen, saved_tx, saved_rx = through(row.link, x, saved_tx, saved_rx, key(t))
+        assert saved_data == data
+        assert bits(saved_seen) == bits(seen)
+        assert dumps(saved_tx) == dumps(tx)
+        assert dumps(saved_rx) == dumps(rx)
+
+
+@every
+def test_nothing_that_is_handed_in_is_written_to(row: Row) -> None:
+    tx, rx = row.link.open(LAYOUT.zeros())
+    for t, x in enumerate(UPDATES):
+        before = [dumps(v) for v in (x, tx, rx)]
+        packet, seen, next_tx = row.link.send(x, tx, key(t))
+        data = dumps(packet)
+        received = loads(data)
+        _, next_rx = row.link.recv(received, x.layout, rx, key(t))
+        assert [dumps(v) for v in (x, tx, rx)] == before
+        assert dumps(received) == dumps(packet) == data
+        del seen
+        tx, rx = next_tx, next_rx
+
+
+@every
+def test_after_messages_that_were_lost_or_not_acknowledged_the_next_is_exact(row: Row) -> None:
+    tx, rx = row.link.open(LAYOUT.zeros())
+    plain_tx, plain_rx = row.link.open(LAYOUT.zeros())
+    for t, x in enumerate(UPDATES):
+        row.link.send(UPDATES[-t], tx, key(100 + t))  # never arrives: neither end commits
+        through(
+            row.link, UPDATES[(t + 3) % 10], tx, rx, key(200 + t)
+        )  # arrives, is decoded, and is undone at both ends
+        data, seen, tx, rx = through(row.link, x, tx, rx, key(t))
+        plain_data, plain_seen, plain_tx, plain_rx = through(row.link, clone(x), plain_tx, plain_rx, key(t))
+        assert data == plain_data
+        assert bits(seen) == bits(plain_seen)
+    assert dumps(tx) == dumps(plain_tx)
+    assert dumps(rx) == dumps(plain_rx)
+
+
+@every
+def test_zeros_are_seen_as_zeros(row: Row) -> None:
+    zeros = LAYOUT.zeros()
+    tx, rx = row.link.open(zeros)
+    for t in range(3):
+        _, seen, tx, rx = through(row.link, zeros, tx, rx, key(t))
+        assert seen.flat.abs().max() == 0.0
+
+
+@every
+def test_a_model_of_one_entry_gets_through(row: Row) -> None:
+    for shape in (Size([]), Size([1]), Size([1, 1])):
+        layout = Layout(("one",), (shape,))
+        tx, rx = row.link.open(layout.zeros())
+        for t, value in enumerate([1.5, 1.5, -3.0, 0.0]):
+            x = Params(layout, torch.tensor([value]))
+            _, seen, tx, rx = through(row.link, x, tx, rx, key(t))
+            if "unbiased" not in repr(row.link):
+                assert seen.flat.tolist() == [value]  # whatever keeps a part keeps the only entry
+
+
+@every
+def test_a_model_of_empty_layers_gets_through(row: Row) -> None:
+    for layout in (Layout(("empty", "void"), (Size([0]), Size([3, 0]))), Layout((), ())):
+        tx, rx = row.link.open(layout.zeros())
+        for t in range(2):
+            data, _, tx, rx = through(row.link, layout.zeros(), tx, rx, key(t))
+            assert len(data) < 60
+
+
+@every
+def test_a_layer_that_was_not_sent_keeps_its_state(row: Row) -> None:
+    xs = UPDATES
+    tx, rx = row.link.open(LAYOUT.zeros())
+    for t in (0, 3):
+        _, _, tx, rx = through(row.link, xs[t], tx, rx, key(t))
+    _, _, after_tx, after_rx = through(row.link, xs[0].drop(LAYOUT.names), tx, rx, key(4))
+    assert dumps(after_tx) == dumps(tx)
+    assert dumps(after_rx) == dumps(rx)
+
+
+@every
+def test_sending_leaves_the_global_generator_alone(row: Row) -> None:
+    before = torch.get_rng_state()
+    tx, rx = row.link.open(LAYOUT.zeros())
+    for t in range(2):
+        _, _, tx, rx = through(row.link, UPDATES[t], tx, rx, key(t))
+    assert torch.get_rng_state().equal(before)
+
+
+@every
+def test_a_receiver_of_another_layout_refuses(row: Row) -> None:
+    x = UPDATES[3]
+    tx, rx = row.link.open(LAYOUT.zeros())
+    data = dumps(row.link.send(x, tx, key(0))[0])
+    for other in (LAYOUT.only(["fc.weight"]), LAYOUT.only(LAYOUT.names[:-1]), LAYOUT.only([])):
+        try:
+            got, _ = row.link.recv(loads(data), other, rx, key(0))
+        except WireError:
+            continue
+        # A few positions of a longer vector may also be some of a shorter one: then they must fit.
+        assert got.layout == other
+
+
+# -- linear links -------------------------------------------------------------
+
+
+@linear
+def test_the_mean_of_packets_decodes_to_the_mean_of_what_was_sent(row: Row) -> None:
+    generator = torch.Generator().manual_seed(2)
+    sent, packets, weights = [], [], [3.0, 1.0, 0.5, 10.0]
+    for client in range(4):
+        x = Params(LAYOUT, torch.randn(352, generator=generator))
+        packet, seen, _ = row.link.send(x, row.link.open(LAYOUT.zeros())[0], key(5, client))
+        packets.append(loads(dumps(packet)))
+        sent.append(seen.flat.double())
+    rx = row.link.open(LAYOUT.zeros())[1]
+    got, _ = row.link.recv(row.link.mean(packets, weights), LAYOUT, rx, key(5, None))
+    expected = sum(w * s for w, s in zip(weights, sent, strict=True)) / 14.5
+    assert got.layout == LAYOUT
+    assert (got.flat - expected).abs().max() < 3e-6  # some values are ten times those sent
+    assert expected.abs().max() > 0.5
+    # What was averaged is not written into.
+    again, _ = row.link.recv(row.link.mean(packets, weights), LAYOUT, rx, key(5, None))
+    assert bits(again) == bits(got)
+
+
+def test_dense_packets_are_averaged_by_the_one_formula_bit_for_bit() -> None:
+    xs, weights = UPDATES, [0.3, 7.0, 1.1]
+    whole = [xs[0], xs[1], xs[3]]
+    for link in (Dense(), ErrorFeedback(Dense())):
+        packets = [link.send(x, link.open(x.zeros())[0], key(0))[0] for x in whole]
+        got, _ = link.recv(link.mean(packets, weights), LAYOUT, None, key(0))
+        assert got.flat.equal(params.mean([x.flat for x in whole], weights))
+    layerwise = Layerwise(Dense())
+    packets = [layerwise.send(x, layerwise.open(x)[0], key(0))[0] for x in whole]
+    got, _ = layerwise.recv(layerwise.mean(packets, weights), LAYOUT, None, key(0))
+    assert got.flat.equal(params.mean([x.flat for x in whole], weights))
+
+
+def test_halves_that_would_overflow_together_are_averaged_in_32_bits() -> None:
+    packet = torch.full((2,), 60_000.0, dtype=torch.float16)
+    got, _ = Flat(Half()).recv(Flat(Half()).mean([packet] * 5, [1.0] * 5), Layout(("a",), (Size([2]),)), None, Key(0))
+    assert got.flat.tolist() == [60_000.0, 60_000.0]
+
+
+# -- contraction --------------------------------------------------------------
+
+EIGHT = Layout(("a",), (Size([8]),))
+# Made into Params in the tests: beartype, which checks those, draws random numbers, and strategies must not.
+VECTORS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=8, max_size=8)
+
+
+def eight(values: list[float]) -> Params:
+    return Params(EIGHT, torch.tensor(values))
+
+
+# ||x - seen||^2 <= c2 ||x||^2 for 8 entries. Half's subnormals are 2^-24 apart and BF16's 2^-133, so each entry may be
+# off by half of that beside the relative error: an absolute term no relative bound can have.
+SQUARED = [
+    (Dense(), 0.0, 0.0),
+    (Sparse(), 0.0, 0.0),
+    (TopK(1.0), 0.0, 0.0),
+    (Half(), 2.0**-22, 8 * 2.0**-50),
+    (BF16(), 2.0**-16, 8 * 2.0**-268),
+    (TopK(0.25), 6 / 8, 0.0),
+    (TopK(0.25, values=Half()), 6 / 8 + 2.0**-22, 8 * 2.0**-50),
+    (TopK(0.01), 7 / 8, 0.0),
+    (ScaledSign(), 7 / 8, 1e-80),  # the mean of subnormals is rounded
+    (TopK(0.5, values=ScaledSign()), 7 / 8, 1e-80),  # 4 kept hold half of ||x||^2, the sign a quarter of that
+    (RandK(0.5), 1.0, 0.0),  # for one draw; 1/2 on average
+    (Flat(TopK(0.25)), 6 / 8, 0.0),
+    (Layerwise(TopK(0.25)), 6 / 8, 0.0),
+    (Partition({"a": ScaledSign()}), 7 / 8, 1e-80),
+]
+
+
+@pytest.mark.parametrize(("link", "squared", "absolute"), SQUARED, ids=lambda v: repr(v) if isinstance(v, Link) else "")
+@given(values=VECTORS)
+@settings(max_examples=50)
+def test_a_contraction_keeps_a_part_of_whatever_it_is_given(
+    link: Link, squared: float, absolute: float, values: list[float]
+) -> None:
+    x = eight(values)
+    assert link.contraction
+    _, seen, _ = link.send(x, link.open(x.zeros())[0], key(0))
+    lost = (x.flat.double() - seen.flat.double()).square().sum().item()
+    assert lost <= squared * (1 + 1e-6) * x.flat.double().square().sum().item() + absolute
+
+
+@given(VECTORS, VECTORS)
+def test_a_recycled_update_is_off_by_no_more_than_the_threshold(first: list[float], second: list[float]) -> None:
+    link, x, y = LBGM(threshold=0.3), eight(first), eight(second)
+    _, _, tx = link.send(x, link.open(x.zeros())[0], key(0))
+    packet, seen, _ = link.send(y, tx, key(1))
+    lost = (y.flat.double() - seen.flat.double()).square().sum().item()
+    # rho is rounded to 32 bits, and rho * l once more
+    assert lost <= (0.3 + 1e-6) * y.flat.double().square().sum().item() + 1e-80
+    if isinstance(packet, list):
+        assert lost == 0.0
+
+
+def test_random_k_keeps_its_share_on_average() -> None:
+    x = Params(EIGHT, torch.tensor([1.0, -2.0, 3.0, -4.0, 5.0, -6.0, 7.0, -8.0]))  # ||x||^2 = 204
+    lost = [(x - RandK(0.25).send(x, None, key(t))[1]).norm() ** 2 for t in range(1_000)]
+    assert sum(lost) / 1_000 == pytest.approx(153.0, abs=4.4)  # 6/8 of 204; five standard errors
+
+
+# -- random positions ---------------------------------------------------------
+
+
+def test_unbiased_random_k_is_the_vector_on_average() -> None:
+    x = torch.arange(1.0, 21.0) * torch.tensor([1.0, -1.0] * 10)
+    layout = Layout(("a",), (Size([4, 5]),))
+    total = torch.zeros(20, dtype=torch.float64)
+    for t in range(3_000):
+        total += RandK(0.1, unbiased=True).send(Params(layout, x), None, key(t))[1].flat
+    # 2 of 20 kept, times ten: variance 9 x^2, standard error 3 |x| / sqrt(3000) = 0.0548 |x|; five of them
+    assert ((total / 3_000 - x).abs() / x.abs()).max() < 0.28
+
+
+def test_unbiased_values_are_divided_by_the_share_kept_not_by_the_share_asked_for() -> None:
+    # 10 % of 7 is one entry: times 7, not times 10.
+    layout = Layout(("a",), (Size([7]),))
+    _, seen, _ = RandK(0.1, unbiased=True).send(Params(layout, torch.full((7,), 2.0)), None, key(0))
+    assert sorted(seen.flat.tolist()) == [0, 0, 0, 0, 0, 0, 14.0]
+
+
+def chosen(link: Link, name: str, k: Key) -> set[int]:
+    """The positions of a layer of 1,000 entries which get through."""
+    layout = Layout(("a", "b"), (Size([1_000]), Size([1_000])))
+    _, seen, _ = link.send(Params(layout, torch.ones(2_000)), link.open(layout.zeros())[0], k)
+    return set(seen[name].nonzero().view(-1).tolist())
+
+
+@pytest.mark.parametrize("link", [RandK(0.05), RandK(0.05, unbiased=True), Layerwise(RandK(0.05))], ids=repr)
+def test_no_two_layers_fields_or_rounds_share_their_positions(link: Link) -> None:
+    base = Key(1, 5, 2).at("up").at("update")
+    masks = [
+        chosen(link, "a", base),
+        chosen(link, "b", base),
+        chosen(link, "a", base._replace(round=6)),
+        chosen(link, "a", base._replace(seed=2)),
+        chosen(link, "a", Key(1, 5, 2).at("up").at("control")),
+        chosen(link, "a", Key(1, 5, 2).at("down").at("update")),
+    ]
+    assert [len(mask) for mask in masks] == [50] * 6
+    for i, one in enumerate(masks):
+        for other in masks[:i]:
+            assert len(one & other) < 15  # 2.5 expected of independent ones
+
+
+def test_everyone_in_a_round_sends_the_same_positions() -> None:
+    masks = [chosen(RandK(0.05), "a", key(3, client)) for client in (None, 0, 1, 77)]
+    assert masks[0] == masks[1] == masks[2] == masks[3]
+
+
+def test_over_the_rounds_every_position_is_sent() -> None:
+    seen = set().union(*(chosen(RandK(0.05), "a", key(t)) for t in range(200)))
+    assert len(seen) == 1_000  # each is missed with probability 0.95^200 = 0.000035
+
+
+# -- literal bytes ------------------------------------------------------------
+
+
+def thousand(layout: Layout) -> Params:
+    """1,000 values of which no two have the same magnitude, in no order."""
+    return Params(layout, torch.tensor([((i * 7_919) % 1_009 - 504.25) / 512 for i in range(1_000)]))
+
+
+ONE = Layout(("w",), (Size([1_000]),))
+TWO = Layout(("w", "b"), (Size([20, 40]), Size([200])))
+
+BYTES = [
+    (Dense(), 4_008, 4_008),  # 1 + 4, 3 of padding, 4,000
+    (Half(), 2_008, 2_012),
+    (BF16(), 2_008, 2_012),
+    (Sparse(), 4_012, 4_020),
+    # 18 of structure; 21 bits and 60 bits of positions, 3 of padding, 40 of values
+    (TopK(0.01), 72, 88),
+    (TopK(0.1), 480, 492),
+    (TopK(0.1, values=Half()), 278, 292),
+    (TopK(0.1, values=ScaledSign()), 101, 123),
+    (TopK(0.5), 2_148, 2_160),
+    (TopK(1.0), 4_012, 4_020),
+    (RandK(0.01), 48, 52),
+    (RandK(0.1), 408, 412),
+    (RandK(0.1, unbiased=True), 408, 412),
+    (ScaledSign(), 141, 153),  # 11, 1 of padding, 4 of scale, 125 of signs
+    (Flat(TopK(0.1)), 476, 476),
+    (Flat(ScaledSign()), 141, 141),
+    (ErrorFeedback(TopK(0.1)), 480, 492),
+    (EF21(TopK(0.1)), 480, 492),
+    (LBGM(), 4_008, 4_008),  # a list of one around the tensor takes of the padding
+    (LBGM(TopK(0.1)), 480, 496),
+    (Layerwise(LBGM()), 4_012, 4_016),
+    (Layerwise(ErrorFeedback(TopK(0.1))), 480, 496),
+    (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_196),
+]
+
+
+@pytest.mark.parametrize(("link", "one", "two"), BYTES, ids=lambda v: repr(v) if isinstance(v, Link) else "")
+def test_messages_of_a_thousand_entries_have_these_bytes(link: Link, one: int, two: int) -> None:
+    for layout, expected in ((ONE, one), (TWO, two)):
+        x = thousand(layout)
+        assert len(dumps(link.send(x, link.open(x.zeros())[0], key(0))[0])) == expected
+
+
+SECOND = [
+    (LBGM(), 8, 8),  # 01 48 00, a byte of padding, four of rho
+    (LBGM(TopK(0.1)), 8, 8),
+    (LBGM(Layerwise(TopK(0.1))), 8, 8),
+    (Layerwise(LBGM()), 12, 16),  # 01 06 01 48 00: a scalar a layer
+    (Layerwise(LBGM(TopK(0.1))), 12, 16),
+    (Partition({"b": LBGM(), "*": LBGM()}), 12, 16),
+]
+
+
+@pytest.mark.parametrize(("link", "one", "two"), SECOND, ids=lambda v: repr(v) if isinstance(v, Link) else "")
+def test_an_update_of_the_same_direction_takes_these_bytes(link: Link, one: int, two: int) -> None:
+    for layout, expected in ((ONE, one), (TWO, two)):
+        x = thousand(layout)
+        tx, rx = link.open(x.zeros())
+        _, first, tx, rx = through(link, x, tx, rx, key(0))
+        data, seen, tx, rx = through(link, x * 2, tx, rx, key(1))
+        assert len(data) == expected
+        assert bits(seen) == bits(first * 2)
+
+
+def test_the_bytes_of_a_scalar_are_these() -> None:
+    link, x = LBGM(), Params(Layout(("a",), (Size([2]),)), torch.tensor([3.0, 4.0]))
+    data, _, tx, rx = through(link, x, *link.open(x.zeros()), key(0))
+    assert data == bytes.fromhex("010601 480102 0000 00004040 00008040")
+    data, _, tx, rx = through(link, x * -0.5, tx, rx, key(1))
+    assert data == bytes.fromhex("014800 00 000000bf")
+
+
+def test_how_links_are_stacked_shows_in_the_bytes() -> None:
+    x = Params(Layout(("a", "b"), (Size([2]), Size([2]))), torch.tensor([3.0, 4.0, 1.0, -2.0]))
+    a, b = "00004040 00008040", "0000803f 000000c0"
+    expected = {
+        Dense(): f"01 480104 {a} {b}",
+        Layerwise(Dense()): f"01 0602 480102 480102 000000 {a} {b}",
+        LBGM(): f"01 0601 480104 0000 {a} {b}",
+        Layerwise(LBGM()): f"01 0602 0601480102 0601480102 000000 {a} {b}",
+        LBGM(Layerwise(Dense())): f"01 0601 0602480102480102 00 {a} {b}",
+        Partition({"*": Dense()}): f"01 0601 480104 0000 {a} {b}",
+        Partition({"a": Dense(), "*": Dense()}): f"01 0602 480102 480102 000000 {a} {b}",
+        TopK(1.0): f"01 0602 060200480102 060200480102 00 {a} {b}",
+        Flat(TopK(1.0)): f"01 0602 00 480104 00 {a} {b}",
+        # gaps 0 and 0 with b = 0: two zeros, no rests
+        Flat(TopK(0.5)): f"01 0602 0603 0300 400102 400100 480102 00 000000 {a}",
+        # one of two: a bit each, 01 and 01
+        TopK(0.5): "01 0602 0602400102480101 0602400102480101 02 00008040 02 000000 000000c0",
+        # scales 3.5 and 1.5, signs 11 and 10
+        ScaledSign(): "01 0602 06024800400102 06024800400102 000000 00006040 03 000000 0000c03f 01",
+        Flat(ScaledSign()): "01 0602 4800 400104 00002040 07",
+        Half(): "01 0602 460102 460102 00 0042 0044 003c 00c0",
+        BF16(): "01 0602 470102 470102 00 4040 8040 803f 00c0",
+    }
+    for link, data in expected.items():
+        assert dumps(link.send(x, link.open(x.zeros())[0], key(0))[0]) == bytes.fromhex(data), link
+
+
+def test_the_papers_figure_counts_values_and_nothing_else() -> None:
+    for link, expected in [
+        (Dense(), 1_000.0),
+        (Half(), 500.0),
+        (TopK(0.1), 100.0),
+        (TopK(0.1, values=Half()), 50.0),
+        (RandK(0.1), 100.0),
+        (Sparse(), 1_000.0),
+        (ScaledSign(), 1 + 800 / 32 + 1 + 200 / 32),
+        (Flat(ScaledSign()), 1 + 1_000 / 32),
+        (TopK(0.1, values=ScaledSign()), 1 + 80 / 32 + 1 + 20 / 32),
+        (ErrorFeedback(ScaledSign()), 33.25),
+        (EF21(TopK(0.1)), 100.0),
+        (LBGM(), 1_000.0),
+        (LBGM(ScaledSign()), 33.25),
+        (Layerwise(ScaledSign()), 33.25),
+        (Partition({"b": Dense(), "none": Dense(), "*": ScaledSign()}), 200 + 1 + 25),
+    ]:
+        x = thousand(TWO)
+        assert link.floats(link.send(x, link.open(x.zeros())[0], key(0))[0]) == expected, link
+    lbgm = LBGM(ScaledSign())
+    assert lbgm.floats(torch.tensor(0.5)) == 1.0
+
+
+# -- positions ----------------------------------------------------------------
+
+
+def read_positions(packet: Any, n: int) -> list[int]:
+    """The coding of positions as its description has it: one bit after the other."""
+    if packet is None:
+        return list(range(n))
+    if isinstance(packet, Tensor):
+        return [i for i, bit in enumerate(packet.tolist()) if bit]
+    b, ones, rests = packet[0], packet[1].tolist(), packet[2].tolist()
+    positions: list[int] = []
+    at, place = 0, 0
+    while at < len(ones):
+        gap = 0
+        while ones[at]:
+            gap += 1 << b
+            at += 1
+        at += 1
+        for i in range(b):
+            gap += rests[place + i] << i
+        place += b
+        positions.append((positions[-1] if positions else -1) + 1 + gap)
+    assert place == len(rests)
+    return positions
+
+
+def cost(packet: Any) -> int:
+    """Bits."""
+    if isinstance(packet, Tensor):
+        return packet.numel()
+    return packet[1].numel() + packet[2].numel()
+
+
+def test_positions_by_hand() -> None:
+    # Gaps 9, 20, 14, 34 with b = 4: quotients 0, 1, 0, 2; rests 9, 4, 14, 2, the lowest bit first.
+    b, ones, rests = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
+    assert b == 4
+    assert "".join(map(str, ones.int().tolist())) == "0100110"
+    assert "".join(map(str, rests.int().tolist())) == "1001001001110100"
+    assert unpack_positions([b, ones, rests], 100).tolist() == [9, 30, 45, 80]
+
+
+def test_positions_by_hand_in_bytes() -> None:
+    packet = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
+    # list of 3; 4; 7 bits; 16 bits; 0100110 and 1001001001110100 lowest bit first
+    assert dumps(packet).hex() == "010603030840010740011032492e"
+
+
+def test_all_positions_need_no_bytes_and_dense_ones_a_bit_each() -> None:
+    assert pack_positions(torch.arange(5), 5) is None
+    packet = pack_positions(torch.tensor([0, 2, 4]), 5)  # gaps 0, 1, 1 would take five bits too
+    assert packet.tolist() == [True, False, True, False, True]
+    assert pack_positions(torch.arange(0), 0) is None
+    nothing = pack_positions(torch.arange(0), 50)
+    assert cost(nothing) == 0
+    assert unpack_positions(nothing, 50).tolist() == []
+    assert unpack_positions(None, 3).tolist() == [0, 1, 2]
+    assert unpack_positions(None, 0).tolist() == []
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_packed_positions_are_read_by_an_independent_reader(case: tuple[int, set[int]]) -> None:
+    n, positions = case[0], sorted(case[1])
+    packet = loads(dumps(pack_positions(torch.tensor(positions, dtype=torch.int64), n)))
+    assert read_positions(packet, n) == positions
+    assert unpack_positions(packet, n).tolist() == positions
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.95])
+@pytest.mark.parametrize("n", [1_000, 3_000])
+def test_the_smaller_of_rice_and_bits_is_sent(share: float, n: int) -> None:
+    draw = random.Random(int(share * 10_000) + n)
+    for _ in range(5):
+        positions = sorted(draw.sample(range(n), max(1, round(share * n))))
+        packet = pack_positions(torch.tensor(positions), n)
+        gaps = [b - a - 1 for a, b in zip([-1, *positions], positions, strict=False)]
+        rice = min(sum((gap >> b) + 1 + b for gap in gaps) for b in range(16))
+        assert cost(packet) == min(rice, n)
+        assert isinstance(packet, Tensor) is (rice >= n)
+        assert read_positions(packet, n) == positions
+
+
+# log2 of 100,000 over 1,000 / 5,000 / 10,000: what any code for random positions needs on average.
+@pytest.mark.parametrize(("kept", "entropy"), [(1_000, 8_073.0), (5_000, 28_632.3), (10_000, 46_891.7)])
+def test_random_positions_cost_no_more_than_five_percent_over_the_entropy(kept: int, entropy: float) -> None:
+    positions = torch.randperm(100_000, generator=torch.Generator().manual_seed(kept))[:kept].sort().values
+    packet = pack_positions(positions, 100_000)
+    assert entropy <= cost(packet) <= 1.05 * entropy
+    assert len(dumps(packet)) <= 1.05 * entropy / 8 + 20
+
+
+def test_far_apart_positions_of_a_large_vector_survive() -> None:
+    n = 2**33
+    positions = torch.tensor([0, 5, 2**32, n - 1])
+    packet = loads(dumps(pack_positions(positions, n)))
+    assert unpack_positions(packet, n).tolist() == [0, 5, 2**32, n - 1]
+    assert len(dumps(packet)) < 40
+
+
+def flags(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool)
+
+
+HOSTILE_POSITIONS = {
+    "a number": 3,
+    "true": True,
+    "text": "all",
+    "an empty list": [],
+    "a dict": {},
+    "two parts": [1, flags(0)],
+    "four parts": [1, flags(0), flags(0), None],
+    "b of another type": [1.0, flags(0), flags(0)],
+    "b is true": [True, flags(0), flags(0)],
+    "b as a tensor": [torch.tensor(1), flags(0), flags(0)],
+    "a negative b": [-1, flags(0), flags()],
+    "b of 48": [48, flags(0), flags(*[0] * 48)],
+    "b beyond any shift": [2**62, flags(0), flags()],
+    "quotients of another type": [1, torch.zeros(1, dtype=torch.uint8), flags(0)],
+    "quotients of two dimensions": [1, flags(0, 0).view(1, 2), flags(0, 0)],
+    "a scalar quotient": [1, torch.tensor(False), flags(0)],
+    "quotients as a list": [1, [False], flags(0)],
+    "no quotients": [1, None, flags(0)],
+    "quotients that do not end": [1, flags(0, 1), flags(0)],
+    "quotients that never end": [1, flags(1, 1, 1), flags()],
+    "too few rests": [2, flags(0, 0), flags(1, 0, 1)],
+    "too many rests": [2, flags(0), flags(1, 0, 1)],
+    "rests without positions": [2, flags(), flags(1)],
+    "rests of another type": [1, flags(0), torch.zeros(1)],
+    "rests as numbers": [1, flags(0), 1],
+    "a position at the end": [0, flags(*[1] * 10, 0), flags()],
+    "a position far beyond": [3, flags(1, 1, 0), flags(1, 1, 1)],
+    "a rest far beyond": [40, flags(0), flags(*[1] * 40)],
+    "rests whose sum is far beyond": [47, flags(*[0] * 10), flags(*[1] * 470)],
+    "more positions than entries": [0, flags(*[0] * 11), flags()],
+    "too few bits": flags(*[1] * 9),
+    "too many bits": flags(*[1] * 11),
+    "bits of two dimensions": flags(*[1] * 10).view(2, 5),
+    "positions as they are": torch.tensor([1, 2, 3]),
+    "bits as bytes": torch.ones(10, dtype=torch.uint8),
+    "bits as floats": torch.ones(10),
+}
+
+
+@pytest.mark.parametrize("packet", HOSTILE_POSITIONS.values(), ids=HOSTILE_POSITIONS.keys())
+def test_hostile_positions_are_refused(packet: Any) -> None:
+    with pytest.raises(WireError):
+        unpack_positions(loads(dumps(packet)), 10)
+
+
+def test_random_bits_are_positions_or_refused() -> None:
+    draw = random.Random(4)
+    good = 0
+    for _ in range(3_000):
+        n, b = draw.randint(1, 40), draw.choice([0, 0, 1, 1, 2, 3, 5, 47])
+        ones = [int(draw.random() < 0.3) for _ in range(draw.randint(0, 12))]
+        rests = [int(draw.random() < 0.3) for _ in range(b * ones.count(0) + draw.choice([0, 0, 0, 1]))]
+        try:
+            positions = unpack_positions([b, flags(*ones), flags(*rests)], n).tolist()
+        except WireError:
+            continue
+        good += 1
+        assert positions == sorted(set(positions))
+        assert all(0 <= p < n for p in positions)
+        assert positions == read_positions([b, flags(*ones), flags(*rests)], n)
+    assert good > 300
+
+
+# -- hostile packets ----------------------------------------------------------
+
+NASTY = [
+    None,
+    True,
+    -1,
+    0.5,
+    "x",
+    [],
+    [[], []],
+    {"a": 1},
+    torch.zeros(()),
+    torch.tensor(True),
+    torch.zeros((), dtype=torch.float64),
+    torch.zeros(1),
+    torch.zeros(0),
+    torch.zeros(15, dtype=torch.int64),
+    torch.zeros(15, dtype=torch.bool),
+    [3, flags(1, 0), flags(1, 1, 1)],
+    [torch.zeros(()), torch.ones(4, dtype=torch.bool)],
+]
+
+
+def replaced(packet: Any) -> Iterator[Any]:
+    """The packet with one part, at any depth, put in another's place, left out or doubled."""
+    yield from NASTY
+    if isinstance(packet, list):
+        for i, part in enumerate(packet):
+            for bad in replaced(part):
+                yield [*packet[:i], bad, *packet[i + 1 :]]
+            yield packet[:i] + packet[i + 1 :]
+            yield [*packet[:i], part, part, *packet[i + 1 :]]
+    elif isinstance(packet, Tensor) and packet.ndim:
+        yield packet[:-1]
+        yield torch.cat([packet, packet])
+        yield packet.reshape(1, -1)
+        yield packet.to(torch.float64)
+        yield packet.to(torch.int8)
+        yield packet.tolist()
+
+
+@every
+def test_hostile_packets_are_refused_or_fit_and_nothing_else(row: Row) -> None:
+    layout = LAYOUT.only(["conv.bias", "scale", "fc.bias"])
+    x = UPDATES[3].only(layout.names)
+    tx, rx = row.link.open(layout.zeros())
+    first, _, tx = row.link.send(x, tx, key(0))
+    _, rx = row.link.recv(first, layout, rx, key(0))
+    refused = 0
+    for bad in replaced(first):
+        try:
+            got, _ = row.link.recv(loads(dumps(bad)), layout, rx, key(1))
+        except WireError:
+            refused += 1
+            continue
+        assert got.layout == layout
+        assert got.flat.dtype == torch.float32
+        assert got.flat.shape == (layout.size,)
+    assert refused > 20
+
+
+VECTOR = Layout(("a",), (Size([4]),))
+
+
+@pytest.mark.parametrize(
+    ("link", "packet"),
+    [
+        (Dense(), torch.zeros(5)),
+        (Dense(), torch.zeros(4, dtype=torch.float64)),
+        (Dense(), torch.zeros(4, dtype=torch.float16)),
+        (Dense(), torch.zeros(2, 2)),
+        (Dense(), [torch.zeros(4)]),
+        (Half(), torch.zeros(4, dtype=torch.float16)),
+        (Half(), [torch.zeros(4, dtype=torch.bfloat16)]),
+        (Half(), [torch.zeros(3, dtype=torch.float16)]),
+        (Half(), []),
+        (BF16(), [torch.zeros(4, dtype=torch.float16)]),
+        (Sparse(), [[None, torch.zeros(3)]]),
+        (Sparse(), [[flags(1, 0, 0, 0), torch.zeros(2)]]),
+        (TopK(0.5), [[None, torch.zeros(4), None]]),
+        (TopK(0.5), [torch.zeros(4)]),
+        (TopK(0.5), [[flags(1, 1, 0, 0), torch.zeros(2, dtype=torch.float16)]]),
+        (TopK(0.5), [[flags(1, 1, 0, 0), 1.0]]),
+        (TopK(0.5, values=Half()), [[flags(1, 1, 0, 0), torch.zeros(2, dtype=torch.bfloat16)]]),
+        (RandK(0.5), [torch.zeros(4)]),
+        (RandK(0.5), [[None, torch.zeros(2)]]),
+        (RandK(0.5), [torch.zeros(2), torch.zeros(2)]),
+        (ScaledSign(), [[torch.zeros(1), flags(1, 1, 0, 0)]]),
+        (ScaledSign(), [[0.5, flags(1, 1, 0, 0)]]),
+        (ScaledSign(), [[torch.zeros(()), flags(1, 1, 0)]]),
+        (ScaledSign(), [[torch.zeros(()), torch.ones(4)]]),
+        (LBGM(), 0.5),
+        (LBGM(), None),
+        (LBGM(), torch.zeros(1)),
+        (LBGM(), torch.zeros((), dtype=torch.float64)),
+        (LBGM(), torch.zeros((), dtype=torch.int64)),
+        (LBGM(), torch.zeros(4)),
+        (LBGM(), []),
+        (LBGM(), [torch.zeros(())]),
+        (LBGM(), [torch.zeros(4), torch.zeros(4)]),
+        (Flat(TopK(0.5)), [[None, torch.zeros(4)]]),
+        (Layerwise(LBGM()), torch.zeros(())),
+        (Layerwise(LBGM()), [torch.zeros(()), torch.zeros(())]),
+        (Partition({"b": Dense(), "*": Dense()}), [torch.zeros(4), torch.zeros(4)]),
+        (Partition({"b": Dense(), "*": Dense()}), [None, None]),
+        (Partition({"b": Dense(), "*": Dense()}), [torch.zeros(4)]),
+    ],
+    ids=repr,
+)
+def test_packets_of_another_shape_are_refused(link: Link, packet: Any) -> None:
+    _, rx = link.open(VECTOR.zeros())
+    with pytest.raises(WireError, match=r"a packet of another shape: .* expected"):
+        link.recv(loads(dumps(packet)), VECTOR, rx, key(0))
+
+
+@every
+def test_a_nan_never_reaches_a_decoder(row: Row) -> None:
+    def spoil(part: Any) -> Any:
+        if isinstance(part, list):
+            return [spoil(one) for one in part]
+        return part * float("nan") if isinstance(part, Tensor) and part.is_floating_point() else part
+
+    x = UPDATES[3]
+    tx, _ = row.link.open(x.zeros())
+    first, _, tx = row.link.send(x, tx, key(0))
+    second, _, tx = row.link.send(x, tx, key(1))  # of LBGM a scalar
+    for packet in (spoil(first), spoil(second)):
+        with pytest.raises(WireError, match="NaN or infinity"):
+            loads(dumps(packet))
+
+
+# -- each by hand -------------------------------------------------------------
+
+
+def vector(*values: float) -> Params:
+    return Params.of([("a", torch.tensor(values))])
+
+
+def rounds(link: Link, *xs: Params) -> Iterator[tuple[Any, list[float], Any]]:
+    """The packet, what is seen and the sender's state of each round."""
+    tx, rx = link.open(xs[0].zeros())
+    for t, x in enumerate(xs):
+        packet, seen, tx = link.send(x, tx, key(t))
+        got, rx = link.recv(loads(dumps(packet)), x.layout, rx, key(t))
+        assert bits(got) == bits(seen)
+        yield packet, seen.flat.tolist(), tx
+
+
+def seen_by(link: Link, *xs: Params) -> list[list[float]]:
+    return [seen for _, seen, _ in rounds(link, *xs)]
+
+
+def test_top_k_takes_the_largest_magnitudes_in_ascending_order_of_place() -> None:
+    assert top_k(torch.tensor([1.0, -5.0, 3.0, 0.0, -4.0]), 3).tolist() == [1, 2, 4]
+    assert top_k(torch.zeros(0), 0).tolist() == []
+    assert seen_by(TopK(0.4), vector(1.0, -5.0, 3.0, 0.0, -4.0)) == [[0.0, -5.0, 0.0, 0.0, -4.0]]
+
+
+def test_a_share_keeps_at_least_one_entry_of_every_layer() -> None:
+    x = Params.of([("a", torch.tensor([1.0, 2.0])), ("b", torch.tensor([0.001]))])
+    _, seen, _ = TopK(0.01).send(x, None, key(0))
+    assert seen.flat.tolist() == [0.0, 2.0, 0.0010000000474974513]
+    _, seen, _ = Flat(TopK(0.01)).send(x, None, key(0))
+    assert seen.flat.tolist() == [0.0, 2.0, 0.0]
+
+
+def test_top_k_of_everything_is_dense() -> None:
+    for x in UPDATES:
+        _, seen, _ = TopK(1.0).send(x, None, key(0))
+        assert bits(seen) == bits(Dense().send(x, None, key(0))[1])
+    negative_zero = vector(-0.0, 1e-45, 0.0)
+    assert bits(TopK(1.0).send(negative_zero, None, key(0))[1]) == bits(negative_zero)
+
+
+def test_sparse_loses_nothing_not_even_the_sign_of_zero() -> None:
+    x = vector(0.0, -0.0, 1e-45, 0.0, 0.0, 0.0, -3.0, 0.0)
+    packet, seen, _ = Sparse().send(x, None, key(0))
+    assert bits(seen) == bits(x)
+    assert packet[0][1].tolist() == [-0.0, 1.401298464324817e-45, -3.0]
+
+
+def test_scaled_sign_by_hand() -> None:
+    assert seen_by(ScaledSign(), vector(1.0, -5.0, 0.0, -2.0)) == [[2.0, -2.0, 2.0, -2.0]]  # (1 + 5 + 0 + 2) / 4
+    assert seen_by(ScaledSign(), vector(-0.0, -4.0)) == [[2.0, -2.0]]
+
+
+def test_halves_round_to_even_and_stop_at_their_largest_number() -> None:
+    assert seen_by(Half(), vector(1 + 2**-11, 1 + 3 * 2**-11, 1e6, -1e6, 2**-25, 2**-24)) == [
+        [1.0, 1.001953125, 65504.0, -65504.0, 0.0, 2**-24]
+    ]
+    values = vector(1 + 2**-8, 1 + 3 * 2**-8, 1e6, 3.4e38)
+    assert seen_by(BF16(), values) == [[1.0, 1.015625, 999424.0, 3.3895313892515355e38]]
+
+
+def test_error_feedback_by_hand() -> None:
+    """Numpy, top-1:
+
+    e = 0; for x in xs: p = x + e; s = where(|p| == max |p|, p, 0); e = p - s
+    """
+    xs = [vector(4.0, 3.0, 1.0), vector(1.0, 1.0, 1.0), vector(0.0, 0.0, 1.0), vector(0.0, 0.0, 0.0)]
+    results = list(rounds(ErrorFeedback(TopK(0.01)), *xs))
+    assert [seen for _, seen, _ in results] == [[4, 0, 0], [0, 4, 0], [0, 0, 3], [1, 0, 0]]
+    assert [tx.residual.flat.tolist() for _, _, tx in results] == [[0, 3, 1], [1, 0, 2], [1, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [TopK(0.2), TopK(0.2, values=Half()), RandK(0.3), Flat(TopK(0.1)), Layerwise(TopK(0.1)), Half()],
+    ids=repr,
+)
+def test_what_error_feedback_delivers_and_what_it_still_owes_is_all_it_was_given(link: Link) -> None:
+    # Multiples of 1/64 below 64: every sum is exact in 32 bits.
+    draw = random.Random(3)
+    layout = Layout(("a", "b"), (Size([4, 5]), Size([7])))
+    feedback = ErrorFeedback(link)
+    tx, _ = feedback.open(layout.zeros())
+    given_, delivered = torch.zeros(27), torch.zeros(27)
+    for t in range(30):
+        x = Params(layout, torch.tensor([draw.randint(-99, 99) / 64 for _ in range(27)]))
+        _, seen, tx = feedback.send(x, tx, key(t))
+        given_ += x.flat
+        delivered += seen.flat
+        assert (delivered + tx.residual.flat).equal(given_)
+    assert tx.residual.flat.abs().max() > 0 or isinstance(link, Half)
+
+
+def test_layers_that_a_round_leaves_out_keep_their_residual() -> None:
+    x = Params.of([("a", torch.tensor([4.0, 1.0])), ("b", torch.tensor([8.0, 2.0]))])
+    link = ErrorFeedback(TopK(0.5))
+    _, _, tx = link.send(x, link.open(x.zeros())[0], key(0))
+    assert tx.residual.flat.tolist() == [0, 1, 0, 2]
+    _, seen, tx = link.send(x.zeros().drop(["a"]), tx, key(1))
+    assert seen.flat.tolist() == [0, 2]
+    assert tx.residual.flat.tolist() == [0, 1, 0, 0]
+
+
+def test_ef21_by_hand() -> None:
+    """Numpy, top-1 of two: g = 0; for x in xs: d = x - g; g += where(|d| == max |d|, d, 0)."""
+    xs = [vector(4.0, 3.0), vector(4.0, 3.0), vector(5.0, 1.0), vector(5.0, 1.0), vector(5.0, 1.0)]
+    assert seen_by(EF21(TopK(0.5)), *xs) == [[4, 0], [4, 3], [4, 1], [5, 1], [5, 1]]
+
+
+def test_ef21_starts_at_what_both_ends_know() -> None:
+    start = vector(10.0, 20.0)
+    link = EF21(TopK(0.5))
+    tx, rx = link.open(start)
+    _, seen, tx, rx = through(link, vector(11.0, 25.0), tx, rx, key(0))
+    assert seen.flat.tolist() == [10, 25]
+    _, seen, tx, rx = through(link, vector(11.0, 25.0), tx, rx, key(1))
+    assert seen.flat.tolist() == [11, 25]
+    assert rx.flat.tolist() == [11, 25]
+
+
+def test_lbgm_by_hand() -> None:
+    """Numpy::
+
+    l = None
+    for g in (3, 4), (4, 3), (6, 8), (-3, -4), (4, -3), (8, -6):
+        if l is not None: sin2, rho = 1 - (g @ l)**2 / (g @ g) / (l @ l), g @ l / (l @ l)
+        if l is None or sin2 > 0.2: l = g          # sent whole
+        print(sin2, rho, rho * l)
+    # 0.0784 0.96 (2.88, 3.84); 0 2 (6, 8); 0 -1 (-3, -4); 1 -> whole; 0 2 (8, -6)
+    """
+    xs = [vector(3, 4), vector(4, 3), vector(6, 8), vector(-3, -4), vector(4, -3), vector(8, -6)]
+    results = list(rounds(LBGM(threshold=0.2), *(x.map(Tensor.float) for x in xs)))
+    whole = [isinstance(packet, list) for packet, _, _ in results]
+    assert whole == [True, False, False, False, True, False]
+    assert [packet.item() for packet, _, _ in results if isinstance(packet, Tensor)] == [
+        pytest.approx(0.96, rel=1e-7),
+        2.0,
+        -1.0,
+        2.0,
+    ]
+    assert results[1][1] == pytest.approx([2.88, 3.84], rel=1e-6)
+    assert [seen for _, seen, _ in results[2:]] == [[6, 8], [-3, -4], [4, -3], [8, -6]]
+    assert [tx.gradient.flat.tolist() for _, _, tx in results] == [[3, 4]] * 4 + [[4, -3]] * 2
+
+
+@pytest.mark.parametrize(
+    ("threshold", "whole"),
+    [(0.0, [True, True, False]), (0.0783, [True, True, False]), (0.0785, [True, False, False])],
+)
+def test_the_threshold_is_a_squared_sine(threshold: float, whole: list[bool]) -> None:
+    # 0.0784 = 1 - (24/25)^2; the third is collinear with both of the look-backs it may meet only where it was stored
+    third = vector(8.0, 6.0) if whole[1] else vector(6.0, 8.0)
+    results = rounds(LBGM(threshold=threshold), vector(3.0, 4.0), vector(4.0, 3.0), third)
+    assert [isinstance(packet, list) for packet, _, _ in results] == whole
+
+
+def test_a_threshold_of_one_sends_one_full_update_and_then_scalars_for_ever() -> None:
+    results = list(
+        rounds(LBGM(threshold=1.0), vector(3.0, 4.0), vector(4.0, -3.0), vector(1.0, 0.0), vector(-3.0, 9.0))
+    )
+    assert [isinstance(packet, list) for packet, _, _ in results] == [True, False, False, False]
+    assert results[1][1] == [0.0, 0.0]  # orthogonal: rho = 0
+    assert results[2][1] == pytest.approx([0.36, 0.48], rel=1e-6)
+    assert results[3][1] == pytest.approx([3.24, 4.32], rel=1e-6)  # 27 / 25
+
+
+def test_an_update_of_zero_sends_rho_zero_and_keeps_the_look_back() -> None:
+    results = list(rounds(LBGM(threshold=0.0), vector(3.0, 4.0), vector(0.0, 0.0), vector(6.0, 8.0)))
+    assert results[1][0].item() == 0.0
+    assert results[1][1] == [0.0, 0.0]
+    assert results[1][2].gradient.flat.tolist() == [3.0, 4.0]
+    assert results[2][0].item() == 2.0
+
+
+def test_without_a_look_back_the_update_is_sent_in_full_even_at_threshold_one() -> None:
+    results = list(rounds(LBGM(threshold=1.0), vector(0.0, 0.0), vector(0.0, 0.0), vector(3.0, 4.0), vector(0.0, 4.0)))
+    assert [isinstance(packet, list) for packet, _, _ in results] == [True, True, True, False]
+
+
+@given(VECTORS, st.integers(-3, 3))
+def test_an_update_along_the_look_back_is_a_scalar_at_threshold_zero(values: list[float], exponent: int) -> None:
+    x = eight(values)
+    scale = -(2.0**exponent)  # exact, so exactly collinear; rounding must not make the sine positive
+    link = LBGM(threshold=0.0)
+    _, _, tx = link.send(x, link.open(x.zeros())[0], key(0))
+    if x.norm() > 0 and (x * scale * (1 / scale)).flat.equal(x.flat):
+        packet, seen, _ = link.send(x * scale, tx, key(1))
+        assert packet.item() == scale
+        assert seen.flat.equal((x * scale).flat)
+
+
+def test_rho_is_seen_as_the_32_bits_that_are_sent() -> None:
+    results = list(rounds(LBGM(threshold=0.5), vector(3.0, 1.0, 7.0), vector(2.0, 1.0, 7.0)))
+    # numpy: 56 / 59 = 0.9491525423728814, in 32 bits 0.9491525292396545
+    assert results[1][0].dtype == torch.float32
+    assert results[1][0].item() == 0.9491525292396545
+
+
+def test_a_recycled_round_keeps_the_inner_links_residual() -> None:
+    # Top-1 of two with error feedback. Round 2: p = (2, 5); u = (0, 5) is orthogonal to l = (4, 0), so rho = 0 is sent
+    # and nothing seen, but the base took u out of its residual: (2, 0) is left.
+    link = LBGM(ErrorFeedback(TopK(0.5)), threshold=1.0)
+    results = list(rounds(link, vector(4.0, 3.0), vector(2.0, 2.0), vector(1.0, 0.0)))
+    assert [seen for _, seen, _ in results] == [[4, 0], [0, 0], [3, 0]]
+    assert [tx.inner.residual.flat.tolist() for _, _, tx in results] == [[0, 3], [2, 0], [0, 0]]
+    assert [tx.gradient.flat.tolist() for _, _, tx in results] == [[4, 0]] * 3
+    assert [isinstance(packet, Tensor) for packet, _, _ in results] == [False, True, True]
+
+
+def test_layerwise_looks_back_layer_by_layer() -> None:
+    first = Params.of([("a", torch.tensor([3.0, 4.0])), ("b", torch.tensor([1.0, 0.0]))])
+    second = Params.of([("a", torch.tensor([6.0, 8.0])), ("b", torch.tensor([0.0, 2.0]))])
+    results = list(rounds(Layerwise(LBGM(threshold=0.1)), first, second))
+    assert results[1][0][0].item() == 2.0
+    assert results[1][0][1][0].tolist() == [0.0, 2.0]
+    # The whole vector: <g, l> = 50, |g|^2 = 104, |l|^2 = 26: sin^2 = 1 - 2500/2704 = 0.0754
+    packet = list(rounds(LBGM(threshold=0.1), first, second))[1][0]
+    assert packet.item() == pytest.approx(50 / 26, rel=1e-7)
+
+
+def test_a_partition_takes_the_first_pattern_that_fits() -> None:
+    x = Params.of([(name, torch.tensor([2.0, 1.0])) for name in ("a.bias", "a.weight", "b.bias", "b.weight")])
+    link = Partition({"a.*": TopK(0.5), "*.bias": Dense(), "*": ScaledSign()})
+    _, seen, _ = link.send(x, link.open(x)[0], key(0))
+    assert seen.flat.tolist() == [2, 0, 2, 0, 2, 1, 1.5, 1.5]
+    assert link.names(x.layout) == {"a.*": ["a.bias", "a.weight"], "*.bias": ["b.bias"], "*": ["b.weight"]}
+    # Letters matter, and a pattern has to fit the whole name.
+    assert Partition({"A.*": Dense(), "bias": Dense(), "*": Dense()}).names(x.layout)["*"] == list(x.names)
+
+
+# -- what does not go together ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ErrorFeedback(RandK(0.1, unbiased=True)),
+            "ErrorFeedback needs a link that always keeps a part of what it is given (a contraction); "
+            "RandK(0.1, unbiased=True) does not, and the residual would grow without bound",
+        ),
+        (
+            lambda: ErrorFeedback(EF21(TopK(0.1))),
+            "ErrorFeedback needs a link that always keeps a part of what it is given (a contraction); "
+            "EF21() does not, and the residual would grow without bound",
+        ),
+        (
+            lambda: ErrorFeedback(LBGM(threshold=1.0)),
+            "ErrorFeedback needs a link that always keeps a part of what it is given (a contraction); "
+            "LBGM(threshold=1.0) does not, and the residual would grow without bound",
+        ),
+        (
+            lambda: ErrorFeedback(Partition({"b": Dense(), "*": RandK(0.1, unbiased=True)})),
+            "ErrorFeedback needs a link that always keeps a part of what it is given (a contraction); "
+            "Partition({'b': Dense(), '*': RandK(0.1, unbiased=True)}) does not, "
+            "and the residual would grow without bound",
+        ),
+        (
+            lambda: EF21(RandK(0.1, unbiased=True)),
+            "EF21 needs a link that always keeps a part of what it is given (a contraction); "
+            "RandK(0.1, unbiased=True) does not, and the residual would grow without bound",
+        ),
+        (
+            lambda: EF21(LBGM()),
+            "EF21 keeps the receiver's memory itself: LBGM(threshold=0.2) has one of its own",
+        ),
+        (
+            lambda: LBGM(EF21(TopK(0.2))),
+            "LBGM needs an inner link whose receiver has no memory; EF21(TopK(0.2)) has one",
+        ),
+        (
+            lambda: LBGM(Layerwise(LBGM())),
+            "LBGM needs an inner link whose receiver has no memory; Layerwise(LBGM(threshold=0.2)) has one",
+        ),
+        (
+            lambda: LBGM(ErrorFeedback(LBGM())),
+            "LBGM needs an inner link whose receiver has no memory; ErrorFeedback(LBGM(threshold=0.2)) has one",
+        ),
+    ],
+)
+def test_links_without_a_meaning_together_are_refused_with_the_reason(make: Callable[[], Link], message: str) -> None:
+    with pytest.raises(CombinationError) as caught:
+        make()
+    assert str(caught.value) == message
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LBGM(threshold=1.5), "LBGM(threshold=1.5): threshold is a squared sine, 0 to 1"),
+        (lambda: LBGM(threshold=-0.1), "LBGM(threshold=-0.1): threshold is a squared sine, 0 to 1"),
+        (lambda: LBGM(threshold=math.nan), "LBGM(threshold=nan): threshold is a squared sine, 0 to 1"),
+        (lambda: TopK(0.0), "TopK(share=0.0): share must be above 0 and at most 1"),
+        (lambda: TopK(1.01), "TopK(share=1.01): share must be above 0 and at most 1"),
+        (lambda: TopK(math.nan), "TopK(share=nan): share must be above 0 and at most 1"),
+        (lambda: RandK(-1.0), "RandK(share=-1.0): share must be above 0 and at most 1"),
+        (lambda: Partition({}), 'Partition needs at least one rule, such as {"*": Dense()}'),
+        (
+            lambda: Partition({"*.bias": Dense()}).open(LAYOUT.zeros()),
+            "Partition has no rule for layer 'conv.weight': add \"*\": Dense() as the last one",
+        ),
+    ],
+)
+def test_arguments_out_of_range_say_what_to_change(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        make()
+
+
+WRONG_KINDS = {
+    "Flat(ErrorFeedback(Half()))": "Flat holds a codec such as TopK(0.01), not ErrorFeedback(Half()); put it inside",
+    "Flat(Flat(Half()))": "Flat holds a codec such as TopK(0.01), not Flat(Half()); put it inside",
+    "TopK(0.1, values=ErrorFeedback())": "TopK(values=ErrorFeedback()): values must be a codec such as Half()",
+    "ErrorFeedback(3)": "ErrorFeedback holds a link such as TopK(0.01), not 3",
+    "EF21(None)": "EF21 holds a link such as TopK(0.01), not None",
+    "LBGM('TopK')": "LBGM holds a link such as TopK(0.01), not 'TopK'",
+    "Layerwise(None)": "Layerwise holds links such as TopK(0.01), not None",
+    "Partition({'*': 0.1})": "Partition holds links such as TopK(0.01), not 0.1",
+}
+
+
+def test_what_is_no_link_is_named() -> None:
+    # In a process of its own: here the checked annotations would speak first.
+    program = f"""
+from thinwire.links import *
+for text, message in {WRONG_KINDS!r}.items():
+    try:
+        eval(text)
+    except ValueError as error:
+        assert str(error) == message, f"{{text}}: {{error}}"
+    else:
+        raise AssertionError(text)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_links_are_values() -> None:
+    assert LBGM(TopK(0.1)) == LBGM(TopK(0.1))
+    assert LBGM(TopK(0.1)) != LBGM(TopK(0.2))
+    assert len({TopK(0.1), TopK(0.1), Dense(), Partition({"*": Dense()}), Partition({"*": Dense()})}) == 3
+    with pytest.raises(AttributeError):
+        TopK(0.1).share = 0.2
