@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -65,11 +66,13 @@ def run(
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 10,
     workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,
     device: Annotated[str, typer.Option(help="Where models train: cpu, cuda, cuda:1.")] = "cpu",
+    states: Annotated[str, typer.Option(help="Where clients' states lie between rounds: memory or disk.")] = "memory",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Train one model with several methods on the same split; table, logs and plots in --out."""
     from .compare import Comparison, resolved
+    from .run.distributed import barrier, rank
 
     comparison = Comparison(
         resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
@@ -89,9 +92,12 @@ def run(
         device=device,
         data_dir=None if data_dir is None else str(data_dir),
         workers=workers,
+        states=states,
     )
     problem = comparison.check()
-    comparison.start(out, overwrite)
+    if rank() == 0:
+        comparison.start(out, overwrite)
+    barrier()
     _finish(comparison, out, as_json, {comparison.seeds[0]: problem})
 
 
@@ -186,9 +192,13 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
     from .report import table
     from .report.plots import plot as draw
     from .report.read import arms
+    from .run.distributed import rank
 
-    watched = sys.stderr.isatty()
-    _, failures = comparison.run(out, watched, None if watched else _log, problems)
+    speaks = rank() == 0
+    watched = sys.stderr.isatty() and speaks
+    _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
+    if not speaks:
+        return
     if failures and not any(out.rglob("rounds.jsonl")):
         raise ThinwireError("; ".join(failures))
     found = arms([out])
@@ -225,6 +235,10 @@ def _print_json(wanted: bool, value: Any) -> None:
 def main() -> None:
     """The entry point: every expected failure is one line on standard error, and a non-zero exit."""
     try:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            from .run.distributed import join
+
+            join()
         code = app(standalone_mode=False)
     except click.exceptions.Abort:
         code = 130

@@ -6,6 +6,7 @@ folder of its own inside, and the table and plots are made from what is on disk.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from .errors import NonFinite, RunError, require
 from .expression import parse, splits
 from .network import Network
 from .problem import Problem, custom, standard
+from .run.distributed import rank
 from .run.folder import locked, write_atomic
 from .run.result import Record, Result
 from .run.simulate import Simulation, simulate
@@ -47,6 +49,7 @@ class Comparison:
     evaluate_every: int = 1
     checkpoint_every: int = 10
     device: str = "cpu"
+    states: str = "memory"
     data_dir: str | None = field(default=None, compare=False)
     workers: int | None = field(default=None, compare=False)
 
@@ -60,6 +63,7 @@ class Comparison:
             f"--sample {self.sample} is more than --clients {self.clients}",
         )
         require(self.workers is None or self.workers > 0, f"--workers {self.workers}: it must be at least 1")
+        require(self.states in ("memory", "disk"), f"--states {self.states}: it is memory or disk")
         require(self.rounds > 0, f"--rounds {self.rounds}: it must be at least 1")
         require(len(self.seeds) > 0, "--seeds names no seed")
         require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
@@ -160,8 +164,10 @@ class Comparison:
         ``problems`` may hold those of some seeds, built already.
         """
         results, failures, problems = [], [], problems or {}
-        with locked(out):
-            self.save(out)  # with the number of rounds that is now asked for
+        with contextlib.ExitStack() as stack:
+            if rank() == 0:
+                stack.enter_context(locked(out))
+                self.save(out)  # with the number of rounds that is now asked for
             for algorithm, seed, name in self.folders():
                 if self._complete(out / name):
                     continue
@@ -184,6 +190,7 @@ class Comparison:
                         network=self._network(),
                         workers=self.workers,
                         device=self.device,
+                        states="disk" if self.states == "disk" else "memory",
                         out=out / name,
                         checkpoint_every=self.checkpoint_every,
                         resume=True,

@@ -70,10 +70,15 @@ def release() -> None:
 
 
 class Folder:
-    """The files of one run."""
+    """The files of one run. Of several ranks one ``writes``, and all read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
+
+    def write(self, name: str | Path, data: bytes) -> None:
+        """Replace a file."""
+        if self.writes:
+            write_atomic(self.path / name, data)
 
     def about(self) -> dict[str, Any] | None:
         """What ``run.json`` says this run is; None where there is none yet."""
@@ -86,10 +91,12 @@ class Folder:
 
     def describe(self, values: Mapping[str, Any]) -> None:
         """Write ``run.json``: the method, the seed, the setting."""
-        write_atomic(self.path / "run.json", (json.dumps(values, indent=2) + "\n").encode())
+        self.write("run.json", (json.dumps(values, indent=2) + "\n").encode())
 
     def append(self, record: Mapping[str, Any], ledger: str) -> None:
         """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``."""
+        if not self.writes:
+            return
         with open(self.path / "rounds.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
         with open(self.path / "ledger.jsonl", "a") as file:
@@ -113,13 +120,13 @@ class Folder:
                         raise RunError(f"{path} has a line that is no round: {line[:60]}")
                     if entry["round"] <= round:
                         kept.append(entry)
-        write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        self.write(name, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
         return kept
 
     def save(self, state: State) -> None:
         """Replace the checkpoint: a checksum, then the state."""
         data = dumps(state)
-        write_atomic(self.path / CHECKPOINT, checksum(data) + data)
+        self.write(CHECKPOINT, checksum(data) + data)
 
     def load(self) -> Packet | None:
         """The checkpoint, or None where there is none yet."""
@@ -136,10 +143,10 @@ class Folder:
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write ``summary.json``: the run is complete."""
-        write_atomic(self.path / "summary.json", (json.dumps(values, indent=2) + "\n").encode())
+        self.write("summary.json", (json.dumps(values, indent=2) + "\n").encode())
 
     def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         """Write ``model.safetensors``."""
         from safetensors.torch import save
 
-        write_atomic(self.path / "model.safetensors", save(dict(tensors), metadata=dict(metadata)))
+        self.write("model.safetensors", save(dict(tensors), metadata=dict(metadata)))

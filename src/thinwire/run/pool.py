@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -59,6 +59,7 @@ class Pool:
     def __init__(self, slot: Slot, workers: int, work: Work) -> None:
         self.work = work
         self.plan: Plan = "each"
+        self.random = slot.random  # then everyone is trained alone
         self.processes: futures.ProcessPoolExecutor | None = None
         if slot.device.type != "cpu" or (slot.random and "fork" not in multiprocessing.get_all_start_methods()):
             workers = 1
@@ -73,10 +74,19 @@ class Pool:
             self.slots.put(slot.twin())
         self.threads = futures.ThreadPoolExecutor(workers, "client", _single_thread)
 
-    def rounds(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Iterator[Reply]:
-        """The replies of clients, in the order of ``jobs``."""
-        if self.plan == "together":
-            chunks = [jobs[start:stop] for start, stop in _chunks(len(jobs))]
+    def units(self, jobs: int) -> list[tuple[int, int]]:
+        """(start, stop) of the jobs that are done as one, whatever the number of workers."""
+        together = self.plan == "together" and not self.random
+        return _chunks(jobs) if together else [(i, i + 1) for i in range(jobs)]
+
+    def rounds(
+        self, jobs: Sequence[tuple[Key, ClientState]], view: View, sizes: Sequence[int] | None = None
+    ) -> Iterator[Reply]:
+        """The replies of clients, in the order of ``jobs``; ``sizes`` are those of the units they make."""
+        sizes = [stop - start for start, stop in self.units(len(jobs))] if sizes is None else sizes
+        if self.plan == "together" and not self.random:
+            edges = list(pairwise(accumulate(sizes, initial=0)))
+            chunks = [jobs[start:stop] for start, stop in edges]
             for replies in self._ordered(self.threads, [(self._rounds, view, chunk) for chunk in chunks]):
                 yield from replies
             return
@@ -145,10 +155,15 @@ class Pool:
             for future in waiting:
                 future.cancel()
 
+    def settle(self) -> None:
+        """The round's replies are all taken."""
+
     def close(self) -> None:
+        global _forked
         self.threads.shutdown(wait=True, cancel_futures=True)
         if self.processes is not None:
             self.processes.shutdown(wait=True, cancel_futures=True)
+            _forked = None
 
     def __enter__(self) -> Pool:
         return self

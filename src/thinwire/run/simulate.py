@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from ..params import Params
 from ..task import Supervised, Task, as_task
 from ..wire import Packet, dumps, loads, restore
 from .client import ClientState, Reply
+from .distributed import Ranks, barrier, rank, size
 from .folder import Folder, locked
 from .messages import Form, Mean
 from .pool import Plan, Pool, Work
@@ -54,6 +55,7 @@ def simulate(
     workers: int | None = None,
     device: str = "cpu",
     plan: Plan | None = None,
+    states: Literal["memory", "disk"] = "memory",
     out: str | Path | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
@@ -72,6 +74,10 @@ def simulate(
     as one ("together") or one by one ("each"): None times a few steps in the first round,
     and the run keeps what it found. The two differ in the last bits.
 
+    ``states`` says where what is kept of every client lies between its rounds: "disk" for
+    more clients than fit in memory. Under ``torchrun`` (and an initialised process group)
+    each rank trains its share of the cohort, with the same results.
+
     With ``out``, a folder, the run is recorded there and ``resume`` continues it, bit for
     bit, from its last checkpoint (every ``checkpoint_every`` rounds).
 
@@ -82,20 +88,29 @@ def simulate(
     require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
     require(checkpoint_every > 0, f"checkpoint_every={checkpoint_every}: it must be at least 1")
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
+    require(states in ("memory", "disk"), f"states={states!r}: they are kept in memory or on disk")
+    require(out is not None or states == "memory", "states='disk' needs a folder for the run: out=...")
+    where = Path(out) / "states" if out is not None and states == "disk" else None
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         folder = None
         if out is not None:
-            stack.enter_context(locked(Path(out)))
-            folder = Folder(Path(out))
+            if rank() == 0:
+                stack.enter_context(locked(Path(out)))
+            folder = Folder(Path(out), writes=rank() == 0)
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)  # here and in workers: the bits of a sum must not depend on the machine's cores
         run = Simulation(
-            algorithm, model, tasks, sample, test, client_tests, seed, dropout, network, workers, device, plan
+            algorithm, model, tasks, sample, test, client_tests, seed, dropout, network, workers, device, plan, where
         )
         stack.enter_context(run.pool)
         if folder is not None:
+            if rank() == 0:
+                barrier()  # the others have looked at the folder
             run.open(folder, resume)
+            if rank() != 0:
+                barrier()
+            barrier()
         report = stack.enter_context(_progress(repr(algorithm), rounds)) if progress else None
         if run.round > rounds:
             raise RunError(f"{out} has {run.round} rounds already: rounds={rounds} would be fewer")
@@ -113,6 +128,7 @@ def simulate(
         if folder is not None:
             folder.model(result.module.state_dict(), {"expression": complete(algorithm), "seed": str(seed)})
             folder.summary(result.summary())
+        barrier()  # what rank 0 wrote is there for everyone
         return result
 
 
@@ -174,11 +190,12 @@ class Simulation:
         message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
         self.stream = Stream(algorithm, Form.of(message, algorithm.down, "down", averaged), start.view, averaged)
         self.digests = {"model": _model_digest(slot.module), "data": _data_digest(self.tasks)}
-        self.states = Memory(self.ends) if states is None else Disk(self.ends, states)
+        self.states = Memory(self.ends) if states is None else Disk(self.ends, states, writes=rank() == 0)
         self.round, self.clock, self.plan = 0, 0.0, plan
         self.ledger, self.records = Ledger(), list[Record]()
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own)
-        self.pool = Pool(slot, workers or os.cpu_count() or 1, work)
+        kind = Ranks if size() > 1 else Pool
+        self.pool = kind(slot, workers or max(1, (os.cpu_count() or 1) // size()), work)
 
     def ends(self) -> Ends:
         """Both ends of a client's wire before its first reply."""
@@ -220,6 +237,7 @@ class Simulation:
                 raise NonFinite(f"round {key.round}: the server's model became NaN or infinite; lower the server's lr")
         if self.network is not None and lost and self.network.deadline is not None:
             slowest = self.network.deadline  # the round waited for those that did not come
+        self.pool.settle()
         self.round, self.clock = key.round, self.clock + slowest
         record = self._record(losses / examples if examples else None, len(active), lost)
         record |= self._evaluate() if evaluate else {}

@@ -62,9 +62,9 @@ class Memory:
 class Disk(Memory):
     """Ends in files under ``folder``, one a client and version; an index of versions in memory."""
 
-    def __init__(self, fresh: Callable[[], Ends], folder: Path) -> None:
+    def __init__(self, fresh: Callable[[], Ends], folder: Path, writes: bool = True) -> None:
         super().__init__(fresh)
-        self.folder = folder
+        self.folder, self.writes = folder, writes  # of several ranks one writes, and all read
         self.versions: dict[int, int] = {}
         self.stale: list[Path] = []  # superseded since the last checkpoint, which may still refer to them
 
@@ -82,10 +82,11 @@ class Disk(Memory):
         return ends
 
     def put(self, client: int, ends: Ends) -> None:
-        path = self._path(client, ends.version)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(dumps(ends))  # nothing refers to it before the next checkpoint
-        if client in self.versions:
+        if self.writes:
+            path = self._path(client, ends.version)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(dumps(ends))  # nothing refers to it before the next checkpoint
+        if client in self.versions and self.writes:
             self.stale.append(self._path(client, self.versions[client]))
         self.versions[client] = ends.version
 
@@ -95,7 +96,7 @@ class Disk(Memory):
     def load(self, packet: Packet) -> None:
         self.versions = dict(packet)
         known = {self._path(client, version) for client, version in self.versions.items()}
-        for path in self._files():
+        for path in self._files() if self.writes else ():
             if path not in known:  # written after the checkpoint
                 path.unlink()
 

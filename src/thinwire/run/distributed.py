@@ -1,0 +1,95 @@
+"""The cohort shared by several processes: under ``torchrun`` each rank trains its part of it.
+
+Every rank holds the server and makes the same step, so only replies travel between them,
+as bytes. What a client's round gives does not depend on who trains it, so the results are
+those of one process, bit for bit. Rank 0 alone writes to disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..key import Key
+from ..wire import Packet, State, dumps, loads, restore
+from .client import ClientState, Reply
+from .pool import Plan, Pool
+from .stream import View
+
+
+def join() -> None:
+    """Join the process group that ``torchrun`` made, once; nothing happens in a process on its own."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def size() -> int:
+    """How many processes share the work."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+def barrier() -> None:
+    """Wait for the others."""
+    if size() > 1:
+        dist.barrier()
+
+
+class Ranks(Pool):
+    """A pool whose jobs are dealt to all ranks in turn."""
+
+    def rounds(
+        self, jobs: Sequence[tuple[Key, ClientState]], view: View, sizes: Sequence[int] | None = None
+    ) -> Iterator[Reply]:
+        """All replies, in the order of ``jobs``, on every rank."""
+        units = self.units(len(jobs))
+        mine = [i for i in range(len(units)) if i % size() == rank()]
+        own = [job for i in mine for job in jobs[slice(*units[i])]]
+        found = iter(list(super().rounds(own, view, [units[i][1] - units[i][0] for i in mine])))
+        parts = [[_packed(next(found)) for _ in range(*units[i])] for i in mine]
+        gathered = [iter(part) for part in exchange(parts)]
+        for i in range(len(units)):
+            for packet in next(gathered[i % size()]):
+                yield _unpacked(packet, self.work.own)
+
+    def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Plan:
+        """Rank 0's choice."""
+        plans: list[Plan] = exchange(super().choose(jobs, view) if rank() == 0 else "each")
+        return plans[0]
+
+    def settle(self) -> None:
+        """All ranks have taken the round's replies."""
+        barrier()
+
+
+def exchange(x: State) -> list[Any]:
+    """What every rank gave, in the order of ranks."""
+    data = torch.frombuffer(bytearray(dumps(x)), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size())]
+    dist.all_gather(lengths, torch.tensor([data.numel()]))
+    longest = int(max(lengths))
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: data.numel()] = data
+    everyone: list[Tensor] = [torch.empty_like(padded) for _ in range(size())]
+    dist.all_gather(everyone, padded)
+    pairs = zip(everyone, lengths, strict=True)
+    return [loads(part[: int(n)].numpy().tobytes(), max_values=None, finite=False) for part, n in pairs]
+
+
+def _packed(reply: Reply) -> Packet:
+    blob = torch.frombuffer(bytearray(reply.blob), dtype=torch.uint8)
+    return [blob, *reply[1:-1], reply.next]
+
+
+def _unpacked(packet: Packet, like: ClientState) -> Reply:
+    blob, examples, loss, steps, floats, seconds, after = packet
+    return Reply(blob.numpy().tobytes(), examples, loss, steps, floats, seconds, restore(after, like))
