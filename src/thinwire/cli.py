@@ -179,8 +179,16 @@ def predict(
     where = None if data_dir is None else str(data_dir)
     comparison = Comparison(
         resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
-        data, model, task, clients, sample, split, rounds, (seed,), data_dir=where,
-    )  # fmt: skip
+        data=data,
+        model=model,
+        task=task,
+        clients=clients,
+        sample=sample,
+        split=split,
+        rounds=rounds,
+        seeds=(seed,),
+        data_dir=where,
+    )
     problem = comparison.problem(seed)
     found = [foresee(a, problem, rounds, sample, mbit, seed) for a in comparison.algorithms()]
     show(found, rounds, sample or len(problem.tasks), mbit)

@@ -35,6 +35,7 @@ class Comparison:
     """Everything a comparison is made from; what ``run.json`` holds. Methods are complete expressions."""
 
     methods: tuple[str, ...]
+    folders: tuple[str, ...] = ()  # of the methods, chosen when the comparison begins
     data: str = "digits"
     model: str | None = None
     task: str | None = None
@@ -54,6 +55,9 @@ class Comparison:
     workers: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.folders:
+            names = tuple(f"{i:02d}-{slug(parse(m))}" for i, m in enumerate(self.methods, 1))
+            object.__setattr__(self, "folders", names)
         require(len(self.methods) > 0, "name at least one method, such as FedAvg()")
         require(len(set(self.methods)) == len(self.methods), "a method is named twice")
         require(self.clients > 0, f"--clients {self.clients}: it must be at least 1")
@@ -83,11 +87,11 @@ class Comparison:
         split: Split | None = None if self.split is None else parse(self.split, names=splits())
         return standard(self.data, self.model, self.clients, split, seed, self.holdout, self.data_dir)
 
-    def folders(self) -> Iterator[tuple[Algorithm, int, str]]:
+    def runs(self) -> Iterator[tuple[Algorithm, int, str]]:
         """Every run: its method, seed and folder within the comparison."""
         for seed in self.seeds:
-            for number, algorithm in enumerate(self.algorithms(), 1):
-                yield algorithm, seed, f"{number:02d}-{slug(algorithm)}/seed-{seed}"
+            for algorithm, folder in zip(self.algorithms(), self.folders, strict=True):
+                yield algorithm, seed, f"{folder}/seed-{seed}"
 
     # -- to disk and back -----------------------------------------------------
 
@@ -168,7 +172,7 @@ class Comparison:
             if rank() == 0:
                 stack.enter_context(locked(out))
                 self.save(out)  # with the number of rounds that is now asked for
-            for algorithm, seed, name in self.folders():
+            for algorithm, seed, name in self.runs():
                 if self._complete(out / name):
                     continue
                 if seed not in problems:

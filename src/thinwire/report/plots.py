@@ -16,6 +16,8 @@ matplotlib.use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000", "#dd8833", "#7755cc")
+SMOOTHED = 30  # points from which on a curve is drawn thin, and its running mean thick
+WINDOW = 5
 STYLES = ("-", "--", ":", "-.")
 
 Axis = Callable[[Run], list[float]]
@@ -70,6 +72,15 @@ def _has(arms: Sequence[Arm], name: str) -> bool:
     return any(r.get(name) is not None for arm in arms for run in arm.runs for r in run.rounds)
 
 
+def _trailing(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """At each point the mean of the last few."""
+    sums = np.cumsum(np.concatenate([[0.0], y]))
+    ends = np.arange(1, len(y) + 1)
+    starts = np.maximum(0, ends - WINDOW)
+    averaged: np.ndarray[Any, Any] = (sums[ends] - sums[starts]) / (ends - starts)
+    return averaged
+
+
 def _single(arms: list[Arm], path: Path, axis: Axis, label: str, value: str) -> Path:
     figure, place = plt.subplots(figsize=(8, 4.6 + 0.22 * len(arms)), layout="constrained")
     _draw(place, arms, axis, label, value)
@@ -100,12 +111,18 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> No
         x, y = stack[..., 0].mean(0), stack[..., 1]
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
         scale = 100 if value == "accuracy" else 1
-        place.plot(x, scale * y.mean(0), style, color=colour, label=arm.label, linewidth=1.6)
+        middle = scale * y.mean(0)
+        if len(middle) >= SMOOTHED:
+            place.plot(x, middle, style, color=colour, alpha=0.2, linewidth=0.8)
+            middle = _trailing(middle)
+        place.plot(x, middle, style, color=colour, label=arm.label, linewidth=1.6)
         if len(curves) > 1:
             place.fill_between(x, scale * y.min(0), scale * y.max(0), color=colour, alpha=0.15, linewidth=0)
     if label.startswith(("MB", "seconds")):
         place.set_xscale("log")
     place.set_xlabel(label)
-    place.set_ylabel({"accuracy": "test accuracy, %", "test_loss": "test loss", "train_loss": "training loss"}[value])
+    names = {"accuracy": "test accuracy, %", "test_loss": "test loss", "train_loss": "training loss"}
+    long = any(len(run.rounds) >= SMOOTHED for arm in arms for run in arm.runs)
+    place.set_ylabel(names[value] + (f" (thick: mean of the last {WINDOW})" if long else ""))
     place.grid(alpha=0.25)
     place.spines[["top", "right"]].set_visible(False)
