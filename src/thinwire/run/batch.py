@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,28 +42,32 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     offset = _stack([request.offset for request in requests], device)
     anchor = _stack([request.anchor or request.x for request in requests], device) if trainer.prox else None
     momentum = torch.zeros_like(w) if trainer.momentum else None
+    plain = offset is None and anchor is None and momentum is None and not trainer.weight_decay
     lr = trainer.rate(keys[0])
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
     everyone = own[0].whole()
     slot.module.train()
 
-    def loss(layers: dict[str, Tensor], inputs: Any, targets: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
-        def model(*arguments: Any) -> Any:
-            return functional_call(slot.module, {**layers, **frozen}, arguments)
-
-        masked = everyone.loss_of(model(inputs), targets) * mask
+    def loss(layers: dict[str, Tensor], inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = functional_call(slot.module, {**layers, **frozen}, (inputs,))
+        masked = everyone.loss_of(outputs, targets) * mask
         return masked.sum() / mask.sum().clamp_min(1), masked.detach().sum()
 
-    step_of = vmap(grad_and_value(loss, has_aux=True))
+    # The gradient inside of vmap, not around it: so it comes out in the order of the weights.
+    slopes_of = vmap(grad_and_value(loss, has_aux=True))
     table = _table(own, trainer, keys)  # [steps, clients, batch], -1 where there is no example
-    steps = (table[:, :, 0] >= 0).sum(0).tolist()
+    steps, active = (table[:, :, 0] >= 0).sum(0).tolist(), (table[:, :, 0] >= 0).all(1).tolist()
     total, seen = torch.zeros(num, device=device), (table >= 0).sum((0, 2)).tolist()
-    for indices in table:
-        mask = indices >= 0
+    for indices, all_active in zip(table, active, strict=True):
+        mask = (indices >= 0).to(device).float()
         inputs, targets = everyone.batch(indices.clamp_min(0).view(-1))
         inputs, targets = (t.to(device).view(*indices.shape, *t.shape[1:]) for t in (inputs, targets))
-        slope, (_, lost) = step_of(layers, inputs, targets, mask.to(device).float())
+        slope, (_, lost) = slopes_of(layers, inputs, targets, mask)
         total += lost
+        if plain and all_active:
+            for name, layer in layers.items():
+                layer.add_(slope[name], alpha=-lr)  # nothing bends the step: the gradients need not be joined
+            continue
         for name, into in slopes.items():
             into.copy_(slope[name])
         step = g
@@ -76,16 +79,16 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
             step.add_(offset)
         if momentum is not None:
             step = momentum.mul_(trainer.momentum).add_(step)
-        if not bool(mask[:, 0].all()):
-            step = step * mask[:, :1].to(device)  # who has done all its steps stands still
+        if not all_active:
+            step = step * mask[:, :1]  # who has done all its steps stands still
         w.add_(step, alpha=-lr)
-    w, losses = w.cpu(), (total.cpu() / torch.tensor(seen)).tolist()
+    w, means = w.cpu(), (total.cpu() / torch.tensor(seen)).tolist()
     results = []
     for i, key in enumerate(keys):
         x = Params(slot.layout, w[i])
-        if not math.isfinite(losses[i]) or not x.finite():
-            raise NonFinite(f"round {key.round}, client {key.client}: the loss became {losses[i]:.3g}; lower lr={lr:g}")
-        results.append(Trained(x, steps[i], losses[i]))
+        if not math.isfinite(means[i]) or not x.finite():
+            raise NonFinite(f"round {key.round}, client {key.client}: the loss became {means[i]:.3g}; lower lr={lr:g}")
+        results.append(Trained(x, steps[i], means[i]))
     return results
 
 

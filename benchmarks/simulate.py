@@ -1,0 +1,192 @@
+"""What simulating costs, as ratios to bare PyTorch loops measured in the same run.
+
+J1  60,000 pictures of 28x28 over 100 clients, 10 a round, the FedAvg CNN (582,026 parameters), 1 epoch, batch 32
+J2  1,000 clients of 60 pictures, 100 a round, MLP 784-64-10, 1 epoch, batch 10
+J3  ResNet-20, 5 clients of 200 colour pictures, all a round, 1 epoch, batch 32
+
+The bare loops do the same SGD steps with no federation but the averaging, as fast as plain PyTorch allows: J1 and J3 in
+two threads of one torch thread each, channels last; J2 in one thread. Rounds of both are taken in turn and compared in
+pairs; the figures are medians. Pictures are random: the time does not depend on them.
+
+    python benchmarks/simulate.py [--rounds 7] [--only J2] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LR = 0.01
+
+
+class Job:
+    """One workload: the pictures, who has them, the model, and how it is trained."""
+
+    def __init__(self, shape: tuple[int, ...], clients: int, each: int, sample: int, batch: int, workers: int) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.inputs = torch.randint(256, (clients * each, *shape), generator=g, dtype=torch.uint8)
+        self.targets = torch.randint(10, (clients * each,), generator=g)
+        self.clients, self.each, self.sample, self.batch, self.workers = clients, each, sample, batch, workers
+
+
+def job(name: str) -> tuple[Job, Callable[[], nn.Module]]:
+    from thinwire import models
+
+    if name == "J1":
+        return Job((1, 28, 28), 100, 600, 10, 32, 2), lambda: models.fedavg_cnn()
+    if name == "J2":
+        return Job((1, 28, 28), 1000, 60, 100, 10, 1), lambda: models.mlp()
+    return Job((3, 32, 32), 5, 200, 5, 32, 2), lambda: models.resnet20()
+
+
+def simulation(job: Job, make: Callable[[], nn.Module], workers: int | None = None):
+    import thinwire as tw
+
+    tasks = [
+        tw.Supervised(job.inputs, job.targets, torch.arange(k * job.each, (k + 1) * job.each), mean=(0.3,), std=(0.3,))
+        for k in range(job.clients)
+    ]
+    method = tw.FedAvg(tw.LocalSGD(LR, batch=job.batch))
+    return tw.Simulation(method, make, tasks, job.sample, workers=workers)
+
+
+class Bare:
+    """The same steps by hand."""
+
+    def __init__(self, job: Job, make: Callable[[], nn.Module]) -> None:
+        self.job = job
+        self.inputs = ((job.inputs.float() / 255) - 0.3) / 0.3
+        self.last = job.inputs.ndim == 4 and job.workers > 1
+        self.models = [make() for _ in range(job.workers)]
+        if self.last:
+            self.models = [m.to(memory_format=torch.channels_last) for m in self.models]
+        self.server = [t.detach().clone() for t in self.models[0].state_dict().values()]
+        self.round = 0
+
+    def step(self) -> None:
+        self.round += 1
+        order = torch.randperm(self.job.clients, generator=torch.Generator().manual_seed(self.round))
+        cohort = order[: self.job.sample].tolist()
+        totals: list[list[Tensor]] = [[] for _ in self.models]
+        threads = [
+            threading.Thread(target=self.work, args=(w, cohort[w :: self.job.workers], totals))
+            for w in range(self.job.workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(totals), "a worker failed"
+        self.server = [
+            (sum(parts) / self.job.sample).to(parts[0].dtype)  # type: ignore[call-overload]
+            for parts in zip(*(t for t in totals if t), strict=True)
+        ]
+
+    def work(self, worker: int, cohort: list[int], totals: list[list[Tensor]]) -> None:
+        torch.set_num_threads(1)
+        model, job = self.models[worker], self.job
+        params, state = list(model.parameters()), list(model.state_dict().values())
+        model.train()
+        for client in cohort:
+            with torch.no_grad():
+                for mine, theirs in zip(state, self.server, strict=True):
+                    mine.copy_(theirs)
+            order = torch.randperm(job.each) + client * job.each
+            for start in range(0, job.each, job.batch):
+                where = order[start : start + job.batch]
+                x = self.inputs[where]
+                if self.last:
+                    x = x.contiguous(memory_format=torch.channels_last)
+                loss = F.cross_entropy(model(x), job.targets[where])
+                for p in params:
+                    p.grad = None
+                loss.backward()
+                with torch.no_grad():
+                    for p in params:
+                        p.sub_(p.grad, alpha=LR)  # type: ignore[arg-type]
+            with torch.no_grad():
+                if not totals[worker]:
+                    totals[worker] = [t.detach().float().clone() for t in state]
+                else:
+                    for total, now in zip(totals[worker], state, strict=True):
+                        total.add_(now)
+
+
+def measure(name: str, rounds: int) -> dict[str, float]:
+    """Rounds of both in turn, after one of each that is not timed."""
+    work, make = job(name)
+    run, bare = simulation(work, make, workers=None), Bare(work, make)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ours, theirs = [], []
+    with run.pool:
+        run.step(evaluate=False)
+        bare.step()
+        for _ in range(rounds):
+            began = time.perf_counter()
+            bare.step()
+            middle = time.perf_counter()
+            run.step(evaluate=False)
+            theirs.append(middle - began)
+            ours.append(time.perf_counter() - middle)
+    torch.set_num_threads(threads)
+    pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
+    found = {
+        "ratio": round(statistics.median(pairs), 3),
+        "seconds": round(statistics.median(ours), 4),
+        "bare_seconds": round(statistics.median(theirs), 4),
+        "plan": run.plan,
+    }
+    return found
+
+
+PROCESS = """
+import sys; sys.path.insert(0, {folder!r})
+import simulate as benchmark, torch
+work, make = benchmark.job({name!r})
+run = benchmark.simulation(work, make)
+torch.set_num_threads(1)
+with run.pool:
+    for _ in range({rounds}):
+        run.step(evaluate=False)
+import resource
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def process(name: str, rounds: int) -> tuple[float, float]:
+    """(seconds, peak MB) of a process that imports, sets up and simulates some rounds."""
+    code = PROCESS.format(folder=str(__file__).rpartition("/")[0] or ".", name=name, rounds=rounds)
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return time.perf_counter() - began, int(done.stdout.split()[-1]) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds timed of each job")
+    parser.add_argument("--only", choices=["J1", "J2", "J3"], action="append")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    found: dict[str, dict[str, float]] = {}
+    for name in chosen.only or ["J1", "J2", "J3"]:
+        seconds, peak = process(name, 2 if name == "J1" else 1)
+        found[name] = {**measure(name, chosen.rounds * (3 if name == "J2" else 1)), "peak_mb": round(peak)}
+        found[name]["first_round_seconds"] = round(seconds, 2)  # import, set-up and first round (J1: two) as a process
+        print(name, found[name], file=sys.stderr)
+    if chosen.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Intrinsic gradient compression in kind: accuracy when the same bytes have crossed, both directions added.
+
+The paper trains GPT-2 on PersonaChat and compares d, K subspaces, FetchSGD, local top-k and FedAvg with more local
+steps. Here: Fashion-MNIST (the FedAvg CNN) or Shakespeare by role (a small character transformer), Intrinsic at
+several d beside top-k with error feedback and FedAvg with 1, 2 and 5 local epochs. Every method is trained for the
+same number of rounds; the table says how far each was when it had used a budget of bytes.
+
+    python experiments/intrinsic/equal_bytes.py --data fashion_mnist --rounds 40
+    python experiments/intrinsic/equal_bytes.py --data shakespeare --rounds 40 --clients 64 --lr 0.5
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import record
+
+import thinwire as tw
+from thinwire import data as sets
+from thinwire.problem import standard
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=["fashion_mnist", "shakespeare"], default="fashion_mnist")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--sample", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--dim", type=int, action="append")
+    parser.add_argument("--every", type=int, default=2, help="rounds between evaluations")
+    parser.add_argument("--seed", type=int, default=0)
+    o = parser.parse_args()
+    split = sets.Dirichlet(0.5) if o.data == "fashion_mnist" else None
+    problem = standard(o.data, clients=o.clients, split=split, seed=o.seed)
+    local = tw.LocalSGD(o.lr)
+    methods: list[tw.Algorithm] = [
+        tw.Intrinsic(d, local=local, known=True) for d in o.dim or (256, 1024, 4096, 16384, 65536)
+    ]
+    middle = 4096
+    methods += [
+        tw.Intrinsic(middle, subspaces=4, local=local, known=True),
+        tw.Intrinsic(middle, varying=True, epoch=10, local=local, known=True),
+        tw.FedAvg(local, up=tw.ErrorFeedback(tw.TopK(0.01))),
+        tw.FedAvg(local, up=tw.ErrorFeedback(tw.TopK(0.01)), down=tw.EF21(tw.TopK(0.05))),
+        *[tw.FedAvg(tw.LocalSGD(o.lr, epochs=e)) for e in (1.0, 2.0, 5.0)],
+    ]
+    into = Path(__file__).parent / "results" / f"equal_bytes_{o.data}.jsonl"
+    curves = {}
+    for method in methods:
+        row = {"experiment": "intrinsic, equal bytes", "data": o.data, "known_start": getattr(method, "known", False)}
+        rounds = record.run(method, problem, o.rounds, into, row, sample=o.sample, seed=o.seed, evaluate_every=o.every)
+        curves[repr(method)] = rounds
+    print("\naccuracy when so many MB have crossed, up and down together (- : not one evaluated round fits)")
+    budgets = (0.3, 1, 3, 10, 30, 100, 300)
+    print(" " * 12 + "".join(f"{b:>9}" for b in budgets))
+    for name, rounds in curves.items():
+        print(f"{name}\n" + " " * 12 + "".join(f"{within(rounds, b * 1e6):>9}" for b in budgets))
+
+
+def within(rounds: list[dict], budget: float) -> str:
+    """The best accuracy of the rounds that fit into a budget of bytes."""
+    used, best = 0, None
+    for r in rounds:
+        used += r["up_bytes"] + r["down_bytes"]
+        if used > budget:
+            break
+        if r.get("accuracy") is not None:
+            best = max(best or 0.0, r["accuracy"])
+    return "-" if best is None else f"{100 * best:.1f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""One run of an experiment: trained, printed, and written down as a JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import thinwire as tw
+from thinwire.problem import Problem
+
+
+def hardware() -> str:
+    """What the numbers were made on."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{os.cpu_count()} cores of {model}, torch {torch.__version__}{gpu}"
+
+
+def command() -> str:
+    """How this process was started, from the root of a checkout."""
+    script = Path(sys.argv[0]).resolve()
+    root = Path(__file__).resolve().parents[1]
+    return shlex.join(["python", str(script.relative_to(root)), *sys.argv[1:]])
+
+
+def run(
+    method: tw.Algorithm, problem: Problem, rounds: int, into: Path, row: dict[str, Any], **options: Any
+) -> list[dict[str, Any]]:
+    """Train, print a line, append a JSON line to ``into``; returns the rounds. ``row`` is said besides."""
+    began = time.time()
+    result = tw.simulate(method, problem.model, problem.tasks, rounds, test=problem.test, **options)
+    summary = result.summary()
+    looked = [r for r in result.rounds if r.get("accuracy") is not None]
+    tail = [r["accuracy"] for r in looked[-5:]]
+    line = {
+        **row,
+        "name": summary["name"],
+        "accuracy": summary["accuracy"],
+        "accuracy_mean_of_last_5": sum(tail) / len(tail),
+        "best_accuracy": summary["best_accuracy"],
+        "bytes_up": summary["bytes_up"],
+        "bytes_down": summary["bytes_down"],
+        "floats_up": summary["up_floats"],
+        "rounds": summary["rounds"],
+        "clients": summary["clients"],
+        "sample": summary["sample"],
+        "examples": summary["examples"],
+        "seed": summary["seed"],
+        "expression": summary["expression"],
+        "version": summary["version"],
+        "seconds": round(time.time() - began, 1),
+        "command": command(),
+        "hardware": hardware(),
+        "curve": [
+            [r["round"], r["accuracy"], r["up_bytes"], r["down_bytes"]]
+            for r in result.rounds
+            if r.get("accuracy") is not None
+        ],
+    }
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with open(into, "a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(
+        f"{100 * line['accuracy']:5.1f} %  best {100 * line['best_accuracy']:5.1f} %  "
+        f"{line['bytes_up'] / 1e6:8.2f} MB up {line['bytes_down'] / 1e6:8.2f} MB down  "
+        f"{line['seconds']:6.1f} s  {summary['name']}",
+        flush=True,
+    )
+    return result.rounds
