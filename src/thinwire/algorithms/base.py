@@ -108,3 +108,31 @@ class Algorithm(Config, ABC):
     def supersedes(self, older: Message, newer: Message) -> bool:
         """``see(see(v, older), newer) == see(v, newer)`` for every v: the older need not be kept."""
         return type(self).see is Algorithm.see
+
+
+class Around(Algorithm):
+    """An algorithm around another one, ``inner``: what it does not change is the inner one's."""
+
+    inner: Algorithm
+
+    @property
+    def up(self) -> Link | dict[str, Link]:  # type: ignore[override]
+        return self.inner.up
+
+    @property
+    def down(self) -> Link | dict[str, Link]:  # type: ignore[override]
+        return self.inner.down
+
+    @property
+    def weights(self) -> Weights:  # type: ignore[override]
+        return self.inner.weights
+
+    @property
+    def buffers(self) -> Buffers:  # type: ignore[override]
+        return self.inner.buffers
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        return self.inner.prepare(module)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        return self.inner.model(server.inner, client)

@@ -34,7 +34,7 @@ from ..params import Layout, Params
 from ..schedules import at
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Around, Client, Message, Start
 from .fedavg import FedAvg
 
 BLOCK = 1 << 18  # entries of the model that are in double precision at a time
@@ -81,7 +81,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FLSS(Algorithm):
+class FLSS(Around):
     """Send ``rank`` coefficients in all but one round of ``every``, in a subspace that follows the updates.
 
     ``decay`` is the paper's lambda. ``store`` is how the basis is kept. ``project`` says what
@@ -130,14 +130,6 @@ class FLSS(Algorithm):
     @property
     def down(self) -> dict[str, Link]:  # type: ignore[override]
         return {"x": self.inner.down["x"] if isinstance(self.inner.down, dict) else self.inner.down}
-
-    @property
-    def weights(self) -> Weights:  # type: ignore[override]
-        return self.inner.weights
-
-    @property
-    def buffers(self) -> Buffers:  # type: ignore[override]
-        return self.inner.buffers
 
     @property
     def linear(self) -> bool:
@@ -223,9 +215,6 @@ class FLSS(Algorithm):
             weights = torch.cat([self.decay * sigma, torch.ones(1, dtype=torch.float64)])
             mix, sigma, rows = leading(grown, bordered(grown), weights, self.rank)
         return Server(inner, rows, sigma, g, server.coefficients, first, mix, done)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        return self.inner.model(server.inner, client)
 
     def _stepped(self, x: Params, g: Params) -> Params:
         assert isinstance(self.inner, FedAvg)

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import CombinationError, require
 from ..key import Key
-from ..links import Link
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Around, Client, Message, Start
 
 EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
 
@@ -41,7 +40,7 @@ class Broadcast(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LUAR(Algorithm):
+class LUAR(Around):
     """Each round ``recycle`` layers are not sent; the server applies their last update again.
 
     The layers are drawn without replacement, likelier the smaller ||update|| / ||weights||
@@ -83,25 +82,6 @@ class LUAR(Algorithm):
             require(value in known, f"LUAR({name}={value!r}): {name} is one of {', '.join(known)}")
         if isinstance(self.inner, LUAR):
             raise CombinationError("LUAR over LUAR: the outer one would recycle what the inner one did not send")
-
-    @property
-    def up(self) -> Link | dict[str, Link]:  # type: ignore[override]
-        return self.inner.up
-
-    @property
-    def down(self) -> Link | dict[str, Link]:  # type: ignore[override]
-        return self.inner.down
-
-    @property
-    def weights(self) -> Weights:  # type: ignore[override]
-        return self.inner.weights
-
-    @property
-    def buffers(self) -> Buffers:  # type: ignore[override]
-        return self.inner.buffers
-
-    def prepare(self, module: nn.Module) -> nn.Module:
-        return self.inner.prepare(module)
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         inner = self.inner.init(x, num_clients, key)
@@ -145,9 +125,6 @@ class LUAR(Algorithm):
         recycled = x.layout.mask(name for unit in chosen for name in units[unit])  # line 8
         inner = self.inner.server(server.inner, view.inner, mean._replace(update=update), key)
         return Server(inner, update, score, recycled)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        return self.inner.model(server.inner, client)
 
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""

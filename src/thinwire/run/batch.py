@@ -20,7 +20,7 @@ from ..key import Key
 from ..local import Local, LocalSGD, Trained
 from ..params import Layout, Params
 from ..task import Supervised, Task
-from .train import Slot, batches
+from .train import Slot, batches, bent
 
 
 def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> bool:
@@ -70,15 +70,7 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
             continue
         for name, into in slopes.items():
             into.copy_(slope[name])
-        step = g
-        if trainer.weight_decay:
-            step.add_(w, alpha=trainer.weight_decay)
-        if anchor is not None:
-            step.add_(w - anchor, alpha=trainer.prox)
-        if offset is not None:
-            step.add_(offset)
-        if momentum is not None:
-            step = momentum.mul_(trainer.momentum).add_(step)
+        step = bent(g, w, trainer, offset, anchor, momentum)
         if not all_active:
             step = step * mask[:, :1]  # who has done all its steps stands still
         w.add_(step, alpha=-lr)

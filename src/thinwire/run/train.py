@@ -116,15 +116,7 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         losses = task.loss(slot.module, to_device(task.batch(indices, generator), slot.device))
         losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
         total += losses.detach().sum()
-        step = g
-        if trainer.weight_decay:
-            step.add_(w, alpha=trainer.weight_decay)
-        if anchor is not None:
-            step.add_(w - anchor, alpha=trainer.prox)
-        if offset is not None:
-            step.add_(offset)
-        if momentum is not None:
-            step = momentum.mul_(trainer.momentum).add_(step)
+        step = bent(g, w, trainer, offset, anchor, momentum)
         if request.basis is not None:
             step = projected(step, request.basis)
         w.add_(step, alpha=-lr)
@@ -137,6 +129,19 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
             f"round {key.round}, client {key.client}: the loss became {loss:.3g}; lower lr={lr:g} or clip the gradients"
         )
     return Trained(x, steps, loss)
+
+
+def bent(
+    g: Tensor, w: Tensor, trainer: LocalSGD, offset: Tensor | None, anchor: Tensor | None, momentum: Tensor | None
+) -> Tensor:
+    """The step to take for gradients ``g`` at ``w``, one model's or many's: what the trainer and the request add."""
+    if trainer.weight_decay:
+        g.add_(w, alpha=trainer.weight_decay)
+    if anchor is not None:
+        g.add_(w - anchor, alpha=trainer.prox)
+    if offset is not None:
+        g.add_(offset)
+    return g if momentum is None else momentum.mul_(trainer.momentum).add_(g)
 
 
 def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
