@@ -120,6 +120,13 @@ TABLE = [
     "LUAR(FedAvg(up=LBGM(threshold=0.6)), recycle=1, layers='modules', select='gradient-norm')",
     "LUAR(SCAFFOLD(down=EF21(TopK(0.6))), recycle=1, select='uniform')",
     "LUAR(FedAvg(), recycle=1, select='round-robin', drop=True)",
+    "FLSS(FedAvg(), rank=3, start=3, every=2)",
+    "FLSS(FedAvg(opt=Adam(0.03), up=ErrorFeedback(ScaledSign())), rank=2, start=2, every=3, store='bfloat16')",
+    "FLSS(FedAvg(LocalSGD(prox=0.1)), rank=2, start=3, every=None, decay=0.7, project='gradient', scale=0.5)",
+    "Intrinsic(600, local=LocalSGD(lr=0.3))",
+    "Intrinsic(400, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.3), basis=Gaussian())",
+    "FedAvg(LocalSGD(lr=0.1), up=Projection(64))",
+    "FedAvg(LocalSGD(lr=0.3), up=Flat(Projection(600, fixed=True)))",
 ]
 
 

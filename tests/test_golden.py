@@ -29,6 +29,9 @@ GOLDEN = {
     "scaffold": "SCAFFOLD(LocalSGD(lr=0.2, batch=16), up={'control': Half()})",
     "luar": "LUAR(FedAvg(LocalSGD(lr=0.2, batch=16), opt=Yogi(0.03)), recycle=2, layers='tensors')",
     "luar_scaffold": "LUAR(SCAFFOLD(LocalSGD(lr=0.2, batch=16), up=RandK(0.3)), recycle=1, select='gradient-norm')",
+    "flss": "FLSS(FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)",
+    "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
+    "projection": "FedAvg(LocalSGD(lr=0.2, batch=16), up=Projection(200))",
 }
 
 

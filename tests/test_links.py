@@ -30,6 +30,7 @@ from thinwire.links import (
     Layerwise,
     Link,
     Partition,
+    Projection,
     RandK,
     ScaledSign,
     Sparse,
@@ -95,6 +96,10 @@ ROWS = [
     Row(Partition({"*.bias": Half(), "fc.*": RandK(0.1), "*": Dense()}), 340, "lc"),
     Row(Partition({"conv.*": LBGM(), "fc.*": EF21(TopK(0.1)), "none.*": Dense(), "*": ScaledSign()}), 480, "m"),
     Row(Partition({"*": Flat(TopK(0.1))}), 190, "c"),
+    Row(Projection(8), 150, "l"),
+    Row(Projection(40, fixed=True), 430, "l"),
+    Row(Flat(Projection(40)), 164, "l"),
+    Row(LBGM(Projection(8), threshold=0.5), 160, "m"),
 ]
 
 every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
@@ -467,6 +472,8 @@ BYTES = [
     (Layerwise(LBGM()), 4_012, 4_016),
     (Layerwise(ErrorFeedback(TopK(0.1))), 480, 496),
     (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_196),
+    (Projection(250), 1_008, 1_812),
+    (Flat(Projection(250)), 1_008, 1_008),
 ]
 
 

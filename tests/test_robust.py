@@ -404,3 +404,45 @@ def test_a_killed_run_with_forked_workers_leaves_its_folder_free(tmp_path: Path)
     process.wait()
     with locked(run):
         pass
+
+
+# -- subspaces, and states on disk ---------------------------------------------------
+
+
+def test_what_a_dense_projection_sends_is_what_is_seen() -> None:
+    layout = tw.Layout(("w", "scale", "b"), (Size([20, 40]), Size([]), Size([30])))
+    x = tw.Params(layout, torch.randn(831, generator=torch.Generator().manual_seed(0)))
+    for dim in (7, 10, 29):
+        link = tw.Projection(dim, tw.Gaussian())
+        for round in range(20):
+            key = tw.Key(round, 0, 2, "up/update")
+            packet, seen, _ = link.send(x, None, key)
+            got, _ = link.recv(tw.loads(tw.dumps(packet)), layout, None, key)
+            assert torch.equal(got.flat, seen.flat)
+
+
+def test_coefficients_of_a_moving_subspace_need_a_broadcast_that_loses_nothing() -> None:
+    with pytest.raises(tw.errors.CombinationError, match="nothing would bring it back; use down=Dense"):
+        tw.Intrinsic(4, varying=True, down=tw.Half())
+
+
+def test_layers_of_a_subspace_are_not_layers_to_recycle() -> None:
+    with pytest.raises(tw.errors.CombinationError, match="LUAR needs a reply with an update of the model"):
+        tw.simulate(tw.LUAR(tw.Intrinsic(4), recycle=1), linear, tasks(), 1)
+
+
+@pytest.mark.parametrize(("first", "then"), [("memory", "disk"), ("disk", "memory")])
+def test_states_are_found_again_where_they_were_put(tmp_path: Path, first, then) -> None:
+    tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 2, out=tmp_path, states=first)
+    with pytest.raises(RunError, match=f"resume it with states='{first}'"):
+        tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 3, out=tmp_path, states=then, resume=True)
+
+
+def test_a_bit_that_flips_in_a_state_on_disk_is_noticed(tmp_path: Path) -> None:
+    tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 2, out=tmp_path, states="disk")
+    path = next(tmp_path.glob("states/*/0-*.thinwire"))
+    data = bytearray(path.read_bytes())
+    data[60] ^= 64
+    path.write_bytes(data)
+    with pytest.raises(RunError, match="the state of client 0 cannot be read from .*: its checksum is another"):
+        tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 3, out=tmp_path, states="disk", resume=True)

@@ -118,6 +118,9 @@ RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mean statistics": ("FedAvg(opt=Momentum(0.5))", "normed", {}),
     "local statistics": ("FedAvg(buffers='local')", "normed", {}),
     "random layers": ("FedAvg(up=RandK(0.3))", "random_layers", {}),
+    "flss": ("FLSS(FedAvg(up=ErrorFeedback(TopK(0.3))), rank=2, start=2, every=2)", "normed", {}),
+    "intrinsic": ("Intrinsic(8, subspaces=2, varying=True, epoch=2, opt=Adam(0.03))", "normed", {"dropout": 0.2}),
+    "projection": ("FedAvg(up=LBGM(Projection(8), threshold=0.7))", "mlp", {"dropout": 0.2}),
 }
 
 
@@ -422,6 +425,8 @@ SMALL = (3, 5, 4, 5, 2, 5, 5, 1, 4, 5)
 TOGETHER = [
     "FedAvg(LocalSGD(batch=2, epochs=2))",
     "FedAvg(LocalSGD(batch=None, prox=0.3, momentum=0.5, weight_decay=0.01), weights='uniform')",
+    "FLSS(FedAvg(LocalSGD(batch=2)), rank=1, start=2, every=2, project='gradient')",
+    "Intrinsic(8, local=LocalSGD(batch=2), varying=True, epoch=2)",
     "LUAR(SCAFFOLD(LocalSGD(batch=2), up=Half()), recycle=1)",
 ]
 

@@ -59,9 +59,7 @@ def run(
     overwrite: Annotated[bool, typer.Option(help="Replace the comparison that is in --out.")] = False,
     holdout: Annotated[float, typer.Option(help="Share of each client's examples kept for its own test.")] = 0.0,
     dropout: Annotated[float, typer.Option(help="Probability that a sampled client does not reply.")] = 0.0,
-    network: Annotated[
-        str | None, typer.Option(help='A simulated network, e.g. "Network(mbit=10, spread=0.5)".')
-    ] = None,
+    network: NetworkOption = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 10,
     workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,

@@ -22,7 +22,7 @@ from .kernels.hadamard import hadamard_
 from .key import Key
 
 CHUNK = 1 << 16  # entries drawn at a time, the same for everyone: it is part of the matrix
-KEPT = 1 << 22  # largest n whose draws are kept between uses (9 bytes an entry)
+KEPT = 1 << 20  # largest n whose draws are kept between uses (9 bytes an entry, of 8 matrices: 75 MB)
 
 
 class Basis(Config, ABC):
@@ -120,7 +120,7 @@ def _draws(n: int, m: int, key: Key) -> Iterator[tuple[int, Draw]]:
         yield start, Draw(*(part[start : start + CHUNK] for part in whole))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _kept(n: int, m: int, seed: int) -> Draw:
     chunks = [draw for _, draw in _drawn(n, m, seed)]
     return Draw(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))

@@ -38,7 +38,7 @@ from .base import Algorithm, Around, Client, Message, Start
 from .fedavg import FedAvg
 
 BLOCK = 1 << 18  # entries of the model that are in double precision at a time
-NOISE = 1e-6  # directions weaker than this share of the strongest are rounding errors
+NOISE = 1e-4  # directions weaker than this share of the strongest drown in the rounding of single precision
 
 
 class Server(NamedTuple):
@@ -125,16 +125,17 @@ class FLSS(Around):
 
     @property
     def up(self) -> dict[str, Link]:  # type: ignore[override]
-        return {"update": self.inner.up["update"] if isinstance(self.inner.up, dict) else self.inner.up}
+        up = self.inner.up if isinstance(self.inner.up, dict) else {"update": self.inner.up}
+        return {**up, "coefficients": Dense()}
 
     @property
     def down(self) -> dict[str, Link]:  # type: ignore[override]
-        return {"x": self.inner.down["x"] if isinstance(self.inner.down, dict) else self.inner.down}
+        return self.inner.down if isinstance(self.inner.down, dict) else {"x": self.inner.down}
 
     @property
     def linear(self) -> bool:
         """Whether clients can make the server's step themselves."""
-        return isinstance(self.inner, FedAvg) and type(self.inner.opt) is SGD and self.down["x"] == Dense()
+        return isinstance(self.inner, FedAvg) and type(self.inner.opt) is SGD and self.down.get("x", Dense()) == Dense()
 
     def full(self, round: int) -> bool:
         """Whether round ``round``, counted from 0, sends whole updates."""
@@ -167,6 +168,8 @@ class FLSS(Around):
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         inner, rows = view.inner, view.rows
+        if 0 < msg.round == view.round:
+            return view  # the same again: nobody answered in the round before
         if msg.inner.x.names:
             inner = self.inner.see(inner, msg.inner, key)
         elif msg.update.names:
@@ -213,7 +216,7 @@ class FLSS(Around):
             first, sigma, rows = leading(grown, gram(grown), torch.ones(len(grown), dtype=torch.float64), self.rank)
         elif done > self.start:
             weights = torch.cat([self.decay * sigma, torch.ones(1, dtype=torch.float64)])
-            mix, sigma, rows = leading(grown, bordered(grown), weights, self.rank)
+            mix, sigma, rows = leading(grown, gram(grown), weights, self.rank)
         return Server(inner, rows, sigma, g, server.coefficients, first, mix, done)
 
     def _stepped(self, x: Params, g: Params) -> Params:
@@ -249,17 +252,6 @@ def gram(rows: Sequence[Tensor]) -> Tensor:
     for start in range(0, rows[0].numel(), BLOCK):
         block = torch.stack([row[start : start + BLOCK] for row in rows]).double()
         total += block @ block.T
-    return total
-
-
-def bordered(rows: Sequence[Tensor]) -> Tensor:
-    """:func:`gram` of an orthonormal basis (rows of zeros allowed) and one more vector, the last."""
-    products = torch.zeros(len(rows), dtype=torch.float64)
-    for start in range(0, rows[0].numel(), BLOCK):
-        block = torch.stack([row[start : start + BLOCK] for row in rows]).double()
-        products += block @ block[-1]
-    total = torch.eye(len(rows), dtype=torch.float64)
-    total[-1], total[:, -1] = products, products
     return total
 
 

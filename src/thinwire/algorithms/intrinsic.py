@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from torch import Size
 
-from ..errors import require
+from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD
@@ -107,6 +107,11 @@ class Intrinsic(Algorithm):
         super().__post_init__()
         require(self.dim > 0, f"Intrinsic(dim={self.dim}): dim must be positive")
         require(self.subspaces > 0, f"Intrinsic(subspaces={self.subspaces}): at least 1")
+        if self.varying and any(link != Dense() for link in _links(self.down)):
+            raise CombinationError(
+                f"Intrinsic(varying=True, down={self.down!r}): clients move their starting point by what they see of "
+                f"an epoch's coefficients, and nothing would bring it back; use down=Dense()"
+            )
         require(self.epoch > 0, f"Intrinsic(epoch={self.epoch}): an epoch has at least 1 round")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
@@ -149,6 +154,7 @@ class Intrinsic(Algorithm):
         if self._epoch(done) > self._epoch(server.round):
             base = self._point(base, sigma, server.seed, self._epoch(server.round))
             before, sigma = sigma, sigma.zeros()
+            opt = self.opt.init(sigma)  # moments of the old matrix's coordinates mean nothing in the new one's
         return Server(base, sigma, opt, before, server.seed, done)
 
     def model(self, server: State, client: int | None = None) -> Params:
@@ -162,6 +168,10 @@ class Intrinsic(Algorithm):
 
     def _point(self, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
         return _reached(self, base, sigma, seed, epoch)
+
+
+def _links(down: Link | dict[str, Link]) -> list[Link]:
+    return list(down.values()) if isinstance(down, dict) else [down]
 
 
 @lru_cache(maxsize=2)  # a version's point is the same for all its clients, and for the server

@@ -85,7 +85,8 @@ class LUAR(Around):
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         inner = self.inner.init(x, num_clients, key)
-        if not isinstance(getattr(inner.reply, "update", None), Params):
+        update = getattr(inner.reply, "update", None)
+        if not isinstance(update, Params) or update.layout != x.layout:
             raise CombinationError(f"LUAR needs a reply with an update of the model; {self.inner!r} has none")
         num = len(self.units(x.layout))
         require(num > 0, f"LUAR(layers={self.layers!r}): the model has no {self.layers}; try layers='tensors'")

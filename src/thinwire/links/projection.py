@@ -45,4 +45,7 @@ class Projection(Codec):
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
         values = vector(packet, min(n, self.dim), torch.float32)
-        return values.view(shape) if n <= self.dim else self.basis.expand(values, n, self._key(key)).view(shape)
+        if n <= self.dim:
+            return values.view(shape)
+        # Own memory: a product's bits may depend on how its factors are aligned, and a message is as it is.
+        return self.basis.expand(values.clone(), n, self._key(key)).view(shape)

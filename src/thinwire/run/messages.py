@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import CombinationError, check
 from ..key import Key
 from ..links import Dense, Link
+from ..links.base import floats
 from ..params import Layout, Params, fold
 from ..wire import Packet, State, conform, restore
 
@@ -125,8 +126,13 @@ class Form:
 
     def floats(self, body: Packet) -> float:
         """The papers' figure for a body: what each link counts."""
-        sent = [(leaf.link, packet[1]) for leaf, packet in zip(self.leaves, body, strict=True) if leaf.link is not None]
-        return sum(link.floats(packet) for link, packet in sent if packet is not None)
+        count = 0.0
+        for leaf, packet in zip(self.leaves, body, strict=True):
+            if leaf.link is None:
+                count += floats(packet)
+            elif packet[1] is not None:
+                count += leaf.link.floats(packet[1])
+        return count
 
 
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:

@@ -364,7 +364,7 @@ class Simulation:
         folder.describe(self.fingerprint())
         if packet is None:
             folder.cut(0)
-            self.states.load({})
+            self.states.load({self.states.kind: {}})
             return
         try:
             self._restore(packet)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..errors import RunError, WireError
 from ..wire import Packet, State, dumps, loads, restore
 from .client import ClientState
+from .folder import CHECKSUM, checksum
 
 
 class Ends(NamedTuple):
@@ -46,14 +47,24 @@ class Memory:
         """Commit."""
         self.ends[client] = ends
 
+    kind = "memory"
+
     def state(self) -> State:
         """For a checkpoint."""
-        return self.ends
+        return {self.kind: self.ends}
 
     def load(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         like = self.fresh()
-        self.ends = {client: restore(ends, like) for client, ends in packet.items()}
+        self.ends = {client: restore(ends, like) for client, ends in self.opened(packet).items()}
+
+    def opened(self, packet: Packet) -> dict[int, Packet]:
+        """What :meth:`state` gave for a store of this kind."""
+        if self.kind not in packet:
+            (kind,) = packet
+            raise RunError(f"this run keeps its clients' states in another way: resume it with states={kind!r}")
+        entries: dict[int, Packet] = packet[self.kind]
+        return entries
 
     def settle(self) -> None:
         """The checkpoint is on disk."""
@@ -76,7 +87,10 @@ class Disk(Memory):
             return self.fresh()
         path = self._path(client, self.versions[client])
         try:
-            ends: Ends = restore(loads(path.read_bytes(), max_values=None, finite=False), self.fresh())
+            data = path.read_bytes()
+            if checksum(data[CHECKSUM:]) != data[:CHECKSUM]:
+                raise WireError("its checksum is another")
+            ends: Ends = restore(loads(data[CHECKSUM:], max_values=None, finite=False), self.fresh())
         except (OSError, WireError) as error:
             raise RunError(f"the state of client {client} cannot be read from {path}: {error}") from error
         return ends
@@ -85,16 +99,19 @@ class Disk(Memory):
         if self.writes:
             path = self._path(client, ends.version)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(dumps(ends))  # nothing refers to it before the next checkpoint
+            data = dumps(ends)
+            path.write_bytes(checksum(data) + data)  # nothing refers to it before the next checkpoint
         if client in self.versions and self.writes:
             self.stale.append(self._path(client, self.versions[client]))
         self.versions[client] = ends.version
 
+    kind = "disk"
+
     def state(self) -> State:
-        return self.versions
+        return {self.kind: self.versions}
 
     def load(self, packet: Packet) -> None:
-        self.versions = dict(packet)
+        self.versions = dict(self.opened(packet))
         known = {self._path(client, version) for client, version in self.versions.items()}
         for path in self._files() if self.writes else ():
             if path not in known:  # written after the checkpoint

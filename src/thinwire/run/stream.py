@@ -19,6 +19,8 @@ from ..params import Params
 from ..wire import Packet, State, clone, dumps, loads, restore
 from .messages import Form
 
+SLACK = 32  # bytes around the tensors of a message or a snapshot that are not worth looking at
+
 
 class View(NamedTuple):
     """What a client holds of the downlink: the same for all clients of one version."""
@@ -102,7 +104,8 @@ class Stream:
         if version < self.since:
             return Parcel(True, [self.snapshot()])
         parts = Parcel(False, [m for m in self.log if m.version > version])
-        if len(parts.messages) > 1 and parts.size > len(self.snapshot().blob):
+        # A snapshot is only made where it may be the shorter one: it can be many models long.
+        if parts.size > measure(self.view) + SLACK and parts.size > len(self.snapshot().blob):
             return Parcel(True, [self.snapshot()])
         return parts
 

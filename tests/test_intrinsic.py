@@ -1,0 +1,395 @@
+"""Intrinsic gradient compression: the path against dense matrices, hand values, catching up, bytes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from test_algorithms import Point, Quadratic, handwriting
+from test_algorithms import mlp as digits_mlp
+from test_simulate import assert_same_model, assert_same_run, bills, blobs, chosen, mlp, normed, simulate
+from thinwire import SGD, Adam, Basis, FedAvg, Gaussian, Intrinsic, Key, LocalSGD, Simulation
+from thinwire.run.stream import Parcel, catch_up
+
+LOCAL = LocalSGD(lr=0.2, batch=8)
+STEP = LocalSGD(lr=0.5, batch=None, steps=1)
+
+
+@dataclass(frozen=True)
+class Identity(Basis):
+    """A = I."""
+
+    def expand(self, s: Tensor, size: int, key: Key) -> Tensor:
+        return s.clone()
+
+    def project(self, x: Tensor, dim: int, key: Key) -> Tensor:
+        return x.clone()
+
+
+@dataclass(frozen=True)
+class Shuffled(Basis):
+    """A is a permutation, another one for every key."""
+
+    def expand(self, s: Tensor, size: int, key: Key) -> Tensor:
+        return torch.empty(size).index_copy_(0, self._order(size, key), s)
+
+    def project(self, x: Tensor, dim: int, key: Key) -> Tensor:
+        return x[self._order(dim, key)]
+
+    def _order(self, n: int, key: Key) -> Tensor:
+        return torch.randperm(n, generator=key.generator("order"))
+
+
+@dataclass(frozen=True)
+class Slices(Basis):
+    """Subspace k is the k-th slice of the vector."""
+
+    def expand(self, s: Tensor, size: int, key: Key) -> Tensor:
+        start = int(key.where[-1]) * len(s)
+        return torch.cat([torch.zeros(start), s, torch.zeros(size - start - len(s))])
+
+    def project(self, x: Tensor, dim: int, key: Key) -> Tensor:
+        start = int(key.where[-1]) * dim
+        return x[start : start + dim].clone()
+
+
+def stepped(method: tw.Algorithm, model: Any, tasks: Any, rounds: int, **options: Any) -> list[Any]:
+    """The server's state before round 1 and after each."""
+    run = Simulation(method, model, tasks, workers=1, plan="each", **options)
+    states = [run.server]
+    with run.pool:
+        for _ in range(rounds):
+            run.step()
+            states.append(run.server)
+    return states
+
+
+# -- the path -------------------------------------------------------------------
+
+H = torch.tensor([1.0, 2.0, 3.0, 0.5, 1.5])
+TASK = Quadratic(H, torch.tensor([[1.0, -1.0, 0.5, 2.0, 0.0]]))
+START = (0.5, 1.0, -1.0, 0.25, 2.0)
+
+
+def dense(basis: Basis, dim: int, seed: int, epoch: int, name: str) -> np.ndarray:
+    """A, column by column."""
+    key = Key(seed, epoch, None, f"intrinsic/{name}")
+    return torch.stack([basis.expand(unit, 5, key) for unit in torch.eye(dim)], 1).double().numpy()
+
+
+@pytest.mark.parametrize("basis", [tw.Fastfood(), Gaussian()], ids=repr)
+@pytest.mark.parametrize("epoch", [None, 1, 2, 3])
+def test_the_path_is_gradient_descent_on_the_coefficients(basis: Basis, epoch: int | None) -> None:
+    varying = {} if epoch is None else {"varying": True, "epoch": epoch}
+    method = Intrinsic(3, local=LocalSGD(lr=0.05, batch=None, steps=1), opt=SGD(0.5), basis=basis, **varying)
+    states = stepped(method, Point(*START), [TASK], 7, seed=9)
+    h, target = H.double().numpy(), TASK.targets[0].double().numpy()
+    theta, sigma = np.array(START), np.zeros(3)
+    for t in range(7):
+        a = dense(basis, 3, 9, t // epoch if epoch else 0, "subspace0")
+        gradient = h * (theta + a @ sigma - target)
+        sigma = sigma - 0.5 * 0.05 * a.T @ gradient
+        expected = theta + a @ sigma
+        np.testing.assert_allclose(method.model(states[t + 1]).flat.numpy(), expected, atol=3e-6)
+        if epoch and (t + 1) % epoch == 0:
+            theta, sigma = theta + a @ sigma, np.zeros(3)
+            np.testing.assert_allclose(states[t + 1].base.flat.numpy(), theta, atol=3e-6)
+            assert states[t + 1].sigma.flat.tolist() == [0.0, 0.0, 0.0]
+        elif not epoch:
+            assert torch.equal(states[t + 1].base.flat, torch.tensor(START))
+        np.testing.assert_allclose(states[t + 1].sigma.flat.numpy(), sigma, atol=3e-6)
+    assert np.abs(expected - np.array(START)).max() > 0.05
+
+
+def test_every_epoch_has_a_matrix_of_its_own_and_the_last_coefficients_are_kept() -> None:
+    found = [dense(tw.Fastfood(), 3, 9, epoch, "subspace0") for epoch in range(3)]
+    assert all(np.abs(a - b).max() > 0.1 for a, b in itertools.combinations(found, 2))
+    method = Intrinsic(3, varying=True, epoch=2, local=STEP)
+    states = stepped(method, Point(*START), [TASK], 4, seed=9)
+    assert [s.before.flat.norm().item() > 0 for s in states] == [False, False, True, True, True]
+    assert not torch.equal(states[2].before.flat, states[4].before.flat)
+    assert torch.equal(states[2].before.flat, states[3].before.flat)
+    moved = states[2].base.flat - torch.tensor(START)
+    expected = dense(tw.Fastfood(), 3, 9, 0, "subspace0") @ states[2].before.flat.double().numpy()
+    np.testing.assert_allclose(moved.numpy(), expected, atol=1e-5)
+
+
+def test_an_adaptive_server_steps_on_the_coefficients() -> None:
+    # m = .9 m + .1 d, v = .99 v + .01 d^2 from 1e-6; Sigma + .05 m / (sqrt(v) + 1e-3): the numbers of test_algorithms.
+    method = Intrinsic(3, local=LocalSGD(lr=0.05, batch=None, steps=1), opt=Adam(0.05), basis=Gaussian())
+    states = stepped(method, Point(*START), [TASK], 5, seed=2)
+    a, h, target = dense(Gaussian(), 3, 2, 0, "subspace0"), H.double().numpy(), TASK.targets[0].double().numpy()
+    sigma, m, v = np.zeros(3), np.zeros(3), np.full(3, 1e-6)
+    for t in range(5):
+        d = -0.05 * a.T @ (h * (np.array(START) + a @ sigma - target))
+        m, v = 0.9 * m + 0.1 * d, 0.99 * v + 0.01 * d**2
+        sigma = sigma + 0.05 * m / (np.sqrt(v) + 1e-3)
+        np.testing.assert_allclose(states[t + 1].sigma.flat.numpy(), sigma, atol=1e-5)
+
+
+# -- reductions -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [mlp, normed])
+@pytest.mark.parametrize("basis", [Identity(), Shuffled()], ids=repr)
+def test_a_square_orthonormal_matrix_makes_it_fedavg(basis: Basis, model: Any) -> None:
+    size = 83 if model is mlp else 99
+    plain = simulate(FedAvg(LOCAL), model, 5)
+    # A base that moves every round is the model, and the sums are the same ones.
+    moving = simulate(Intrinsic(size, varying=True, epoch=1, local=LOCAL, basis=basis), model, 5)
+    assert_same_model(moving, plain)
+    assert [r["train_loss"] for r in moving.rounds] == [r["train_loss"] for r in plain.rounds]
+    for epoch in (2, 100):  # otherwise the coefficients are summed first
+        found = simulate(Intrinsic(size, varying=True, epoch=epoch, local=LOCAL, basis=basis), model, 5)
+        torch.testing.assert_close(found.params.flat, plain.params.flat, atol=2e-6, rtol=1e-5)
+    static = simulate(Intrinsic(size, local=LOCAL, basis=basis, weights="uniform"), model, 5)
+    uniform = simulate(FedAvg(LOCAL, weights="uniform"), model, 5)
+    torch.testing.assert_close(static.params.flat, uniform.params.flat, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["Intrinsic(20)", "Intrinsic(10, subspaces=2, opt=Adam(0.03))"])
+def test_an_epoch_that_does_not_end_is_the_static_form(method: str) -> None:
+    static, varying = simulate(method), simulate(f"{method[:-1]}, varying=True, epoch=5)")
+    assert torch.equal(static.params.flat, varying.params.flat)
+    assert [r["test_loss"] for r in static.rounds] == [r["test_loss"] for r in varying.rounds]
+
+
+@pytest.mark.parametrize(
+    ("form", "more"),  # 83 floats; in the time-varying form a snapshot, which saves the epoch before (8 floats)
+    [("8", 332), ("8, varying=True, epoch=2", 300), ("4, subspaces=2", 332)],
+)
+def test_a_starting_point_that_is_known_changes_bytes_alone(form: str, more: int) -> None:
+    sent, known = (simulate(f"Intrinsic({form}{known})", rounds=5, sample=6) for known in ("", ", known=True"))
+    assert torch.equal(sent.params.flat, known.params.flat)
+    assert sent.bytes_up == known.bytes_up
+    assert sent.bytes_down - known.bytes_down == 6 * more  # to each client, once
+
+
+# -- K subspaces ------------------------------------------------------------------
+
+# One step of 0.5 from 0 towards targets: the updates are half of them. Clients of 1, 1 and 2 examples.
+THREE = [
+    Quadratic(torch.ones(4), torch.tensor([[2.0, 4.0, 6.0, 8.0]])),
+    Quadratic(torch.ones(4), torch.tensor([[-2.0, 0.0, 2.0, 4.0]])),
+    Quadratic(torch.ones(4), torch.tensor([[4.0, 4.0, -4.0, -4.0]]).repeat(2, 1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        # Client 0 draws the first slice, 1 and 2 the second: (1, 2) of 4 examples; (1, 2) + 2 (-2, -2) of 4.
+        ("examples", [0.25, 0.5, -0.75, -0.5]),
+        ("uniform", [1 / 3, 2 / 3, -1 / 3, 0.0]),
+    ],
+)
+def test_the_coefficients_of_a_subspace_are_summed_over_those_who_drew_it(weights: Any, expected: list[float]) -> None:
+    method = Intrinsic(2, subspaces=2, local=STEP, basis=Slices(), weights=weights)
+    server = stepped(method, Point(0.0, 0.0, 0.0, 0.0), THREE, 1, seed=SEED)[1]
+    assert server.sigma.names == ("subspace0", "subspace1")
+    assert server.sigma.flat.tolist() == pytest.approx(expected)
+    assert method.model(server).flat.tolist() == pytest.approx(expected)
+
+
+SEED = 4
+
+
+def test_a_reply_names_one_subspace_and_over_the_rounds_each_is_drawn_equally_often() -> None:
+    method = Intrinsic(3, subspaces=4, local=LOCAL)
+    x = tw.Params.trainable(mlp())
+    start = method.init(x, 2, Key(0))
+    drawn: dict[str, int] = {}
+    for t, client in itertools.product(range(100), range(4)):
+        work = method.client(start.view, None, blobs()[0], Key(0, t, client))
+        next(work)
+        with pytest.raises(StopIteration) as done:
+            work.send(tw.Trained(x, 1, 0.0))
+        reply, _ = done.value.value
+        (name,) = reply.update.names
+        assert reply.update.layout.size == 3
+        drawn[name] = drawn.get(name, 0) + 1
+    assert sorted(drawn) == ["subspace0", "subspace1", "subspace2", "subspace3"]
+    assert all(abs(n - 100) < 44 for n in drawn.values())  # five standard deviations of 8.7
+
+
+def test_the_whole_is_right_on_average_without_a_factor() -> None:
+    # One client, one step from 0 with the identity in slices: on average over the draws half of (2, 4, 6, 8) times 1/2.
+    method = Intrinsic(2, subspaces=2, local=STEP, basis=Slices())
+    found = [
+        method.model(stepped(method, Point(0.0, 0.0, 0.0, 0.0), THREE[:1], 1, seed=seed)[1]).flat for seed in range(60)
+    ]
+    whole = {tuple(x.tolist()) for x in found}
+    assert whole == {(1.0, 2.0, 0.0, 0.0), (0.0, 0.0, 3.0, 4.0)}
+    first = sum(x[0].item() for x in found)
+    assert 11 <= first <= 49  # 30 and five standard deviations of 3.9
+
+
+# -- bytes ------------------------------------------------------------------------
+
+
+def test_the_bytes_of_the_static_form_are_these() -> None:
+    # Down: version 1, list 2, base and coefficients 6 each, no coefficients of an epoch before 6, round 2, padding 1,
+    # 4 x 83 and 4 x 8. Afterwards a mask of four bits in the base's place. Up: 1, lists 4, all 1, tensor 3, padding 3.
+    result = simulate("Intrinsic(8)", rounds=3, sample=6)
+    assert bills(result, "down") == [[(388, 12)] * 6, [(56, 12)] * 6, [(56, 12)] * 6]
+    assert bills(result, "up") == [[(44, 20)] * 6] * 3
+    assert [r["up_floats"] for r in result.rounds] == [48.0] * 3
+    assert [r["down_floats"] for r in result.rounds] == [546.0, 48.0, 48.0]  # 6 x (83 + 8), then 6 x 8
+    known = simulate("Intrinsic(8, known=True)", rounds=3, sample=6)
+    assert bills(known, "down") == [[(56, 12)] * 6] * 3
+
+
+def test_the_bytes_of_the_other_forms_are_these() -> None:
+    # Two subspaces: everyone is sent 16 coefficients and sends 8, with a mask of two bits (in the place of padding).
+    result = simulate("Intrinsic(8, subspaces=2, known=True)", rounds=2, sample=6)
+    assert bills(result, "down") == [[(88, 12)] * 6] * 2
+    assert bills(result, "up") == [[(44, 20)] * 6] * 2
+    # Time-varying: 8 of this epoch and 8 of the one before.
+    result = simulate("Intrinsic(8, varying=True, epoch=2, known=True)", rounds=4, sample=6)
+    assert bills(result, "down") == [[(88, 12)] * 6] * 4
+    assert bills(result, "up") == [[(44, 20)] * 6] * 4
+    result = simulate("Intrinsic(8, subspaces=2, varying=True, epoch=2, known=True)", rounds=4, sample=6)
+    assert bills(result, "down") == [[(152, 12)] * 6] * 4
+    assert [r["down_floats"] for r in result.rounds] == [192.0] * 4
+
+
+# -- catching up --------------------------------------------------------------------
+
+
+def test_a_client_that_was_away_is_billed_for_what_it_got() -> None:
+    # Epochs of four rounds, 56 bytes a message: two times four floats. Client 0 skips round 2, client 1 never; client 2
+    # comes in round 8 for the first time, when the messages would be those of rounds 1, 4 and 8.
+    cohorts: list[Any] = [([1], set()) for _ in range(8)]
+    cohorts[0], cohorts[2], cohorts[7] = ([0, 1], set()), ([0, 1], set()), ([1, 2], set())
+    run = chosen("Intrinsic(4, varying=True, epoch=4)", cohorts)
+    found = {c: [(e.round, e.payload) for e in run.ledger.of("down") if e.client == c] for c in range(3)}
+    assert found[0] == [(1, 372), (3, 56)]
+    assert found[1] == [(1, 372), *((t, 56) for t in range(2, 9))]
+    # A snapshot: version 1, lists of 3 and 4, base and coefficients 3 each, seed 2, round 2, links 7 and no buffers 1.
+    assert found[2] == [(8, 372)]
+    # Where the starting point is known a snapshot is no bargain.
+    run = chosen("Intrinsic(4, varying=True, epoch=4, known=True)", cohorts)
+    assert [e.payload for e in run.ledger.of("down") if e.client == 2] == [112]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("form", ["", ", varying=True, epoch=3"])
+def test_a_client_that_was_away_holds_what_the_others_hold_bit_for_bit(form: str, known: bool) -> None:
+    method = tw.parse(f"Intrinsic(8, subspaces=2{form}, known={known})", {"lr": 0.2, "batch": 8})
+    run = Simulation(method, normed, blobs(), sample=2, seed=3, workers=1, plan="each")
+    stream, views = run.stream, [run.stream.view]
+    with run.pool:
+        for newest in range(1, 9):
+            run.step()
+            views.append(stream.view)
+            expected = tw.dumps(stream.view)
+            for version, view in enumerate(views[:-1]):
+                ways = [stream.parcel(version), Parcel(True, [stream.snapshot()])]
+                if version >= stream.since:
+                    ways.append(Parcel(False, [m for m in stream.log if m.version > version]))
+                for parcel in ways:
+                    assert tw.dumps(catch_up(method, stream.form, view, parcel, Key(3))) == expected, newest
+
+
+@pytest.mark.parametrize(
+    "form", ["", ", subspaces=2", ", varying=True, epoch=2", ", varying=True, epoch=1, opt=Yogi()"]
+)
+@pytest.mark.parametrize("model", [mlp, normed])
+def test_clients_train_from_the_very_model_that_is_evaluated(form: str, model: Any) -> None:
+    method = tw.parse(f"Intrinsic(8{form})", {"lr": 0.2, "batch": 8})
+    run = Simulation(method, model, blobs(), sample=3, dropout=0.4, seed=3, workers=1, plan="each")
+    with run.pool:
+        for _ in range(7):
+            held = method.model(run.server)
+            run.step()
+            work = method.client(run.stream.view.state, None, blobs()[0], Key(3, run.round, 0))
+            assert torch.equal(next(work).x.flat, held.flat)
+
+
+# -- to disk and back, buffers --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "Intrinsic(8)",
+        "Intrinsic(8, subspaces=3, opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)))",
+        "Intrinsic(8, varying=True, epoch=2, opt=Momentum(0.5))",
+        "Intrinsic(8, subspaces=2, varying=True, epoch=3, basis=Gaussian(), buffers='local')",
+    ],
+)
+def test_a_run_that_goes_on_is_the_run_that_never_stopped(method: str, tmp_path: Path) -> None:
+    straight = simulate(method, normed, 7, dropout=0.2)
+    for stop in (1, 4):
+        folder = tmp_path / str(stop)
+        simulate(method, normed, stop, dropout=0.2, out=folder)
+        assert_same_run(simulate(method, normed, 7, dropout=0.2, out=folder, resume=True), straight)
+        assert json.loads((folder / "summary.json").read_text())["bytes_up"] == straight.bytes_up
+
+
+def test_statistics_travel_beside_the_coefficients() -> None:
+    result = simulate("Intrinsic(8)", normed, 2, sample=6)
+    assert [r["up_floats"] for r in result.rounds] == [6 * 24.0] * 2
+    assert [r["down_floats"] for r in result.rounds] == [6 * (99 + 8 + 16.0), 6 * 24.0]
+    local = simulate("Intrinsic(8, buffers='local')", normed, 2, sample=6)
+    assert [r["up_floats"] for r in local.rounds] == [6 * 8.0] * 2
+
+
+def test_states_survive_the_wire_and_nobody_writes_into_them() -> None:
+    run = Simulation(tw.parse("Intrinsic(8, subspaces=2, varying=True, epoch=2)"), normed, blobs(), workers=1)
+    with run.pool:
+        for _ in range(5):
+            held = [run.server, run.stream.view, dict(run.states.ends), run.buffers]
+            before = [tw.dumps(state) for state in held]
+            run.step()
+            assert [tw.dumps(state) for state in held] == before
+            data = tw.dumps(run.server)
+            assert tw.dumps(tw.restore(tw.loads(data), run.server)) == data
+
+
+# -- learning, and what is refused ------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["150, subspaces=2", "300, varying=True, epoch=5"])
+def test_digits_are_learnt_in_a_third_of_the_dimensions(form: str) -> None:
+    tasks, test = handwriting()
+    method = tw.parse(f"Intrinsic({form})", {"lr": 0.2, "batch": 16, "epochs": 2})  # of 910
+    result = tw.simulate(
+        method, digits_mlp, tasks, 30, test=test, seed=7, workers=1, plan="together", evaluate_every=30
+    )
+    assert result.accuracy is not None
+    assert result.accuracy > 0.7  # knowing nothing is 0.1
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("Intrinsic(0)", "Intrinsic(dim=0): dim must be positive"),
+        ("Intrinsic(-4)", "Intrinsic(dim=-4): dim must be positive"),
+        ("Intrinsic(8, subspaces=0)", "Intrinsic(subspaces=0): at least 1"),
+        ("Intrinsic(8, varying=True, epoch=0)", "Intrinsic(epoch=0): an epoch has at least 1 round"),
+        ("Intrinsic(84)", "Intrinsic(dim=84, subspaces=1): more than the model's 83 parameters"),
+        ("Intrinsic(42, subspaces=2)", "Intrinsic(dim=42, subspaces=2): more than the model's 83 parameters"),
+        ("Intrinsic(8, opt=Dense())", "Intrinsic(opt=Dense()): Optimizer is expected"),
+        ("Intrinsic(8, down=TopK(0.1))", "down=TopK(0.1) cannot carry a broadcast"),
+    ],
+)
+def test_a_bad_argument_is_answered_by_one_clear_line(expression: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
+        simulate(expression)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_as_many_coefficients_as_parameters_are_allowed() -> None:
+    assert simulate("Intrinsic(83)", rounds=1).params.layout.size == 83
+    assert simulate("Intrinsic(41, subspaces=2)", rounds=1).params.layout.size == 83
