@@ -444,5 +444,5 @@ def test_a_bit_that_flips_in_a_state_on_disk_is_noticed(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[60] ^= 64
     path.write_bytes(data)
-    with pytest.raises(RunError, match="the state of client 0 cannot be read from .*: its checksum is another"):
+    with pytest.raises(RunError, match=r"the state of client 0 cannot be read from .*: its checksum is another"):
         tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 3, out=tmp_path, states="disk", resume=True)
