@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from numpy.typing import NDArray
 
 from ..network import transfer
 from .read import Arm, Run
@@ -72,12 +73,12 @@ def _has(arms: Sequence[Arm], name: str) -> bool:
     return any(r.get(name) is not None for arm in arms for run in arm.runs for r in run.rounds)
 
 
-def _trailing(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
     """At each point the mean of the last few."""
     sums = np.cumsum(np.concatenate([[0.0], y]))
     ends = np.arange(1, len(y) + 1)
     starts = np.maximum(0, ends - WINDOW)
-    averaged: np.ndarray[Any, Any] = (sums[ends] - sums[starts]) / (ends - starts)
+    averaged: NDArray[np.float64] = (sums[ends] - sums[starts]) / (ends - starts)
     return averaged
 
 
