@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
@@ -244,6 +245,7 @@ def _build(blank: Message, queue: Iterator[Any]) -> Message:
     return type(blank)(*(_build(value, queue) if hasattr(value, "_fields") else next(queue) for value in blank))
 
 
+@cache
 def _kinds(cls: type) -> dict[str, str]:
     """How each field of a reply is averaged, from its annotation."""
     hints = get_type_hints(cls, include_extras=True)
