@@ -233,7 +233,7 @@ class Mean:
 
 def _walk(msg: Message, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(name, value, kind) of every leaf."""
-    kinds = _kinds(type(msg))
+    kinds = _kinds(type(msg))  # type: ignore[arg-type]  # a class has a hash
     for name, value in zip(msg._fields, msg, strict=True):
         if hasattr(value, "_fields"):
             yield from _walk(value, f"{prefix}{name}/")

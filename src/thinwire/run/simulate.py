@@ -26,17 +26,18 @@ from ..key import Key
 from ..ledger import Entry, Ledger
 from ..network import Network
 from ..params import Params
-from ..task import Supervised, Task, as_task
+from ..task import as_task
 from ..wire import Packet, dumps, loads, restore
 from .client import ClientState, Reply
 from .distributed import Ranks, barrier, rank, size
 from .folder import Folder, locked
+from .identity import data_digest, model_digest
 from .messages import Form, Mean
 from .pool import Plan, Pool, Work
 from .result import Record, Result
 from .storage import Disk, Ends, Memory
 from .stream import Stream
-from .train import Slot, to_device
+from .train import Slot
 
 
 def simulate(
@@ -189,7 +190,7 @@ class Simulation:
         self.up = Form.of(start.reply, algorithm.up, "up", averaged)
         message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
         self.stream = Stream(algorithm, Form.of(message, algorithm.down, "down", averaged), start.view, averaged)
-        self.digests = {"model": _model_digest(slot.module), "data": _data_digest(self.tasks)}
+        self.digests = {"model": model_digest(slot.module), "data": data_digest(self.tasks)}
         self.states = Memory(self.ends) if states is None else Disk(self.ends, states, writes=rank() == 0)
         self.round, self.clock, self.plan = 0, 0.0, plan
         self.ledger, self.records = Ledger(), list[Record]()
@@ -396,28 +397,6 @@ class Simulation:
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
         self.states.load(packet["states"])
-
-
-def _model_digest(module: nn.Module) -> str:
-    """Names, shapes and values of everything in a model, frozen parameters too."""
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
-
-
-def _data_digest(tasks: Sequence[Task]) -> str:
-    """Everyone's number of examples and, where they are known, which; and what some of them are."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(f"{len(task)},".encode())
-        if isinstance(task, Supervised) and task.indices is not None:
-            digest.update(task.indices.contiguous().numpy().data)
-    for task in tasks[:: max(1, len(tasks) // 10)]:
-        with contextlib.suppress(TypeError):  # a batch of something else than tensors
-            digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))
-    return digest.hexdigest()[:16]
 
 
 def _there(device: str) -> bool:
