@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
 
 from ..errors import NonFinite
 from ..key import Key
 from ..local import Local, LocalSGD, Trained
 from ..params import Layout, Params
 from ..task import Supervised, Task
-from .train import Slot, batches, bent
+from .stacked import gradients
+from .train import Slot, bent, table
 
 
 def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> bool:
@@ -38,7 +38,6 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     w = torch.stack([request.x.flat for request in requests]).to(device)  # [clients, d]
     g = torch.empty_like(w)
     layers, slopes = _stacked(w, slot.layout), _stacked(g, slot.layout)
-    frozen = {n: p for n, p in slot.module.named_parameters() if not p.requires_grad}
     offset = _stack([request.offset for request in requests], device)
     anchor = _stack([request.anchor or request.x for request in requests], device) if trainer.prox else None
     momentum = torch.zeros_like(w) if trainer.momentum else None
@@ -48,28 +47,18 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     everyone = own[0].whole()
     slot.module.train()
 
-    def loss(layers: dict[str, Tensor], inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = functional_call(slot.module, {**layers, **frozen}, (inputs,))
-        masked = everyone.loss_of(outputs, targets) * mask
-        return masked.sum() / mask.sum().clamp_min(1), masked.detach().sum()
-
-    # The gradient inside of vmap, not around it: so it comes out in the order of the weights.
-    slopes_of = vmap(grad_and_value(loss, has_aux=True))
-    table = _table(own, trainer, keys)  # [steps, clients, batch], -1 where there is no example
-    steps, active = (table[:, :, 0] >= 0).sum(0).tolist(), (table[:, :, 0] >= 0).all(1).tolist()
-    total, seen = torch.zeros(num, device=device), (table >= 0).sum((0, 2)).tolist()
-    for indices, all_active in zip(table, active, strict=True):
+    push = gradients(slot.module, everyone.loss_of)
+    places = _places(own, trainer, keys)  # [steps, clients, batch], -1 where there is no example
+    steps, active = (places[:, :, 0] >= 0).sum(0).tolist(), (places[:, :, 0] >= 0).all(1).tolist()
+    total, seen = torch.zeros(num, device=device), (places >= 0).sum((0, 2)).tolist()
+    for indices, all_active in zip(places, active, strict=True):
         mask = (indices >= 0).to(device).float()
         inputs, targets = everyone.batch(indices.clamp_min(0).view(-1))
         inputs, targets = (t.to(device).view(*indices.shape, *t.shape[1:]) for t in (inputs, targets))
-        slope, (_, lost) = slopes_of(layers, inputs, targets, mask)
-        total += lost
-        if plain and all_active:
-            for name, layer in layers.items():
-                layer.add_(slope[name], alpha=-lr)  # nothing bends the step: the gradients need not be joined
+        if plain and all_active:  # nothing bends the step: the gradients need not be kept
+            total += push(layers, inputs, targets, mask, layers, 1.0, -lr)
             continue
-        for name, into in slopes.items():
-            into.copy_(slope[name])
+        total += push(layers, inputs, targets, mask, slopes, 0.0, 1.0)
         step = bent(g, w, trainer, offset, anchor, momentum)
         if not all_active:
             step = step * mask[:, :1]  # who has done all its steps stands still
@@ -90,21 +79,17 @@ def _stacked(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     return {name: flat[:, start : start + size].view(-1, *shape) for name, (start, size, shape) in spans}
 
 
-def _table(tasks: Sequence[Supervised], trainer: LocalSGD, keys: Sequence[Key]) -> Tensor:
+def _places(tasks: Sequence[Supervised], trainer: LocalSGD, keys: Sequence[Key]) -> Tensor:
     """Positions in the common data set of every client's every mini-batch."""
     rows = []
     for task, key in zip(tasks, keys, strict=True):
-        own = list(batches(len(task), trainer, key.generator("batches")))
-        size = max(map(len, own))
-        padded = torch.full((len(own), size), -1)
-        for row, indices in zip(padded, own, strict=True):
-            row[: len(indices)] = indices if task.indices is None else task.indices[indices]
-        rows.append(padded)
+        row = table(len(task), trainer, key.generator("batches"))
+        rows.append(row if task.indices is None else torch.where(row < 0, row, task.indices[row]))
     steps, size = max(len(r) for r in rows), max(r.shape[1] for r in rows)
-    table = torch.full((steps, len(rows), size), -1)
+    places = torch.full((steps, len(rows), size), -1)
     for i, row in enumerate(rows):
-        table[: len(row), i, : row.shape[1]] = row
-    return table
+        places[: len(row), i, : row.shape[1]] = row
+    return places
 
 
 def _stack(params: Sequence[Params | None], device: torch.device) -> Tensor | None:

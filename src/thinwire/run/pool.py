@@ -49,7 +49,7 @@ Plan = Literal["each", "together"]
 PROBE = 3  # steps timed of each
 WORTH = 0.05  # seconds: below that, torch.func's own import costs more than it can save
 MARGIN = 0.8  # of the time, below which together is taken
-TOGETHER = 50  # clients trained as one, at most
+TOGETHER = 25  # clients trained as one, at most: their models stay in the processor's cache
 CHUNK = 1000  # test examples a job, fixed: sums must not depend on the number of workers
 
 
@@ -99,8 +99,8 @@ class Pool:
 
     def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Plan:
         """Time a few steps of training clients one by one and together; the faster way by a clear margin."""
+        everyone, work = len(jobs), self.work
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
-        work = self.work
         if self.processes is not None or len(jobs) < 2:
             return "each"
         tasks = [work.tasks[key.client] for key, _ in jobs if key.client is not None]
@@ -115,7 +115,7 @@ class Pool:
             short = [r._replace(trainer=replace(r.trainer, epochs=1.0, steps=PROBE)) for r in requests]
             try:
                 alone = _seconds(lambda: train(slot, tasks[0], short[0], keys[0]))
-                if alone * len(jobs) < WORTH:
+                if alone * everyone < WORTH:
                     return "each"
                 together = _seconds(lambda: train_many(slot, tasks, short, keys)) / len(jobs)
             except (RuntimeError, ValueError, NonFinite):  # a model that torch.func cannot batch, or that diverges

@@ -155,14 +155,21 @@ def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
 
 def batches(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int = 1) -> Iterator[Tensor]:
     """Positions of every mini-batch: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
+    for row in table(n, trainer, generator, at_least):
+        yield row if row[-1] >= 0 else row[row >= 0]
+
+
+def table(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int = 1) -> Tensor:
+    """:func:`batches` as [steps, batch], -1 where a batch has no more examples."""
     size = n if trainer.batch is None else min(trainer.batch, n)
-    starts = [s for s in range(0, n, size) if min(size, n - s) >= min(at_least, size)]
-    left = trainer.steps or max(1, round(trainer.epochs * len(starts)))
-    while left > 0:
-        order = torch.randperm(n, generator=generator)
-        for start in starts[:left]:
-            yield order[start : start + size]
-        left -= len(starts)
+    epoch, rest = -(-n // size), n % size  # mini-batches
+    if 0 < rest < at_least and epoch > 1:
+        epoch -= 1
+    steps = trainer.steps or max(1, round(trainer.epochs * epoch))
+    orders = torch.full((-(-steps // epoch), epoch * size), -1)
+    for order in orders:
+        order[:n] = torch.randperm(n, generator=generator)[: epoch * size]
+    return orders.view(-1, size)[:steps]
 
 
 @torch.no_grad()
