@@ -133,5 +133,6 @@ def _stages(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
     if type(module) is not nn.Sequential:
         yield prefix, module
         return
-    for name, child in module.named_children():
+    for name, child in module._modules.items():  # named_children would say a layer used twice but once
+        assert child is not None
         yield from _stages(child, f"{prefix}{name}.")
