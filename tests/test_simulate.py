@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire import FedAvg, Key, LocalSGD, Network, Simulation, Supervised
+from thinwire.data import Crop, Flip
 from thinwire.errors import NonFinite, RunError
 from thinwire.run.folder import locked
 from thinwire.run.stream import Parcel, catch_up
@@ -462,6 +463,53 @@ def test_a_resumed_run_keeps_its_plan(tmp_path: Path) -> None:
 def test_models_that_cannot_be_trained_as_one_are_not() -> None:
     for model in (normed, random_layers):
         assert_same_run(simulate("FedAvg()", model, plan=None), simulate("FedAvg()", model, plan="each"))
+
+
+# -- augmentation ----------------------------------------------------------------------------
+
+
+def pictures(augment: tuple[Any, ...], test: bool = False) -> list[Supervised]:
+    """Six clients with ten pictures each of 6 by 6; a class is a bright column on the left, in the middle, right."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randint(120, (60, 1, 6, 6), generator=generator, dtype=torch.uint8)
+    targets = torch.randint(3, (60,), generator=generator)
+    inputs[torch.arange(60), 0, :, 2 * targets] = 255
+    parts = [torch.arange(60)] if test else torch.arange(60).split(10)
+    return [Supervised(inputs, targets, part, mean=(0.3,), std=(0.3,), augment=augment) for part in parts]
+
+
+def seen(augment: tuple[Any, ...], **options: Any) -> tw.Result:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+    return simulate("FedAvg(LocalSGD(0.05))", net, tasks=pictures(augment), test=pictures((), True)[0], **options)
+
+
+def test_augmented_runs_are_the_same_with_any_number_of_workers_and_when_resumed(tmp_path: Path) -> None:
+    both = (Crop(1), Flip())
+    straight = seen(both, workers=1)
+    assert_same_run(straight, seen(both, workers=3))
+    assert_same_run(straight, seen(both, plan="together"))  # which it cannot be
+    seen(both, rounds=2, out=tmp_path / "run")
+    assert_same_run(straight, seen(both, rounds=4, out=tmp_path / "run", resume=True))
+    with pytest.raises(RunError, match="data"):
+        seen((Crop(1),), rounds=5, out=tmp_path / "run", resume=True)
+
+
+def test_augmentation_changes_training_batches_and_nothing_else() -> None:
+    plain, augmented = (pictures(augment)[0] for augment in ((), (Crop(2),)))
+    which, generator = torch.arange(10), torch.Generator().manual_seed(0)
+    assert torch.equal(plain.batch(which)[0], augmented.batch(which)[0])  # to be evaluated
+    changed = augmented.batch(which, generator)[0]
+    black = torch.tensor(-1.0)  # (0 - .3) / .3: zeros are added before pictures are normalised
+    assert torch.isclose(changed, black).all(dim=(1, 2, 3)).sum() == 0
+    assert torch.isclose(changed, black).any(dim=(1, 2, 3)).sum() >= 8
+    assert not torch.equal(seen(()).params.flat, seen((Flip(),)).params.flat)
+
+
+def test_what_is_no_picture_is_not_augmented() -> None:
+    with pytest.raises(ValueError, match=r"augment=\[Flip\(\)\] changes pictures.*these inputs are \[60, 6\]"):
+        Supervised(torch.zeros(60, 6), torch.zeros(60), augment=(Flip(),))
 
 
 # -- the downlink is one stream --------------------------------------------------------------

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from .algorithms.base import Algorithm
 from .config import Config
-from .data import Split
-from .expression import shape, splits, vocabulary
+from .data import Augment, Split
+from .expression import settings, shape, vocabulary
 from .links import Link
 from .network import Network
 from .optimizers import Optimizer
@@ -32,6 +32,7 @@ KINDS: dict[type, str] = {
     Optimizer: "server optimiser",
     Schedule: "learning rate",
     Split: "split",
+    Augment: "augmentation",
     Network: "network",
     Basis: "random subspace",
     Config: "local training",
@@ -40,7 +41,7 @@ KINDS: dict[type, str] = {
 
 def catalogue() -> list[Entry]:
     """Every name, by kind, then by name."""
-    found = [_entry(name, cls) for name, cls in {**vocabulary(), **splits()}.items()]
+    found = [_entry(name, cls) for name, cls in {**vocabulary(), **settings(Split), **settings(Augment)}.items()]
     order = list(KINDS.values())
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 

@@ -29,6 +29,9 @@ TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_t
 Clients = Annotated[int, typer.Option(help="How many clients there are.")]
 Sample = Annotated[int | None, typer.Option(help="How many of them take part in a round (default: all).")]
 SplitOption = Annotated[str | None, typer.Option("--split", help="IID(), Dirichlet(0.1), Shards(2), Natural()...")]
+AugmentOption = Annotated[
+    list[str] | None, typer.Option("--augment", help="Crop(4), Flip(): pictures changed batch by batch. Repeatable.")
+]
 Rounds = Annotated[int, typer.Option(help="Rounds to train.")]
 Seed = Annotated[int, typer.Option(help="Seed of split, model, sampling and batches.")]
 Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate, where an expression leaves it open.")]
@@ -49,6 +52,7 @@ def run(
     clients: Clients = 20,
     sample: Sample = None,
     split: SplitOption = None,
+    augment: AugmentOption = None,
     rounds: Rounds = 50,
     seed: Seed = 0,
     seeds: Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")] = None,
@@ -80,6 +84,7 @@ def run(
         clients=clients,
         sample=sample,
         split=split,
+        augment=tuple(augment or ()),
         rounds=rounds,
         seeds=_seeds(seeds) if seeds is not None else (seed,),
         holdout=holdout,

@@ -17,9 +17,9 @@ from typing import Any
 
 from .algorithms.base import Algorithm
 from .config import complete
-from .data import Split
+from .data import Augment, Split
 from .errors import NonFinite, RunError, require
-from .expression import parse, splits
+from .expression import parse, settings
 from .network import Network
 from .problem import Problem, custom, standard
 from .run.distributed import rank
@@ -42,6 +42,7 @@ class Comparison:
     clients: int = 20
     sample: int | None = None
     split: str | None = None
+    augment: tuple[str, ...] = ()
     rounds: int = 50
     seeds: tuple[int, ...] = (0,)
     holdout: float = 0.0
@@ -84,8 +85,9 @@ class Comparison:
         """Model, tasks and tests: the same for all methods of a seed."""
         if self.task is not None:
             return custom(self.task, self.clients, seed)
-        split: Split | None = None if self.split is None else parse(self.split, names=splits())
-        return standard(self.data, self.model, self.clients, split, seed, self.holdout, self.data_dir)
+        split: Split | None = None if self.split is None else parse(self.split, names=settings(Split))
+        augment = tuple(parse(change, names=settings(Augment)) for change in self.augment)
+        return standard(self.data, self.model, self.clients, split, seed, self.holdout, self.data_dir, augment)
 
     def runs(self) -> Iterator[tuple[Algorithm, int, str]]:
         """Every run: its method, seed and folder within the comparison."""

@@ -160,11 +160,9 @@ def hint(expected: Any) -> str:
     return str(getattr(expected, "__name__", expected))
 
 
-def splits() -> dict[str, type]:
-    """The classes that ``--split`` understands."""
+def settings(kind: type) -> dict[str, type]:
+    """The classes of :mod:`thinwire.data` that an option understands: those of ``--split`` or of ``--augment``."""
     from . import data
 
     public = {name: getattr(data, name) for name in data.__all__}
-    return {
-        n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, data.Split) and c is not data.Split
-    }
+    return {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, kind) and c is not kind}

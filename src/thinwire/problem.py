@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import data as sets
 from . import models
-from .data import DataSet, Split
+from .data import Augment, DataSet, Split
 from .errors import require
 from .key import Key
 from .task import Supervised
@@ -46,11 +46,13 @@ def standard(
     seed: int = 0,
     holdout: float = 0.0,
     data_dir: str | Path | None = None,
+    augment: Sequence[Augment] = (),
 ) -> Problem:
     """A data set that thinwire loads, dealt to clients, with one of its models.
 
     ``split`` defaults to the owners the data came with, else IID. ``holdout`` is the share
-    of each client's examples that are kept for its own test.
+    of each client's examples that are kept for its own test. ``augment`` changes the pictures
+    of every training batch.
     """
     require(clients > 0, f"clients={clients}: it must be at least 1")
     require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
@@ -64,8 +66,10 @@ def standard(
     split = split or (sets.Natural() if loaded.groups is not None else sets.IID())
     parts = split(loaded.targets, loaded.groups, clients, Key(seed).number("split") % 2**31)
 
-    def task(indices: Tensor) -> Supervised:
-        return Supervised(loaded.inputs, loaded.targets, indices, mean=loaded.mean, std=loaded.std)
+    def task(indices: Tensor, augment: Sequence[Augment] = ()) -> Supervised:
+        return Supervised(
+            loaded.inputs, loaded.targets, indices, mean=loaded.mean, std=loaded.std, augment=tuple(augment)
+        )
 
     tests = None
     if holdout:
@@ -75,7 +79,7 @@ def standard(
         require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
         tests = [task(part) for part in kept]
     test = Supervised(loaded.test_inputs, loaded.test_targets, mean=loaded.mean, std=loaded.std)
-    return Problem(build, [task(part) for part in parts], test, tests)
+    return Problem(build, [task(part, augment) for part in parts], test, tests)
 
 
 def _suited(loaded: DataSet) -> str:

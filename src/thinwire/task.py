@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .data.augment import Augment
+from .errors import require
+
 Batch = Any  # whatever `batch` returns and `loss` understands; moved to the device by the runner
 
 
@@ -52,7 +55,8 @@ class Supervised:
     """Inputs and targets in memory, shared by all clients; ``indices`` are this client's.
 
     ``inputs`` of type uint8 with four dimensions are images: they become floats in [0, 1]
-    and are normalised by ``mean`` and ``std`` (per channel) batch by batch.
+    and are normalised by ``mean`` and ``std`` (per channel) batch by batch. ``augment`` changes
+    the pictures of training batches, before they are normalised.
     """
 
     inputs: Tensor
@@ -62,6 +66,14 @@ class Supervised:
     metrics_of: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=lambda: {"accuracy": accuracy})
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+    augment: tuple[Augment, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(
+            not self.augment or self.inputs.ndim == 4,
+            f"augment={list(self.augment)} changes pictures, [examples, channels, height, width]; these inputs are "
+            f"{list(self.inputs.shape)}",
+        )
 
     def __len__(self) -> int:
         return len(self.inputs if self.indices is None else self.indices)
@@ -78,11 +90,15 @@ class Supervised:
             self.targets is other.targets,
             self.loss_of is other.loss_of,
         )
-        return all(same) and (self.mean, self.std) == (other.mean, other.std)
+        return all(same) and (self.mean, self.std, self.augment) == (other.mean, other.std, other.augment)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         where = indices if self.indices is None else self.indices[indices]
-        return self._inputs(self.inputs[where]), self.targets[where]
+        inputs = self.inputs[where]
+        if generator is not None:
+            for change in self.augment:
+                inputs = change(inputs, generator)
+        return self._inputs(inputs), self.targets[where]
 
     def _inputs(self, x: Tensor) -> Tensor:
         if x.dtype != torch.uint8 or x.ndim != 4:

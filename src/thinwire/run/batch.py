@@ -26,8 +26,10 @@ from .train import Slot, bent, table
 def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> bool:
     """Whether these can be trained as one: one data set, one trainer, a model without buffers or dice."""
     first, trainer = tasks[0], requests[0].trainer
-    if type(first) is not Supervised or slot.random or any(True for _ in slot.module.buffers()):
-        return False  # a task of one's own may have its own loss
+    if type(first) is not Supervised or first.augment:
+        return False  # a task of one's own may have its own loss; augmentation draws client by client
+    if slot.random or any(True for _ in slot.module.buffers()):
+        return False
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
     return same and all(r.trainer == trainer and r.basis is None for r in requests)
 

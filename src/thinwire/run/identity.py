@@ -30,6 +30,8 @@ def data_digest(tasks: Sequence[Task]) -> str:
         digest.update(f"{len(task)},".encode())
         if isinstance(task, Supervised) and task.indices is not None:
             digest.update(task.indices.contiguous().numpy().data)
+        if isinstance(task, Supervised) and task.augment:
+            digest.update(repr(task.augment).encode())
     for task in tasks[:: max(1, len(tasks) // 10)]:
         with contextlib.suppress(TypeError):  # a batch of something else than tensors
             digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))
