@@ -7,17 +7,20 @@ clients at once. A request is data only.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from .config import Config
 from .errors import require
 from .key import Key
 from .params import Params
 from .schedules import Schedule, at
+from .task import Batch, Task
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,16 @@ class LocalSGD(Config):
         """The learning rate of the key's round."""
         return at(self.lr, key.round)
 
+    def num_steps(self, examples: int, at_least: int = 1) -> int:
+        """Mini-batches that a client with so many examples takes; those of fewer than ``at_least`` are left out."""
+        return self.steps or max(1, round(self.epochs * self.per_epoch(examples, at_least)))
+
+    def per_epoch(self, examples: int, at_least: int = 1) -> int:
+        """Mini-batches of one pass over so many examples."""
+        size = examples if self.batch is None else min(self.batch, examples)
+        full, rest = divmod(examples, size)
+        return full + (rest >= at_least)
+
 
 class Local(NamedTuple):
     """Train from ``x``. The other fields bend every step; None leaves it alone."""
@@ -69,6 +82,28 @@ class Local(NamedTuple):
     offset: Params | None = None  # added to every gradient (SCAFFOLD)
     anchor: Params | None = None  # trainer.prox pulls towards this; None: towards x
     basis: Sequence[Tensor] | None = None  # every step is projected on these orthonormal rows (FLSS)
+    mask: Params | None = None  # every step is multiplied by this (PruneFL)
+    shift: Params | None = None  # subtracted from the model at every step (DOMO-S)
+    momentum: Params | None = None  # where trainer.momentum begins; None: at zero (FedAvgLM)
+    loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)
+
+
+@runtime_checkable
+class Net(Protocol):
+    """What a :class:`Loss` is given: the module in training, and the same module at other models."""
+
+    module: nn.Module
+
+    def other(self, x: Params) -> nn.Module:
+        """The module holding ``x``, in evaluation mode: it is not trained. Loaded once a training."""
+
+
+class Loss(ABC):
+    """What is minimised in place of the task's own loss: a frozen dataclass of numbers and Params, data only."""
+
+    @abstractmethod
+    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
+        """One value an example."""
 
 
 class Trained(NamedTuple):
@@ -77,3 +112,4 @@ class Trained(NamedTuple):
     x: Params
     steps: int
     loss: float  # mean over the examples seen, before each step
+    momentum: Params | None = None  # where trainer.momentum ended

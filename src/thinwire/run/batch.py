@@ -31,7 +31,12 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     if slot.random or any(True for _ in slot.module.buffers()):
         return False
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
-    return same and all(r.trainer == trainer and r.basis is None for r in requests)
+    return same and all(r.trainer == trainer and not any(f is not None for f in _alone(r)) for r in requests)
+
+
+def _alone(request: Local) -> tuple[object, ...]:
+    """What only :func:`thinwire.run.train.train` knows how to do."""
+    return request.basis, request.mask, request.shift, request.momentum, request.loss
 
 
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
@@ -71,7 +76,8 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
         x = Params(slot.layout, w[i])
         if not math.isfinite(means[i]) or not x.finite():
             raise NonFinite(f"round {key.round}, client {key.client}: the loss became {means[i]:.3g}; lower lr={lr:g}")
-        results.append(Trained(x, steps[i], means[i]))
+        ended = None if momentum is None else Params(slot.layout, momentum[i].cpu())
+        results.append(Trained(x, steps[i], means[i], ended))
     return results
 
 

@@ -45,6 +45,7 @@ class Slot:
         self.batch_norm = any(isinstance(m, _BatchNorm) for m in self.module.modules())
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
         self.moving: tuple[str, ...] = ()  # float buffers that training changes: the statistics of norm layers
+        self.spares: list[Slot] = []
         self.random = False  # whether training draws from torch's global generator
 
     def twin(self) -> Slot:
@@ -52,6 +53,16 @@ class Slot:
         other = Slot(self.module, self.device)
         other.first, other.moving, other.random = self.first, self.moving, self.random
         return other
+
+    def spare(self, number: int, x: Params) -> nn.Module:
+        """A module beside this one that holds another model, to look at: with this one's buffers, not training."""
+        while len(self.spares) <= number:
+            self.spares.append(self.twin())
+        spare = self.spares[number]
+        spare.load(x)
+        spare.load_buffers(self.buffers())
+        spare.module.requires_grad_(False).eval()
+        return spare.module
 
     def load(self, x: Params) -> None:
         """Put a model into the module: one copy."""
@@ -105,7 +116,13 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     slot.module.train()
     offset = None if request.offset is None else request.offset.flat.to(slot.device)
     anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
-    momentum = torch.zeros_like(w) if trainer.momentum else None
+    mask, shift = (None if p is None else p.flat.to(slot.device) for p in (request.mask, request.shift))
+    momentum = None
+    if trainer.momentum:
+        momentum = torch.zeros_like(w)
+        if request.momentum is not None:
+            momentum.copy_(request.momentum.flat)
+    net = _Net(slot)
     lr, generator = trainer.rate(key), key.generator("batches")
     total, steps, seen = torch.zeros((), device=slot.device), 0, 0
     fewest = 2 if slot.batch_norm else 1
@@ -113,13 +130,18 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
     for indices in batches(len(task), trainer, generator, fewest):
         g.zero_()
-        losses = task.loss(slot.module, to_device(task.batch(indices, generator), slot.device))
+        batch = to_device(task.batch(indices, generator), slot.device)
+        losses = task.loss(slot.module, batch) if request.loss is None else request.loss(net, task, batch)
         losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
         total += losses.detach().sum()
         step = bent(g, w, trainer, offset, anchor, momentum)
         if request.basis is not None:
             step = projected(step, request.basis)
+        if mask is not None:
+            step = step * mask
         w.add_(step, alpha=-lr)
+        if shift is not None:
+            w.sub_(shift)
         steps += 1
         seen += len(losses)
     loss = float(total) / seen
@@ -128,7 +150,21 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         raise NonFinite(
             f"round {key.round}, client {key.client}: the loss became {loss:.3g}; lower lr={lr:g} or clip the gradients"
         )
-    return Trained(x, steps, loss)
+    ended = None if momentum is None else Params(slot.layout, momentum.to("cpu", copy=True))
+    return Trained(x, steps, loss, ended)
+
+
+class _Net:
+    """The module of a slot, and others that hold other models."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot, self.module = slot, slot.module
+        self.others: dict[int, nn.Module] = {}
+
+    def other(self, x: Params) -> nn.Module:
+        if id(x) not in self.others:  # the request holds it: no other takes its place
+            self.others[id(x)] = self.slot.spare(len(self.others), x)
+        return self.others[id(x)]
 
 
 def bent(
@@ -162,10 +198,7 @@ def batches(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int
 def table(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int = 1) -> Tensor:
     """:func:`batches` as [steps, batch], -1 where a batch has no more examples."""
     size = n if trainer.batch is None else min(trainer.batch, n)
-    epoch, rest = -(-n // size), n % size  # mini-batches
-    if 0 < rest < at_least and epoch > 1:
-        epoch -= 1
-    steps = trainer.steps or max(1, round(trainer.epochs * epoch))
+    epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
     orders = torch.full((-(-steps // epoch), epoch * size), -1)
     for order in orders:
         order[:n] = torch.randperm(n, generator=generator)[: epoch * size]
