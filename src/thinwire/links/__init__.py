@@ -1,12 +1,13 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
+from ..kernels.select import top_k
 from .base import Codec, Link
 from .dense import BF16, Dense, Half
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
 from .projection import Projection
 from .sign import ScaledSign
-from .sparse import RandK, Sparse, TopK, top_k
+from .sparse import RandK, Sparse, TopK
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [
