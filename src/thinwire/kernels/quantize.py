@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import check, require
-from . import counter
+from . import counter, native
 from .signs import unpack_signs
 
 
@@ -28,7 +28,14 @@ def quantize(x: Float[Tensor, " n"], scale: float, levels: int, bits: int, seed:
     """
     _require(scale, levels, bits)
     require(x.numel() <= counter.MOST, f"{x.numel()} entries: quantize takes at most {counter.MOST}, split the tensor")
-    return quantize_reference(x, scale, levels, bits, seed)
+    lib = native.library(x)
+    if lib is None:
+        return quantize_reference(x, scale, levels, bits, seed)
+    (key,), x, n = counter.keys(seed, 1), x.contiguous(), x.numel()
+    packed = torch.empty((n * bits + 7) // 8, dtype=torch.uint8)
+    threads = torch.get_num_threads()
+    lib.tw_quantize(x.data_ptr(), n, scale, levels, bits, key, packed.data_ptr(), threads)
+    return packed
 
 
 def quantize_reference(x: Tensor, scale: float, levels: int, bits: int, seed: int) -> Tensor:
@@ -71,7 +78,13 @@ def dequantize(
     size = (n * bits + 7) // 8
     check(packed.numel() == size, f"{n} levels of {bits} bits in {size} bytes")
     check(n * bits % 8 == 0 or int(packed[-1]) >> n * bits % 8 == 0, "zeros beyond the last level")
-    return dequantize_reference(packed, n, scale, levels, bits, out)
+    lib = native.library(packed) if out is None or out.is_contiguous() else None
+    if lib is None:
+        return dequantize_reference(packed, n, scale, levels, bits, out)
+    packed, out, threads = packed.contiguous(), torch.empty(n) if out is None else out, torch.get_num_threads()
+    high = lib.tw_dequantize(packed.data_ptr(), n, levels, bits, step(scale, levels), out.data_ptr(), threads)
+    check(high <= 2 * levels, f"levels from 0 to {2 * levels}")
+    return out
 
 
 def dequantize_reference(

@@ -1,5 +1,6 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
+from ..kernels.select import top_k
 from .base import Codec, Link
 from .block import RandomBlock
 from .dense import BF16, Dense, Half
@@ -10,7 +11,7 @@ from .lbgm import LBGM
 from .projection import Projection
 from .quantize import QSGD, Int8, Ternary
 from .sign import ScaledSign, SignSGD
-from .sparse import RandK, Sparse, TopK, top_k
+from .sparse import RandK, Sparse, TopK
 from .stc import STC
 from .wrappers import Flat, Layerwise, Partition
 

@@ -72,8 +72,8 @@ class DropoutAvg(Codec):
         ]
 
     def scale(self, total: Packet, whole: float) -> Packet:
-        # ``whole`` is the sum of w for a mean, 1 for a sum; clients that lack these layers count in it too. An entry that
-        # everyone sent is divided by it exactly.
+        # ``whole`` is the sum of w for a mean, 1 for a sum; clients that lack these layers count in it too. What
+        # everyone sent is divided by exactly that.
         parts = [(values, (weights.double() * whole / everyone).float()) for values, weights, everyone in total]
         return [torch.where(part > 0, values / part, 0.0) for values, part in parts]
 

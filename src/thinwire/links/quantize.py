@@ -15,7 +15,7 @@ from ..kernels.trits import pack_trits, unpack_trits
 from ..key import Key
 from ..wire import Packet
 from .base import Codec
-from .dense import number, vector
+from .dense import number, octets, vector
 
 HIGHEST = torch.finfo(torch.float32).max / 2  # of a norm: a multiple of a part of it must not be infinite
 
@@ -75,7 +75,7 @@ class QSGD(Codec):
         n, bucket = shape.numel(), self.bucket
         check(isinstance(packet, list) and len(packet) == 2, "norms and levels")
         norms = vector(packet[0], 1 if bucket is None else (n + bucket - 1) // bucket, torch.float32)
-        levels = vector(packet[1], (n * self.bits + 7) // 8, torch.uint8)
+        levels = octets(packet[1])
         check((norms >= 0).all(), "norms that are not negative")
         if bucket is None:
             return dequantize(levels, n, float(norms), self.levels, self.bits).view(shape)
@@ -107,7 +107,7 @@ class Ternary(Codec):
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
         check(isinstance(packet, list) and len(packet) == 2, "a scale and digits")
-        scale, packed = number(packet[0]), vector(packet[1], (n + 4) // 5, torch.uint8)
+        scale, packed = number(packet[0]), octets(packet[1])
         check(scale >= 0, "a scale that is not negative")
         return dequantize(unpack_trits(packed, n), n, float(scale), 1, 8).view(shape)
 

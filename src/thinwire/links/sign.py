@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Size, Tensor
 
 from ..errors import check
-from ..kernels.signs import pack_signs, unpack_signs
+from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
 from .base import Codec
-from .dense import number, vector
+from .dense import number, octets
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,16 @@ class ScaledSign(Codec):
     contraction = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        scale = x.abs().mean().clamp_max(torch.finfo(x.dtype).max) if x.numel() else torch.zeros(())
-        return [scale, x.reshape(-1) >= 0]
+        flat = x.reshape(-1)
+        return [mean_magnitude(flat), pack_signs(flat)]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         check(isinstance(packet, list) and len(packet) == 2, "a scale and signs")
-        scale, positive = number(packet[0]), vector(packet[1], shape.numel(), torch.bool)
-        return torch.where(positive, scale, -scale).view(shape)
+        scale = float(number(packet[0]))
+        return unpack_signs(octets(packet[1]), shape.numel(), scale).view(shape)
 
     def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 32
+        return 1 + float(packet[1].numel()) / 4
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class SignSGD(Codec):
         return pack_signs(x.reshape(-1))
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
-        n = shape.numel()
-        return unpack_signs(vector(packet, (n + 7) // 8, torch.uint8), n, 1.0).view(shape)
+        return unpack_signs(octets(packet), shape.numel(), 1.0).view(shape)
 
     def count(self, packet: Packet) -> float:
         return float(packet.numel()) / 4

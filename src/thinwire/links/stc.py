@@ -20,7 +20,7 @@ from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
 from .base import Codec
-from .dense import number, vector
+from .dense import number, octets
 from .sparse import kept
 
 GOLDEN = (1 + math.sqrt(5)) / 2
@@ -65,9 +65,8 @@ class STC(Codec):
         n = shape.numel()
         k = kept(self.share, n)
         check(isinstance(packet, list) and len(packet) == 4, "a magnitude, signs and gaps")
-        magnitude, signs = number(packet[0]), vector(packet[1], (k + 7) // 8, torch.uint8)
-        check(all(isinstance(p, Tensor) and p.dtype == torch.uint8 and p.ndim == 1 for p in packet[2:]), "gaps as bits")
-        positions = gaps.decode(packet[2], packet[3], n, golomb(k, n))
+        magnitude, signs, quotients, rests = number(packet[0]), *map(octets, packet[1:])
+        positions = gaps.decode(quotients, rests, n, golomb(k, n))
         check(positions.numel() == k, f"{k} positions")
         flat = torch.zeros(n)
         flat[positions] = unpack_signs(signs, k, float(magnitude))
