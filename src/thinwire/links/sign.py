@@ -37,3 +37,34 @@ class ScaledSign(Codec):
 
     def count(self, packet: Packet) -> float:
         return 1 + float(packet[1].numel()) / 4
+
+
+@dataclass(frozen=True)
+class SignSGD(Codec):
+    """The sign of every entry, eight to a byte, and nothing else: what is seen is +1 or -1.
+
+    sign(0) is +1. Clients' signs are averaged like any update, ``FedAvg(up=SignSGD(),
+    opt=SGD(0.001))``: the server's rate is the size of a step. With the majority vote of the
+    paper a bit an entry is enough both ways::
+
+        FedAvg(up=SignSGD(), down=EF21(ScaledSign()), opt=MajorityVote(0.001), weights="uniform")
+
+    What is seen has lost its size, so this is no contraction: for error feedback take
+    :class:`ScaledSign`. Bernstein, Wang, Azizzadenesheli, Anandkumar, ICML 2018,
+    arXiv:1802.04434, Algorithm 1; Bernstein, Zhao, Azizzadenesheli, Anandkumar, ICLR 2019,
+    arXiv:1810.05291.
+
+    Differences from the paper: it is the sign of the change of the model, which for one
+    local step is that of the gradient.
+    """
+
+    paper = "Bernstein et al., ICML 2018, arXiv:1802.04434"
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        return pack_signs(x.reshape(-1))
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        return unpack_signs(octets(packet), shape.numel(), 1.0).view(shape)
+
+    def count(self, packet: Packet) -> float:
+        return float(packet.numel()) / 4
