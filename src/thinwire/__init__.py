@@ -9,7 +9,7 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, Each, FedAvg, Intrinsic, Start, Sum
+from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, ClusteredLBGM, Each, FedAvg, Intrinsic, Start, Sum
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -18,6 +18,7 @@ from .links import (
     BF16,
     EF21,
     LBGM,
+    Budget,
     Codec,
     Dense,
     ErrorFeedback,
@@ -57,6 +58,8 @@ __all__ = [
     "Adam",
     "Algorithm",
     "Basis",
+    "Budget",
+    "ClusteredLBGM",
     "Codec",
     "Cosine",
     "Decay",

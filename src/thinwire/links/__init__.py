@@ -1,6 +1,7 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
 from .base import Codec, Link
+from .budget import Budget
 from .dense import BF16, Dense, Half
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
@@ -13,6 +14,7 @@ __all__ = [
     "BF16",
     "EF21",
     "LBGM",
+    "Budget",
     "Codec",
     "Dense",
     "ErrorFeedback",
