@@ -126,8 +126,10 @@ class ClusteredLBGM(Algorithm):
         return Reply(g if rho is None else g.only(()), recycled, len(task)), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        layout, centroids = server.x.layout, _models(view.centroids, server.x.layout)
-        used = {k: r[0] for k, r in mean.recycled.items() if r and 0 <= r[0].cluster < self.clusters}
+        layout: Layout = server.x.layout
+        centroids = _models(view.centroids, layout)
+        used: dict[int, Recycled] = {k: r[0] for k, r in mean.recycled.items() if r}
+        used = {k: r for k, r in used.items() if 0 <= r.cluster < self.clusters}
 
         def received(client: int) -> Params:
             if client in used:

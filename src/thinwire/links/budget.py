@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,10 @@ class Budget(Link):
     The steps are those along the lower convex hull of each layer's points (bytes, error), in
     the order of a falling Lagrange multiplier, which is the least error for the bytes used:
     Shoham, Gersho, "Efficient Bit Allocation for an Arbitrary Set of Quantizers", IEEE Trans.
-    ASSP, 1988. Differences from the paper: it stops at the first step that does not fit; here
-    the bytes that are left go to whatever still fits, best first.
+    ASSP, 1988. Differences from the paper: it stops at the first step that does not fit. Here
+    the bytes that are left go to whatever still fits, best first; and the step is made all the
+    same, with the others beginning anew, if that leaves less error (one layer may be nearly
+    the whole model).
     """
 
     paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"
@@ -65,40 +68,20 @@ class Budget(Link):
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         layers = [self._options(layer, key.at(name)) for name, layer in x.items()]
         hulls = [_hull(options) for options in layers]
-        steps = [
-            (_slope(low, high), i, high)
-            for i, hull in enumerate(hulls)
-            for low, high in zip(hull, hull[1:], strict=False)
-        ]
-        steps.sort(key=lambda step: -step[0])  # stable: a layer's own steps stay in order
-
-        def after(count: int) -> list[_Option]:
-            """What every layer is sent as when the first so many steps are made."""
-            chosen = [hull[0] for hull in hulls]
-            for _, i, high in steps[:count]:
-                chosen[i] = high
-            return chosen
-
-        fitting = bisect_right(range(len(steps) + 1), self.bytes, key=lambda count: length(_packed(after(count))))
-        if fitting == 0:
+        chosen, missed = _spent(self.bytes, layers, hulls)
+        if chosen is None:
+            least = length(_packed([hull[0] for hull in hulls]))
             raise ValueError(
-                f"{self!r}: the {len(hulls)} layers take {length(_packed(after(0)))} bytes at their cheapest; raise "
-                f"bytes to that, or put a cheaper codec into the ladder"
+                f"{self!r}: the {len(hulls)} layers take {least} bytes at their cheapest; raise bytes to that, or put "
+                f"a cheaper codec into the ladder"
             )
-        chosen = after(fitting - 1)
-        room = self.bytes - length(_packed(chosen))
-        better = [
-            (_slope(chosen[i], o), i, o)
-            for i, options in enumerate(layers)
-            for o in options
-            if o.error < chosen[i].error and o.bytes > chosen[i].bytes
-        ]
-        for _, i, o in sorted(better, key=lambda step: -step[0]):
-            if o.error < chosen[i].error and o.bytes - chosen[i].bytes <= room:
-                dearer = [*chosen[:i], o, *chosen[i + 1 :]]
-                left = self.bytes - length(_packed(dearer))  # exactly: padding depends on what lies before
-                if left >= 0:
-                    chosen, room = dearer, left
+        while missed is not None:  # a large step found no room: it may be worth more than what was bought instead
+            i, high = missed
+            hulls[i] = hulls[i][hulls[i].index(high) :]
+            instead, missed = _spent(self.bytes, layers, hulls)
+            if instead is None or _error(instead) >= _error(chosen):
+                break
+            chosen = instead
         packet = _packed(chosen)
         return packet, self._decode(packet, x.layout, key), None
 
@@ -110,7 +93,7 @@ class Budget(Link):
         return self._decode(packet, layout, key), None
 
     def floats(self, packet: Packet) -> float:
-        return sum(self.ladder[c].count(p) for c, p in zip(packet[0].tolist(), packet[1], strict=True))
+        return float(sum(self.ladder[c].count(p) for c, p in zip(packet[0].tolist(), packet[1], strict=True)))
 
     def _options(self, layer: Tensor, key: Key) -> list[_Option]:
         options = []
@@ -128,6 +111,45 @@ class Budget(Link):
 
 def _packed(options: list[_Option]) -> Packet:
     return [torch.tensor([o.choice for o in options], dtype=torch.uint8), [o.packet for o in options]]
+
+
+def _error(chosen: list[_Option]) -> float:
+    return sum(o.error for o in chosen)
+
+
+def _spent(
+    most: int, layers: list[list[_Option]], hulls: list[list[_Option]]
+) -> tuple[list[_Option] | None, tuple[int, _Option] | None]:
+    """What each layer is sent as in at most so many bytes, from the first of its hull on, and the first step that
+    did not fit (its layer and where it leads). None where even the first of all hulls are too many bytes.
+    """
+    steps = [(_slope(low, high), i, high) for i, hull in enumerate(hulls) for low, high in pairwise(hull)]
+    steps.sort(key=lambda step: -step[0])  # stable: a layer's own steps stay in order
+
+    def after(count: int) -> list[_Option]:
+        chosen = [hull[0] for hull in hulls]
+        for _, i, high in steps[:count]:
+            chosen[i] = high
+        return chosen
+
+    fitting = bisect_right(range(len(steps) + 1), most, key=lambda count: length(_packed(after(count))))
+    if fitting == 0:
+        return None, None
+    chosen = after(fitting - 1)
+    room = most - length(_packed(chosen))
+    better = [
+        (_slope(chosen[i], o), i, o)
+        for i, options in enumerate(layers)
+        for o in options
+        if o.error < chosen[i].error and o.bytes > chosen[i].bytes
+    ]
+    for _, i, o in sorted(better, key=lambda step: -step[0]):
+        if o.error < chosen[i].error and o.bytes - chosen[i].bytes <= room:
+            dearer = [*chosen[:i], o, *chosen[i + 1 :]]
+            left = most - length(_packed(dearer))  # exactly: padding depends on what lies before
+            if left >= 0:
+                chosen, room = dearer, left
+    return chosen, None if fitting > len(steps) else steps[fitting - 1][1:]
 
 
 def _hull(options: list[_Option]) -> list[_Option]:
