@@ -32,6 +32,10 @@ GOLDEN = {
     "flss": "FLSS(FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)",
     "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
     "projection": "FedAvg(LocalSGD(lr=0.2, batch=16), up=Projection(200))",
+    "fedpaq": "FedAvg(LocalSGD(lr=0.2, batch=16), up=QSGD(16))",
+    "stc": "FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(STC(0.05)), down=EF21(STC(0.1)))",
+    "majority_vote": "FedAvg(LocalSGD(lr=0.2, batch=16), opt=MajorityVote(0.02), up=SignSGD(), weights='uniform')",
+    "fed_dropout_avg": "FedAvg(LocalSGD(lr=0.2, batch=16), up=DropoutAvg(0.3))",
 }
 
 

@@ -25,17 +25,25 @@ from thinwire.links import (
     EF21,
     LBGM,
     Budget,
+    QSGD,
+    STC,
     Dense,
+    DropoutAvg,
+    Entropy,
     ErrorFeedback,
     Flat,
     Half,
+    Int8,
     Layerwise,
     Link,
     Partition,
     Projection,
     RandK,
+    RandomBlock,
     ScaledSign,
+    SignSGD,
     Sparse,
+    Ternary,
     TopK,
     top_k,
 )
@@ -53,7 +61,7 @@ LAYOUT = Layout(
 class Row(NamedTuple):
     link: Link
     most: int  # bytes of a packet of LAYOUT, whatever is sent
-    flags: str  # l(inear) c(ontraction) m(emory) a(bsolute)
+    flags: str  # l(inear) c(ontraction) m(emory) a(bsolute); e(ach entry over those who sent it), s(igns alone)
 
 
 # Bytes: 1,408 of dense data; 14 bytes and 3 of padding a layer are enough for any structure here.
@@ -119,10 +127,44 @@ ROWS = [
     Row(Projection(40, fixed=True), 430, "l"),
     Row(Flat(Projection(40)), 164, "l"),
     Row(LBGM(Projection(8), threshold=0.5), 160, "m"),
+    Row(SignSGD(), 100, "s"),
+    Row(Flat(SignSGD()), 49, "s"),
+    Row(LBGM(SignSGD(), threshold=0.9), 110, "ms"),
+    Row(QSGD(), 450, ""),
+    Row(QSGD(1), 200, ""),
+    Row(QSGD(7, norm="max"), 280, ""),
+    Row(QSGD(3, bucket=50), 300, ""),
+    Row(Flat(QSGD(127, bucket=64, norm="max")), 390, ""),
+    Row(Ternary(), 180, ""),
+    Row(Int8(), 450, "c"),
+    Row(ErrorFeedback(Int8()), 450, ""),
+    Row(EF21(Int8()), 450, "ma"),
+    Row(RandomBlock(10.0), 190, "lc"),
+    Row(RandomBlock(10.0, unbiased=True), 190, "l"),
+    Row(Flat(RandomBlock(2.5)), 572, "lc"),
+    Row(ErrorFeedback(RandomBlock(10.0)), 190, "l"),
+    Row(TopK(0.1, sampled=True), 360, "c"),
+    Row(ErrorFeedback(TopK(0.1, values=Int8(), sampled=True)), 300, ""),
+    Row(STC(0.1), 230, "c"),
+    Row(Flat(STC(0.1)), 60, "c"),
+    Row(ErrorFeedback(STC(0.1)), 230, ""),
+    Row(EF21(STC(0.1)), 230, "ma"),
+    Row(DropoutAvg(0.5), 860, "le"),
+    Row(Flat(DropoutAvg(0.2)), 1_190, "le"),
+    Row(Layerwise(DropoutAvg(0.9)), 300, "le"),
+    Row(Partition({"<50": Dense(), "*": DropoutAvg(0.0)}), 1_470, "le"),
+    Row(Entropy(Dense()), 1_424, "ca"),
+    Row(Entropy(QSGD()), 450, ""),
+    Row(Entropy(ErrorFeedback(Flat(Int8()))), 380, ""),
+    Row(Entropy(EF21(STC(0.1))), 240, "ma"),
+    Row(ErrorFeedback(Entropy(TopK(0.1))), 370, ""),
+    Row(Layerwise(Entropy(LBGM())), 1_540, "cm"),
+    Row(Partition({">=36": Entropy(Ternary()), "*": Dense()}), 200, ""),
 ]
 
 every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
-linear = pytest.mark.parametrize("row", [r for r in ROWS if "l" in r.flags], ids=lambda row: repr(row.link))
+everyones_mean = [r for r in ROWS if "l" in r.flags and "e" not in r.flags]
+linear = pytest.mark.parametrize("row", everyones_mean, ids=lambda row: repr(row.link))
 
 
 def bits(x: Params) -> bytes:
@@ -239,7 +281,7 @@ def test_zeros_are_seen_as_zeros(row: Row) -> None:
     tx, rx = row.link.open(zeros)
     for t in range(3):
         _, seen, tx, rx = through(row.link, zeros, tx, rx, key(t))
-        assert seen.flat.abs().max() == 0.0
+        assert seen.flat.abs().max() == 0.0 or ("s" in row.flags and (seen.flat == 1.0).all())
 
 
 @every
@@ -250,6 +292,8 @@ def test_a_model_of_one_entry_gets_through(row: Row) -> None:
         for t, value in enumerate([1.5, 1.5, -3.0, 0.0]):
             x = Params(layout, torch.tensor([value]))
             _, seen, tx, rx = through(row.link, x, tx, rx, key(t))
+            if "s" in row.flags:
+                value = 1.0 if value >= 0 else -1.0
             if "unbiased" not in repr(row.link):
                 assert seen.flat.tolist() == [value]  # whatever keeps a part keeps the only entry
 
@@ -369,6 +413,15 @@ SQUARED = [
     (Partition({"a": ScaledSign()}), 7 / 8, 1e-80),
     (LBGM(TopK(0.25), compare="dense"), 6 / 8, 0.0),
     (Budget(40, ladder=(TopK(0.01), TopK(0.25))), 7 / 8, 0.0),
+    # The largest is exact; of the others each loses most when it is half a step, a 254th of the largest.
+    (Int8(), 7 / (254**2 + 7), 8e-90),
+    (TopK(0.5, values=Int8()), 4 / 8 + 7 / (254**2 + 7), 8e-90),
+    (RandomBlock(2.0), 1.0, 0.0),  # for one draw; 1/2 on average
+    (TopK(0.25, sampled=True), 6 / 8, 0.0),
+    (STC(0.25), 6 / 8, 1e-80),  # 8 alike: 2 are kept, exactly; less alike ones lose less
+    (STC(1.0), 7 / 8, 1e-80),
+    (Flat(Int8()), 7 / (254**2 + 7), 8e-90),
+    (Entropy(STC(0.25)), 6 / 8, 1e-80),
 ]
 
 
@@ -485,29 +538,47 @@ BYTES = [
     (Half(), 2_008, 2_012),
     (BF16(), 2_008, 2_012),
     (Sparse(), 4_012, 4_020),
-    # 18 of structure; 21 bits and 60 bits of positions, 3 of padding, 40 of values
+    # 18 of structure; 3 and 8 bytes of positions, 3 of padding, 40 of values
     (TopK(0.01), 72, 88),
-    (TopK(0.1), 480, 492),
-    (TopK(0.1, values=Half()), 278, 292),
-    (TopK(0.1, values=ScaledSign()), 101, 123),
-    (TopK(0.5), 2_148, 2_160),
+    (TopK(0.1), 476, 492),
+    (TopK(0.1, values=Half()), 276, 292),
+    (TopK(0.1, values=ScaledSign()), 97, 123),
+    (TopK(0.5), 2_144, 2_156),
     (TopK(1.0), 4_012, 4_020),
     (RandK(0.01), 48, 52),
     (RandK(0.1), 408, 412),
     (RandK(0.1, unbiased=True), 408, 412),
     (ScaledSign(), 141, 153),  # 11, 1 of padding, 4 of scale, 125 of signs
     (Flat(TopK(0.1)), 476, 476),
-    (Flat(ScaledSign()), 141, 141),
-    (ErrorFeedback(TopK(0.1)), 480, 492),
-    (EF21(TopK(0.1)), 480, 492),
+    (Flat(ScaledSign()), 137, 137),
+    (ErrorFeedback(TopK(0.1)), 476, 492),
+    (EF21(TopK(0.1)), 476, 492),
     (LBGM(), 4_008, 4_008),  # a list of one around the tensor takes of the padding
     (LBGM(TopK(0.1)), 480, 496),
     (Layerwise(LBGM()), 4_012, 4_016),
     (Layerwise(ErrorFeedback(TopK(0.1))), 480, 496),
-    (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_196),
     (Budget(500), 149, 161),  # a scaled sign, 8 bytes more than bare
+    (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_192),
     (Projection(250), 1_008, 1_812),
     (Flat(Projection(250)), 1_008, 1_008),
+    (SignSGD(), 131, 134),  # 6, 125 of signs
+    (Flat(SignSGD()), 129, 129),
+    (QSGD(1), 266, 278),  # 12, 4 of norm, 250 of levels
+    (QSGD(7), 516, 528),
+    (QSGD(16), 1_016, 1_032),
+    (QSGD(16, bucket=100), 1_052, 1_064),  # 12, 40 of norms, 1,000
+    (QSGD(3, bucket=64, norm="max"), 576, 588),
+    (Ternary(), 216, 228),  # 11, 1 of padding, 4 of scale, 200 of digits
+    (Int8(), 1_016, 1_028),
+    (RandomBlock(10.0), 408, 412),
+    (RandomBlock(64.0), 68, 72),  # 15 of a thousand; 12 and 3 of the two layers
+    (TopK(0.1, sampled=True), 480, 492),
+    (TopK(0.1, values=Int8()), 188, 208),
+    (STC(0.1), 90, 111),  # 17, 3 of padding, 4 of magnitude, 13 of signs, 15 of quotients, 38 of rests
+    (Flat(STC(0.1)), 90, 90),
+    (DropoutAvg(0.5), 2_140, 2_152),  # 12, 125 of bits, 3 of padding, 2,000 of values
+    (DropoutAvg(0.2), 3_340, 3_352),
+    (Partition({"<500": Dense(), ">=500": Ternary()}), 220, 984),
 ]
 
 
@@ -560,13 +631,13 @@ def test_how_links_are_stacked_shows_in_the_bytes() -> None:
         Partition({"a": Dense(), "*": Dense()}): f"01 0602 480102 480102 000000 {a} {b}",
         TopK(1.0): f"01 0602 060200480102 060200480102 00 {a} {b}",
         Flat(TopK(1.0)): f"01 0602 00 480104 00 {a} {b}",
-        # gaps 0 and 0 with b = 0: two zeros, no rests
-        Flat(TopK(0.5)): f"01 0602 0603 0300 400102 400100 480102 00 000000 {a}",
+        # gaps 0 and 0 with b = 0: two ones, no rests
+        Flat(TopK(0.5)): f"01 0602 0603 0300 410101 410100 480102 03 000000 {a}",
         # one of two: a bit each, 01 and 01
-        TopK(0.5): "01 0602 0602400102480101 0602400102480101 02 00008040 02 000000 000000c0",
+        TopK(0.5): "01 0602 0602410101480101 0602410101480101 02 00008040 02 000000 000000c0",
         # scales 3.5 and 1.5, signs 11 and 10
-        ScaledSign(): "01 0602 06024800400102 06024800400102 000000 00006040 03 000000 0000c03f 01",
-        Flat(ScaledSign()): "01 0602 4800 400104 00002040 07",
+        ScaledSign(): "01 0602 06024800410101 06024800410101 000000 00006040 03 000000 0000c03f 01",
+        Flat(ScaledSign()): "01 0602 4800 410101 00002040 07",
         Half(): "01 0602 460102 460102 00 0042 0044 003c 00c0",
         BF16(): "01 0602 470102 470102 00 4040 8040 803f 00c0",
     }
@@ -584,13 +655,22 @@ def test_the_papers_figure_counts_values_and_nothing_else() -> None:
         (Sparse(), 1_000.0),
         (ScaledSign(), 1 + 800 / 32 + 1 + 200 / 32),
         (Flat(ScaledSign()), 1 + 1_000 / 32),
-        (TopK(0.1, values=ScaledSign()), 1 + 80 / 32 + 1 + 20 / 32),
+        (TopK(0.1, values=ScaledSign()), 1 + 80 / 32 + 1 + 24 / 32),  # whole bytes of signs
         (ErrorFeedback(ScaledSign()), 33.25),
         (EF21(TopK(0.1)), 100.0),
         (LBGM(), 1_000.0),
         (LBGM(ScaledSign()), 33.25),
         (Layerwise(ScaledSign()), 33.25),
         (Partition({"b": Dense(), "none": Dense(), "*": ScaledSign()}), 200 + 1 + 25),
+        (SignSGD(), 25 + 6.25),
+        (QSGD(16), 1 + 200 + 1 + 50),
+        (QSGD(7, bucket=100), 8 + 100 + 2 + 25),
+        (Ternary(), 1 + 160 / 4 + 1 + 40 / 4),
+        (Int8(), 1 + 200 + 1 + 50),
+        (RandomBlock(10.0), 100.0),
+        (STC(0.1), 1 + 80 / 32 + 1 + 24 / 32),  # 20 signs in three bytes
+        (DropoutAvg(0.2), 800.0),
+        (Entropy(Int8()), 252.0),
     ]:
         x = thousand(TWO)
         assert link.floats(link.send(x, link.open(x.zeros())[0], key(0))[0]) == expected, link
@@ -601,31 +681,35 @@ def test_the_papers_figure_counts_values_and_nothing_else() -> None:
 # -- positions ----------------------------------------------------------------
 
 
+def bits_of(packed: Tensor) -> list[int]:
+    """The bits of bytes, the lowest of each first."""
+    return [byte >> place & 1 for byte in packed.tolist() for place in range(8)]
+
+
 def read_positions(packet: Any, n: int) -> list[int]:
     """The coding of positions as its description has it: one bit after the other."""
     if packet is None:
         return list(range(n))
     if isinstance(packet, Tensor):
-        return [i for i, bit in enumerate(packet.tolist()) if bit]
-    b, ones, rests = packet[0], packet[1].tolist(), packet[2].tolist()
+        return [i for i, bit in enumerate(bits_of(packet)[:n]) if bit]
+    b, quotients, rests = packet[0], bits_of(packet[1]), bits_of(packet[2])
     positions: list[int] = []
-    at, place = 0, 0
-    while at < len(ones):
-        gap = 0
-        while ones[at]:
+    gap, place = 0, 0
+    for bit in quotients:
+        if not bit:
             gap += 1 << b
-            at += 1
-        at += 1
+            continue
         for i in range(b):
             gap += rests[place + i] << i
         place += b
         positions.append((positions[-1] if positions else -1) + 1 + gap)
-    assert place == len(rests)
+        gap = 0
+    assert len(rests) - 8 < place <= len(rests)
     return positions
 
 
 def cost(packet: Any) -> int:
-    """Bits."""
+    """Bytes."""
     if isinstance(packet, Tensor):
         return packet.numel()
     return packet[1].numel() + packet[2].numel()
@@ -633,23 +717,23 @@ def cost(packet: Any) -> int:
 
 def test_positions_by_hand() -> None:
     # Gaps 9, 20, 14, 34 with b = 4: quotients 0, 1, 0, 2; rests 9, 4, 14, 2, the lowest bit first.
-    b, ones, rests = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
+    b, quotients, rests = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
     assert b == 4
-    assert "".join(map(str, ones.int().tolist())) == "0100110"
-    assert "".join(map(str, rests.int().tolist())) == "1001001001110100"
-    assert unpack_positions([b, ones, rests], 100).tolist() == [9, 30, 45, 80]
+    assert "".join(map(str, bits_of(quotients))) == "10110010"
+    assert "".join(map(str, bits_of(rests))) == "1001001001110100"
+    assert unpack_positions([b, quotients, rests], 100).tolist() == [9, 30, 45, 80]
 
 
 def test_positions_by_hand_in_bytes() -> None:
     packet = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
-    # list of 3; 4; 7 bits; 16 bits; 0100110 and 1001001001110100 lowest bit first
-    assert dumps(packet).hex() == "010603030840010740011032492e"
+    # list of 3; 4; a byte and two of them; 1011001 and 1001001001110100 lowest bit first
+    assert dumps(packet).hex() == "01060303084101014101024d492e"
 
 
 def test_all_positions_need_no_bytes_and_dense_ones_a_bit_each() -> None:
     assert pack_positions(torch.arange(5), 5) is None
     packet = pack_positions(torch.tensor([0, 2, 4]), 5)  # gaps 0, 1, 1 would take five bits too
-    assert packet.tolist() == [True, False, True, False, True]
+    assert packet.tolist() == [0b10101]
     assert pack_positions(torch.arange(0), 0) is None
     nothing = pack_positions(torch.arange(0), 50)
     assert cost(nothing) == 0
@@ -674,9 +758,10 @@ def test_the_smaller_of_rice_and_bits_is_sent(share: float, n: int) -> None:
         positions = sorted(draw.sample(range(n), max(1, round(share * n))))
         packet = pack_positions(torch.tensor(positions), n)
         gaps = [b - a - 1 for a, b in zip([-1, *positions], positions, strict=False)]
-        rice = min(sum((gap >> b) + 1 + b for gap in gaps) for b in range(16))
-        assert cost(packet) == min(rice, n)
+        rice, b = min((sum((gap >> b) + 1 + b for gap in gaps), b) for b in range(16))
         assert isinstance(packet, Tensor) is (rice >= n)
+        rest = b * len(gaps)
+        assert cost(packet) == ((n + 7) // 8 if rice >= n else (rest + 7) // 8 + (rice - rest + 7) // 8)
         assert read_positions(packet, n) == positions
 
 
@@ -685,7 +770,7 @@ def test_the_smaller_of_rice_and_bits_is_sent(share: float, n: int) -> None:
 def test_random_positions_cost_no_more_than_five_percent_over_the_entropy(kept: int, entropy: float) -> None:
     positions = torch.randperm(100_000, generator=torch.Generator().manual_seed(kept))[:kept].sort().values
     packet = pack_positions(positions, 100_000)
-    assert entropy <= cost(packet) <= 1.05 * entropy
+    assert entropy <= 8 * cost(packet) <= 1.05 * entropy
     assert len(dumps(packet)) <= 1.05 * entropy / 8 + 20
 
 
@@ -701,43 +786,55 @@ def flags(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
+def packed(text: str) -> Tensor:
+    """Bits, "1011 0010 1", in bytes with the lowest first."""
+    text = text.replace(" ", "")
+    text += "0" * (-len(text) % 8)
+    return torch.tensor([int(text[i : i + 8][::-1], 2) for i in range(0, len(text), 8)], dtype=torch.uint8)
+
+
 HOSTILE_POSITIONS = {
     "a number": 3,
     "true": True,
     "text": "all",
     "an empty list": [],
     "a dict": {},
-    "two parts": [1, flags(0)],
-    "four parts": [1, flags(0), flags(0), None],
-    "b of another type": [1.0, flags(0), flags(0)],
-    "b is true": [True, flags(0), flags(0)],
-    "b as a tensor": [torch.tensor(1), flags(0), flags(0)],
-    "a negative b": [-1, flags(0), flags()],
-    "b of 48": [48, flags(0), flags(*[0] * 48)],
-    "b beyond any shift": [2**62, flags(0), flags()],
-    "quotients of another type": [1, torch.zeros(1, dtype=torch.uint8), flags(0)],
-    "quotients of two dimensions": [1, flags(0, 0).view(1, 2), flags(0, 0)],
-    "a scalar quotient": [1, torch.tensor(False), flags(0)],
-    "quotients as a list": [1, [False], flags(0)],
-    "no quotients": [1, None, flags(0)],
-    "quotients that do not end": [1, flags(0, 1), flags(0)],
-    "quotients that never end": [1, flags(1, 1, 1), flags()],
-    "too few rests": [2, flags(0, 0), flags(1, 0, 1)],
-    "too many rests": [2, flags(0), flags(1, 0, 1)],
-    "rests without positions": [2, flags(), flags(1)],
-    "rests of another type": [1, flags(0), torch.zeros(1)],
-    "rests as numbers": [1, flags(0), 1],
-    "a position at the end": [0, flags(*[1] * 10, 0), flags()],
-    "a position far beyond": [3, flags(1, 1, 0), flags(1, 1, 1)],
-    "a rest far beyond": [40, flags(0), flags(*[1] * 40)],
-    "rests whose sum is far beyond": [47, flags(*[0] * 10), flags(*[1] * 470)],
-    "more positions than entries": [0, flags(*[0] * 11), flags()],
-    "too few bits": flags(*[1] * 9),
-    "too many bits": flags(*[1] * 11),
-    "bits of two dimensions": flags(*[1] * 10).view(2, 5),
+    "two parts": [1, packed("1")],
+    "four parts": [1, packed("1"), packed("0"), None],
+    "b of another type": [1.0, packed("1"), packed("0")],
+    "b is true": [True, packed("1"), packed("0")],
+    "b as a tensor": [torch.tensor(1), packed("1"), packed("0")],
+    "a negative b": [-1, packed("1"), packed("")],
+    "b of 48": [48, packed("1"), packed("0" * 48)],
+    "b beyond any shift": [2**62, packed("1"), packed("")],
+    "quotients of another type": [1, packed("1").to(torch.int8), packed("0")],
+    "quotients as truth values": [1, flags(1), packed("0")],
+    "quotients of two dimensions": [1, packed("1").view(1, 1), packed("0")],
+    "a scalar quotient": [1, torch.tensor(1, dtype=torch.uint8), packed("0")],
+    "quotients as a list": [1, [1], packed("0")],
+    "no quotients": [1, None, packed("0")],
+    "quotients that do not end": [1, torch.cat([packed("1"), packed("0")]), packed("0")],
+    "quotients that never end": [1, packed("0"), packed("")],
+    "too few rests": [3, packed("111"), packed("1")],
+    "too many rests": [2, packed("1"), packed("0" * 9)],
+    "bits beyond the rests": [2, packed("1"), packed("001")],
+    "rests without positions": [2, packed(""), packed("1")],
+    "rests of another type": [1, packed("1"), torch.zeros(1)],
+    "rests as numbers": [1, packed("1"), 1],
+    "a position at the end": [0, packed("0" * 10 + "1"), packed("")],
+    "a position far beyond": [3, packed("001"), packed("111")],
+    "a rest far beyond": [4, packed("1"), packed("1111")],
+    "rests whose sum is far beyond": [4, packed("1" * 10), packed("1" * 40)],
+    "a run of many bytes": [0, torch.cat([torch.zeros(1_000, dtype=torch.uint8), packed("1")]), packed("")],
+    "a run that a shift would wrap": [4, torch.cat([torch.zeros(1_000, dtype=torch.uint8), packed("1")]), packed("1")],
+    "more positions than entries": [0, packed("1" * 11), packed("")],
+    "too few bits": packed("1" * 8),
+    "too many bits": packed("1" * 17),
+    "bits beyond the end": packed("1" * 11),
+    "bits of two dimensions": packed("1" * 10).view(1, 2),
     "positions as they are": torch.tensor([1, 2, 3]),
-    "bits as bytes": torch.ones(10, dtype=torch.uint8),
-    "bits as floats": torch.ones(10),
+    "bits as truth values": flags(*[1] * 10),
+    "bits as floats": torch.ones(2),
 }
 
 
@@ -752,16 +849,18 @@ def test_random_bits_are_positions_or_refused() -> None:
     good = 0
     for _ in range(3_000):
         n, b = draw.randint(1, 40), draw.choice([0, 0, 1, 1, 2, 3, 5, 47])
-        ones = [int(draw.random() < 0.3) for _ in range(draw.randint(0, 12))]
-        rests = [int(draw.random() < 0.3) for _ in range(b * ones.count(0) + draw.choice([0, 0, 0, 1]))]
+        quotients = "".join("01"[draw.random() < 0.7] for _ in range(draw.randint(0, 12)))
+        length = max(0, b * quotients.count("1") + draw.choice([0, 0, 0, 1, 8, -1]))
+        rests = "".join("01"[draw.random() < 0.3] for _ in range(length))
+        packet = [b, packed(quotients), packed(rests)]
         try:
-            positions = unpack_positions([b, flags(*ones), flags(*rests)], n).tolist()
+            positions = unpack_positions(packet, n).tolist()
         except WireError:
             continue
         good += 1
         assert positions == sorted(set(positions))
         assert all(0 <= p < n for p in positions)
-        assert positions == read_positions([b, flags(*ones), flags(*rests)], n)
+        assert positions == read_positions(packet, n)
     assert good > 300
 
 
@@ -783,8 +882,8 @@ NASTY = [
     torch.zeros(0),
     torch.zeros(15, dtype=torch.int64),
     torch.zeros(15, dtype=torch.bool),
-    [3, flags(1, 0), flags(1, 1, 1)],
-    [torch.zeros(()), torch.ones(4, dtype=torch.bool)],
+    [3, packed("01"), packed("111")],
+    [torch.zeros(()), packed("1111")],
 ]
 
 
@@ -843,18 +942,20 @@ VECTOR = Layout(("a",), (Size([4]),))
         (Half(), []),
         (BF16(), [torch.zeros(4, dtype=torch.float16)]),
         (Sparse(), [[None, torch.zeros(3)]]),
-        (Sparse(), [[flags(1, 0, 0, 0), torch.zeros(2)]]),
+        (Sparse(), [[packed("1000"), torch.zeros(2)]]),
         (TopK(0.5), [[None, torch.zeros(4), None]]),
         (TopK(0.5), [torch.zeros(4)]),
-        (TopK(0.5), [[flags(1, 1, 0, 0), torch.zeros(2, dtype=torch.float16)]]),
-        (TopK(0.5), [[flags(1, 1, 0, 0), 1.0]]),
-        (TopK(0.5, values=Half()), [[flags(1, 1, 0, 0), torch.zeros(2, dtype=torch.bfloat16)]]),
+        (TopK(0.5), [[packed("1100"), torch.zeros(2, dtype=torch.float16)]]),
+        (TopK(0.5), [[packed("1100"), 1.0]]),
+        (TopK(0.5, values=Half()), [[packed("1100"), torch.zeros(2, dtype=torch.bfloat16)]]),
         (RandK(0.5), [torch.zeros(4)]),
         (RandK(0.5), [[None, torch.zeros(2)]]),
         (RandK(0.5), [torch.zeros(2), torch.zeros(2)]),
-        (ScaledSign(), [[torch.zeros(1), flags(1, 1, 0, 0)]]),
-        (ScaledSign(), [[0.5, flags(1, 1, 0, 0)]]),
-        (ScaledSign(), [[torch.zeros(()), flags(1, 1, 0)]]),
+        (ScaledSign(), [[torch.zeros(1), packed("1100")]]),
+        (ScaledSign(), [[0.5, packed("1100")]]),
+        (ScaledSign(), [[torch.zeros(()), flags(1, 1, 0, 0)]]),
+        (ScaledSign(), [[torch.zeros(()), packed("11001")]]),
+        (ScaledSign(), [[torch.zeros(()), packed("110000000")]]),
         (ScaledSign(), [[torch.zeros(()), torch.ones(4)]]),
         (LBGM(), 0.5),
         (LBGM(), None),
@@ -901,9 +1002,13 @@ def test_a_nan_never_reaches_a_decoder(row: Row) -> None:
     tx, _ = row.link.open(x.zeros())
     first, _, tx = row.link.send(x, tx, key(0))
     second, _, tx = row.link.send(x, tx, key(1))  # of LBGM a scalar
-    for packet in (spoil(first), spoil(second)):
+    for packet in (first, second):
+        spoiled = dumps(spoil(packet))
+        if spoiled == dumps(packet):  # signs alone; coded bytes, which have a test of their own
+            assert "s" in row.flags or "Entropy" in repr(row.link)
+            continue
         with pytest.raises(WireError, match="NaN or infinity"):
-            loads(dumps(packet))
+            loads(spoiled)
 
 
 # -- each by hand -------------------------------------------------------------
@@ -982,7 +1087,18 @@ def test_error_feedback_by_hand() -> None:
 
 @pytest.mark.parametrize(
     "link",
-    [TopK(0.2), TopK(0.2, values=Half()), RandK(0.3), Flat(TopK(0.1)), Layerwise(TopK(0.1)), Half()],
+    [
+        TopK(0.2),
+        TopK(0.2, values=Half()),
+        TopK(0.2, sampled=True),
+        RandK(0.3),
+        RandomBlock(3.0),
+        Flat(TopK(0.1)),
+        Flat(RandomBlock(3.0)),
+        Layerwise(TopK(0.1)),
+        Half(),
+        Entropy(TopK(0.2)),
+    ],
     ids=repr,
 )
 def test_what_error_feedback_delivers_and_what_it_still_owes_is_all_it_was_given(link: Link) -> None:
@@ -1413,6 +1529,19 @@ def test_links_without_a_meaning_together_are_refused_with_the_reason(make: Call
         (lambda: TopK(1.01), "TopK(share=1.01): share must be above 0 and at most 1"),
         (lambda: TopK(math.nan), "TopK(share=nan): share must be above 0 and at most 1"),
         (lambda: RandK(-1.0), "RandK(share=-1.0): share must be above 0 and at most 1"),
+        (lambda: STC(0.0), "STC(share=0.0): share must be above 0 and at most 1"),
+        (lambda: QSGD(0), "QSGD(levels=0): levels must be from 1 to 127"),
+        (lambda: QSGD(128), "QSGD(levels=128): levels must be from 1 to 127"),
+        (lambda: QSGD(bucket=0), "QSGD(bucket=0): bucket must be at least 1"),
+        (lambda: RandomBlock(0.5), "RandomBlock(ratio=0.5): ratio must be at least 1 and finite"),
+        (lambda: RandomBlock(math.nan), "RandomBlock(ratio=nan): ratio must be at least 1 and finite"),
+        (lambda: RandomBlock(math.inf), "RandomBlock(ratio=inf): ratio must be at least 1 and finite"),
+        (lambda: DropoutAvg(1.0), "DropoutAvg(drop=1.0): drop must be at least 0 and below 1"),
+        (lambda: DropoutAvg(-0.1), "DropoutAvg(drop=-0.1): drop must be at least 0 and below 1"),
+        (
+            lambda: Partition({">1e3": Dense(), "*": Dense()}),
+            'Partition({\'>1e3\': ...}): a size is written such as "<1000" or ">=1000"',
+        ),
         (lambda: Partition({}), 'Partition needs at least one rule, such as {"*": Dense()}'),
         (
             lambda: Partition({"*.bias": Dense()}).open(LAYOUT.zeros()),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from thinwire.ledger import Entry, Ledger
 from thinwire.network import Network, transfer
-from thinwire.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer, Yogi
+from thinwire.optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
 from thinwire.params import Params
 from thinwire.schedules import Cosine, Decay, Exponential, Triangle, at
 from thinwire.wire import dumps, loads, restore
@@ -44,6 +44,7 @@ def path(optimizer: Optimizer) -> list[list[float]]:
 PATHS = [
     (SGD(), [[1.5, -2.2], [1.6, -1.8], [1.3, -1.8]]),
     (SGD(0.5), [[1.25, -2.1], [1.3, -1.9], [1.15, -1.9]]),
+    (MajorityVote(0.5), [[1.5, -2.5], [2.0, -2.0], [1.5, -2.0]]),
     (Momentum(), [[1.5, -2.2], [2.05, -1.98], [2.245, -1.782]]),  # m = .5 -.2; .55 .22; .195 .198
     (Momentum(0.1, beta=0.5), [[1.05, -2.02], [1.085, -1.99], [1.0725, -1.975]]),  # .5 -.2; .35 .3; -.125 .15
     (Momentum(beta=0.0), [[1.5, -2.2], [1.6, -1.8], [1.3, -1.8]]),
@@ -109,7 +110,7 @@ def test_adagrad_takes_no_notice_of_beta2() -> None:
     assert path(Adagrad(beta2=0.1)) == path(Adagrad(beta2=0.9))
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), Momentum(), Adam(), Yogi(), Adagrad()], ids=repr)
+@pytest.mark.parametrize("optimizer", [SGD(), MajorityVote(), Momentum(), Adam(), Yogi(), Adagrad()], ids=repr)
 def test_an_optimizer_continues_from_bytes_and_writes_into_nothing(optimizer: Optimizer) -> None:
     x, state = optimizer.step(X, params(DELTAS[0]), optimizer.init(X))
     before = [dumps(x), dumps(state)]
@@ -121,13 +122,13 @@ def test_an_optimizer_continues_from_bytes_and_writes_into_nothing(optimizer: Op
     assert X.flat.tolist() == [1.0, -2.0]
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), Momentum(), Adam(), Yogi(), Adagrad()], ids=repr)
+@pytest.mark.parametrize("optimizer", [SGD(), MajorityVote(), Momentum(), Adam(), Yogi(), Adagrad()], ids=repr)
 def test_an_update_of_zero_moves_nothing(optimizer: Optimizer) -> None:
     x, _ = optimizer.step(X, X.zeros(), optimizer.init(X))
     assert x.flat.tolist() == [1.0, -2.0]
 
 
-@pytest.mark.parametrize("make", [SGD, Momentum, Adam, Yogi, Adagrad])
+@pytest.mark.parametrize("make", [SGD, MajorityVote, Momentum, Adam, Yogi, Adagrad])
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan])
 def test_a_rate_must_be_positive(make: Any, lr: float) -> None:
     with pytest.raises(ValueError, match=rf"^{make.__name__}\(lr={lr}\): lr must be positive$"):

@@ -2,14 +2,18 @@
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 
-===================  =====================================================
+===================  ================================================================================
 FedAvg               ``FedAvg()``
 FedProx              ``FedAvg(LocalSGD(prox=0.01))``
 FedAvgM              ``FedAvg(opt=Momentum(1.0, beta=0.9))``
 FedAdam / FedYogi    ``FedAvg(opt=Adam(0.03))`` / ``FedAvg(opt=Yogi(0.03))``
 FedAdagrad           ``FedAvg(opt=Adagrad(0.03))``
 compressed uplink    ``FedAvg(up=ErrorFeedback(TopK(0.01)))``
-===================  =====================================================
+FedPAQ               ``FedAvg(up=QSGD(16))``
+STC                  ``FedAvg(up=ErrorFeedback(STC(0.01)), down=EF21(STC(0.01)))``
+FedDropoutAvg        ``FedAvg(up=DropoutAvg(0.5))`` and the runner's ``dropout``
+majority vote        ``FedAvg(up=SignSGD(), opt=MajorityVote(0.001), weights="uniform")``
+===================  ================================================================================
 
 Differences from the paper: clients send the change of the model, not the model, so that
 links can compress it; weights are normalised over those who replied.

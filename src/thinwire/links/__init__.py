@@ -1,13 +1,19 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
+from ..kernels.select import top_k
 from .base import Codec, Link
 from .budget import Budget
+from .block import RandomBlock
 from .dense import BF16, Dense, Half
+from .dropout import DropoutAvg
+from .entropy import Entropy, entropy_bound
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
 from .projection import Projection
-from .sign import ScaledSign
-from .sparse import RandK, Sparse, TopK, top_k
+from .quantize import QSGD, Int8, Ternary
+from .sign import ScaledSign, SignSGD
+from .sparse import RandK, Sparse, TopK
+from .stc import STC
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [
@@ -15,18 +21,27 @@ __all__ = [
     "EF21",
     "LBGM",
     "Budget",
+    "QSGD",
+    "STC",
     "Codec",
     "Dense",
+    "DropoutAvg",
+    "Entropy",
     "ErrorFeedback",
     "Flat",
     "Half",
+    "Int8",
     "Layerwise",
     "Link",
     "Partition",
     "Projection",
     "RandK",
+    "RandomBlock",
     "ScaledSign",
+    "SignSGD",
     "Sparse",
+    "Ternary",
     "TopK",
+    "entropy_bound",
     "top_k",
 ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Size, Tensor
 
 from ..errors import check
+from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
 from .base import Codec
-from .dense import number, vector
+from .dense import number, octets
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,44 @@ class ScaledSign(Codec):
     contraction = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        scale = x.abs().mean().clamp_max(torch.finfo(x.dtype).max) if x.numel() else torch.zeros(())
-        return [scale, x.reshape(-1) >= 0]
+        flat = x.reshape(-1)
+        return [mean_magnitude(flat), pack_signs(flat)]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         check(isinstance(packet, list) and len(packet) == 2, "a scale and signs")
-        scale, positive = number(packet[0]), vector(packet[1], shape.numel(), torch.bool)
-        return torch.where(positive, scale, -scale).view(shape)
+        scale = float(number(packet[0]))
+        return unpack_signs(octets(packet[1]), shape.numel(), scale).view(shape)
 
     def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 32
+        return 1 + float(packet[1].numel()) / 4
+
+
+@dataclass(frozen=True)
+class SignSGD(Codec):
+    """The sign of every entry, eight to a byte, and nothing else: what is seen is +1 or -1.
+
+    sign(0) is +1. Clients' signs are averaged like any update, ``FedAvg(up=SignSGD(),
+    opt=SGD(0.001))``: the server's rate is the size of a step. With the majority vote of the
+    paper a bit an entry is enough both ways::
+
+        FedAvg(up=SignSGD(), down=EF21(ScaledSign()), opt=MajorityVote(0.001), weights="uniform")
+
+    What is seen has lost its size, so this is no contraction: for error feedback take
+    :class:`ScaledSign`. Bernstein, Wang, Azizzadenesheli, Anandkumar, ICML 2018,
+    arXiv:1802.04434, Algorithm 1; Bernstein, Zhao, Azizzadenesheli, Anandkumar, ICLR 2019,
+    arXiv:1810.05291.
+
+    Differences from the paper: it is the sign of the change of the model, which for one
+    local step is that of the gradient.
+    """
+
+    paper = "Bernstein et al., ICML 2018, arXiv:1802.04434"
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        return pack_signs(x.reshape(-1))
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        return unpack_signs(octets(packet), shape.numel(), 1.0).view(shape)
+
+    def count(self, packet: Packet) -> float:
+        return float(packet.numel()) / 4

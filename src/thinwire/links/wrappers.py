@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -27,7 +29,7 @@ class Flat(Link):
         require(
             isinstance(self.inner, Codec), f"Flat holds a codec such as TopK(0.01), not {self.inner!r}; put it inside"
         )
-        _adopt(self, self.inner)
+        adopt(self, self.inner)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet = self.inner.encode(x.flat, key)
@@ -38,6 +40,12 @@ class Flat(Link):
 
     def _decode(self, packet: Packet, layout: Layout, key: Key) -> Params:
         return Params(layout, self.inner.decode(packet, Size([layout.size]), key))
+
+    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
+        return self.inner.fold(None if total is None else [total], [packet], weight)[0]
+
+    def scale(self, total: Packet, whole: float) -> Packet:
+        return self.inner.scale([total], whole)[0]
 
     def floats(self, packet: Packet) -> float:
         return self.inner.count(packet)
@@ -50,7 +58,7 @@ class Layerwise(Link):
     inner: Link
 
     def __post_init__(self) -> None:
-        _adopt(self, self.inner)
+        adopt(self, self.inner)
 
     def open(self, like: Params) -> tuple[State, State]:
         ends = {name: self.inner.open(like.only([name])) for name in like.names}
@@ -87,41 +95,46 @@ class Layerwise(Link):
 
 @dataclass(frozen=True)
 class Partition(Link):
-    """Different links for different layers, by the first pattern that fits their name.
+    """Different links for different layers, by the first rule that fits: a pattern of names, or a number of entries.
 
-    ``Partition({"*.bias": Dense(), "*": TopK(0.01)})``. A layer that no pattern fits is an
-    error that names it.
+    ``Partition({"*.bias": Dense(), "*": TopK(0.01)})``,
+    ``Partition({"<1000": Dense(), ">=1000": TopK(0.01)})``, or both kinds together: the rules
+    are tried in order. A size is written ``<``, ``<=``, ``>`` or ``>=`` and a number. A layer
+    that no rule fits is an error that names it.
     """
 
     links: dict[str, Link]
 
     def __post_init__(self) -> None:
         require(bool(self.links), 'Partition needs at least one rule, such as {"*": Dense()}')
-        _adopt(self, *self.links.values())
+        for rule in self.links:
+            sized = rule[:1] not in ("<", ">") or SIZE.fullmatch(rule)
+            require(bool(sized), f'Partition({{{rule!r}: ...}}): a size is written such as "<1000" or ">=1000"')
+        adopt(self, *self.links.values())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Partition) and list(self.links.items()) == list(other.links.items())  # in order
 
     def names(self, layout: Layout) -> dict[str, list[str]]:
-        """Which layers each pattern takes."""
-        taken: dict[str, list[str]] = {pattern: [] for pattern in self.links}
-        for name in layout.names:
-            pattern = next((p for p in self.links if fnmatchcase(name, p)), None)
-            require(pattern is not None, f'Partition has no rule for layer {name!r}: add "*": Dense() as the last one')
-            taken[str(pattern)].append(name)
+        """Which layers each rule takes."""
+        taken: dict[str, list[str]] = {rule: [] for rule in self.links}
+        for name, size in zip(layout.names, layout.sizes, strict=True):
+            rule = next((r for r in self.links if _fits(r, name, size)), None)
+            require(rule is not None, f'Partition has no rule for layer {name!r}: add "*": Dense() as the last one')
+            taken[str(rule)].append(name)
         return taken
 
     def open(self, like: Params) -> tuple[State, State]:
         ends = {p: self.links[p].open(like.only(names)) for p, names in self.names(like.layout).items()}
-        tx = {pattern: end[0] for pattern, end in ends.items()}
-        return tx, {pattern: end[1] for pattern, end in ends.items()} if self.memory else None
+        tx = {rule: end[0] for rule, end in ends.items()}
+        return tx, {rule: end[1] for rule, end in ends.items()} if self.memory else None
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packets, seen, tx = [], x.zeros(), dict(tx)
-        for pattern, names in self.names(x.layout).items():
+        for rule, names in self.names(x.layout).items():
             packet = None
             if names:
-                packet, part, tx[pattern] = self.links[pattern].send(x.only(names), tx[pattern], key.at(pattern))
+                packet, part, tx[rule] = self.links[rule].send(x.only(names), tx[rule], key.at(rule))
                 seen = seen.replace(part)
             packets.append(packet)
         return packets, seen, tx
@@ -129,15 +142,15 @@ class Partition(Link):
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         check(isinstance(packet, list) and len(packet) == len(self.links), "one packet a rule")
         seen, rx = layout.zeros(), dict(rx) if self.memory else None
-        for one, (pattern, names) in zip(packet, self.names(layout).items(), strict=True):
+        for one, (rule, names) in zip(packet, self.names(layout).items(), strict=True):
             if not names:
                 check(one is None, "nothing for a rule without layers")
                 continue
-            own = rx[pattern] if rx else None
-            part, end = self.links[pattern].recv(one, layout.only(names), own, key.at(pattern))
+            own = rx[rule] if rx else None
+            part, end = self.links[rule].recv(one, layout.only(names), own, key.at(rule))
             seen = seen.replace(part)
             if rx:
-                rx[pattern] = end
+                rx[rule] = end
         return seen, rx
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
@@ -153,7 +166,18 @@ class Partition(Link):
         return sum(link.floats(p) for p, link in parts if p is not None)
 
 
-def _adopt(self: Link, *held: object) -> None:
+SIZE = re.compile("(<=?|>=?) ?([0-9]+)")
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def _fits(rule: str, name: str, size: int) -> bool:
+    """Whether a rule of a Partition takes a layer of this name and this many entries."""
+    if sized := SIZE.fullmatch(rule):
+        return bool(COMPARE[sized[1]](size, int(sized[2])))
+    return fnmatchcase(name, rule)
+
+
+def adopt(self: Link, *held: object) -> None:
     """A wrapper is what all the links it holds are."""
     for link in held:
         require(isinstance(link, Link), f"{type(self).__name__} holds links such as TopK(0.01), not {link!r}")

@@ -1,0 +1,103 @@
+"""Range coding of bytes by how often each occurs (order 0), many lanes at a time.
+
+rANS: Duda, 2013, arXiv:1311.2540; interleaved as in Giesen, 2014, arXiv:1402.3392. Entry i
+belongs to lane ``i % lanes``. A lane's state is a number in [2^16, 2^32); where one would
+grow beyond, its lower 16 bits are written out. Only integers: the same bytes everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int16, UInt8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import check
+
+PRECISION = 14  # frequencies add up to 2^14
+WHOLE = 1 << PRECISION
+WORD = 16
+LOWEST = 1 << WORD  # of a state
+
+Numbers = NDArray[np.uint64]
+
+
+class Coded(NamedTuple):
+    """Bytes in fewer bits. The number of bytes is kept beside it."""
+
+    present: Bool[Tensor, " 256"]
+    """Which values occur."""
+    counts: Int16[Tensor, " present"]
+    """How often, of 2^14 times, less one."""
+    words: Int16[Tensor, " words"]
+    """The lanes' states, two words each, then what they wrote: read from front to back."""
+
+
+def lanes(n: int) -> int:
+    """How many bytes are coded side by side: each lane costs four bytes, each step a handful of calls."""
+    return max(1, math.isqrt(n) // 8)
+
+
+def encode(data: UInt8[Tensor, " n"]) -> Coded:
+    """``data`` by its own frequencies; about its order-0 entropy, and 4 bytes a lane."""
+    symbols = data.numpy()
+    present, counts = _frequencies(symbols)
+    frequency, start, _ = _tables(present, counts)
+    width = lanes(symbols.size)
+    state = np.full(width, LOWEST, np.uint64)
+    written: list[NDArray[np.uint16]] = []
+    for first in reversed(range(0, symbols.size, width)):
+        row = symbols[first : first + width]
+        f, x = frequency[row], state[: row.size]
+        full = x >= f << np.uint64(32 - PRECISION)
+        written.append(x[full].astype(np.uint16))
+        x = np.where(full, x >> np.uint64(WORD), x)
+        state[: row.size] = (x // f << np.uint64(PRECISION)) + x % f + start[row]
+    words = np.concatenate([state.astype(np.uint32).view(np.uint16), *reversed(written)])
+    return Coded(torch.from_numpy(present), torch.from_numpy(counts), torch.from_numpy(words.view(np.int16)))
+
+
+def decode(coded: Coded, n: int) -> UInt8[Tensor, " n"]:
+    """The ``n`` bytes that were coded. Raises ``WireError`` for anything :func:`encode` does not make."""
+    present, counts = coded.present.numpy(), coded.counts.numpy()
+    check(present.shape == (256,) and counts.shape == (int(present.sum()),), "a count for every value that occurs")
+    check(n > 0 and bool((counts >= 0).all()) and int(counts.sum(dtype=np.int64)) + counts.size == WHOLE, "counts")
+    frequency, start, symbol = _tables(present, counts)
+    words, width = coded.words.numpy().view(np.uint16), lanes(n)
+    check(words.size >= 2 * width, "a state for every lane")
+    state = np.ascontiguousarray(words[: 2 * width]).view(np.uint32).astype(np.uint64)
+    data, at = np.empty(n, np.uint8), 2 * width
+    for first in range(0, n, width):
+        x = state[: min(width, n - first)]
+        slot = x & np.uint64(WHOLE - 1)
+        row = data[first : first + width] = symbol[slot]
+        x = frequency[row] * (x >> np.uint64(PRECISION)) + slot - start[row]
+        short = np.flatnonzero(x < LOWEST)
+        check(at + short.size <= words.size, "more words")
+        x[short] = x[short] << np.uint64(WORD) | words[at : at + short.size]
+        at += short.size
+        state[: x.size] = x
+    check(at == words.size and bool((state == LOWEST).all()), "lanes that end where they began")
+    return torch.from_numpy(data)
+
+
+def _frequencies(symbols: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[np.int16]]:
+    """Which values occur, and their shares of 2^14, less one: at least 1, the rest goes to the most frequent."""
+    found = np.bincount(symbols, minlength=256)
+    present = found > 0
+    found = found[present]
+    counts = found * (WHOLE - found.size) // symbols.size
+    counts[found.argmax()] += WHOLE - found.size - counts.sum()
+    return present, counts.astype(np.int16)
+
+
+def _tables(present: NDArray[np.bool_], counts: NDArray[np.int16]) -> tuple[Numbers, Numbers, NDArray[np.uint8]]:
+    """Each value's frequency and where its slots start; the value of each slot."""
+    frequency = np.zeros(256, np.uint64)
+    frequency[present] = counts.astype(np.uint64) + np.uint64(1)
+    start = frequency.cumsum() - frequency
+    return frequency, start, np.repeat(np.arange(256, dtype=np.uint8), frequency.astype(np.int64))

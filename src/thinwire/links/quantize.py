@@ -1,0 +1,146 @@
+"""A few bits an entry: rounded at random, so that it is right on average, or to the nearest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Size, Tensor
+from torch.nn.functional import pad
+
+from ..errors import check, require
+from ..kernels.quantize import dequantize, quantize
+from ..kernels.trits import pack_trits, unpack_trits
+from ..key import Key
+from ..wire import Packet
+from .base import Codec
+from .dense import number, octets, vector
+
+HIGHEST = torch.finfo(torch.float32).max / 2  # of a norm: a multiple of a part of it must not be infinite
+
+
+@dataclass(frozen=True)
+class QSGD(Codec):
+    """Every entry rounded at random to one of ``levels`` parts of the norm on either side of zero.
+
+    For the norm s of a layer, x / s * levels is rounded up or down to a whole number so that
+    it is right on average, with fresh dither in every round, by every client. ``bucket``
+    entries share a norm, or the whole layer. ``norm`` is "l2" as in the paper, or "max": then
+    errors are smaller and zeros fewer. A level takes 2, 4 or 8 bits: up to 1, 7 or 127
+    levels; ``Entropy(QSGD(16))`` takes fewer where most of them are zero. Not a contraction:
+    what is rounded up may be off by more than it was. Alistarh, Grubic, Li, Tomioka,
+    Vojnovic, NeurIPS 2017, arXiv:1610.02132, section 3.
+
+    FedPAQ (Reisizadeh et al., AISTATS 2020, arXiv:1909.13014) is this around local training
+    by sampled clients: ``FedAvg(up=QSGD(16))``.
+
+    Differences from the paper: levels have a fixed width instead of Elias codes. Without
+    ``bucket`` a norm is of a layer; ``Flat(QSGD(16))`` takes that of the whole vector.
+    """
+
+    paper = "Alistarh et al., NeurIPS 2017, arXiv:1610.02132"
+
+    levels: int = 16
+    bucket: int | None = None
+    norm: Literal["l2", "max"] = "l2"
+
+    def __post_init__(self) -> None:
+        require(1 <= self.levels <= 127, f"QSGD(levels={self.levels}): levels must be from 1 to 127")
+        require(self.bucket is None or self.bucket >= 1, f"QSGD(bucket={self.bucket}): bucket must be at least 1")
+        require(self.norm in ("l2", "max"), f"QSGD(norm={self.norm!r}): norm is one of l2, max")
+
+    @property
+    def bits(self) -> int:
+        """An entry's: the fewest of 2, 4 and 8 that hold ``2 * levels + 1`` values."""
+        return next(bits for bits in (2, 4, 8) if 2 * self.levels < 1 << bits)
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        flat, seed = x.reshape(-1), key.number("dither")
+        if self.bucket is None:
+            norms = self._norms(flat.view(1, -1))
+            return [norms, quantize(flat, float(norms), self.levels, self.bits, seed)]
+        rows = pad(flat, (0, -flat.numel() % self.bucket)).view(-1, self.bucket)
+        norms = self._norms(rows)
+        parts = rows / torch.where(norms > 0, norms, 1.0)[:, None]
+        return [norms, quantize(parts.view(-1)[: flat.numel()], 1.0, self.levels, self.bits, seed)]
+
+    def _norms(self, rows: Tensor) -> Tensor:
+        if rows.numel() == 0:
+            return torch.zeros(len(rows))
+        norms = rows.abs().amax(1) if self.norm == "max" else torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        return norms.clamp_max(HIGHEST).float()
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        n, bucket = shape.numel(), self.bucket
+        check(isinstance(packet, list) and len(packet) == 2, "norms and levels")
+        norms = vector(packet[0], 1 if bucket is None else (n + bucket - 1) // bucket, torch.float32)
+        levels = octets(packet[1])
+        check((norms >= 0).all(), "norms that are not negative")
+        if bucket is None:
+            return dequantize(levels, n, float(norms), self.levels, self.bits).view(shape)
+        parts = dequantize(levels, n, 1.0, self.levels, self.bits)
+        rows = pad(parts, (0, -n % bucket)).view(-1, bucket) * norms[:, None]
+        return rows.view(-1)[:n].view(shape)
+
+    def count(self, packet: Packet) -> float:
+        return float(packet[0].numel()) + float(packet[1].numel()) / 4
+
+
+@dataclass(frozen=True)
+class Ternary(Codec):
+    """-s, 0 or +s at random, right on average; s is the layer's largest magnitude. 1.6 bits an entry.
+
+    What is seen is that of ``QSGD(1, norm="max")``, but five entries share a byte. Wen et
+    al., "TernGrad", NeurIPS 2017, arXiv:1705.07878, equation 1.
+
+    Differences from the paper: gradients are not clipped, so it stays right on average.
+    """
+
+    paper = "Wen et al., NeurIPS 2017, arXiv:1705.07878"
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        flat = x.reshape(-1)
+        scale = _largest(flat).clamp_max(HIGHEST)
+        return [scale, pack_trits(quantize(flat, float(scale), 1, 8, key.number("dither")))]
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        n = shape.numel()
+        check(isinstance(packet, list) and len(packet) == 2, "a scale and digits")
+        scale, packed = number(packet[0]), octets(packet[1])
+        check(scale >= 0, "a scale that is not negative")
+        return dequantize(unpack_trits(packed, n), n, float(scale), 1, 8).view(shape)
+
+    def count(self, packet: Packet) -> float:
+        return 1 + float(packet[1].numel()) / 4
+
+
+@dataclass(frozen=True)
+class Int8(Codec):
+    """Every entry as the nearest of 255 multiples of a 127th of the layer's largest magnitude.
+
+    One byte an entry and one scale a layer. The largest entry is exact and no entry is off
+    by more than itself, so it is a contraction: ``EF21(Int8())`` is a broadcast of a quarter
+    of the bytes.
+    """
+
+    contraction = True
+
+    def encode(self, x: Tensor, key: Key) -> Packet:
+        flat = x.reshape(-1)
+        scale = _largest(flat)
+        steps = (flat / scale * 127).round() if scale > 0 else torch.zeros_like(flat)
+        return [scale, steps.to(torch.int8)]
+
+    def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
+        check(isinstance(packet, list) and len(packet) == 2, "a scale and a byte an entry")
+        scale, steps = number(packet[0]), vector(packet[1], shape.numel(), torch.int8)
+        check(scale >= 0 and (steps.numel() == 0 or steps.min() >= -127), "multiples from -127 to 127")
+        return (steps.float() / 127 * scale).view(shape)  # in this order nothing becomes infinite
+
+    def count(self, packet: Packet) -> float:
+        return 1 + float(packet[1].numel()) / 4
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.abs().amax() if x.numel() else torch.zeros(())
