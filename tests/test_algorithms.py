@@ -127,6 +127,9 @@ TABLE = [
     "Intrinsic(400, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.3), basis=Gaussian())",
     "FedAvg(LocalSGD(lr=0.1), up=Projection(64))",
     "FedAvg(LocalSGD(lr=0.3), up=Flat(Projection(600, fixed=True)))",
+    "FedAvg(up=ErrorFeedback(LowRank(2)))",
+    "FedAvg(up=ATOMO(3))",
+    "FedAvg(up=PowerSGD(2))",
 ]
 
 

@@ -20,6 +20,7 @@ from thinwire import params
 from thinwire.errors import CombinationError, WireError
 from thinwire.key import Key
 from thinwire.links import (
+    ATOMO,
     BF16,
     EF21,
     LBGM,
@@ -29,7 +30,9 @@ from thinwire.links import (
     Half,
     Layerwise,
     Link,
+    LowRank,
     Partition,
+    PowerSGD,
     Projection,
     RandK,
     ScaledSign,
@@ -100,6 +103,17 @@ ROWS = [
     Row(Projection(40, fixed=True), 430, "l"),
     Row(Flat(Projection(40)), 164, "l"),
     Row(LBGM(Projection(8), threshold=0.5), 160, "m"),
+    Row(LowRank(1), 310, "c"),
+    Row(LowRank(3), 712, "c"),
+    Row(ErrorFeedback(LowRank(2)), 520, ""),
+    Row(EF21(LowRank(1)), 310, "ma"),
+    Row(LBGM(LowRank(2), threshold=0.4), 520, "m"),
+    Row(ATOMO(1), 1_450, ""),
+    Row(ATOMO(3), 1_450, ""),
+    Row(Layerwise(LBGM(ATOMO(2), threshold=0.6)), 1_460, "m"),
+    Row(PowerSGD(1), 310, ""),
+    Row(PowerSGD(2, warm=False), 520, ""),
+    Row(LBGM(PowerSGD(2), threshold=0.4), 520, "m"),
 ]
 
 every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
@@ -474,6 +488,9 @@ BYTES = [
     (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_196),
     (Projection(250), 1_008, 1_812),
     (Flat(Projection(250)), 1_008, 1_008),
+    (LowRank(2), 4_008, 1_292),  # a vector is sent whole; 2 (20 + 40) + 200 floats
+    (PowerSGD(2), 4_008, 1_292),
+    (ErrorFeedback(LowRank(3)), 4_008, 1_532),
 ]
 
 

@@ -15,6 +15,7 @@ from .expression import parse
 from .key import Key
 from .ledger import Ledger
 from .links import (
+    ATOMO,
     BF16,
     EF21,
     LBGM,
@@ -25,7 +26,9 @@ from .links import (
     Half,
     Layerwise,
     Link,
+    LowRank,
     Partition,
+    PowerSGD,
     Projection,
     RandK,
     ScaledSign,
@@ -46,6 +49,7 @@ from .wire import dumps, loads, restore
 __version__ = code_version().partition("+")[0]
 
 __all__ = [
+    "ATOMO",
     "BF16",
     "EF21",
     "FLSS",
@@ -77,11 +81,13 @@ __all__ = [
     "Link",
     "Local",
     "LocalSGD",
+    "LowRank",
     "Momentum",
     "Network",
     "Optimizer",
     "Params",
     "Partition",
+    "PowerSGD",
     "Projection",
     "RandK",
     "Result",

@@ -1,15 +1,19 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
+from .atomo import ATOMO
 from .base import Codec, Link
 from .dense import BF16, Dense, Half
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
+from .lowrank import LowRank
+from .powersgd import PowerSGD
 from .projection import Projection
 from .sign import ScaledSign
 from .sparse import RandK, Sparse, TopK, top_k
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [
+    "ATOMO",
     "BF16",
     "EF21",
     "LBGM",
@@ -20,7 +24,9 @@ __all__ = [
     "Half",
     "Layerwise",
     "Link",
+    "LowRank",
     "Partition",
+    "PowerSGD",
     "Projection",
     "RandK",
     "ScaledSign",
