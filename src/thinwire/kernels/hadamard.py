@@ -1,7 +1,8 @@
 """The fast Walsh–Hadamard transform: additions and subtractions only.
 
-Nothing else, so the bits do not depend on the machine, its threads or a library's blocking:
-two ends that expand the same coefficients agree.
+Entries 1 apart first, then 2, 4, 8, ... apart: every result is the same tree of sums however the
+work is blocked, so the bits do not depend on the machine, its threads or a library, and two ends
+that expand the same coefficients agree.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ INNER = 1 << 7  # the shortest run of neighbours that is worth a vector operatio
 
 
 def hadamard_(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """H x in place, unnormalised (H H = n), for n a power of two. Extra memory: a quarter megabyte or n/2 floats."""
+    """H x in place, unnormalised (H H = n), for n a power of two. Extra memory: at most a megabyte a thread."""
     n = x.numel()
     if n & (n - 1) or n == 0:
         raise ValueError(f"a Hadamard transform of {n} entries: it takes a power of two")
+    return hadamard_reference_(x)
+
+
+def hadamard_reference_(x: Tensor) -> Tensor:
+    n = x.numel()
     small = min(n, IN_CACHE)
     for part in x.view(-1, small):
         _in_cache(part)
@@ -31,13 +37,13 @@ def hadamard_(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def _in_cache(x: Tensor) -> None:
-    """One part: the distances from INNER up run over neighbours; the short ones do so after a transposition."""
+    """One part: the short distances run over neighbours after a transposition, those from INNER up as they are."""
     n = x.numel()
     inner = min(n, INNER)
-    _levels(x.view(n // inner, inner))
     turned = x.view(n // inner, inner).t().contiguous()
     _levels(turned)
     x.view(n // inner, inner).copy_(turned.t())
+    _levels(x.view(n // inner, inner))
 
 
 def _levels(x: Tensor) -> None:

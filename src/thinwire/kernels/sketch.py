@@ -1,0 +1,83 @@
+"""Count sketches: a long vector in a small table that is linear in it, and what is large in it back.
+
+Charikar, Chen, Farach-Colton, ICALP 2002. Row r adds entry i, with a sign, to one column; both come from the
+32 bits that the row's key has for i (:mod:`.counter`): the column from the high ones, the sign is the lowest.
+Differences from the paper: that hash instead of a pairwise independent family.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ..errors import require
+from . import counter
+from .select import top_k
+
+MOST_ROWS = 64
+
+
+def count_sketch(x: Float[Tensor, " n"], rows: int, cols: int, seed: int) -> Float[Tensor, " rows cols"]:
+    """The sketch of ``x``; each row is summed in the order of the positions. On CUDA in no fixed order.
+
+    Sums and multiples of sketches with one seed are the sketches of the sums and multiples,
+    to rounding. At most 2^32 entries. Extra memory: the result (reference: 10 MB more).
+    """
+    _require(x.numel(), rows, cols)
+    return count_sketch_reference(x, rows, cols, seed)
+
+
+def count_sketch_reference(x: Tensor, rows: int, cols: int, seed: int) -> Tensor:
+    sketch = torch.zeros(rows, cols, device=x.device)
+    for row, key in zip(sketch, counter.keys(seed, rows), strict=True):
+        for start in range(0, x.numel(), counter.CHUNK):
+            part = x[start : start + counter.CHUNK]
+            column, sign = _places(start, start + part.numel(), cols, key, x.device)
+            row.index_add_(0, column, part * sign)
+    return sketch
+
+
+def estimate(sketch: Float[Tensor, "rows cols"], n: int, seed: int) -> Float[Tensor, " n"]:
+    """Every entry's estimate: the median over the rows (of an even number the mean of the middle two)."""
+    rows, cols = sketch.shape
+    _require(n, rows, cols)
+    return estimate_reference(sketch, n, seed)
+
+
+def estimate_reference(sketch: Tensor, n: int, seed: int) -> Tensor:
+    rows, cols = sketch.shape
+    found = torch.zeros(n, device=sketch.device)
+    for start in range(0, n, counter.CHUNK):
+        stop = min(n, start + counter.CHUNK)
+        guesses = []
+        for row, key in zip(sketch, counter.keys(seed, rows), strict=True):
+            column, sign = _places(start, stop, cols, key, sketch.device)
+            guesses.append(row[column] * sign)
+        ordered = torch.stack(guesses).sort(0).values
+        middle = ordered[rows // 2]
+        if rows % 2 == 0:
+            middle = (ordered[rows // 2 - 1] + middle) * 0.5
+        found[start:stop] = middle + 0.0  # one zero, whichever was in the middle
+    return found
+
+
+def heavy(
+    sketch: Float[Tensor, "rows cols"], n: int, k: int, seed: int
+) -> tuple[Int64[Tensor, " k"], Float[Tensor, " k"]]:
+    """The ``k`` entries of largest estimated magnitude: positions, ascending, and estimates. Extra memory: n floats."""
+    estimates = estimate(sketch, n, seed)
+    positions = top_k(estimates, k)
+    return positions, estimates[positions]
+
+
+def _places(start: int, stop: int, cols: int, key: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Column and sign of each entry."""
+    drawn = counter.bits(start, stop, key, device)
+    return drawn * cols >> 32, (1 - 2 * (drawn & 1)).to(torch.float32)
+
+
+def _require(n: int, rows: int, cols: int) -> None:
+    require(1 <= rows <= MOST_ROWS, f"a sketch of {rows} rows: 1 to {MOST_ROWS}")
+    require(1 <= cols < 1 << 31, f"a sketch of {cols} columns: 1 to {(1 << 31) - 1}")
+    require(n <= counter.MOST, f"a sketch of {n} entries: at most {counter.MOST}")
