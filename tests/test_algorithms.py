@@ -144,6 +144,9 @@ TABLE = [
     "FedAvg(up=ErrorFeedback(RandomBlock(4.0)))",
     "SCAFFOLD(up=DropoutAvg(0.3))",
     "FedAvg(LocalSGD(lr=0.3), up=Flat(Projection(600, fixed=True)))",
+    "FedAvg(up=ErrorFeedback(LowRank(2)))",
+    "FedAvg(up=ATOMO(3))",
+    "FedAvg(up=PowerSGD(2))",
 ]
 
 

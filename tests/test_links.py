@@ -21,12 +21,13 @@ from thinwire import params
 from thinwire.errors import CombinationError, WireError
 from thinwire.key import Key
 from thinwire.links import (
+    ATOMO,
     BF16,
     EF21,
     LBGM,
-    Budget,
     QSGD,
     STC,
+    Budget,
     Dense,
     DropoutAvg,
     Entropy,
@@ -36,7 +37,9 @@ from thinwire.links import (
     Int8,
     Layerwise,
     Link,
+    LowRank,
     Partition,
+    PowerSGD,
     Projection,
     RandK,
     RandomBlock,
@@ -160,6 +163,17 @@ ROWS = [
     Row(ErrorFeedback(Entropy(TopK(0.1))), 370, ""),
     Row(Layerwise(Entropy(LBGM())), 1_540, "cm"),
     Row(Partition({">=36": Entropy(Ternary()), "*": Dense()}), 200, ""),
+    Row(LowRank(1), 310, "c"),
+    Row(LowRank(3), 712, "c"),
+    Row(ErrorFeedback(LowRank(2)), 520, ""),
+    Row(EF21(LowRank(1)), 310, "ma"),
+    Row(LBGM(LowRank(2), threshold=0.4), 520, "m"),
+    Row(ATOMO(1), 1_450, ""),
+    Row(ATOMO(3), 1_450, ""),
+    Row(Layerwise(LBGM(ATOMO(2), threshold=0.6)), 1_460, "m"),
+    Row(PowerSGD(1), 310, ""),
+    Row(PowerSGD(2, warm=False), 520, ""),
+    Row(LBGM(PowerSGD(2), threshold=0.4), 520, "m"),
 ]
 
 every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
@@ -579,6 +593,9 @@ BYTES = [
     (DropoutAvg(0.5), 2_140, 2_152),  # 12, 125 of bits, 3 of padding, 2,000 of values
     (DropoutAvg(0.2), 3_340, 3_352),
     (Partition({"<500": Dense(), ">=500": Ternary()}), 220, 984),
+    (LowRank(2), 4_008, 1_292),  # a vector is sent whole; 2 (20 + 40) + 200 floats
+    (PowerSGD(2), 4_008, 1_292),
+    (ErrorFeedback(LowRank(3)), 4_008, 1_532),
 ]
 
 

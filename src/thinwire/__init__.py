@@ -15,12 +15,13 @@ from .expression import parse
 from .key import Key
 from .ledger import Ledger
 from .links import (
+    ATOMO,
     BF16,
     EF21,
     LBGM,
-    Budget,
     QSGD,
     STC,
+    Budget,
     Codec,
     Dense,
     DropoutAvg,
@@ -31,7 +32,9 @@ from .links import (
     Int8,
     Layerwise,
     Link,
+    LowRank,
     Partition,
+    PowerSGD,
     Projection,
     RandK,
     RandomBlock,
@@ -55,6 +58,7 @@ from .wire import dumps, loads, restore
 __version__ = code_version().partition("+")[0]
 
 __all__ = [
+    "ATOMO",
     "BF16",
     "EF21",
     "FLSS",
@@ -93,12 +97,14 @@ __all__ = [
     "Link",
     "Local",
     "LocalSGD",
+    "LowRank",
     "MajorityVote",
     "Momentum",
     "Network",
     "Optimizer",
     "Params",
     "Partition",
+    "PowerSGD",
     "Projection",
     "RandK",
     "RandomBlock",

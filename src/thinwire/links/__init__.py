@@ -1,14 +1,17 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
 from ..kernels.select import top_k
+from .atomo import ATOMO
 from .base import Codec, Link
-from .budget import Budget
 from .block import RandomBlock
+from .budget import Budget
 from .dense import BF16, Dense, Half
 from .dropout import DropoutAvg
 from .entropy import Entropy, entropy_bound
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
+from .lowrank import LowRank
+from .powersgd import PowerSGD
 from .projection import Projection
 from .quantize import QSGD, Int8, Ternary
 from .sign import ScaledSign, SignSGD
@@ -17,12 +20,13 @@ from .stc import STC
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [
+    "ATOMO",
     "BF16",
     "EF21",
     "LBGM",
-    "Budget",
     "QSGD",
     "STC",
+    "Budget",
     "Codec",
     "Dense",
     "DropoutAvg",
@@ -33,7 +37,9 @@ __all__ = [
     "Int8",
     "Layerwise",
     "Link",
+    "LowRank",
     "Partition",
+    "PowerSGD",
     "Projection",
     "RandK",
     "RandomBlock",
