@@ -16,10 +16,11 @@ from ..params import Layout, Params
 from ..wire import Packet, State, length
 from .base import Codec, Link, join
 from .dense import Dense, Half, vector
+from .quantize import Int8
 from .sign import ScaledSign
 from .sparse import TopK
 
-LADDER = (TopK(0.001), TopK(0.003), TopK(0.01), TopK(0.03), TopK(0.1), ScaledSign(), Half(), Dense())
+LADDER = (TopK(0.001), TopK(0.003), TopK(0.01), TopK(0.03), TopK(0.1), ScaledSign(), Int8(), Half(), Dense())
 
 
 class _Option(NamedTuple):
