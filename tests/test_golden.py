@@ -31,6 +31,9 @@ GOLDEN = {
     "luar_scaffold": "LUAR(SCAFFOLD(LocalSGD(lr=0.2, batch=16), up=RandK(0.3)), recycle=1, select='gradient-norm')",
     "flss": "FLSS(FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)",
     "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
+    "low_rank": "FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(LowRank(2)))",
+    "powersgd": "FedAvg(LocalSGD(lr=0.2, batch=16), up=PowerSGD(2))",
+    "fetchsgd": "FetchSGD(200, 60, momentum=0.5, local=LocalSGD(lr=0.2, batch=16))",
     "projection": "FedAvg(LocalSGD(lr=0.2, batch=16), up=Projection(200))",
 }
 

@@ -24,6 +24,7 @@ from thinwire.links import (
     BF16,
     EF21,
     LBGM,
+    CountSketch,
     Dense,
     ErrorFeedback,
     Flat,
@@ -114,10 +115,19 @@ ROWS = [
     Row(PowerSGD(1), 310, ""),
     Row(PowerSGD(2, warm=False), 520, ""),
     Row(LBGM(PowerSGD(2), threshold=0.4), 520, "m"),
+    Row(CountSketch(1, 20), 248, "l"),
+    Row(CountSketch(3, 20), 490, "l"),
+    Row(CountSketch(4, 9, fixed=True), 392, "l"),
+    Row(Flat(CountSketch(1, 50)), 208, "l"),
+    Row(Flat(CountSketch(5, 20)), 408, "l"),
 ]
 
 every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
-linear = pytest.mark.parametrize("row", [r for r in ROWS if "l" in r.flags], ids=lambda row: repr(row.link))
+# The mean of sketches of several rows decodes to the estimate of the mean, not to the mean of estimates.
+MEDIANS = [CountSketch(3, 20), CountSketch(4, 9, fixed=True), Flat(CountSketch(5, 20))]
+linear = pytest.mark.parametrize(
+    "row", [r for r in ROWS if "l" in r.flags and r.link not in MEDIANS], ids=lambda row: repr(row.link)
+)
 
 
 def bits(x: Params) -> bytes:
@@ -315,6 +325,19 @@ def test_the_mean_of_packets_decodes_to_the_mean_of_what_was_sent(row: Row) -> N
     assert bits(again) == bits(got)
 
 
+@pytest.mark.parametrize("link", MEDIANS, ids=repr)
+def test_the_mean_of_sketches_is_the_sketch_of_the_mean(link: Link) -> None:
+    generator = torch.Generator().manual_seed(2)
+    xs, weights = [Params(LAYOUT, torch.randn(352, generator=generator)) for _ in range(4)], [3.0, 1.0, 0.5, 10.0]
+    packets = [loads(dumps(link.send(x, None, key(5, client))[0])) for client, x in enumerate(xs)]
+    mean = Params(LAYOUT, params.mean([x.flat for x in xs], weights))
+    got, _ = link.recv(link.mean(packets, weights), LAYOUT, None, key(5, None))
+    _, expected, _ = link.send(mean, None, key(5, None))
+    assert (got.flat - expected.flat).abs().max() < 3e-6
+    medians = params.mean([link.send(x, None, key(5))[1].flat for x in xs], weights)
+    assert (got.flat - medians).abs().max() > 0.1
+
+
 def test_dense_packets_are_averaged_by_the_one_formula_bit_for_bit() -> None:
     xs, weights = UPDATES, [0.3, 7.0, 1.1]
     whole = [xs[0], xs[1], xs[3]]
@@ -488,6 +511,8 @@ BYTES = [
     (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_196),
     (Projection(250), 1_008, 1_812),
     (Flat(Projection(250)), 1_008, 1_008),
+    (CountSketch(5, 20), 408, 812),  # 100 floats a layer
+    (Flat(CountSketch(5, 20)), 404, 404),
     (LowRank(2), 4_008, 1_292),  # a vector is sent whole; 2 (20 + 40) + 200 floats
     (PowerSGD(2), 4_008, 1_292),
     (ErrorFeedback(LowRank(3)), 4_008, 1_532),

@@ -9,7 +9,7 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, Each, FedAvg, Intrinsic, Start, Sum
+from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, Each, FedAvg, FetchSGD, Intrinsic, Start, Sum
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -20,6 +20,7 @@ from .links import (
     EF21,
     LBGM,
     Codec,
+    CountSketch,
     Dense,
     ErrorFeedback,
     Flat,
@@ -63,6 +64,7 @@ __all__ = [
     "Basis",
     "Codec",
     "Cosine",
+    "CountSketch",
     "Decay",
     "Dense",
     "Each",
@@ -70,6 +72,7 @@ __all__ = [
     "Exponential",
     "Fastfood",
     "FedAvg",
+    "FetchSGD",
     "Flat",
     "Gaussian",
     "Half",

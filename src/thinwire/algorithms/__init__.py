@@ -2,9 +2,10 @@
 
 from .base import Algorithm, Each, Start, Sum
 from .fedavg import FedAvg
+from .fetchsgd import FetchSGD
 from .flss import FLSS
 from .intrinsic import Intrinsic
 from .luar import LUAR
 from .scaffold import SCAFFOLD
 
-__all__ = ["FLSS", "LUAR", "SCAFFOLD", "Algorithm", "Each", "FedAvg", "Intrinsic", "Start", "Sum"]
+__all__ = ["FLSS", "LUAR", "SCAFFOLD", "Algorithm", "Each", "FedAvg", "FetchSGD", "Intrinsic", "Start", "Sum"]

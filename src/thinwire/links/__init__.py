@@ -9,6 +9,7 @@ from .lowrank import LowRank
 from .powersgd import PowerSGD
 from .projection import Projection
 from .sign import ScaledSign
+from .sketch import CountSketch
 from .sparse import RandK, Sparse, TopK, top_k
 from .wrappers import Flat, Layerwise, Partition
 
@@ -18,6 +19,7 @@ __all__ = [
     "EF21",
     "LBGM",
     "Codec",
+    "CountSketch",
     "Dense",
     "ErrorFeedback",
     "Flat",
