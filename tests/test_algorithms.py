@@ -147,6 +147,9 @@ TABLE = [
     "FedAvg(up=ErrorFeedback(LowRank(2)))",
     "FedAvg(up=ATOMO(3))",
     "FedAvg(up=PowerSGD(2))",
+    "FedAvg(up=Flat(CountSketch(5, 150)))",
+    "FetchSGD(150, 80, momentum=0.5)",
+    "FetchSGD(300, 40, rows=3, momentum=0.3, masking=False, error='subtract', known=True, up=Half())",
 ]
 
 

@@ -28,6 +28,7 @@ from thinwire.links import (
     QSGD,
     STC,
     Budget,
+    CountSketch,
     Dense,
     DropoutAvg,
     Entropy,
@@ -173,10 +174,17 @@ ROWS = [
     Row(PowerSGD(1), 310, ""),
     Row(PowerSGD(2, warm=False), 520, ""),
     Row(LBGM(PowerSGD(2), threshold=0.4), 520, "m"),
+    Row(CountSketch(1, 20), 248, "l"),
+    Row(CountSketch(3, 20), 490, "l"),
+    Row(CountSketch(4, 9, fixed=True), 392, "l"),
+    Row(Flat(CountSketch(1, 50)), 208, "l"),
+    Row(Flat(CountSketch(5, 20)), 408, "l"),
 ]
 
 every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
-everyones_mean = [r for r in ROWS if "l" in r.flags and "e" not in r.flags]
+# The mean of sketches of several rows decodes to the estimate of the mean, not to the mean of estimates.
+MEDIANS = [CountSketch(3, 20), CountSketch(4, 9, fixed=True), Flat(CountSketch(5, 20))]
+everyones_mean = [r for r in ROWS if "l" in r.flags and "e" not in r.flags and r.link not in MEDIANS]
 linear = pytest.mark.parametrize("row", everyones_mean, ids=lambda row: repr(row.link))
 
 
@@ -375,6 +383,19 @@ def test_the_mean_of_packets_decodes_to_the_mean_of_what_was_sent(row: Row) -> N
     # What was averaged is not written into.
     again, _ = row.link.recv(row.link.mean(packets, weights), LAYOUT, rx, key(5, None))
     assert bits(again) == bits(got)
+
+
+@pytest.mark.parametrize("link", MEDIANS, ids=repr)
+def test_the_mean_of_sketches_is_the_sketch_of_the_mean(link: Link) -> None:
+    generator = torch.Generator().manual_seed(2)
+    xs, weights = [Params(LAYOUT, torch.randn(352, generator=generator)) for _ in range(4)], [3.0, 1.0, 0.5, 10.0]
+    packets = [loads(dumps(link.send(x, None, key(5, client))[0])) for client, x in enumerate(xs)]
+    mean = Params(LAYOUT, params.mean([x.flat for x in xs], weights))
+    got, _ = link.recv(link.mean(packets, weights), LAYOUT, None, key(5, None))
+    _, expected, _ = link.send(mean, None, key(5, None))
+    assert (got.flat - expected.flat).abs().max() < 3e-6
+    medians = params.mean([link.send(x, None, key(5))[1].flat for x in xs], weights)
+    assert (got.flat - medians).abs().max() > 0.1
 
 
 def test_dense_packets_are_averaged_by_the_one_formula_bit_for_bit() -> None:
@@ -592,6 +613,8 @@ BYTES = [
     (DropoutAvg(0.5), 2_140, 2_152),  # 12, 125 of bits, 3 of padding, 2,000 of values
     (DropoutAvg(0.2), 3_340, 3_352),
     (Partition({"<500": Dense(), ">=500": Ternary()}), 220, 984),
+    (CountSketch(5, 20), 408, 812),  # 100 floats a layer
+    (Flat(CountSketch(5, 20)), 404, 404),
     (LowRank(2), 4_008, 1_292),  # a vector is sent whole; 2 (20 + 40) + 200 floats
     (PowerSGD(2), 4_008, 1_292),
     (ErrorFeedback(LowRank(3)), 4_008, 1_532),
@@ -1298,9 +1321,15 @@ def drifting(num: int) -> list[Params]:
 
 MEMORYLESS = [
     *[Dense(), Half(), BF16(), Sparse(), TopK(0.3), RandK(0.4), RandK(0.4, unbiased=True), ScaledSign()],
-    *[Flat(TopK(0.3)), Flat(ScaledSign()), Projection(16), Flat(Projection(90)), Budget(700, (TopK(0.01), TopK(0.1), Half()))],
+    *[
+        Flat(TopK(0.3)),
+        Flat(ScaledSign()),
+        Projection(16),
+        Flat(Projection(90)),
+        Budget(700, (TopK(0.01), TopK(0.1), Half())),
+    ],
     *[SignSGD(), QSGD(16), Int8(), Ternary(), STC(0.3), RandomBlock(3.0), DropoutAvg(0.5), Entropy(TopK(0.3))],
-    *[LowRank(2), ATOMO(2), PowerSGD(2)],
+    *[LowRank(2), ATOMO(2), PowerSGD(2), CountSketch(3, 60)],
     *[ErrorFeedback(TopK(0.3)), ErrorFeedback(Flat(ScaledSign())), Layerwise(TopK(0.3))],
     Partition({"*.bias": Dense(), "*": ErrorFeedback(TopK(0.3))}),
 ]

@@ -127,6 +127,8 @@ RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flss": ("FLSS(FedAvg(up=ErrorFeedback(TopK(0.3))), rank=2, start=2, every=2)", "normed", {}),
     "intrinsic": ("Intrinsic(8, subspaces=2, varying=True, epoch=2, opt=Adam(0.03))", "normed", {"dropout": 0.2}),
     "projection": ("FedAvg(up=LBGM(Projection(8), threshold=0.7))", "mlp", {"dropout": 0.2}),
+    "powersgd": ("FedAvg(up=LBGM(PowerSGD(1), threshold=0.5))", "mlp", {"dropout": 0.2}),
+    "fetchsgd": ("FetchSGD(30, 8)", "normed", {"dropout": 0.2}),
 }
 
 

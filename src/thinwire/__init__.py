@@ -9,7 +9,7 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, ClusteredLBGM, Each, FedAvg, Intrinsic, Start, Sum
+from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, ClusteredLBGM, Each, FedAvg, FetchSGD, Intrinsic, Start, Sum
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -23,6 +23,7 @@ from .links import (
     STC,
     Budget,
     Codec,
+    CountSketch,
     Dense,
     DropoutAvg,
     Entropy,
@@ -76,6 +77,7 @@ __all__ = [
     "ClusteredLBGM",
     "Codec",
     "Cosine",
+    "CountSketch",
     "Decay",
     "Dense",
     "DropoutAvg",
@@ -85,6 +87,7 @@ __all__ = [
     "Exponential",
     "Fastfood",
     "FedAvg",
+    "FetchSGD",
     "Flat",
     "Gaussian",
     "Half",

@@ -15,6 +15,7 @@ from .powersgd import PowerSGD
 from .projection import Projection
 from .quantize import QSGD, Int8, Ternary
 from .sign import ScaledSign, SignSGD
+from .sketch import CountSketch
 from .sparse import RandK, Sparse, TopK
 from .stc import STC
 from .wrappers import Flat, Layerwise, Partition
@@ -28,6 +29,7 @@ __all__ = [
     "STC",
     "Budget",
     "Codec",
+    "CountSketch",
     "Dense",
     "DropoutAvg",
     "Entropy",
