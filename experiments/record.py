@@ -8,6 +8,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,18 @@ def command() -> str:
 
 
 def run(
-    method: tw.Algorithm, problem: Problem, rounds: int, into: Path, row: dict[str, Any], **options: Any
+    method: tw.Algorithm,
+    problem: Problem,
+    rounds: int,
+    into: Path,
+    row: dict[str, Any],
+    measure: Callable[[tw.Result], dict[str, Any]] = lambda result: {},
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Train, print a line, append a JSON line to ``into``; returns the rounds. ``row`` is said besides."""
+    """Train, print a line, append a JSON line to ``into``; returns the rounds.
+
+    ``row`` is said besides, and what ``measure`` finds in the result.
+    """
     began = time.time()
     result = tw.simulate(method, problem.model, problem.tasks, rounds, test=problem.test, **options)
     summary = result.summary()
@@ -46,6 +56,7 @@ def run(
     tail = [r["accuracy"] for r in looked[-5:]]
     line = {
         **row,
+        **(found := measure(result)),
         "name": summary["name"],
         "accuracy": summary["accuracy"],
         "accuracy_mean_of_last_5": sum(tail) / len(tail),
@@ -75,7 +86,8 @@ def run(
     print(
         f"{100 * line['accuracy']:5.1f} %  best {100 * line['best_accuracy']:5.1f} %  "
         f"{line['bytes_up'] / 1e6:8.2f} MB up {line['bytes_down'] / 1e6:8.2f} MB down  "
-        f"{line['seconds']:6.1f} s  {summary['name']}",
+        f"{line['seconds']:6.1f} s  {summary['name']}"
+        + "".join(f"  {name} {value:.3g}" for name, value in found.items() if isinstance(value, float)),
         flush=True,
     )
     return result.rounds

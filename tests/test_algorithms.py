@@ -23,6 +23,8 @@ from thinwire import (
     SCAFFOLD,
     SGD,
     Adam,
+    Budget,
+    ClusteredLBGM,
     Dense,
     DropoutAvg,
     Each,
@@ -115,6 +117,11 @@ TABLE = [
     "FedAvg(up=EF21(TopK(0.3)), down=EF21(TopK(0.3)))",
     "FedAvg(up=LBGM(threshold=0.6))",
     "FedAvg(up=Layerwise(LBGM(ErrorFeedback(TopK(0.3)), threshold=0.6)))",
+    "FedAvg(up=LBGM(ErrorFeedback(TopK(0.3)), threshold=0.8, compare='dense', store='packet'))",
+    "FedAvg(up=ErrorFeedback(LBGM(TopK(0.3), threshold=0.8, compare='dense')))",
+    "FedAvg(up=ErrorFeedback(Budget(900)))",
+    "ClusteredLBGM(3, threshold=0.6)",
+    "ClusteredLBGM(2, threshold=0.8, up=ErrorFeedback(TopK(0.3)), down={'x': Half(), 'centroids': EF21(TopK(0.3))})",
     "FedAvg(up=Partition({'*.bias': Dense(), '*': ErrorFeedback(TopK(0.1))}))",
     "SCAFFOLD()",
     "SCAFFOLD(up={'update': ErrorFeedback(TopK(0.2)), 'control': Half()}, down={'c': Half()})",
@@ -137,6 +144,12 @@ TABLE = [
     "FedAvg(up=ErrorFeedback(RandomBlock(4.0)))",
     "SCAFFOLD(up=DropoutAvg(0.3))",
     "FedAvg(LocalSGD(lr=0.3), up=Flat(Projection(600, fixed=True)))",
+    "FedAvg(up=ErrorFeedback(LowRank(2)))",
+    "FedAvg(up=ATOMO(3))",
+    "FedAvg(up=PowerSGD(2))",
+    "FedAvg(up=Flat(CountSketch(5, 150)))",
+    "FetchSGD(150, 80, momentum=0.5)",
+    "FetchSGD(300, 40, rows=3, momentum=0.3, masking=False, error='subtract', known=True, up=Half())",
 ]
 
 
@@ -223,6 +236,19 @@ SAME = {
     "LBGM that never recycles is the link it holds": (
         FedAvg(LOCAL, up=LBGM(COMPRESSED, threshold=0.0)),
         FedAvg(LOCAL, up=COMPRESSED),
+    ),
+    "LBGM against the dense update that never recycles is the link it holds": (
+        FedAvg(LOCAL, up=LBGM(COMPRESSED, threshold=0.0, compare="dense", store="packet")),
+        FedAvg(LOCAL, up=COMPRESSED),
+    ),
+    "clustered LBGM that never recycles is FedAvg": (ClusteredLBGM(2, threshold=0.0, local=LOCAL), FedAvg(LOCAL)),
+    "clustered LBGM that never recycles is FedAvg over its link": (
+        ClusteredLBGM(3, threshold=0.0, local=LOCAL, opt=Adam(0.03), up=COMPRESSED, weights="uniform"),
+        FedAvg(LOCAL, opt=Adam(0.03), up=COMPRESSED, weights="uniform"),
+    ),
+    "a budget that holds everything is dense": (
+        FedAvg(LOCAL, up=Budget(4_000, ladder=(TopK(0.1), Half(), Dense()))),
+        FedAvg(LOCAL),
     ),
     "top-k of everything is dense": (FedAvg(LOCAL, up=TopK(1.0)), FedAvg(LOCAL)),
     "error feedback without an error is dense": (FedAvg(LOCAL, up=ErrorFeedback(TopK(1.0))), FedAvg(LOCAL)),

@@ -144,6 +144,7 @@ def test_the_command_line_in_two_processes_writes_one_table(tmp_path: Path) -> N
 
 KEPT = {
     "lbgm": ("FedAvg(up=LBGM(ErrorFeedback(TopK(0.3)), threshold=0.7))", mlp),
+    "lbgm, kept as it came": ("FedAvg(up=LBGM(TopK(0.3), threshold=0.7, store='packet'))", mlp),
     "scaffold": ("LUAR(SCAFFOLD(up=ErrorFeedback(TopK(0.3)), down=EF21(TopK(0.3))), recycle=1)", normed),
     "own statistics": ("FedAvg(buffers='local')", normed),
 }

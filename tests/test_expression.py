@@ -27,6 +27,10 @@ OBJECTS: dict[str, Any] = {
     "RandK(0.01, unbiased=True)": tw.RandK(unbiased=True),
     "LBGM(ErrorFeedback(TopK(0.1)), threshold=0.4)": tw.LBGM(tw.ErrorFeedback(tw.TopK(0.1)), threshold=0.4),
     "LBGM(threshold=0.0)": tw.LBGM(threshold=0.0),
+    "LBGM(Half(), threshold=0.2, compare='dense', store='packet')": tw.LBGM(tw.Half(), compare="dense", store="packet"),
+    "Budget(2000)": tw.Budget(2000),
+    "Budget(2000, ladder=(TopK(0.1), Half()))": tw.Budget(2000, ladder=(tw.TopK(0.1), tw.Half())),
+    "ClusteredLBGM(8, local=LocalSGD(0.1))": tw.ClusteredLBGM(local=tw.LocalSGD(0.1)),
     "Layerwise(LBGM(threshold=0.2))": tw.Layerwise(tw.LBGM()),
     "TopK(0.01, sampled=True)": tw.TopK(sampled=True),
     "Entropy(QSGD(7, bucket=512, norm='max'))": tw.Entropy(tw.QSGD(7, 512, "max")),
@@ -71,7 +75,8 @@ def test_a_complete_expression_leaves_nothing_to_defaults() -> None:
     assert tw.complete(tw.TopK()) == "TopK(share=0.01, values=Dense(), sampled=False)"
     assert tw.complete(tw.Adagrad()) == "Adagrad(lr=0.03, beta1=0.0, beta2=0.99, tau=0.001)"
     assert tw.complete(tw.LBGM(tw.Partition({"a": tw.Flat(tw.RandK())}), 0.5)) == (
-        "LBGM(inner=Partition(links={'a': Flat(inner=RandK(share=0.01, unbiased=False))}), threshold=0.5)"
+        "LBGM(inner=Partition(links={'a': Flat(inner=RandK(share=0.01, unbiased=False))}), threshold=0.5, "
+        "compare='delivered', store='dense')"
     )
     assert tw.complete(tw.Decay(0.2, (100,))) == "Decay(start=0.2, rounds=(100,), factor=0.1)"
     assert tw.complete(tw.FedAvg(up={"update": tw.EF21()})) == (

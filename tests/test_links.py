@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -20,11 +21,14 @@ from thinwire import params
 from thinwire.errors import CombinationError, WireError
 from thinwire.key import Key
 from thinwire.links import (
+    ATOMO,
     BF16,
     EF21,
     LBGM,
     QSGD,
     STC,
+    Budget,
+    CountSketch,
     Dense,
     DropoutAvg,
     Entropy,
@@ -34,7 +38,9 @@ from thinwire.links import (
     Int8,
     Layerwise,
     Link,
+    LowRank,
     Partition,
+    PowerSGD,
     Projection,
     RandK,
     RandomBlock,
@@ -95,7 +101,19 @@ ROWS = [
     Row(LBGM(ErrorFeedback(TopK(0.1)), threshold=0.8), 370, "m"),
     Row(LBGM(RandK(0.5, unbiased=True), threshold=0.9), 900, "m"),
     Row(LBGM(Partition({"*.bias": Dense(), "*": ErrorFeedback(TopK(0.1))}), threshold=0.5), 400, "m"),
+    Row(LBGM(threshold=0.2, compare="dense", store="packet"), 1_420, "cm"),
+    Row(LBGM(Half(), threshold=0.3, compare="dense", store="packet"), 750, "cm"),
+    Row(LBGM(TopK(0.1), threshold=0.8, compare="dense", store="packet"), 370, "cm"),
+    Row(LBGM(ErrorFeedback(TopK(0.1)), threshold=0.9, compare="dense"), 370, "m"),
+    Row(LBGM(ScaledSign(), threshold=0.5, store="packet"), 170, "m"),
+    Row(LBGM(RandK(0.5), threshold=0.7, store="packet"), 900, "m"),
+    Row(LBGM(Sparse(), threshold=0.4, compare="dense"), 1_540, "cm"),
+    Row(LBGM(Flat(TopK(0.1)), threshold=0.9, compare="dense", store="packet"), 200, "cm"),
+    Row(LBGM(Flat(Projection(40)), threshold=0.9, store="packet"), 170, "m"),
+    Row(LBGM(Layerwise(ErrorFeedback(ScaledSign())), threshold=0.9, compare="dense", store="packet"), 190, "m"),
+    Row(ErrorFeedback(LBGM(TopK(0.1), threshold=0.9, compare="dense")), 370, "m"),
     Row(Layerwise(LBGM(threshold=0.2)), 1_530, "cm"),
+    Row(Layerwise(LBGM(TopK(0.1), threshold=0.9, compare="dense", store="packet")), 400, "cm"),
     Row(Layerwise(LBGM(ErrorFeedback(TopK(0.1)), threshold=0.6)), 400, "m"),
     Row(Layerwise(ErrorFeedback(TopK(0.1))), 380, ""),
     Row(Layerwise(EF21(ScaledSign())), 190, "ma"),
@@ -104,6 +122,10 @@ ROWS = [
     Row(Partition({"*.bias": Half(), "fc.*": RandK(0.1), "*": Dense()}), 340, "lc"),
     Row(Partition({"conv.*": LBGM(), "fc.*": EF21(TopK(0.1)), "none.*": Dense(), "*": ScaledSign()}), 480, "m"),
     Row(Partition({"*": Flat(TopK(0.1))}), 190, "c"),
+    Row(Budget(400), 400, "c"),
+    Row(Budget(900, ladder=(Half(), Dense())), 900, "ca"),
+    Row(ErrorFeedback(Budget(500, ladder=(TopK(0.01), ScaledSign(), Int8()))), 500, ""),
+    Row(LBGM(Budget(396, (TopK(0.01), Half())), threshold=0.8, compare="dense", store="packet"), 400, "cm"),
     Row(Projection(8), 150, "l"),
     Row(Projection(40, fixed=True), 430, "l"),
     Row(Flat(Projection(40)), 164, "l"),
@@ -141,10 +163,28 @@ ROWS = [
     Row(ErrorFeedback(Entropy(TopK(0.1))), 370, ""),
     Row(Layerwise(Entropy(LBGM())), 1_540, "cm"),
     Row(Partition({">=36": Entropy(Ternary()), "*": Dense()}), 200, ""),
+    Row(LowRank(1), 310, "c"),
+    Row(LowRank(3), 712, "c"),
+    Row(ErrorFeedback(LowRank(2)), 520, ""),
+    Row(EF21(LowRank(1)), 310, "ma"),
+    Row(LBGM(LowRank(2), threshold=0.4), 520, "m"),
+    Row(ATOMO(1), 1_450, ""),
+    Row(ATOMO(3), 1_450, ""),
+    Row(Layerwise(LBGM(ATOMO(2), threshold=0.6)), 1_460, "m"),
+    Row(PowerSGD(1), 310, ""),
+    Row(PowerSGD(2, warm=False), 520, ""),
+    Row(LBGM(PowerSGD(2), threshold=0.4), 520, "m"),
+    Row(CountSketch(1, 20), 248, "l"),
+    Row(CountSketch(3, 20), 490, "l"),
+    Row(CountSketch(4, 9, fixed=True), 392, "l"),
+    Row(Flat(CountSketch(1, 50)), 208, "l"),
+    Row(Flat(CountSketch(5, 20)), 408, "l"),
 ]
 
 every = pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.link))
-everyones_mean = [r for r in ROWS if "l" in r.flags and "e" not in r.flags]
+# The mean of sketches of several rows decodes to the estimate of the mean, not to the mean of estimates.
+MEDIANS = [CountSketch(3, 20), CountSketch(4, 9, fixed=True), Flat(CountSketch(5, 20))]
+everyones_mean = [r for r in ROWS if "l" in r.flags and "e" not in r.flags and r.link not in MEDIANS]
 linear = pytest.mark.parametrize("row", everyones_mean, ids=lambda row: repr(row.link))
 
 
@@ -345,6 +385,19 @@ def test_the_mean_of_packets_decodes_to_the_mean_of_what_was_sent(row: Row) -> N
     assert bits(again) == bits(got)
 
 
+@pytest.mark.parametrize("link", MEDIANS, ids=repr)
+def test_the_mean_of_sketches_is_the_sketch_of_the_mean(link: Link) -> None:
+    generator = torch.Generator().manual_seed(2)
+    xs, weights = [Params(LAYOUT, torch.randn(352, generator=generator)) for _ in range(4)], [3.0, 1.0, 0.5, 10.0]
+    packets = [loads(dumps(link.send(x, None, key(5, client))[0])) for client, x in enumerate(xs)]
+    mean = Params(LAYOUT, params.mean([x.flat for x in xs], weights))
+    got, _ = link.recv(link.mean(packets, weights), LAYOUT, None, key(5, None))
+    _, expected, _ = link.send(mean, None, key(5, None))
+    assert (got.flat - expected.flat).abs().max() < 3e-6
+    medians = params.mean([link.send(x, None, key(5))[1].flat for x in xs], weights)
+    assert (got.flat - medians).abs().max() > 0.1
+
+
 def test_dense_packets_are_averaged_by_the_one_formula_bit_for_bit() -> None:
     xs, weights = UPDATES, [0.3, 7.0, 1.1]
     whole = [xs[0], xs[1], xs[3]]
@@ -392,6 +445,8 @@ SQUARED = [
     (Flat(TopK(0.25)), 6 / 8, 0.0),
     (Layerwise(TopK(0.25)), 6 / 8, 0.0),
     (Partition({"a": ScaledSign()}), 7 / 8, 1e-80),
+    (LBGM(TopK(0.25), compare="dense"), 6 / 8, 0.0),
+    (Budget(40, ladder=(TopK(0.01), TopK(0.25))), 7 / 8, 0.0),
     # The largest is exact; of the others each loses most when it is half a step, a 254th of the largest.
     (Int8(), 7 / (254**2 + 7), 8e-90),
     (TopK(0.5, values=Int8()), 4 / 8 + 7 / (254**2 + 7), 8e-90),
@@ -427,6 +482,18 @@ def test_a_recycled_update_is_off_by_no_more_than_the_threshold(first: list[floa
     assert lost <= (0.3 + 1e-6) * y.flat.double().square().sum().item() + 1e-80
     if isinstance(packet, list):
         assert lost == 0.0
+
+
+@given(VECTORS, VECTORS)
+def test_against_the_dense_update_recycling_over_a_compressor_is_bounded_too(
+    first: list[float], second: list[float]
+) -> None:
+    link, x, y = LBGM(TopK(0.25), threshold=0.3, compare="dense"), eight(first), eight(second)
+    _, _, tx = link.send(x, link.open(x.zeros())[0], key(0))
+    packet, seen, _ = link.send(y, tx, key(1))
+    lost = (y.flat.double() - seen.flat.double()).square().sum().item()
+    most = 6 / 8 if isinstance(packet, list) else 0.3
+    assert lost <= (most + 1e-6) * y.flat.double().square().sum().item() + 1e-80
 
 
 def test_random_k_keeps_its_share_on_average() -> None:
@@ -524,6 +591,7 @@ BYTES = [
     (LBGM(TopK(0.1)), 480, 496),
     (Layerwise(LBGM()), 4_012, 4_016),
     (Layerwise(ErrorFeedback(TopK(0.1))), 480, 496),
+    (Budget(500), 145, 336),  # a scaled sign; of 800 and 200 entries the larger so, the smaller a byte each
     (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_192),
     (Projection(250), 1_008, 1_812),
     (Flat(Projection(250)), 1_008, 1_008),
@@ -545,6 +613,11 @@ BYTES = [
     (DropoutAvg(0.5), 2_140, 2_152),  # 12, 125 of bits, 3 of padding, 2,000 of values
     (DropoutAvg(0.2), 3_340, 3_352),
     (Partition({"<500": Dense(), ">=500": Ternary()}), 220, 984),
+    (CountSketch(5, 20), 408, 812),  # 100 floats a layer
+    (Flat(CountSketch(5, 20)), 404, 404),
+    (LowRank(2), 4_008, 1_292),  # a vector is sent whole; 2 (20 + 40) + 200 floats
+    (PowerSGD(2), 4_008, 1_292),
+    (ErrorFeedback(LowRank(3)), 4_008, 1_532),
 ]
 
 
@@ -932,6 +1005,16 @@ VECTOR = Layout(("a",), (Size([4]),))
         (LBGM(), []),
         (LBGM(), [torch.zeros(())]),
         (LBGM(), [torch.zeros(4), torch.zeros(4)]),
+        (LBGM(store="packet"), torch.zeros(1)),
+        (LBGM(store="packet"), [torch.zeros(3)]),
+        (Budget(99), [torch.zeros(1, dtype=torch.uint8)]),
+        (Budget(99), [[0], [torch.zeros(4)]]),
+        (Budget(99), [torch.zeros(1, dtype=torch.int64), [torch.zeros(4)]]),
+        (Budget(99), [torch.full((1,), 9, dtype=torch.uint8), [torch.zeros(4)]]),
+        (Budget(99), [torch.full((2,), 8, dtype=torch.uint8), [torch.zeros(4)]]),
+        (Budget(99), [torch.full((1,), 8, dtype=torch.uint8), [torch.zeros(4), torch.zeros(4)]]),
+        (Budget(99), [torch.full((1,), 8, dtype=torch.uint8), torch.zeros(4)]),
+        (Budget(99), [torch.full((1,), 7, dtype=torch.uint8), [torch.zeros(4, dtype=torch.float64)]]),
         (Flat(TopK(0.5)), [[None, torch.zeros(4)]]),
         (Layerwise(LBGM()), torch.zeros(())),
         (Layerwise(LBGM()), [torch.zeros(()), torch.zeros(())]),
@@ -1189,6 +1272,214 @@ def test_a_recycled_round_keeps_the_inner_links_residual() -> None:
     assert [isinstance(packet, Tensor) for packet, _, _ in results] == [False, True, True]
 
 
+def test_against_the_dense_update_by_hand() -> None:
+    """Top-1 of two. Numpy, g the dense update and l what was delivered::
+
+    l = None
+    for g in (4, 3), (8, 2), (3, 4), (3, 4):
+        if l is not None: sin2, rho = 1 - (g @ l)**2 / (g @ g) / (l @ l), g @ l / (l @ l)
+        if l is None or sin2 > 0.1: l = np.where(np.abs(g) == np.abs(g).max(), g, 0)   # sent
+        print(sin2, rho, l)
+    # (4, 0); 0.0588 2.0 -> recycled; 0.64 -> (0, 4); 0.36 -> (0, 4) again, though top-1 delivers the same as before
+    """
+    xs = [vector(4.0, 3.0), vector(8.0, 2.0), vector(3.0, 4.0), vector(3.0, 4.0)]
+    results = list(rounds(LBGM(TopK(0.5), threshold=0.1, compare="dense"), *xs))
+    assert [isinstance(packet, list) for packet, _, _ in results] == [True, False, True, True]
+    assert [seen for _, seen, _ in results] == [[4, 0], [8, 0], [0, 4], [0, 4]]
+    assert [tx.gradient.flat.tolist() for _, _, tx in results] == [[4, 0], [4, 0], [0, 4], [0, 4]]
+    delivered = rounds(LBGM(TopK(0.5), threshold=0.1), *xs)
+    assert [isinstance(packet, list) for packet, _, _ in delivered] == [True, False, True, False]
+
+
+def test_against_the_dense_update_a_recycled_round_leaves_the_inner_links_residual_alone() -> None:
+    # Top-1 of two with error feedback: (4, 0) is sent and (0, 3) owed. (8, 1) is within .0154 of it: rho = 2, and what
+    # is owed is still (0, 3), where top-1 would have been handed (8, 4) and owe (0, 4).
+    link = LBGM(ErrorFeedback(TopK(0.5)), threshold=0.1, compare="dense")
+    results = list(rounds(link, vector(4.0, 3.0), vector(8.0, 1.0), vector(0.0, 2.0)))
+    assert [seen for _, seen, _ in results] == [[4, 0], [8, 0], [0, 5]]
+    assert [tx.inner.residual.flat.tolist() for _, _, tx in results] == [[0, 3], [0, 3], [0, 0]]
+
+
+def test_error_feedback_around_lbgm_owes_what_recycling_left_out() -> None:
+    # p = g + e: (4, 3), sent as (4, 0); (4, 4), sin^2 = .5, recycled as (4, 0); (0, 5), orthogonal, sent as it is
+    link = ErrorFeedback(LBGM(TopK(0.5), threshold=0.6, compare="dense"))
+    results = list(rounds(link, vector(4.0, 3.0), vector(4.0, 1.0), vector(0.0, 1.0)))
+    assert [isinstance(packet, list) for packet, _, _ in results] == [True, False, True]
+    assert [seen for _, seen, _ in results] == [[4, 0], [4, 0], [0, 5]]
+    assert [tx.residual.flat.tolist() for _, _, tx in results] == [[0, 3], [0, 4], [0, 0]]
+
+
+def drifting(num: int) -> list[Params]:
+    """Updates that turn slowly, every third without some of the layers."""
+    generator = torch.Generator().manual_seed(5)
+    x, found = torch.randn(352, generator=generator), []
+    for t in range(num):
+        x = x + 0.3 * torch.randn(352, generator=generator)
+        found.append(Params(LAYOUT, x) if t % 3 else Params(LAYOUT, x).drop(LAYOUT.names[t % 5 :: 3]))
+    return found
+
+
+MEMORYLESS = [
+    *[Dense(), Half(), BF16(), Sparse(), TopK(0.3), RandK(0.4), RandK(0.4, unbiased=True), ScaledSign()],
+    *[
+        Flat(TopK(0.3)),
+        Flat(ScaledSign()),
+        Projection(16),
+        Flat(Projection(90)),
+        Budget(700, (TopK(0.01), TopK(0.1), Half())),
+    ],
+    *[SignSGD(), QSGD(16), Int8(), Ternary(), STC(0.3), RandomBlock(3.0), DropoutAvg(0.5), Entropy(TopK(0.3))],
+    *[LowRank(2), ATOMO(2), PowerSGD(2), CountSketch(3, 60)],
+    *[ErrorFeedback(TopK(0.3)), ErrorFeedback(Flat(ScaledSign())), Layerwise(TopK(0.3))],
+    Partition({"*.bias": Dense(), "*": ErrorFeedback(TopK(0.3))}),
+]
+memoryless = pytest.mark.parametrize("inner", MEMORYLESS, ids=repr)
+
+
+@memoryless
+@pytest.mark.parametrize("compare", ["delivered", "dense"])
+def test_how_the_look_back_is_stored_changes_nothing_that_is_sent_or_seen(inner: Link, compare: Any) -> None:
+    dense, packet = (LBGM(inner, 0.99, compare, store) for store in ("dense", "packet"))  # type: ignore[arg-type]
+    ends, others, whole = dense.open(LAYOUT.zeros()), packet.open(LAYOUT.zeros()), 0
+    for t, x in enumerate(drifting(12)):
+        data, seen, *ends = through(dense, x, *ends, key(t))
+        other, again, *others = through(packet, x, *others, key(t))
+        assert data == other
+        assert bits(seen) == bits(again)
+        whole += isinstance(loads(data), list)
+    assert 0 < whole < 12
+
+
+@memoryless
+@pytest.mark.parametrize("compare", ["delivered", "dense"])
+def test_at_threshold_zero_lbgm_sees_what_the_link_it_holds_sees(inner: Link, compare: Any) -> None:
+    link = LBGM(inner, 0.0, compare)
+    ends, others = link.open(LAYOUT.zeros()), inner.open(LAYOUT.zeros())
+    for t, x in enumerate(drifting(5)):
+        _, seen, *ends = through(link, x, *ends, key(t))
+        _, plain, *others = through(inner, x, *others, key(t))
+        assert bits(seen) == bits(plain)
+
+
+def test_over_a_dense_link_it_is_all_the_same_what_is_compared() -> None:
+    delivered, dense = LBGM(threshold=0.3), LBGM(threshold=0.3, compare="dense")
+    ends, others, sizes = delivered.open(LAYOUT.zeros()), dense.open(LAYOUT.zeros()), []
+    for t, x in enumerate([*UPDATES, *drifting(12)]):
+        data, seen, *ends = through(delivered, x, *ends, key(t))
+        other, again, *others = through(dense, x, *others, key(t))
+        assert (data, bits(seen), dumps(ends)) == (other, bits(again), dumps(others))
+        sizes.append(len(data))
+    assert 0 < sizes.count(8) < len(sizes)
+
+
+# Bytes of the receiver's state after one update of a thousand entries; 4,008 where l is kept dense. Beside the packet
+# (see BYTES) there are 22 for the round, the layer's name, its shape and the padding.
+STORED = [
+    (Dense(), 4_027),
+    (Half(), 2_029),
+    (TopK(0.1), 499),
+    (ScaledSign(), 160),
+    (ErrorFeedback(TopK(0.1)), 499),
+]
+
+
+@pytest.mark.parametrize(("inner", "size"), STORED, ids=lambda v: repr(v) if isinstance(v, Link) else "")
+def test_a_look_back_gradient_stored_as_it_came_takes_these_bytes(inner: Link, size: int) -> None:
+    layout = Layout(("a",), (Size([1_000]),))
+    dense, packet = LBGM(inner), LBGM(inner, store="packet")
+    _, _, dense_tx, dense_rx = through(dense, thousand(layout), *dense.open(layout.zeros()), key(0))
+    _, _, packet_tx, packet_rx = through(packet, thousand(layout), *packet.open(layout.zeros()), key(0))
+    assert len(dumps(dense_rx)) == 4_008
+    assert len(dumps(packet_rx)) == size
+    saved = len(dumps(dense_tx)) - len(dumps(packet_tx))  # the sender's residual, where it has one, stays
+    assert abs(saved - (4_008 - size)) <= 3
+
+
+def test_of_the_messages_that_were_kept_those_that_are_superseded_go() -> None:
+    x = Params.of([(name, torch.tensor([1.0, 2.0])) for name in "abc"])
+    link, kept = LBGM(threshold=0.0, store="packet"), []
+    tx, rx = link.open(x.zeros())
+    turned = x.map(lambda f: f * torch.tensor([1.0, -1.0] * 3))
+    for t, (update, names) in enumerate([(x, "abc"), (turned, "ab"), (x, "bc"), (turned, "ac")]):
+        _, _, tx, rx = through(link, update.only(names), tx, rx, key(t))
+        kept.append([list(loads(message)[1]) for message in rx])
+    assert kept == [
+        [["a", "b", "c"]],
+        [["a", "b", "c"], ["a", "b"]],
+        [["a", "b"], ["b", "c"]],
+        [["b", "c"], ["a", "c"]],
+    ]
+    _, seen, _, _ = through(link, Params(x.layout, torch.tensor([2.0, -4.0, 2.0, 4.0, 2.0, -4.0])), tx, rx, key(4))
+    assert seen.flat.tolist() == [2.0, -4.0, 2.0, 4.0, 2.0, -4.0]  # twice what was last sent of each: a scalar
+
+
+def forty(*sizes: float) -> Params:
+    """Layers of 40 entries of these sizes; the first of each is one more."""
+    one = torch.tensor([1.0] + 39 * [0.0])
+    return Params.of([(name, one + size) for name, size in zip("abc", sizes, strict=False)])
+
+
+@pytest.mark.parametrize(
+    ("budget", "choices", "bytes"),
+    [(56, [0, 0], 56), (195, [0, 0], 56), (196, [0, 1], 196), (335, [0, 1], 196), (336, [1, 1], 336)],
+)
+def test_a_budget_goes_first_to_the_layer_where_it_takes_off_most(budget: int, choices: list[int], bytes: int) -> None:
+    # The largest of 40 entries, or all of them: of sizes 1 and 3 that leaves out 39 and 351, for 140 bytes more each.
+    link = Budget(budget, ladder=(TopK(0.01), Dense()))
+    for x, expected in ((forty(1.0, 3.0), choices), (forty(3.0, 1.0), choices[::-1])):
+        packet, seen, _ = link.send(x, None, key(0))
+        assert packet[0].tolist() == expected
+        assert len(dumps(packet)) == bytes
+        left = {56: 390, 196: 39, 336: 0}[bytes]
+        assert (x - seen).norm() ** 2 == pytest.approx(left)
+
+
+def test_a_budget_that_holds_nothing_says_what_it_would_take() -> None:
+    message = (
+        "Budget(55, ladder=(TopK(0.01), Dense())): the 2 layers take 56 bytes at their cheapest; raise bytes to that, "
+        "or put a cheaper codec into the ladder"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Budget(55, ladder=(TopK(0.01), Dense())).send(forty(1.0, 3.0), None, key(0))
+
+
+def test_one_large_layer_may_be_worth_more_than_all_that_was_bought_before_it() -> None:
+    # By error a byte the small layers come first, and then the large one finds no room: of 1,000 entries of size 1 it
+    # would take off 999 for 3,900 bytes or so, they 975 together for 304.
+    x = Params.of([("large", torch.ones(1_000)), *forty(3.5, 3.5).items()])
+    link = Budget(4_200, ladder=(TopK(0.0001), Dense()))
+    packet, _, _ = link.send(x, None, key(0))
+    assert len(dumps(packet)) <= 4_200
+    assert packet[0].tolist() == [1, 0, 0]
+
+
+def every_way(link: Budget, x: Params) -> list[tuple[int, float]]:
+    """Bytes and squared error of every choice of codecs, each packet made from nothing."""
+    found = []
+    for choice in itertools.product(range(len(link.ladder)), repeat=len(x.names)):
+        codecs = [link.ladder[c] for c in choice]
+        packets = [codec.encode(layer, key(0).at(name)) for codec, (name, layer) in zip(codecs, x.items(), strict=True)]
+        packet = [torch.tensor(choice, dtype=torch.uint8), packets]
+        found.append((len(dumps(packet)), (x - link.recv(packet, x.layout, None, key(0))[0]).norm() ** 2))
+    return found
+
+
+def test_no_choice_within_a_budget_is_much_better_and_most_often_none_is() -> None:
+    layout = Layout(("a", "b", "c", "d"), (Size([400]), Size([40]), Size([100]), Size([12])))
+    generator, best = torch.Generator().manual_seed(3), 0
+    scale = torch.cat([torch.full((n,), s) for n, s in ((400, 0.3), (40, 2.0), (100, 0.7), (12, 1.0))])
+    x = Params(layout, torch.randn(552, generator=generator) ** 3 * scale)
+    ladder = (TopK(0.01), TopK(0.1), ScaledSign(), Dense())
+    ways, budgets = every_way(Budget(1, ladder), x), range(150, 2_400, 50)
+    for budget in budgets:
+        packet, seen, _ = Budget(budget, ladder).send(x, None, key(0))
+        assert len(dumps(packet)) <= budget
+        error, least = (x - seen).norm() ** 2, min(error for size, error in ways if size <= budget)
+        assert error - least < 0.05 * x.norm() ** 2
+        best += error <= least * (1 + 1e-9)
+    assert best > 0.8 * len(budgets)
+
+
 def test_layerwise_looks_back_layer_by_layer() -> None:
     first = Params.of([("a", torch.tensor([3.0, 4.0])), ("b", torch.tensor([1.0, 0.0]))])
     second = Params.of([("a", torch.tensor([6.0, 8.0])), ("b", torch.tensor([0.0, 2.0]))])
@@ -1232,6 +1523,11 @@ def test_a_partition_takes_the_first_pattern_that_fits() -> None:
             "LBGM(threshold=1.0) does not, and the residual would grow without bound",
         ),
         (
+            lambda: ErrorFeedback(LBGM(TopK(0.1), threshold=0.5)),
+            "ErrorFeedback needs a link that always keeps a part of what it is given (a contraction); "
+            "LBGM(TopK(0.1), threshold=0.5) does not, and the residual would grow without bound",
+        ),
+        (
             lambda: ErrorFeedback(Partition({"b": Dense(), "*": RandK(0.1, unbiased=True)})),
             "ErrorFeedback needs a link that always keeps a part of what it is given (a contraction); "
             "Partition({'b': Dense(), '*': RandK(0.1, unbiased=True)}) does not, "
@@ -1272,6 +1568,9 @@ def test_links_without_a_meaning_together_are_refused_with_the_reason(make: Call
     [
         (lambda: LBGM(threshold=1.5), "LBGM(threshold=1.5): threshold is a squared sine, 0 to 1"),
         (lambda: LBGM(threshold=-0.1), "LBGM(threshold=-0.1): threshold is a squared sine, 0 to 1"),
+        (lambda: Budget(0), "Budget(bytes=0): bytes must be positive"),
+        (lambda: Budget(9, ladder=()), "Budget(ladder=...): 0 codecs; it takes 1 to 256"),
+        (lambda: Budget(9, ladder=(Half(),) * 257), "Budget(ladder=...): 257 codecs; it takes 1 to 256"),
         (lambda: LBGM(threshold=math.nan), "LBGM(threshold=nan): threshold is a squared sine, 0 to 1"),
         (lambda: TopK(0.0), "TopK(share=0.0): share must be above 0 and at most 1"),
         (lambda: TopK(1.01), "TopK(share=1.01): share must be above 0 and at most 1"),
@@ -1309,6 +1608,12 @@ WRONG_KINDS = {
     "ErrorFeedback(3)": "ErrorFeedback holds a link such as TopK(0.01), not 3",
     "EF21(None)": "EF21 holds a link such as TopK(0.01), not None",
     "LBGM('TopK')": "LBGM holds a link such as TopK(0.01), not 'TopK'",
+    "LBGM(compare='angle')": "LBGM(compare='angle'): compare is one of delivered, dense",
+    "LBGM(store='disk')": "LBGM(store='disk'): store is one of dense, packet",
+    "Budget(9, ladder=[Half()])": "Budget(ladder=[Half()]): a tuple of codecs such as (TopK(0.01), Half())",
+    "Budget(9, ladder=(Flat(Half()),))": (
+        "Budget(ladder=(Flat(Half()),)): a tuple of codecs such as (TopK(0.01), Half())"
+    ),
     "Layerwise(None)": "Layerwise holds links such as TopK(0.01), not None",
     "Partition({'*': 0.1})": "Partition holds links such as TopK(0.01), not 0.1",
 }

@@ -107,6 +107,12 @@ RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lost replies": ("FedAvg(weights='uniform')", "mlp", {"dropout": 0.3, "network": Network(0.1, deadline=0.07)}),
     "lbgm": ("FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.7))", "mlp", {"dropout": 0.2}),
     "lbgm by layer": ("FedAvg(up=Layerwise(LBGM(threshold=0.5)))", "normed", {}),
+    "lbgm, what was sent is what is kept": (
+        "FedAvg(up=ErrorFeedback(LBGM(RandK(0.4), threshold=0.9, compare='dense', store='packet')))",
+        "normed",
+        {"dropout": 0.2},
+    ),
+    "clustered lbgm": ("ClusteredLBGM(2, threshold=0.6, up=ErrorFeedback(TopK(0.5)))", "normed", {"dropout": 0.2}),
     "luar": ("LUAR(FedAvg(opt=Adam(0.03)), recycle=2, layers='tensors')", "mlp", {"dropout": 0.2}),
     "scaffold": ("SCAFFOLD(up=TopK(0.3))", "mlp", {"dropout": 0.2}),
     "ef21 both ways": ("FedAvg(up=EF21(TopK(0.3)), down=EF21(TopK(0.3)))", "mlp", {"dropout": 0.2}),
@@ -122,6 +128,8 @@ RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flss": ("FLSS(FedAvg(up=ErrorFeedback(TopK(0.3))), rank=2, start=2, every=2)", "normed", {}),
     "intrinsic": ("Intrinsic(8, subspaces=2, varying=True, epoch=2, opt=Adam(0.03))", "normed", {"dropout": 0.2}),
     "projection": ("FedAvg(up=LBGM(Projection(8), threshold=0.7))", "mlp", {"dropout": 0.2}),
+    "powersgd": ("FedAvg(up=LBGM(PowerSGD(1), threshold=0.5))", "mlp", {"dropout": 0.2}),
+    "fetchsgd": ("FetchSGD(30, 8)", "normed", {"dropout": 0.2}),
 }
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from thinwire.errors import WireError
 from thinwire.params import Layout, Params
-from thinwire.wire import VERSION, clone, conform, dumps, loads, restore
+from thinwire.wire import VERSION, clone, conform, dumps, length, loads, restore
 
 DTYPES = [
     torch.bool,
@@ -117,6 +117,17 @@ def test_params_are_sent_as_their_vector() -> None:
     assert dumps(params) == dumps(torch.tensor([1.0, -2.0])) == h("01480102 0000803f 000000c0")
 
 
+def test_bytes_are_sent_as_a_vector_and_come_back_into_a_template_as_bytes_of_any_number() -> None:
+    assert dumps(b"\x01\xff") == dumps(torch.tensor([1, 255], dtype=torch.uint8)) == h("01410102 01ff")
+    assert dumps(b"") == h("01410100")
+    for value in (b"", b"\x00", b"ABC" * 50):
+        assert restore(loads(dumps([value, 1])), [b"template", 0]) == [value, 1]
+        assert clone(value) == value
+    for other in (1, "text", None, [1], torch.ones(2), torch.ones(1, 2, dtype=torch.uint8)):
+        with pytest.raises(WireError, match=r"^state\.0: bytes expected, .* found$"):
+            restore(loads(dumps([other])), [b""])
+
+
 def test_messages_have_these_lengths() -> None:
     assert len(dumps(torch.zeros(1_000))) == 4_008  # 1 + 4 of structure, 3 of padding
     assert len(dumps(torch.zeros(1_000, dtype=torch.bool))) == 130
@@ -167,6 +178,7 @@ def test_what_was_written_is_read_bit_for_bit(value: Any) -> None:
     data = dumps(value)
     assert same(loads(data), value)
     assert dumps(loads(data)) == data
+    assert length(value) == len(data)
     assert same(restore(loads(data), value), value)
 
 
@@ -246,7 +258,7 @@ class Evil:
     "value",
     [
         {1, 2},
-        b"bytes",
+        bytearray(b"bytes"),
         1j,
         object(),
         Evil(),

@@ -9,18 +9,21 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, Each, FedAvg, Intrinsic, Start, Sum
+from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, ClusteredLBGM, Each, FedAvg, FetchSGD, Intrinsic, Start, Sum
 from .config import complete
 from .expression import parse
 from .key import Key
 from .ledger import Ledger
 from .links import (
+    ATOMO,
     BF16,
     EF21,
     LBGM,
     QSGD,
     STC,
+    Budget,
     Codec,
+    CountSketch,
     Dense,
     DropoutAvg,
     Entropy,
@@ -30,7 +33,9 @@ from .links import (
     Int8,
     Layerwise,
     Link,
+    LowRank,
     Partition,
+    PowerSGD,
     Projection,
     RandK,
     RandomBlock,
@@ -54,6 +59,7 @@ from .wire import dumps, loads, restore
 __version__ = code_version().partition("+")[0]
 
 __all__ = [
+    "ATOMO",
     "BF16",
     "EF21",
     "FLSS",
@@ -67,8 +73,11 @@ __all__ = [
     "Adam",
     "Algorithm",
     "Basis",
+    "Budget",
+    "ClusteredLBGM",
     "Codec",
     "Cosine",
+    "CountSketch",
     "Decay",
     "Dense",
     "DropoutAvg",
@@ -78,6 +87,7 @@ __all__ = [
     "Exponential",
     "Fastfood",
     "FedAvg",
+    "FetchSGD",
     "Flat",
     "Gaussian",
     "Half",
@@ -90,12 +100,14 @@ __all__ = [
     "Link",
     "Local",
     "LocalSGD",
+    "LowRank",
     "MajorityVote",
     "Momentum",
     "Network",
     "Optimizer",
     "Params",
     "Partition",
+    "PowerSGD",
     "Projection",
     "RandK",
     "RandomBlock",

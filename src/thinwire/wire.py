@@ -27,10 +27,10 @@ from torch import Tensor
 from .errors import WireError
 from .params import Params, is_finite
 
-__all__ = ["VERSION", "Packet", "State", "WireError", "clone", "conform", "dumps", "loads", "restore"]
+__all__ = ["VERSION", "Packet", "State", "WireError", "clone", "conform", "dumps", "length", "loads", "restore"]
 
 Packet = Any  # tensors, numbers, strings, None, lists and dicts of these
-State = Any  # the same, plus Params, and tuples and NamedTuples of these
+State = Any  # the same, plus Params, bytes (of any number), and tuples and NamedTuples of these
 
 VERSION = 1
 NONE, FALSE, TRUE, INT, FLOAT, TEXT, LIST, DICT = range(8)
@@ -61,7 +61,7 @@ with warnings.catch_warnings():  # torch warns once a process that bytes cannot 
 
 
 def dumps(x: State) -> bytes:
-    """The bytes of ``x``. ``Params`` are sent as their vector, tuples as lists.
+    """The bytes of ``x``. ``Params`` are sent as their vector, tuples as lists, bytes as a vector of uint8.
 
     Raises ``TypeError`` for anything that is not a :data:`State`.
     """
@@ -77,6 +77,19 @@ def dumps(x: State) -> bytes:
         parts.append(data)
         position += pad + len(data)
     return b"".join(parts)
+
+
+def length(x: State) -> int:
+    """``len(dumps(x))``, without a copy of any tensor."""
+    structure = bytearray([VERSION])
+    tensors: list[Tensor] = []
+    _write(x, structure, tensors)
+    position = len(structure)
+    for tensor in tensors:
+        n = tensor.numel()
+        position += -position % _alignment(tensor.dtype)
+        position += (n + 7) // 8 if tensor.dtype == torch.bool else n * tensor.dtype.itemsize
+    return position
 
 
 def loads(
@@ -137,6 +150,8 @@ def _write(x: Any, out: bytearray, tensors: list[Tensor], depth: int = 0) -> Non
         out.append(FALSE)
     elif isinstance(x, Params):
         _write(x.flat, out, tensors, depth)
+    elif isinstance(x, bytes):
+        _write(torch.frombuffer(x, dtype=torch.uint8) if x else torch.zeros(0, dtype=torch.uint8), out, tensors, depth)
     elif isinstance(x, Tensor):
         if x.dtype not in CODES or x.layout != torch.strided:
             kind = x.dtype if x.layout == torch.strided else x.layout
@@ -347,6 +362,10 @@ def conform(packet: Packet, like: State, where: str = "packet") -> None:
     if isinstance(like, Tensor):
         if not isinstance(packet, Tensor) or packet.dtype != like.dtype or packet.shape != like.shape:
             raise WireError(f"{where}: {_named(like)} expected, {_named(packet)} found")
+    elif isinstance(like, bytes):
+        vector = isinstance(packet, Tensor) and packet.dtype == torch.uint8 and packet.ndim == 1
+        if not vector and not isinstance(packet, bytes):
+            raise WireError(f"{where}: bytes expected, {_named(packet)} found")
     elif isinstance(like, Several):
         if not isinstance(packet, list):
             raise WireError(f"{where}: a list expected, {_named(packet)} found")
@@ -376,6 +395,8 @@ def _typed(packet: Any, like: Any) -> Any:
         return Params(like.layout, _typed(packet.flat if isinstance(packet, Params) else packet, like.flat))
     if isinstance(like, Tensor):
         return packet.to(like.device, copy=True, memory_format=torch.contiguous_format)
+    if isinstance(like, bytes):
+        return packet if isinstance(packet, bytes) else packet.numpy().tobytes()
     if isinstance(like, Several):
         return Several([_typed(part, like.like) for part in packet], like.like)
     if isinstance(like, list | tuple):

@@ -1,27 +1,35 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
 from ..kernels.select import top_k
+from .atomo import ATOMO
 from .base import Codec, Link
 from .block import RandomBlock
+from .budget import Budget
 from .dense import BF16, Dense, Half
 from .dropout import DropoutAvg
 from .entropy import Entropy, entropy_bound
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
+from .lowrank import LowRank
+from .powersgd import PowerSGD
 from .projection import Projection
 from .quantize import QSGD, Int8, Ternary
 from .sign import ScaledSign, SignSGD
+from .sketch import CountSketch
 from .sparse import RandK, Sparse, TopK
 from .stc import STC
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [
+    "ATOMO",
     "BF16",
     "EF21",
     "LBGM",
     "QSGD",
     "STC",
+    "Budget",
     "Codec",
+    "CountSketch",
     "Dense",
     "DropoutAvg",
     "Entropy",
@@ -31,7 +39,9 @@ __all__ = [
     "Int8",
     "Layerwise",
     "Link",
+    "LowRank",
     "Partition",
+    "PowerSGD",
     "Projection",
     "RandK",
     "RandomBlock",

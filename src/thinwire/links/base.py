@@ -25,7 +25,8 @@ class Link(Config, ABC):
     """
 
     linear: bool = False
-    """The mean of packets decodes to the mean: the server decodes once, all-reduce is allowed."""
+    """The mean of packets decodes to the mean (of count sketches to its estimate): the server decodes once,
+    all-reduce is allowed."""
     contraction: bool = False
     """``‖x - seen‖ <= c ‖x‖`` with c < 1: what error feedback needs."""
     memory: bool = False

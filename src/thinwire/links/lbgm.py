@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Size
 
 from ..errors import CombinationError, check, require
 from ..key import Key
 from ..params import Layout, Params
-from ..wire import Packet, State
+from ..wire import Packet, Several, State, dumps, loads
 from .base import Link
 from .dense import Dense, number
 from .sparse import Sparse
@@ -24,7 +25,7 @@ from .sparse import Sparse
 class LookBack(NamedTuple):
     """l, and the inner sender's state."""
 
-    gradient: Params  # l
+    gradient: Params | Several  # l, or the messages that it was sent in
     inner: State
 
 
@@ -32,14 +33,26 @@ class LookBack(NamedTuple):
 class LBGM(Link):
     """Send one scalar while the update keeps its direction.
 
-    Both ends keep the last update that was sent whole, l. If the squared sine of the angle
-    between the new one, g, and l is at most ``threshold`` (the paper's delta), the scalar
-    rho = <g, l> / |l|^2 is sent and rho * l is seen; else g is sent and becomes l.
+    Both ends keep the last update that was sent whole, l: what ``inner`` delivered of it. If
+    the squared sine of the angle between the new one, g, and l is at most ``threshold`` (the
+    paper's delta), the scalar rho = <g, l> / |l|^2 is sent and rho * l is seen; else ``inner``
+    sends, and what it delivers becomes l. The whole vector is tested at once;
+    ``Layerwise(LBGM(...))`` tests layer by layer, as the authors' code does.
 
-    ``inner`` sends what is sent whole, and l is what it would deliver:
-    ``LBGM(ErrorFeedback(TopK(0.1)), threshold=0.4)``. A recycled round keeps the inner
-    link's new residual. The whole vector is tested at once; ``Layerwise(LBGM(...))`` tests
-    layer by layer, as the authors' code does.
+    ``compare`` says what g is. "delivered", as in the paper: what the inner link would
+    deliver. The inner link is asked each round and keeps its next state, recycled or not:
+    ``LBGM(ErrorFeedback(TopK(0.1)))``. "dense", as in the authors' code: the update as it is.
+    Then the inner link is asked only when it sends, a recycled round leaves its state alone,
+    and recycling loses at most ``threshold`` of |g|^2. So over a contraction it is one, and
+    error feedback may go around it, which is the authors' order:
+    ``ErrorFeedback(LBGM(TopK(0.1), compare="dense"))``. l is what was delivered all the same,
+    for the receiver has nothing else: a threshold below the share of |g|^2 that the inner
+    link leaves out recycles hardly ever.
+
+    ``store="packet"`` keeps l as the message that it came in, to be decoded when it is looked
+    back on: the memory of both ends is then as small as what was sent, which is Appendix
+    C.1's compressed look-back gradient. Nothing else changes. (Its other answers: ``states=
+    "disk"`` of the runner, and :class:`ClusteredLBGM`.)
 
     Differences from the paper: g is the change of the model over the round, which equals
     the sum of gradients times the learning rate for plain SGD and stays right with
@@ -51,42 +64,87 @@ class LBGM(Link):
 
     inner: Link = Dense()
     threshold: float = 0.2
+    compare: Literal["delivered", "dense"] = "delivered"
+    store: Literal["dense", "packet"] = "dense"
 
     memory = True
 
     def __post_init__(self) -> None:
         require(isinstance(self.inner, Link), f"LBGM holds a link such as TopK(0.01), not {self.inner!r}")
         require(0 <= self.threshold <= 1, f"LBGM(threshold={self.threshold}): threshold is a squared sine, 0 to 1")
+        for name, value, known in (
+            ("compare", self.compare, ("delivered", "dense")),
+            ("store", self.store, ("dense", "packet")),
+        ):
+            require(value in known, f"LBGM({name}={value!r}): {name} is one of {', '.join(known)}")
         if self.inner.memory:
             raise CombinationError(f"LBGM needs an inner link whose receiver has no memory; {self.inner!r} has one")
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
-        return isinstance(self.inner, Dense | Sparse) and self.threshold < 1  # what both leave out may add up to more
+        # Compared with what was delivered, what both leave out may add up to more than there was.
+        bounded = isinstance(self.inner, Dense | Sparse) or (self.compare == "dense" and self.inner.contraction)
+        return bounded and self.threshold < 1
 
     def open(self, like: Params) -> tuple[State, State]:
-        return LookBack(like.zeros(), self.inner.open(like)[0]), like.zeros()
+        l = like.zeros() if self.store == "dense" else Several([], b"")  # noqa: E741  the paper's letter
+        return LookBack(l, self.inner.open(like)[0]), l
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        l = self._look_back(tx.gradient, x.layout, key)  # noqa: E741
+        if self.compare == "dense" and (rho := multiplier(x, l, self.threshold)) is not None:
+            return rho, l * rho, tx
         packet, g, inner = self.inner.send(x, tx.inner, key)
-        l = tx.gradient.only(x.names)  # noqa: E741  the paper's letter
-        rho = _multiplier(g, l, self.threshold)
-        if rho is not None:
+        if self.compare == "delivered" and (rho := multiplier(g, l, self.threshold)) is not None:
             return rho, l * rho, LookBack(tx.gradient, inner)
-        return [packet], g, LookBack(tx.gradient.replace(g), inner)
+        return [packet], g, LookBack(self._keep(tx.gradient, packet, g, key), inner)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         if not isinstance(packet, list):
-            return rx.only(layout.names) * number(packet), rx
+            return self._look_back(rx, layout, key) * number(packet), rx
         check(len(packet) == 1, "a whole update or one number")
         g, _ = self.inner.recv(packet[0], layout, None, key)
-        return g, rx.replace(g)
+        return g, self._keep(rx, packet[0], g, key)
 
     def floats(self, packet: Packet) -> float:
         return self.inner.floats(packet[0]) if isinstance(packet, list) else 1.0
 
+    def _look_back(self, kept: State, layout: Layout, key: Key) -> Params:
+        """L on the layers of ``layout``; zero where nothing was sent yet."""
+        if isinstance(kept, Params):
+            return kept.only(layout.names)
+        l = layout.zeros()  # noqa: E741
+        for message in kept:  # oldest first
+            round, layers, packet = _opened(message)
+            own = Layout(tuple(layers), tuple(map(Size, layers.values())))
+            g, _ = self.inner.recv(packet, own, None, key._replace(round=round))
+            l = l.replace(g.only(layers.keys() & layout.spans.keys()))  # noqa: E741
+        return l
 
-def _multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
+    def _keep(self, kept: State, packet: Packet, g: Params, key: Key) -> State:
+        """L is now g on the layers that g has: the packet goes after those that are still needed for the others."""
+        if isinstance(kept, Params):
+            return kept.replace(g)
+        if not g.names:
+            return kept
+        named = zip(g.names, g.layout.shapes, strict=True)
+        messages = [dumps([key.round, {name: list(shape) for name, shape in named}, packet])]
+        newer = set(g.names)
+        for message in reversed(kept):
+            layers = _opened(message)[1].keys()
+            if layers - newer:
+                messages.insert(0, message)
+                newer |= layers
+        return Several(messages, b"")
+
+
+def _opened(message: bytes) -> list[Packet]:
+    """The round, the layers and their shapes, and the packet of a message that was kept."""
+    parts: list[Packet] = loads(message, max_values=None, finite=False)
+    return parts
+
+
+def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
     """rho as a 32-bit number if g may be recycled, else None (Algorithm 1, lines 6 and 7)."""
     gg, ll, gl = g @ g, l @ l, g @ l
     if ll == 0 or not math.isfinite(gg):

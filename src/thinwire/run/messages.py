@@ -172,7 +172,9 @@ class Mean:
                 if leaf.link.linear and leaf.kind != "each":
                     self._fold(i, leaf.link, layout, inner, w, where)
                 elif layout.names or leaf.kind == "each":
-                    value, end = leaf.link.recv(inner, layout, end, where)
+                    value = leaf.blank.only(())
+                    if layout.names or not leaf.blank.names:  # of a field without layers nothing is sent
+                        value, end = leaf.link.recv(inner, layout, end, where)
                     self._value(i, leaf, client, value, w)
             ends.append(end)
         self.whole += weight

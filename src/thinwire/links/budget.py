@@ -1,0 +1,170 @@
+"""A budget of bytes, spent where it lowers the error most."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import check, require
+from ..key import Key
+from ..params import Layout, Params
+from ..wire import Packet, State, length
+from .base import Codec, Link, join
+from .dense import Dense, Half, vector
+from .quantize import Int8
+from .sign import ScaledSign
+from .sparse import TopK
+
+LADDER = (TopK(0.001), TopK(0.003), TopK(0.01), TopK(0.03), TopK(0.1), ScaledSign(), Int8(), Half(), Dense())
+
+
+class _Option(NamedTuple):
+    """One layer by one codec."""
+
+    choice: int  # of the ladder
+    packet: Packet
+    bytes: int
+    error: float  # squared, summed over the layer
+
+
+@dataclass(frozen=True)
+class Budget(Link):
+    """At most ``bytes`` a message: for each layer the codec of ``ladder`` that is worth its bytes.
+
+    Every layer is encoded once by every codec, and its bytes and squared error are measured.
+    All layers begin at their cheapest codec; then the step to a dearer one that takes most
+    error off a byte, over all layers, is made again and again, as long as the message stays
+    within the budget. Which codec a layer has is in the packet, a byte each. The budget is
+    for the packet as it is serialised, ``len(dumps(packet))``, and holds for every message;
+    one that cannot hold the layers at their cheapest is a ``ValueError`` that says what they
+    take. Costs the time of all codecs together, and the memory of all their packets.
+
+    The steps are those along the lower convex hull of each layer's points (bytes, error), in
+    the order of a falling Lagrange multiplier, which is the least error for the bytes used:
+    Shoham, Gersho, "Efficient Bit Allocation for an Arbitrary Set of Quantizers", IEEE Trans.
+    ASSP, 1988. Differences from the paper: it stops at the first step that does not fit. Here
+    the bytes that are left go to whatever still fits, best first; and the step is made all the
+    same, with the others beginning anew, if that leaves less error (one layer may be nearly
+    the whole model).
+    """
+
+    paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"
+
+    bytes: int
+    ladder: tuple[Codec, ...] = LADDER
+
+    def __post_init__(self) -> None:
+        require(self.bytes > 0, f"Budget(bytes={self.bytes}): bytes must be positive")
+        good = isinstance(self.ladder, tuple) and all(isinstance(codec, Codec) for codec in self.ladder)
+        require(good, f"Budget(ladder={self.ladder!r}): a tuple of codecs such as (TopK(0.01), Half())")
+        require(0 < len(self.ladder) <= 256, f"Budget(ladder=...): {len(self.ladder)} codecs; it takes 1 to 256")
+        for flag in ("contraction", "absolute"):
+            object.__setattr__(self, flag, all(getattr(codec, flag) for codec in self.ladder))
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        layers = [self._options(layer, key.at(name)) for name, layer in x.items()]
+        hulls = [_hull(options) for options in layers]
+        chosen, missed = _spent(self.bytes, layers, hulls)
+        if chosen is None:
+            least = length(_packed([hull[0] for hull in hulls]))
+            raise ValueError(
+                f"{self!r}: the {len(hulls)} layers take {least} bytes at their cheapest; raise bytes to that, or put "
+                f"a cheaper codec into the ladder"
+            )
+        while missed is not None:  # a large step found no room: it may be worth more than what was bought instead
+            i, high = missed
+            hulls[i] = hulls[i][hulls[i].index(high) :]
+            instead, missed = _spent(self.bytes, layers, hulls)
+            if instead is None or _error(instead) >= _error(chosen):
+                break
+            chosen = instead
+        packet = _packed(chosen)
+        return packet, self._decode(packet, x.layout, key), None
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        check(isinstance(packet, list) and len(packet) == 2, "choices and packets")
+        choices = vector(packet[0], len(layout.names), torch.uint8)
+        check(bool((choices < len(self.ladder)).all()), f"choices below {len(self.ladder)}")
+        check(isinstance(packet[1], list) and len(packet[1]) == len(layout.names), "one packet a layer")
+        return self._decode(packet, layout, key), None
+
+    def floats(self, packet: Packet) -> float:
+        return float(sum(self.ladder[c].count(p) for c, p in zip(packet[0].tolist(), packet[1], strict=True)))
+
+    def _options(self, layer: Tensor, key: Key) -> list[_Option]:
+        options = []
+        for choice, codec in enumerate(self.ladder):
+            packet = codec.encode(layer, key)
+            lost = layer - codec.decode(packet, layer.shape, key)
+            error = float(torch.linalg.vector_norm(lost, dtype=torch.float64)) ** 2
+            options.append(_Option(choice, packet, length(packet), error))
+        return options
+
+    def _decode(self, packet: Packet, layout: Layout, key: Key) -> Params:
+        named = zip(packet[0].tolist(), packet[1], layout.names, layout.shapes, strict=True)
+        return join(layout, (self.ladder[c].decode(p, shape, key.at(name)) for c, p, name, shape in named))
+
+
+def _packed(options: list[_Option]) -> Packet:
+    return [torch.tensor([o.choice for o in options], dtype=torch.uint8), [o.packet for o in options]]
+
+
+def _error(chosen: list[_Option]) -> float:
+    return sum(o.error for o in chosen)
+
+
+def _spent(
+    most: int, layers: list[list[_Option]], hulls: list[list[_Option]]
+) -> tuple[list[_Option] | None, tuple[int, _Option] | None]:
+    """What each layer is sent as in at most so many bytes, from the first of its hull on, and the first step that
+    did not fit (its layer and where it leads). None where even the first of all hulls are too many bytes.
+    """
+    steps = [(_slope(low, high), i, high) for i, hull in enumerate(hulls) for low, high in pairwise(hull)]
+    steps.sort(key=lambda step: -step[0])  # stable: a layer's own steps stay in order
+
+    def after(count: int) -> list[_Option]:
+        chosen = [hull[0] for hull in hulls]
+        for _, i, high in steps[:count]:
+            chosen[i] = high
+        return chosen
+
+    fitting = bisect_right(range(len(steps) + 1), most, key=lambda count: length(_packed(after(count))))
+    if fitting == 0:
+        return None, None
+    chosen = after(fitting - 1)
+    room = most - length(_packed(chosen))
+    better = [
+        (_slope(chosen[i], o), i, o)
+        for i, options in enumerate(layers)
+        for o in options
+        if o.error < chosen[i].error and o.bytes > chosen[i].bytes
+    ]
+    for _, i, o in sorted(better, key=lambda step: -step[0]):
+        if o.error < chosen[i].error and o.bytes - chosen[i].bytes <= room:
+            dearer = [*chosen[:i], o, *chosen[i + 1 :]]
+            left = most - length(_packed(dearer))  # exactly: padding depends on what lies before
+            if left >= 0:
+                chosen, room = dearer, left
+    return chosen, None if fitting > len(steps) else steps[fitting - 1][1:]
+
+
+def _hull(options: list[_Option]) -> list[_Option]:
+    """The lower convex hull, cheapest first: each takes less error off a byte than the one before."""
+    hull: list[_Option] = []
+    for o in sorted(options, key=lambda o: (o.bytes, o.error)):
+        if hull and o.error >= hull[-1].error:
+            continue  # dearer and no better
+        while len(hull) > 1 and _slope(hull[-1], o) >= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(o)
+    return hull
+
+
+def _slope(low: _Option, high: _Option) -> float:
+    """The squared error that a byte more takes off."""
+    return (low.error - high.error) / (high.bytes - low.bytes)

@@ -1,0 +1,92 @@
+"""PowerSGD: one step of power iteration a round, from where the last one ended.
+
+Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2.
+
+Differences from the paper: its workers agree on one pair of factors by two all-reduces, of
+M Q and of M^T P. A link is one message in one direction, so here each sender iterates on its
+own matrix and sends its own pair, P and M^T P, and pairs are not averaged: the link is not
+linear. With one sender both are the same. The update of a round takes the place of the
+gradient. Q's columns are made of unit length before they are used (the span is the same,
+small numbers do not vanish), and a column of zeros is drawn anew.
+
+Seen here: a warm start makes each message nearly as good as the decomposition, where a cold
+one loses half as much again. But with error feedback a cold one can owe less in the end, where
+updates repeat themselves: it finds at once what has piled up outside the last directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import require
+from ..key import Key
+from ..params import Layout, Params
+from ..wire import Packet, State
+from .base import Link
+from .lowrank import LowRank, factors, sides, thin
+
+
+class Sender(NamedTuple):
+    """What is still owed, and Q^T of every layer that is sent in factors."""
+
+    residual: Params
+    start: dict[str, Tensor]  # [rank, n]
+
+
+@dataclass(frozen=True)
+class PowerSGD(Link):
+    """Two factors of rank ``rank`` of each layer's matrix, near the best, for two thin products; error feedback inside.
+
+    The sender keeps what it left out (error feedback) and where its iteration is (the warm
+    start; ``warm=False`` begins anew from random numbers each round). The receiver keeps
+    nothing. The matrices, what is sent whole, and the bytes are those of ``LowRank``.
+    """
+
+    paper = "Vogels, Karimireddy, Jaggi, NeurIPS 2019, arXiv:1905.13727"
+
+    rank: int = 2
+    warm: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.rank > 0, f"PowerSGD(rank={self.rank}): rank must be at least 1")
+
+    def open(self, like: Params) -> tuple[State, State]:
+        shapes = zip(like.layout.names, like.layout.shapes, strict=True)
+        start = {name: torch.zeros(self.rank, sides(s)[1]) for name, s in shapes if thin(s, self.rank)}
+        return Sender(like.zeros(), start), None
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        owed = x + tx.residual.only(x.names)
+        packet, start = [], dict(tx.start)
+        for name, layer in owed.items():
+            if name not in start:
+                packet.append(layer.reshape(-1))
+                continue
+            left, right = iterate(layer.reshape(len(layer), -1), start[name], key.at(name))
+            packet.append(factors(left, right))
+            start[name] = right if self.warm else start[name]
+        seen, _ = self.recv(packet, x.layout, None, key)
+        return packet, seen, Sender(tx.residual.replace(owed - seen), start)
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        return LowRank(self.rank).recv(packet, layout, rx, key)
+
+    def floats(self, packet: Packet) -> float:
+        return LowRank(self.rank).floats(packet)
+
+
+def iterate(
+    x: Float[Tensor, "m n"], start: Float[Tensor, "rank n"], key: Key
+) -> tuple[Float[Tensor, "m rank"], Float[Tensor, "rank n"]]:
+    """Algorithm 1: P = orthonormal(M Q) and P^T M, for M = ``x`` and Q^T = ``start``."""
+    length = torch.linalg.vector_norm(start, dim=1, keepdim=True, dtype=torch.float64)
+    drawn = torch.randn(start.shape, generator=key.generator("start"))
+    unit = torch.where(length > 0, (start / length).float(), drawn)
+    left = torch.linalg.qr(x @ unit.T).Q
+    return left, left.T @ x

@@ -1,0 +1,35 @@
+"""The experiments' scripts run, at a size that says nothing about the methods."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_table_2_in_kind_has_every_method_with_the_bytes_of_both_directions(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--rounds", "5", "--clients", "6", "--sample", "2", "--every", "2"]
+    done = subprocess.run(
+        [sys.executable, "experiments/fetchsgd/table2.py", *arguments, "--budget", "0.1", "--into", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    *lines, last = map(json.loads, (tmp_path / "table2_digits.jsonl").read_text().splitlines())
+    assert len(lines) == 16
+    assert [line["rounds"] for line in lines[:4]] == [5, 2, 1, 5]
+    assert all(line["bytes_up"] > 0 and line["bytes_down"] > 0 for line in lines)
+    table = {row["row"]: row for row in last["table"]}
+    assert list(table) == [line["row"] for line in lines]
+    assert table["uncompressed"]["compression"] == [1.0, 1.0, 1.0]
+    assert table["FedAvg (5 local steps)"]["compression"] == [5.0, 5.0, 5.0]
+    assert table["uncompressed"]["within"] == [None] or table["uncompressed"]["within"][0] > 0
+    assert table["FetchSGD (k = D / 5,000)"]["compression"][1] > 50
+    assert table["FetchSGD (k = D / 5,000)"]["paper"] == [14.8, 3.8, 100, 7.3]
