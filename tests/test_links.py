@@ -489,26 +489,26 @@ BYTES = [
     (Half(), 2_008, 2_012),
     (BF16(), 2_008, 2_012),
     (Sparse(), 4_012, 4_020),
-    # 18 of structure; 21 bits and 60 bits of positions, 3 of padding, 40 of values
+    # 18 of structure; 3 and 8 bytes of positions, 3 of padding, 40 of values
     (TopK(0.01), 72, 88),
-    (TopK(0.1), 480, 492),
-    (TopK(0.1, values=Half()), 278, 292),
-    (TopK(0.1, values=ScaledSign()), 101, 123),
-    (TopK(0.5), 2_148, 2_160),
+    (TopK(0.1), 476, 492),
+    (TopK(0.1, values=Half()), 276, 292),
+    (TopK(0.1, values=ScaledSign()), 97, 123),
+    (TopK(0.5), 2_144, 2_156),
     (TopK(1.0), 4_012, 4_020),
     (RandK(0.01), 48, 52),
     (RandK(0.1), 408, 412),
     (RandK(0.1, unbiased=True), 408, 412),
     (ScaledSign(), 141, 153),  # 11, 1 of padding, 4 of scale, 125 of signs
     (Flat(TopK(0.1)), 476, 476),
-    (Flat(ScaledSign()), 141, 141),
-    (ErrorFeedback(TopK(0.1)), 480, 492),
-    (EF21(TopK(0.1)), 480, 492),
+    (Flat(ScaledSign()), 137, 137),
+    (ErrorFeedback(TopK(0.1)), 476, 492),
+    (EF21(TopK(0.1)), 476, 492),
     (LBGM(), 4_008, 4_008),  # a list of one around the tensor takes of the padding
     (LBGM(TopK(0.1)), 480, 496),
     (Layerwise(LBGM()), 4_012, 4_016),
     (Layerwise(ErrorFeedback(TopK(0.1))), 480, 496),
-    (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_196),
+    (Partition({"b": Dense(), "*": TopK(0.1)}), 480, 1_192),
     (Projection(250), 1_008, 1_812),
     (Flat(Projection(250)), 1_008, 1_008),
     (CountSketch(5, 20), 408, 812),  # 100 floats a layer
@@ -568,13 +568,13 @@ def test_how_links_are_stacked_shows_in_the_bytes() -> None:
         Partition({"a": Dense(), "*": Dense()}): f"01 0602 480102 480102 000000 {a} {b}",
         TopK(1.0): f"01 0602 060200480102 060200480102 00 {a} {b}",
         Flat(TopK(1.0)): f"01 0602 00 480104 00 {a} {b}",
-        # gaps 0 and 0 with b = 0: two zeros, no rests
-        Flat(TopK(0.5)): f"01 0602 0603 0300 400102 400100 480102 00 000000 {a}",
+        # gaps 0 and 0 with b = 0: two ones, no rests
+        Flat(TopK(0.5)): f"01 0602 0603 0300 410101 410100 480102 03 000000 {a}",
         # one of two: a bit each, 01 and 01
-        TopK(0.5): "01 0602 0602400102480101 0602400102480101 02 00008040 02 000000 000000c0",
+        TopK(0.5): "01 0602 0602410101480101 0602410101480101 02 00008040 02 000000 000000c0",
         # scales 3.5 and 1.5, signs 11 and 10
-        ScaledSign(): "01 0602 06024800400102 06024800400102 000000 00006040 03 000000 0000c03f 01",
-        Flat(ScaledSign()): "01 0602 4800 400104 00002040 07",
+        ScaledSign(): "01 0602 06024800410101 06024800410101 000000 00006040 03 000000 0000c03f 01",
+        Flat(ScaledSign()): "01 0602 4800 410101 00002040 07",
         Half(): "01 0602 460102 460102 00 0042 0044 003c 00c0",
         BF16(): "01 0602 470102 470102 00 4040 8040 803f 00c0",
     }
@@ -592,7 +592,7 @@ def test_the_papers_figure_counts_values_and_nothing_else() -> None:
         (Sparse(), 1_000.0),
         (ScaledSign(), 1 + 800 / 32 + 1 + 200 / 32),
         (Flat(ScaledSign()), 1 + 1_000 / 32),
-        (TopK(0.1, values=ScaledSign()), 1 + 80 / 32 + 1 + 20 / 32),
+        (TopK(0.1, values=ScaledSign()), 1 + 80 / 32 + 1 + 24 / 32),  # whole bytes of signs
         (ErrorFeedback(ScaledSign()), 33.25),
         (EF21(TopK(0.1)), 100.0),
         (LBGM(), 1_000.0),
@@ -609,31 +609,35 @@ def test_the_papers_figure_counts_values_and_nothing_else() -> None:
 # -- positions ----------------------------------------------------------------
 
 
+def bits_of(packed: Tensor) -> list[int]:
+    """The bits of bytes, the lowest of each first."""
+    return [byte >> place & 1 for byte in packed.tolist() for place in range(8)]
+
+
 def read_positions(packet: Any, n: int) -> list[int]:
     """The coding of positions as its description has it: one bit after the other."""
     if packet is None:
         return list(range(n))
     if isinstance(packet, Tensor):
-        return [i for i, bit in enumerate(packet.tolist()) if bit]
-    b, ones, rests = packet[0], packet[1].tolist(), packet[2].tolist()
+        return [i for i, bit in enumerate(bits_of(packet)[:n]) if bit]
+    b, quotients, rests = packet[0], bits_of(packet[1]), bits_of(packet[2])
     positions: list[int] = []
-    at, place = 0, 0
-    while at < len(ones):
-        gap = 0
-        while ones[at]:
+    gap, place = 0, 0
+    for bit in quotients:
+        if not bit:
             gap += 1 << b
-            at += 1
-        at += 1
+            continue
         for i in range(b):
             gap += rests[place + i] << i
         place += b
         positions.append((positions[-1] if positions else -1) + 1 + gap)
-    assert place == len(rests)
+        gap = 0
+    assert len(rests) - 8 < place <= len(rests)
     return positions
 
 
 def cost(packet: Any) -> int:
-    """Bits."""
+    """Bytes."""
     if isinstance(packet, Tensor):
         return packet.numel()
     return packet[1].numel() + packet[2].numel()
@@ -641,23 +645,23 @@ def cost(packet: Any) -> int:
 
 def test_positions_by_hand() -> None:
     # Gaps 9, 20, 14, 34 with b = 4: quotients 0, 1, 0, 2; rests 9, 4, 14, 2, the lowest bit first.
-    b, ones, rests = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
+    b, quotients, rests = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
     assert b == 4
-    assert "".join(map(str, ones.int().tolist())) == "0100110"
-    assert "".join(map(str, rests.int().tolist())) == "1001001001110100"
-    assert unpack_positions([b, ones, rests], 100).tolist() == [9, 30, 45, 80]
+    assert "".join(map(str, bits_of(quotients))) == "10110010"
+    assert "".join(map(str, bits_of(rests))) == "1001001001110100"
+    assert unpack_positions([b, quotients, rests], 100).tolist() == [9, 30, 45, 80]
 
 
 def test_positions_by_hand_in_bytes() -> None:
     packet = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
-    # list of 3; 4; 7 bits; 16 bits; 0100110 and 1001001001110100 lowest bit first
-    assert dumps(packet).hex() == "010603030840010740011032492e"
+    # list of 3; 4; a byte and two of them; 1011001 and 1001001001110100 lowest bit first
+    assert dumps(packet).hex() == "01060303084101014101024d492e"
 
 
 def test_all_positions_need_no_bytes_and_dense_ones_a_bit_each() -> None:
     assert pack_positions(torch.arange(5), 5) is None
     packet = pack_positions(torch.tensor([0, 2, 4]), 5)  # gaps 0, 1, 1 would take five bits too
-    assert packet.tolist() == [True, False, True, False, True]
+    assert packet.tolist() == [0b10101]
     assert pack_positions(torch.arange(0), 0) is None
     nothing = pack_positions(torch.arange(0), 50)
     assert cost(nothing) == 0
@@ -682,9 +686,10 @@ def test_the_smaller_of_rice_and_bits_is_sent(share: float, n: int) -> None:
         positions = sorted(draw.sample(range(n), max(1, round(share * n))))
         packet = pack_positions(torch.tensor(positions), n)
         gaps = [b - a - 1 for a, b in zip([-1, *positions], positions, strict=False)]
-        rice = min(sum((gap >> b) + 1 + b for gap in gaps) for b in range(16))
-        assert cost(packet) == min(rice, n)
+        rice, b = min((sum((gap >> b) + 1 + b for gap in gaps), b) for b in range(16))
         assert isinstance(packet, Tensor) is (rice >= n)
+        rest = b * len(gaps)
+        assert cost(packet) == ((n + 7) // 8 if rice >= n else (rest + 7) // 8 + (rice - rest + 7) // 8)
         assert read_positions(packet, n) == positions
 
 
@@ -693,7 +698,7 @@ def test_the_smaller_of_rice_and_bits_is_sent(share: float, n: int) -> None:
 def test_random_positions_cost_no_more_than_five_percent_over_the_entropy(kept: int, entropy: float) -> None:
     positions = torch.randperm(100_000, generator=torch.Generator().manual_seed(kept))[:kept].sort().values
     packet = pack_positions(positions, 100_000)
-    assert entropy <= cost(packet) <= 1.05 * entropy
+    assert entropy <= 8 * cost(packet) <= 1.05 * entropy
     assert len(dumps(packet)) <= 1.05 * entropy / 8 + 20
 
 
@@ -709,43 +714,55 @@ def flags(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
+def packed(text: str) -> Tensor:
+    """Bits, "1011 0010 1", in bytes with the lowest first."""
+    text = text.replace(" ", "")
+    text += "0" * (-len(text) % 8)
+    return torch.tensor([int(text[i : i + 8][::-1], 2) for i in range(0, len(text), 8)], dtype=torch.uint8)
+
+
 HOSTILE_POSITIONS = {
     "a number": 3,
     "true": True,
     "text": "all",
     "an empty list": [],
     "a dict": {},
-    "two parts": [1, flags(0)],
-    "four parts": [1, flags(0), flags(0), None],
-    "b of another type": [1.0, flags(0), flags(0)],
-    "b is true": [True, flags(0), flags(0)],
-    "b as a tensor": [torch.tensor(1), flags(0), flags(0)],
-    "a negative b": [-1, flags(0), flags()],
-    "b of 48": [48, flags(0), flags(*[0] * 48)],
-    "b beyond any shift": [2**62, flags(0), flags()],
-    "quotients of another type": [1, torch.zeros(1, dtype=torch.uint8), flags(0)],
-    "quotients of two dimensions": [1, flags(0, 0).view(1, 2), flags(0, 0)],
-    "a scalar quotient": [1, torch.tensor(False), flags(0)],
-    "quotients as a list": [1, [False], flags(0)],
-    "no quotients": [1, None, flags(0)],
-    "quotients that do not end": [1, flags(0, 1), flags(0)],
-    "quotients that never end": [1, flags(1, 1, 1), flags()],
-    "too few rests": [2, flags(0, 0), flags(1, 0, 1)],
-    "too many rests": [2, flags(0), flags(1, 0, 1)],
-    "rests without positions": [2, flags(), flags(1)],
-    "rests of another type": [1, flags(0), torch.zeros(1)],
-    "rests as numbers": [1, flags(0), 1],
-    "a position at the end": [0, flags(*[1] * 10, 0), flags()],
-    "a position far beyond": [3, flags(1, 1, 0), flags(1, 1, 1)],
-    "a rest far beyond": [40, flags(0), flags(*[1] * 40)],
-    "rests whose sum is far beyond": [47, flags(*[0] * 10), flags(*[1] * 470)],
-    "more positions than entries": [0, flags(*[0] * 11), flags()],
-    "too few bits": flags(*[1] * 9),
-    "too many bits": flags(*[1] * 11),
-    "bits of two dimensions": flags(*[1] * 10).view(2, 5),
+    "two parts": [1, packed("1")],
+    "four parts": [1, packed("1"), packed("0"), None],
+    "b of another type": [1.0, packed("1"), packed("0")],
+    "b is true": [True, packed("1"), packed("0")],
+    "b as a tensor": [torch.tensor(1), packed("1"), packed("0")],
+    "a negative b": [-1, packed("1"), packed("")],
+    "b of 48": [48, packed("1"), packed("0" * 48)],
+    "b beyond any shift": [2**62, packed("1"), packed("")],
+    "quotients of another type": [1, packed("1").to(torch.int8), packed("0")],
+    "quotients as truth values": [1, flags(1), packed("0")],
+    "quotients of two dimensions": [1, packed("1").view(1, 1), packed("0")],
+    "a scalar quotient": [1, torch.tensor(1, dtype=torch.uint8), packed("0")],
+    "quotients as a list": [1, [1], packed("0")],
+    "no quotients": [1, None, packed("0")],
+    "quotients that do not end": [1, torch.cat([packed("1"), packed("0")]), packed("0")],
+    "quotients that never end": [1, packed("0"), packed("")],
+    "too few rests": [3, packed("111"), packed("1")],
+    "too many rests": [2, packed("1"), packed("0" * 9)],
+    "bits beyond the rests": [2, packed("1"), packed("001")],
+    "rests without positions": [2, packed(""), packed("1")],
+    "rests of another type": [1, packed("1"), torch.zeros(1)],
+    "rests as numbers": [1, packed("1"), 1],
+    "a position at the end": [0, packed("0" * 10 + "1"), packed("")],
+    "a position far beyond": [3, packed("001"), packed("111")],
+    "a rest far beyond": [4, packed("1"), packed("1111")],
+    "rests whose sum is far beyond": [4, packed("1" * 10), packed("1" * 40)],
+    "a run of many bytes": [0, torch.cat([torch.zeros(1_000, dtype=torch.uint8), packed("1")]), packed("")],
+    "a run that a shift would wrap": [4, torch.cat([torch.zeros(1_000, dtype=torch.uint8), packed("1")]), packed("1")],
+    "more positions than entries": [0, packed("1" * 11), packed("")],
+    "too few bits": packed("1" * 8),
+    "too many bits": packed("1" * 17),
+    "bits beyond the end": packed("1" * 11),
+    "bits of two dimensions": packed("1" * 10).view(1, 2),
     "positions as they are": torch.tensor([1, 2, 3]),
-    "bits as bytes": torch.ones(10, dtype=torch.uint8),
-    "bits as floats": torch.ones(10),
+    "bits as truth values": flags(*[1] * 10),
+    "bits as floats": torch.ones(2),
 }
 
 
@@ -760,16 +777,18 @@ def test_random_bits_are_positions_or_refused() -> None:
     good = 0
     for _ in range(3_000):
         n, b = draw.randint(1, 40), draw.choice([0, 0, 1, 1, 2, 3, 5, 47])
-        ones = [int(draw.random() < 0.3) for _ in range(draw.randint(0, 12))]
-        rests = [int(draw.random() < 0.3) for _ in range(b * ones.count(0) + draw.choice([0, 0, 0, 1]))]
+        quotients = "".join("01"[draw.random() < 0.7] for _ in range(draw.randint(0, 12)))
+        length = max(0, b * quotients.count("1") + draw.choice([0, 0, 0, 1, 8, -1]))
+        rests = "".join("01"[draw.random() < 0.3] for _ in range(length))
+        packet = [b, packed(quotients), packed(rests)]
         try:
-            positions = unpack_positions([b, flags(*ones), flags(*rests)], n).tolist()
+            positions = unpack_positions(packet, n).tolist()
         except WireError:
             continue
         good += 1
         assert positions == sorted(set(positions))
         assert all(0 <= p < n for p in positions)
-        assert positions == read_positions([b, flags(*ones), flags(*rests)], n)
+        assert positions == read_positions(packet, n)
     assert good > 300
 
 
@@ -791,8 +810,8 @@ NASTY = [
     torch.zeros(0),
     torch.zeros(15, dtype=torch.int64),
     torch.zeros(15, dtype=torch.bool),
-    [3, flags(1, 0), flags(1, 1, 1)],
-    [torch.zeros(()), torch.ones(4, dtype=torch.bool)],
+    [3, packed("01"), packed("111")],
+    [torch.zeros(()), packed("1111")],
 ]
 
 
@@ -851,18 +870,20 @@ VECTOR = Layout(("a",), (Size([4]),))
         (Half(), []),
         (BF16(), [torch.zeros(4, dtype=torch.float16)]),
         (Sparse(), [[None, torch.zeros(3)]]),
-        (Sparse(), [[flags(1, 0, 0, 0), torch.zeros(2)]]),
+        (Sparse(), [[packed("1000"), torch.zeros(2)]]),
         (TopK(0.5), [[None, torch.zeros(4), None]]),
         (TopK(0.5), [torch.zeros(4)]),
-        (TopK(0.5), [[flags(1, 1, 0, 0), torch.zeros(2, dtype=torch.float16)]]),
-        (TopK(0.5), [[flags(1, 1, 0, 0), 1.0]]),
-        (TopK(0.5, values=Half()), [[flags(1, 1, 0, 0), torch.zeros(2, dtype=torch.bfloat16)]]),
+        (TopK(0.5), [[packed("1100"), torch.zeros(2, dtype=torch.float16)]]),
+        (TopK(0.5), [[packed("1100"), 1.0]]),
+        (TopK(0.5, values=Half()), [[packed("1100"), torch.zeros(2, dtype=torch.bfloat16)]]),
         (RandK(0.5), [torch.zeros(4)]),
         (RandK(0.5), [[None, torch.zeros(2)]]),
         (RandK(0.5), [torch.zeros(2), torch.zeros(2)]),
-        (ScaledSign(), [[torch.zeros(1), flags(1, 1, 0, 0)]]),
-        (ScaledSign(), [[0.5, flags(1, 1, 0, 0)]]),
-        (ScaledSign(), [[torch.zeros(()), flags(1, 1, 0)]]),
+        (ScaledSign(), [[torch.zeros(1), packed("1100")]]),
+        (ScaledSign(), [[0.5, packed("1100")]]),
+        (ScaledSign(), [[torch.zeros(()), flags(1, 1, 0, 0)]]),
+        (ScaledSign(), [[torch.zeros(()), packed("11001")]]),
+        (ScaledSign(), [[torch.zeros(()), packed("110000000")]]),
         (ScaledSign(), [[torch.zeros(()), torch.ones(4)]]),
         (LBGM(), 0.5),
         (LBGM(), None),

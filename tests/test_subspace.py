@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.stats
 import torch
 from torch import Size, Tensor
 
-from thinwire import Dense, ErrorFeedback, Fastfood, FedAvg, Flat, Gaussian, Key, Layout, Params, Projection, subspace
+from thinwire import Dense, ErrorFeedback, Fastfood, FedAvg, Flat, Gaussian, Key, Layout, Params, Projection
 from thinwire.errors import CombinationError
+from thinwire.kernels import counter, fastfood
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.subspace import Basis
 from thinwire.wire import dumps, loads
@@ -130,7 +133,6 @@ def test_the_columns_are_nearly_orthogonal_of_squared_length_size_over_dim(
 def test_the_two_ends_and_every_client_draw_the_same_matrix(basis: Basis) -> None:
     s, x = normal(300, 1), normal(70_000, 2)
     first = [dumps(basis.expand(s, 70_000, KEY)), dumps(basis.project(x, 300, KEY))]
-    subspace._kept.cache_clear()
     other = KEY._replace(client=None)
     torch.manual_seed(99)
     assert [dumps(basis.expand(s.clone(), 70_000, other)), dumps(basis.project(x.clone(), 300, other))] == first
@@ -146,7 +148,6 @@ def _two_threads() -> Iterator[None]:
 def test_the_number_of_threads_changes_no_bit(request: pytest.FixtureRequest) -> None:
     s, x = normal(300, 1), normal(200_000, 2)
     one = [Fastfood().expand(s, 200_000, KEY), Fastfood().project(x, 300, KEY)]
-    subspace._kept.cache_clear()
     request.getfixturevalue("_two_threads")
     two = [Fastfood().expand(s, 200_000, KEY), Fastfood().project(x, 300, KEY)]
     assert torch.get_num_threads() == 2
@@ -169,8 +170,8 @@ def test_another_seed_round_or_place_is_another_matrix(basis: Basis) -> None:
 def test_fastfood_is_the_product_of_its_dense_factors(size: int, dim: int) -> None:
     n = max(16 if dim == 12 else 1, {8: 8, 6: 8, 100: 128, 128: 128, 33: 64, 1: 1, 5: 8}[size])
     m = {3: 4, 4: 4, 7: 8, 100: 128, 33: 64, 1: 1, 12: 16}[dim]
-    draws = [draw for _, draw in subspace._drawn(n, m, KEY.everyone().number("fastfood"))]
-    sign, gauss, place = (torch.cat(part).numpy() for part in zip(*draws, strict=True))
+    draw = fastfood.draws(0, n, n, m, KEY.everyone().number("fastfood"))
+    sign, gauss, place = (part.numpy() for part in draw)
     h = scipy.linalg.hadamard(n).astype(np.float64)
     dense = np.diag(sign.astype(np.float64)) @ h @ np.diag(gauss.astype(np.float64)) @ h[place][:, :dim]
     dense = dense[:size] / np.sqrt(n * dim)
@@ -179,22 +180,32 @@ def test_fastfood_is_the_product_of_its_dense_factors(size: int, dim: int) -> No
 
 
 def test_what_is_drawn_is_signs_normal_numbers_and_every_place_equally_often() -> None:
-    draws = [draw for _, draw in subspace._drawn(1 << 17, 1 << 10, 77)]
-    assert [len(draw.sign) for draw in draws] == [65_536, 65_536]
-    sign, gauss, place = (torch.cat(part) for part in zip(*draws, strict=True))
+    sign, gauss, place = fastfood.draws(0, 1 << 17, 1 << 17, 1 << 10, 77)
     assert sign.unique().tolist() == [-1, 1]
     assert abs(sign.double().mean()) < 0.014  # five standard errors: 5 / sqrt(131,072)
     assert abs(gauss.double().mean()) < 0.014
     assert abs(gauss.double().square().mean() - 1) < 0.02
+    assert abs(gauss.double().pow(4).mean() - 3) < 0.14  # its standard error is sqrt(96 / 131,072)
+    assert abs((gauss * sign).double().mean()) < 0.014
+    assert abs((gauss[1:] * gauss[:-1]).double().mean()) < 0.014
+    # Kolmogorov and Smirnov: 1.95 / sqrt(n) with probability 0.001, and a step of the table is 1 / 8,192
+    assert scipy.stats.kstest(gauss.numpy(), "norm").statistic < 0.0055
     assert place.bincount().tolist() == [128] * 1_024
 
 
+def test_the_table_of_magnitudes_is_that_of_the_half_normal_distribution() -> None:
+    table = fastfood.quantiles()
+    expected = scipy.stats.halfnorm.ppf((np.arange(4_096) + 0.5) / 4_096)
+    np.testing.assert_allclose(table, expected / np.sqrt(np.mean(expected**2)), rtol=2e-7)
+    # The same bits on every machine: the sums of both ends would differ without it.
+    assert zlib.crc32(table.tobytes()) == 1_623_785_428
+
+
 @pytest.mark.parametrize("bits", range(17))
-def test_the_network_permutes(bits: int) -> None:
+def test_what_permutes_permutes(bits: int) -> None:
     n = 1 << bits
     for seed in range(5):
-        keys = torch.randint(1 << 62, (4,), generator=torch.Generator().manual_seed(seed)).tolist()
-        found = subspace._permuted(torch.arange(n), bits, keys)
+        found = fastfood.permuted(torch.arange(n), n, counter.keys(seed, 3))
         assert sorted(found.tolist()) == list(range(n))
         if bits >= 10:  # far from where they were, and neighbours far from each other
             assert (found - torch.arange(n)).abs().double().mean() > 0.25 * n
@@ -202,29 +213,15 @@ def test_the_network_permutes(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [10, 14])
-def test_a_permutation_of_a_part_is_that_part_of_the_permutation(bits: int) -> None:
-    keys = [1, 22, 333, 1 << 61]
-    whole = subspace._permuted(torch.arange(1 << bits), bits, keys)
-    assert torch.equal(subspace._permuted(torch.arange(100, 300), bits, keys), whole[100:300])
-
-
-@pytest.mark.parametrize(("size", "dim"), [(100, 7), (70_000, 300), (200_000, 5_000)])
-def test_what_is_drawn_anew_each_time_is_what_would_have_been_kept(
-    size: int, dim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s, x = normal(dim, 1), normal(size, 2)
-    kept = [Fastfood().expand(s, size, KEY), Fastfood().project(x, dim, KEY)]
-    subspace._kept.cache_clear()
-    monkeypatch.setattr(subspace, "KEPT", 64)
-    streamed = [Fastfood().expand(s, size, KEY), Fastfood().project(x, dim, KEY)]
-    assert subspace._kept.cache_info().currsize == 0
-    assert all(torch.equal(a, b) for a, b in zip(kept, streamed, strict=True))
+def test_a_part_of_the_draws_is_that_part_of_all_draws(bits: int) -> None:
+    whole = fastfood.draws(0, 1 << bits, 1 << bits, 64, 5)
+    for part, all_ in zip(fastfood.draws(100, 300, 1 << bits, 64, 5), whole, strict=True):
+        assert torch.equal(part, all_[100:300])
 
 
 MEASURED = """
 import torch
-from thinwire import Fastfood, Key, subspace
-subspace.KEPT = 0
+from thinwire import Fastfood, Key
 torch.set_num_threads(1)
 size, dim, key = 6_570_880, 16_384, Key(0)
 x, s = torch.ones(size), torch.ones(dim)

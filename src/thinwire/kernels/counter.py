@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import require
 
 MOST = 1 << 32  # entries in a stream
-CHUNK = 1 << 18  # entries a reference draws at a time: its arrays stay small
+CHUNK = 1 << 16  # entries a reference draws at a time: its arrays stay small
 LOW32, LOW64 = (1 << 32) - 1, (1 << 64) - 1
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import require
-from . import counter
+from . import counter, native
 from .hadamard import hadamard_reference_
 
 ROUNDS = 3
@@ -41,7 +41,15 @@ class Draw(NamedTuple):
 def fastfood(s: Float[Tensor, " d"], size: int, seed: int) -> Float[Tensor, " size"]:
     """A s for a matrix of ``size`` rows. Memory: the padded result and the padded s."""
     require(padded(size, s.numel()) <= counter.MOST, f"a Fastfood matrix of {size} rows: at most {counter.MOST}")
-    return fastfood_reference(s, size, seed)
+    lib = native.library(s)
+    if lib is None:
+        return fastfood_reference(s, size, seed)
+    dim, n, threads = s.numel(), padded(size, s.numel()), torch.get_num_threads()
+    inner, work = torch.zeros(power(dim)), native.empty(lib, n)
+    inner[:dim] = s
+    places = inner.data_ptr(), inner.numel(), work.data_ptr(), n, size
+    native.check(lib.tw_fastfood(*places, *_drawn(seed), 1 / math.sqrt(n * dim), threads))
+    return work[:size]
 
 
 def fastfood_reference(s: Tensor, size: int, seed: int) -> Tensor:
@@ -63,7 +71,15 @@ def fastfood_reference(s: Tensor, size: int, seed: int) -> Tensor:
 def fastfood_transpose(x: Float[Tensor, " size"], dim: int, seed: int) -> Float[Tensor, " dim"]:
     """Aᵀ x for a matrix of ``dim`` columns. Memory: the padded x and up to 16 padded results, at most as long as x."""
     require(padded(x.numel(), dim) <= counter.MOST, f"a Fastfood matrix of {x.numel()} rows: at most {counter.MOST}")
-    return fastfood_transpose_reference(x, dim, seed)
+    lib = native.library(x)
+    if lib is None:
+        return fastfood_transpose_reference(x, dim, seed)
+    x, size, n, m, threads = x.contiguous(), x.numel(), padded(x.numel(), dim), power(dim), torch.get_num_threads()
+    segment = segment_rows(n, m)
+    work, sums = native.empty(lib, n), torch.zeros(n // segment, m)
+    places = x.data_ptr(), size, work.data_ptr(), n, sums.data_ptr(), m, segment
+    native.check(lib.tw_fastfood_transpose(*places, *_drawn(seed), threads))
+    return sums[0, :dim].mul(1 / math.sqrt(n * dim))
 
 
 def fastfood_transpose_reference(x: Tensor, dim: int, seed: int) -> Tensor:
@@ -133,6 +149,11 @@ def _exp(y: np.ndarray) -> np.ndarray:
     for _ in range(6):
         total = total * total
     return total
+
+
+def _drawn(seed: int) -> tuple[object, int]:
+    """What C draws from: keys and the table."""
+    return native.keys(counter.keys(seed, 1 + ROUNDS)), quantiles().ctypes.data
 
 
 def power(n: int) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from ..errors import check, require
+from . import native
 from .signs import check_bits, pack_bits_reference, unpack_bits_reference
 
 MOST = 1 << 48  # entries of a vector, as many as a tensor in a message may have
@@ -21,15 +22,23 @@ MOST = 1 << 48  # entries of a vector, as many as a tensor in a message may have
 
 def best(positions: Int64[Tensor, " k"], n: int) -> tuple[int, int]:
     """The parameter b that needs the fewest bits for these positions below ``n``, and how many."""
-    return best_reference(positions, n)
-
-
-def best_reference(positions: Tensor, n: int) -> tuple[int, int]:
-    gaps, k = _gaps(positions, n), positions.numel()
+    k = positions.numel()
     guess = max(0, round(math.log2(max(1.0, 0.69 * n / max(k, 1)))))  # Rice's optimum for random gaps
-    lengths = {b: k * (b + 1) + int((gaps >> b).sum()) for b in range(guess + 2)}  # clustered ones want less
-    b = min(lengths, key=lambda b: lengths[b])
+    lengths = [k * b + quotients for b, quotients in enumerate(_quotients(positions, n, guess + 2))]
+    b = min(range(guess + 2), key=lambda b: lengths[b])  # clustered ones want less
     return b, lengths[b]
+
+
+def _quotients(positions: Tensor, n: int, count: int) -> list[int]:
+    """The bits that the quotients take with each parameter below ``count``."""
+    lib = native.library(positions)
+    if lib is None:
+        gaps = _gaps(positions, n)
+        return [positions.numel() + int((gaps >> b).sum()) for b in range(count)]
+    positions, lengths = positions.contiguous(), torch.empty(count, dtype=torch.int64)
+    status = lib.tw_gaps_lengths(positions.data_ptr(), positions.numel(), n, count, lengths.data_ptr())
+    _ascending(status == 0, n)
+    return lengths.tolist()
 
 
 def encode(positions: Int64[Tensor, " k"], n: int, b: int) -> tuple[UInt8[Tensor, " a"], UInt8[Tensor, " c"]]:
@@ -38,7 +47,15 @@ def encode(positions: Int64[Tensor, " k"], n: int, b: int) -> tuple[UInt8[Tensor
     Extra memory: the result (reference: 32 bytes a position and 10 a bit).
     """
     _require(n, b)
-    return encode_reference(positions, n, b)
+    lib = native.library(positions)
+    if lib is None:
+        return encode_reference(positions, n, b)
+    positions, k = positions.contiguous(), positions.numel()
+    length = _quotients(positions, n, b + 1)[b]
+    quotients = torch.zeros((length + 7) // 8, dtype=torch.uint8)
+    rests = torch.zeros((k * b + 7) // 8, dtype=torch.uint8)
+    lib.tw_gaps_encode(positions.data_ptr(), k, b, quotients.data_ptr(), rests.data_ptr())
+    return quotients, rests
 
 
 def encode_reference(positions: Tensor, n: int, b: int) -> tuple[Tensor, Tensor]:
@@ -56,11 +73,21 @@ def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b
     Nothing is read beyond the bytes, no sum wraps round, and there are no more positions than ones.
     """
     check(0 <= n <= MOST and 0 <= b <= n.bit_length(), f"a Rice parameter for gaps below {n}")
-    return decode_reference(quotients, rests, n, b)
+    check(quotients.numel() == 0 or int(quotients[-1]) > 0, "quotients that end in a one")
+    lib = native.library(quotients, rests)
+    if lib is None:
+        return decode_reference(quotients, rests, n, b)
+    quotients, rests = quotients.contiguous(), rests.contiguous()
+    k = lib.tw_ones(quotients.data_ptr(), quotients.numel())
+    check(k <= n, f"at most {n} gaps below {n}")
+    check_bits(rests, k * b)
+    positions = torch.empty(k, dtype=torch.int64)
+    sizes = quotients.data_ptr(), quotients.numel(), rests.data_ptr(), rests.numel()
+    check(lib.tw_gaps_decode(*sizes, n, b, positions.data_ptr()) == 0, f"positions below {n}")
+    return positions
 
 
 def decode_reference(quotients: Tensor, rests: Tensor, n: int, b: int) -> Tensor:
-    check(quotients.numel() == 0 or int(quotients[-1]) > 0, "quotients that end in a one")
     ends = unpack_bits_reference(quotients, 8 * quotients.numel()).nonzero().view(-1)
     found = ends.diff(prepend=ends.new_full((1,), -1)) - 1
     check(len(ends) <= n and bool((found <= n >> b).all()), f"at most {n} gaps below {n}")  # no sum can wrap round
@@ -75,7 +102,12 @@ def decode_reference(quotients: Tensor, rests: Tensor, n: int, b: int) -> Tensor
 def encode_bits(positions: Int64[Tensor, " k"], n: int) -> UInt8[Tensor, " bytes"]:
     """One bit an entry of ``n``: set at the positions. ``ValueError`` unless they ascend below ``n``."""
     _require(n, 0)
-    return encode_bits_reference(positions, n)
+    lib = native.library(positions)
+    if lib is None:
+        return encode_bits_reference(positions, n)
+    positions, packed = positions.contiguous(), torch.zeros((n + 7) // 8, dtype=torch.uint8)
+    _ascending(lib.tw_bits_encode(positions.data_ptr(), positions.numel(), n, packed.data_ptr()) == 0, n)
+    return packed
 
 
 def encode_bits_reference(positions: Tensor, n: int) -> Tensor:
@@ -88,7 +120,13 @@ def encode_bits_reference(positions: Tensor, n: int) -> Tensor:
 def decode_bits(packed: UInt8[Tensor, " bytes"], n: int) -> Int64[Tensor, " k"]:
     """The positions of the bits that are set; ``WireError`` unless they are ``n`` bits."""
     check_bits(packed, n)
-    return decode_bits_reference(packed, n)
+    lib = native.library(packed)
+    if lib is None:
+        return decode_bits_reference(packed, n)
+    packed = packed.contiguous()
+    positions = torch.empty(lib.tw_ones(packed.data_ptr(), packed.numel()), dtype=torch.int64)
+    lib.tw_bits_decode(packed.data_ptr(), packed.numel(), positions.data_ptr())
+    return positions
 
 
 def decode_bits_reference(packed: Tensor, n: int) -> Tensor:
@@ -98,9 +136,12 @@ def decode_bits_reference(packed: Tensor, n: int) -> Tensor:
 def _gaps(positions: Tensor, n: int) -> Tensor:
     """How many entries are skipped before each position."""
     gaps = positions.diff(prepend=positions.new_full((1,), -1)) - 1
-    ascending = positions.numel() == 0 or (int(gaps.min()) >= 0 and int(positions[-1]) < n)
-    require(ascending, f"positions must ascend from 0 to less than {n}")
+    _ascending(positions.numel() == 0 or (int(gaps.min()) >= 0 and int(positions[-1]) < n), n)
     return gaps
+
+
+def _ascending(condition: bool, n: int) -> None:
+    require(condition, f"positions must ascend from 0 to less than {n}")
 
 
 def _require(n: int, b: int) -> None:

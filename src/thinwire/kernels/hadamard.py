@@ -7,8 +7,11 @@ that expand the same coefficients agree.
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from . import native
 
 IN_CACHE = 1 << 17  # floats transformed at a time: half a megabyte
 INNER = 1 << 7  # the shortest run of neighbours that is worth a vector operation
@@ -19,7 +22,11 @@ def hadamard_(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     n = x.numel()
     if n & (n - 1) or n == 0:
         raise ValueError(f"a Hadamard transform of {n} entries: it takes a power of two")
-    return hadamard_reference_(x)
+    lib = native.library(x)
+    if lib is None or not x.is_contiguous():
+        return hadamard_reference_(x)
+    native.check(lib.tw_hadamard(x.data_ptr(), n, torch.get_num_threads()))
+    return x
 
 
 def hadamard_reference_(x: Tensor) -> Tensor:

@@ -5,22 +5,32 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float64, UInt8
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import check
+from . import native
 
 LANES = 64  # entries summed side by side
 BLOCK = LANES * 64  # entries to a partial sum
 
 
-def pack_signs(x: Float[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
+def pack_signs(x: Float[Tensor, " n"], out: UInt8[Tensor, " bytes"] | None = None) -> UInt8[Tensor, " bytes"]:
     """Bit ``i % 8`` of byte ``i // 8`` is ``x[i] >= 0``; the sign of both zeros is +1, of NaN -1.
 
-    Bits beyond the end are 0. Extra memory: the result (reference: 10 n bytes).
+    Bits beyond the end are 0. The bytes go into ``out`` where one is given. Extra memory: the
+    result (reference: 10 n bytes).
     """
-    return pack_bits_reference(x >= 0)
+    size = (x.numel() + 7) // 8
+    native.check_out(out, size)
+    lib = native.library(x)
+    if lib is None:
+        found = pack_bits_reference(x >= 0)
+        return found if out is None else out.copy_(found)
+    x, packed = x.contiguous(), native.empty(lib, size, dtype=torch.uint8) if out is None else out
+    lib.tw_pack_signs(x.data_ptr(), x.numel(), packed.data_ptr(), torch.get_num_threads())
+    return packed
 
 
 def unpack_signs(
@@ -31,6 +41,12 @@ def unpack_signs(
     ``WireError`` for another length than :func:`pack_signs` makes of ``n`` entries, or bits beyond the end.
     """
     check_bits(bits, n)
+    native.check_out(out, n)
+    lib = native.library(bits)
+    if lib is not None:
+        bits, out = bits.contiguous(), native.empty(lib, n) if out is None else out
+        lib.tw_unpack_signs(bits.data_ptr(), n, scale, out.data_ptr(), torch.get_num_threads())
+        return out
     positive = unpack_bits_reference(bits, n)
     value = torch.tensor(scale, dtype=torch.float32, device=bits.device)
     found = torch.where(positive, value, -value)
@@ -44,12 +60,21 @@ def mean_magnitude(x: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """
     if x.numel() == 0:
         return torch.zeros((), device=x.device)
-    mean = math.fsum(partial_sums_reference(x).tolist()) / x.numel()
+    mean = math.fsum(partial_sums(x).tolist()) / x.numel()
     return torch.tensor(mean, dtype=torch.float32, device=x.device).clamp_max(torch.finfo(torch.float32).max)
 
 
-def partial_sums_reference(x: Tensor) -> Tensor:
+def partial_sums(x: Float[Tensor, " n"]) -> Float64[Tensor, " m"]:
     """Sums of ``|x|`` over 4,096 entries each: 64 lanes of 64 in order, then the lanes in halves."""
+    lib = native.library(x)
+    if lib is None:
+        return partial_sums_reference(x)
+    x, sums = x.contiguous(), torch.empty((x.numel() + BLOCK - 1) // BLOCK, dtype=torch.float64)
+    lib.tw_partial_sums(x.data_ptr(), x.numel(), sums.data_ptr(), torch.get_num_threads())
+    return sums
+
+
+def partial_sums_reference(x: Tensor) -> Tensor:
     sums = []
     for start in range(0, x.numel(), BLOCK * 64):
         part = x[start : start + BLOCK * 64]

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..errors import require
-from . import counter
+from . import counter, native
 from .select import top_k
 
 MOST_ROWS = 64
@@ -25,7 +25,13 @@ def count_sketch(x: Float[Tensor, " n"], rows: int, cols: int, seed: int) -> Flo
     to rounding. At most 2^32 entries. Extra memory: the result (reference: 10 MB more).
     """
     _require(x.numel(), rows, cols)
-    return count_sketch_reference(x, rows, cols, seed)
+    lib = native.library(x)
+    if lib is None:
+        return count_sketch_reference(x, rows, cols, seed)
+    x, sketch, keys = x.contiguous(), native.empty(lib, rows, cols), native.keys(counter.keys(seed, rows))
+    threads = torch.get_num_threads()
+    lib.tw_count_sketch(x.data_ptr(), x.numel(), rows, cols, keys, sketch.data_ptr(), threads)
+    return sketch
 
 
 def count_sketch_reference(x: Tensor, rows: int, cols: int, seed: int) -> Tensor:
@@ -42,7 +48,12 @@ def estimate(sketch: Float[Tensor, "rows cols"], n: int, seed: int) -> Float[Ten
     """Every entry's estimate: the median over the rows (of an even number the mean of the middle two)."""
     rows, cols = sketch.shape
     _require(n, rows, cols)
-    return estimate_reference(sketch, n, seed)
+    lib = native.library(sketch)
+    if lib is None:
+        return estimate_reference(sketch, n, seed)
+    sketch, found, keys = sketch.contiguous(), native.empty(lib, n), native.keys(counter.keys(seed, rows))
+    lib.tw_estimate(sketch.data_ptr(), n, rows, cols, keys, found.data_ptr(), torch.get_num_threads())
+    return found
 
 
 def estimate_reference(sketch: Tensor, n: int, seed: int) -> Tensor:

@@ -1,5 +1,6 @@
 """One direction of one wire: codecs (no memory), and links that hold links."""
 
+from ..kernels.select import top_k
 from .atomo import ATOMO
 from .base import Codec, Link
 from .dense import BF16, Dense, Half
@@ -10,7 +11,7 @@ from .powersgd import PowerSGD
 from .projection import Projection
 from .sign import ScaledSign
 from .sketch import CountSketch
-from .sparse import RandK, Sparse, TopK, top_k
+from .sparse import RandK, Sparse, TopK
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [

@@ -79,6 +79,13 @@ def vector(packet: Packet, size: int, *dtypes: torch.dtype) -> Tensor:
     return tensor
 
 
+def octets(packet: Packet) -> Tensor:
+    """The packet, if it is a row of bytes; else ``WireError``. How many is for those to check who read them."""
+    check(isinstance(packet, Tensor) and packet.dtype == torch.uint8 and packet.ndim == 1, "a row of bytes")
+    tensor: Tensor = packet
+    return tensor
+
+
 def number(packet: Packet) -> Tensor:
     """The packet, if it is one 32-bit number; else ``WireError``."""
     check(isinstance(packet, Tensor) and packet.dtype == torch.float32 and packet.shape == (), "one number")
@@ -86,4 +93,4 @@ def number(packet: Packet) -> Tensor:
     return tensor
 
 
-__all__ = ["BF16", "Dense", "Half", "Link", "number", "vector"]
+__all__ = ["BF16", "Dense", "Half", "Link", "number", "octets", "vector"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Size, Tensor
 
 from ..errors import check
+from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
 from .base import Codec
-from .dense import number, vector
+from .dense import number, octets
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class ScaledSign(Codec):
     contraction = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        scale = x.abs().mean().clamp_max(torch.finfo(x.dtype).max) if x.numel() else torch.zeros(())
-        return [scale, x.reshape(-1) >= 0]
+        flat = x.reshape(-1)
+        return [mean_magnitude(flat), pack_signs(flat)]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         check(isinstance(packet, list) and len(packet) == 2, "a scale and signs")
-        scale, positive = number(packet[0]), vector(packet[1], shape.numel(), torch.bool)
-        return torch.where(positive, scale, -scale).view(shape)
+        scale = float(number(packet[0]))
+        return unpack_signs(octets(packet[1]), shape.numel(), scale).view(shape)
 
     def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 32
+        return 1 + float(packet[1].numel()) / 4

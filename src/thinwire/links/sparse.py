@@ -6,48 +6,32 @@ smaller. Only ``RandK`` sends none, because both ends draw them from the same se
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Size, Tensor
 
 from ..errors import check, require
+from ..kernels import gaps
+from ..kernels.select import top_k
 from ..key import Key
 from ..wire import Packet
 from .base import Codec, floats
-from .dense import Dense, vector
-
-
-def top_k(x: Float[Tensor, " n"], k: int) -> Int[Tensor, " k"]:
-    """The positions, ascending, of the ``k`` entries of largest magnitude."""
-    return x.abs().topk(k, sorted=False).indices.sort().values
+from .dense import Dense, octets, vector
 
 
 def pack_positions(positions: Int[Tensor, " k"], n: int) -> Packet:
-    """Ascending positions below ``n``: None (all), bits, or the two parts of a Rice code.
+    """Ascending positions below ``n``: None (all), one bit each, or ``[b, quotients, rests]`` of a Rice code.
 
-    A gap (the number of entries skipped) is ``q * 2^b + r``: r takes b bits, q is that many
-    ones and a zero. The two parts lie apart, so that both are read without a loop.
+    Bits lie in bytes, the lowest first; :mod:`thinwire.kernels.gaps` has the code.
     """
-    k = positions.numel()
-    if k == n:
+    if positions.numel() == n:
         return None
-    previous = torch.cat([positions.new_full((1,), -1), positions[:-1]])
-    gaps = positions - previous - 1
-    guess = max(0, round(math.log2(max(1.0, 0.69 * n / max(k, 1)))))  # Rice's optimum for random gaps
-    lengths = {b: k * (b + 1) + int((gaps >> b).sum()) for b in range(guess + 2)}  # clustered ones want less
-    b = min(lengths, key=lambda b: lengths[b])
-    if lengths[b] >= n:
-        bits = torch.zeros(n, dtype=torch.bool)
-        bits[positions] = True
-        return bits
-    quotients = gaps >> b
-    ones = torch.ones(k + int(quotients.sum()), dtype=torch.bool)
-    ones[(quotients + 1).cumsum(0) - 1] = False
-    rests = (gaps[:, None] >> torch.arange(b)) & 1
-    return [b, ones, rests.bool().reshape(-1)]
+    b, length = gaps.best(positions, n)
+    if length >= n:
+        return gaps.encode_bits(positions, n)
+    return [b, *gaps.encode(positions, n, b)]
 
 
 def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
@@ -55,20 +39,10 @@ def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
     if packet is None:
         return torch.arange(n)
     if isinstance(packet, Tensor):
-        return vector(packet, n, torch.bool).nonzero().reshape(-1)
+        return gaps.decode_bits(octets(packet), n)
     check(isinstance(packet, list) and len(packet) == 3 and type(packet[0]) is int, "positions")
-    b, ones, rests = packet
-    check(0 <= b <= n.bit_length(), f"a Rice parameter for gaps below {n}")
-    check(isinstance(ones, Tensor) and ones.dtype == torch.bool and ones.ndim == 1, "bits of quotients")
-    ends = (~ones).nonzero().view(-1)
-    check(ones.numel() == (int(ends[-1]) + 1 if len(ends) else 0), "quotients that end in a zero")
-    quotients: Tensor = ends.diff(prepend=ends.new_full((1,), -1)) - 1
-    check(len(ends) <= n and bool((quotients <= n >> b).all()), f"at most {n} gaps below {n}")  # no sum can wrap round
-    bits = vector(rests, len(ends) * b, torch.bool).view(len(ends), b)
-    gaps = (quotients << b) + (bits.long() << torch.arange(b)).sum(1)
-    positions: Tensor = (gaps + 1).cumsum(0) - 1
-    check(len(positions) == 0 or int(positions[-1]) < n, f"positions below {n}")
-    return positions
+    b, quotients, rests = packet
+    return gaps.decode(octets(quotients), octets(rests), n, b)
 
 
 class _Chosen(Codec):

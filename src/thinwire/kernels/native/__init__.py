@@ -1,0 +1,119 @@
+"""The loops in C: found, checked and chosen here. ``native.c`` and ``loops.h`` hold them, ``build.py`` compiles them.
+
+They run where the library was compiled (at install) and the tensors are 32-bit floats on the CPU; everywhere else
+the references in torch do, with the same bits. The environment variable ``THINWIRE_KERNELS`` chooses:
+``reference``, or the highest instruction set to use, ``plain``, ``avx2`` or ``avx512``.
+As many threads are used as torch would use in the calling thread, and the interpreter's lock is released.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ...errors import require
+from . import build
+
+LEVELS = ("plain", "avx2", "avx512")
+MOST_THREADS = 64
+POINTER, LONG, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+WORD, KEY = ctypes.c_uint32, ctypes.c_uint64
+SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "tw_use": (INT, [INT]),
+    "tw_source": (WORD, []),
+    "tw_large": (None, [POINTER, LONG]),
+    "tw_top_k": (INT, [POINTER, LONG, LONG, POINTER, INT]),
+    "tw_count": (LONG, [POINTER, LONG, WORD, WORD, POINTER, INT]),
+    "tw_fill": (None, [POINTER, LONG, WORD, WORD, POINTER, POINTER, INT]),
+    "tw_pack_signs": (None, [POINTER, LONG, POINTER, INT]),
+    "tw_unpack_signs": (None, [POINTER, LONG, REAL, POINTER, INT]),
+    "tw_partial_sums": (None, [POINTER, LONG, POINTER, INT]),
+    "tw_quantize": (None, [POINTER, LONG, REAL, REAL, INT, INT, KEY, POINTER, INT]),
+    "tw_dequantize": (INT, [POINTER, LONG, INT, INT, REAL, POINTER, INT]),
+    "tw_count_sketch": (None, [POINTER, LONG, LONG, LONG, POINTER, POINTER, INT]),
+    "tw_estimate": (None, [POINTER, LONG, LONG, LONG, POINTER, POINTER, INT]),
+    "tw_hadamard": (INT, [POINTER, LONG, INT]),
+    "tw_fastfood": (INT, [POINTER, LONG, POINTER, LONG, LONG, POINTER, POINTER, REAL, INT]),
+    "tw_fastfood_transpose": (INT, [POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG, POINTER, POINTER, INT]),
+    "tw_gaps_lengths": (LONG, [POINTER, LONG, LONG, INT, POINTER]),
+    "tw_gaps_encode": (None, [POINTER, LONG, INT, POINTER, POINTER]),
+    "tw_ones": (LONG, [POINTER, LONG]),
+    "tw_gaps_decode": (INT, [POINTER, LONG, POINTER, LONG, LONG, INT, POINTER]),
+    "tw_bits_encode": (INT, [POINTER, LONG, LONG, POINTER]),
+    "tw_bits_decode": (None, [POINTER, LONG, POINTER]),
+}
+
+
+def library(*tensors: Tensor) -> ctypes.CDLL | None:
+    """The compiled functions, if they are there and can take these tensors; None where the reference has to do."""
+    for x in tensors:
+        if x.device.type != "cpu" or (x.is_floating_point() and x.dtype != torch.float32):
+            return None
+    found, level = _loaded(), _level()
+    if found is None or level == "reference":
+        return None
+    return found
+
+
+def empty(lib: ctypes.CDLL, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor to be written to, on large pages where it is long: fresh small ones cost more than most loops."""
+    made = torch.empty(shape, dtype=dtype)
+    if made.nbytes >= 1 << 22:
+        lib.tw_large(made.data_ptr(), made.nbytes)
+    return made
+
+
+def use(level: str) -> str:
+    """Run at most this level from now on, ``reference`` or one of ``LEVELS``; which one that is here is returned."""
+    require(level in ("reference", *LEVELS), f"no level {level!r}: reference, {', '.join(LEVELS)}")
+    found = _loaded() if level != "reference" else None
+    _chosen[:] = ["reference" if found is None else LEVELS[found.tw_use(LEVELS.index(level))]]
+    return _chosen[0]
+
+
+def check_out(out: Tensor | None, size: int) -> None:
+    """What a result is to be written into has to be as long as the result and without gaps."""
+    fits = out is None or (out.shape == (size,) and out.is_contiguous())
+    require(fits, f"out= takes a contiguous vector of {size} entries")
+
+
+def check(status: int) -> None:
+    """What a function says that could not get the memory it needs."""
+    if status:
+        raise MemoryError("no memory for a kernel")
+
+
+def keys(values: Sequence[int]) -> ctypes.Array[ctypes.c_uint64]:
+    """Keys as C takes them."""
+    return (KEY * len(values))(*values)
+
+
+_chosen: list[str] = []  # at most one: what `use` was told, or the environment
+
+
+def _level() -> str:
+    return _chosen[0] if _chosen else use(os.environ.get("THINWIRE_KERNELS") or LEVELS[-1])
+
+
+@cache
+def _loaded() -> ctypes.CDLL | None:
+    """The library, with its signatures; one warning where it cannot be had."""
+    try:
+        found = ctypes.CDLL(str(build.LIBRARY))
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+        reason = "" if found.tw_source() == build.checksum() else "they were compiled of another version"
+    except (OSError, AttributeError) as error:
+        reason = str(error)
+    if not reason:
+        return found
+    how = "with a C compiler at hand, python -m thinwire.kernels.native.build makes them"
+    warnings.warn(f"thinwire's compiled kernels are missing, torch does their work: {reason}; {how}", stacklevel=2)
+    return None

@@ -1,0 +1,625 @@
+/* The hot loops of thinwire in C, behind plain functions that Python calls with ctypes.
+ *
+ * loops.h holds the loops themselves and is compiled once for each level of the instruction set; here are
+ * the choice between levels at run time, the threads, and the functions that put the loops together.
+ *
+ * Every result is bit for bit that of the reference in torch: one order for every sum, no fused multiply-add
+ * (-ffp-contract=off), no -ffast-math. Splitting work over threads never changes the order of a sum.
+ * NaN gives some value and no wrong access. Callers have checked lengths; what comes from a message is checked here.
+ */
+
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define X86 1
+#endif
+
+#ifndef TW_SOURCE
+#define TW_SOURCE 0
+#endif
+
+#define BLOCK (1 << 15)    /* floats of a Hadamard transform that stay in the second cache: 128 KiB */
+#define TALLEST 512        /* rows of a tile of columns, */
+#define TILE (1 << 16)     /* and its floats: 256 KiB */
+#define SUM_LANES 64       /* signs.py: LANES */
+#define SUM_ROWS 64
+#define PIECE (1 << 16)    /* fewer entries than this are not worth a thread of their own */
+#define MOST_THREADS 64
+#define MOST_ROWS 64       /* sketch.py */
+
+typedef int64_t i64;
+typedef uint64_t u64;
+typedef uint32_t u32;
+typedef uint8_t u8;
+
+static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
+static inline i64 most(i64 a, i64 b) { return a > b ? a : b; }
+
+/* 32 random bits for entry i of a key's stream: counter.py, bits. */
+static inline u32 mix(u32 i, u32 low, u32 high) {
+    u32 x = i + low;
+    x = (x ^ x >> 16) * 0x21F0AAADu;
+    x ^= high;
+    x = (x ^ x >> 15) * 0x735A2D97u;
+    return x ^ x >> 15;
+}
+
+static inline u32 word(float x) { u32 w; memcpy(&w, &x, 4); return w; }
+static inline float real(u32 w) { float x; memcpy(&x, &w, 4); return x; }
+
+/* What Fastfood draws. */
+typedef struct {
+    u32 low, high;                      /* the key of signs and magnitudes */
+    u32 times[3], plus[3], fold, all;   /* the permutation of the integers up to `all` */
+    const float *table;
+} Draw;
+
+/* -- the loops, at each level -------------------------------------------------------------------------------- */
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define FN(name) JOIN(name, LEVEL)
+
+#define LEVEL _plain
+#include "loops.h"
+#undef LEVEL
+
+#ifdef X86
+#define AVX2 1
+#define LEVEL _avx2
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,lzcnt,popcnt"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,bmi,bmi2,lzcnt,popcnt")
+#endif
+#include "loops.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#undef LEVEL
+#undef AVX2
+
+#define AVX512 1
+#define LEVEL _avx512
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi,bmi2,lzcnt,popcnt"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi,bmi2,lzcnt,popcnt,prefer-vector-width=512")
+#endif
+#include "loops.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#undef LEVEL
+#undef AVX512
+#endif
+
+static int level = 0; /* 0 plain, 1 AVX2, 2 AVX-512 */
+
+#ifdef X86
+#define CALL(name, ...) \
+    (level == 2 ? name##_avx512(__VA_ARGS__) : level == 1 ? name##_avx2(__VA_ARGS__) : name##_plain(__VA_ARGS__))
+#else
+#define CALL(name, ...) name##_plain(__VA_ARGS__)
+#endif
+
+/* The highest level up to `wanted` that this processor has. */
+int tw_use(int wanted) {
+    int best = 0;
+#ifdef X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt")) best = 1;
+    if (best && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        best = 2;
+#endif
+    level = wanted < best ? wanted : best;
+    return level;
+}
+
+/* Of what this was compiled: the check sum of the source. */
+u32 tw_source(void) { return (u32)TW_SOURCE; }
+
+/* Asks for large pages, where a fresh result is so long that touching it page by page costs more than filling it. */
+void tw_large(void *start, i64 bytes) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) & ~(page - 1), to = ((uintptr_t)start + (uintptr_t)bytes) & ~(page - 1);
+    if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+#else
+    (void)start, (void)bytes;
+#endif
+}
+
+/* -- threads ------------------------------------------------------------------------------------------------- */
+
+typedef void (*Run)(void *job, int part, int parts);
+typedef struct { Run run; void *job; int part, parts; } Task;
+
+static void *task(void *given) {
+    Task *t = given;
+    t->run(t->job, t->part, t->parts);
+    return 0;
+}
+
+/* All parts, the first in this thread. A part whose thread cannot be had runs here too. */
+static void in_parts(Run run, void *job, int parts) {
+    pthread_t threads[MOST_THREADS];
+    Task tasks[MOST_THREADS];
+    int started[MOST_THREADS];
+    for (int i = 1; i < parts; i++) {
+        tasks[i] = (Task){run, job, i, parts};
+        started[i] = pthread_create(&threads[i], 0, task, &tasks[i]) == 0;
+    }
+    run(job, 0, parts);
+    for (int i = 1; i < parts; i++) {
+        if (started[i]) pthread_join(threads[i], 0);
+        else run(job, i, parts);
+    }
+}
+
+static int parts_of(i64 n, int threads) { return (int)most(1, least(least(threads, MOST_THREADS), n / PIECE)); }
+
+/* Where a part starts: at a multiple of `unit`. */
+static i64 cut(i64 n, int part, int parts, i64 unit) {
+    return part >= parts ? n : (i64)((n / unit) * (double)part / parts) * unit;
+}
+
+#define RANGE(n, unit) i64 start = cut(n, part, parts, unit), stop = cut(n, part + 1, parts, unit)
+
+/* -- select.py ----------------------------------------------------------------------------------------------- */
+
+#define HIGH (1 << 15)
+#define LOW (1 << 16)
+#define MAGNITUDE 0x7FFFFFFFu
+
+typedef struct {
+    const float *x;
+    i64 n, *out;
+    u32 *high, *low;    /* counts by the upper 15 and the lower 16 bits of the magnitude, a row for each part */
+    u32 floor, bin, threshold, width;
+    i64 *counts, *quota, *at;
+} Select;
+
+static void count_high(void *job, int part, int parts) {
+    Select *s = job;
+    RANGE(s->n, 64);
+    u32 *row = s->high + (i64)part * HIGH;
+    memset(row, 0, HIGH * sizeof *row);
+    CALL(count_high, s->x + start, stop - start, s->floor, row);
+}
+
+static void count_low(void *job, int part, int parts) {
+    Select *s = job;
+    RANGE(s->n, 64);
+    u32 *row = s->low + (i64)part * LOW;
+    memset(row, 0, LOW * sizeof *row);
+    CALL(count_low, s->x + start, stop - start, s->bin, row);
+}
+
+static void fill_top(void *job, int part, int parts) {
+    Select *s = job;
+    RANGE(s->n, 64);
+    CALL(fill, s->x + start, stop - start, start, s->threshold, MAGNITUDE - s->threshold, s->quota[part],
+         s->out + s->at[part]);
+}
+
+/* The k largest magnitudes: count by the upper bits, then by the lower ones of those in the bin where the k-th lies,
+ * then write the positions. Three times through x and 384 KiB a thread. A sample says which entries the first
+ * count may leave out; if it turns out to be wrong, all are counted. */
+int tw_top_k(const float *x, i64 n, i64 k, i64 *out, int threads) {
+    if (k == 0) return 0;
+    int parts = parts_of(n, threads);
+    i64 quota[MOST_THREADS], at[MOST_THREADS];
+    u32 *counts = malloc(((size_t)parts * (HIGH + LOW) + HIGH) * sizeof *counts);
+    if (!counts) return -1;
+    Select s = {.x = x, .n = n, .out = out, .quota = quota, .at = at};
+    s.high = counts, s.low = counts + (i64)parts * HIGH;
+    u32 *sampled = s.low + (i64)parts * LOW;
+    const i64 sample = 1 << 16;
+    if (n >= 8 * sample) {
+        double expected = (double)k / n * sample;
+        i64 rank = (i64)(expected + 5 * __builtin_sqrt(expected) + 16), seen = 0;
+        memset(sampled, 0, HIGH * sizeof *sampled);
+        for (i64 i = 0, step = n / sample; i < sample; i++) sampled[(word(x[i * step + i % step]) & MAGNITUDE) >> 16]++;
+        u32 bin = HIGH;
+        while (bin > 0 && seen < rank) seen += sampled[--bin];
+        s.floor = bin << 16;
+    }
+    i64 larger, bin;
+    for (;;) {
+        in_parts(count_high, &s, parts);
+        larger = 0;
+        for (bin = HIGH - 1; bin >= 0; bin--) {
+            i64 here = 0;
+            for (int p = 0; p < parts; p++) here += s.high[(i64)p * HIGH + bin];
+            if (larger + here >= k) break;
+            larger += here;
+        }
+        if (bin >= (i64)(s.floor >> 16)) break;
+        s.floor = 0;
+    }
+    s.bin = (u32)bin;
+    in_parts(count_low, &s, parts);
+    i64 low;
+    for (low = LOW - 1; low > 0; low--) {
+        i64 here = 0;
+        for (int p = 0; p < parts; p++) here += s.low[(i64)p * LOW + low];
+        if (larger + here >= k) break;
+        larger += here;
+    }
+    s.threshold = (u32)bin << 16 | (u32)low;
+    i64 left = k - larger, place = 0; /* entries equal to the threshold: the first ones are taken */
+    for (int p = 0; p < parts; p++) {
+        i64 equal = s.low[(i64)p * LOW + low];
+        quota[p] = equal <= left ? INT64_MAX : left;
+        at[p] = place;
+        for (i64 b = bin + 1; b < HIGH; b++) place += s.high[(i64)p * HIGH + b];
+        for (i64 b = low + 1; b < LOW; b++) place += s.low[(i64)p * LOW + b];
+        place += least(equal, left);
+        left -= least(equal, left);
+    }
+    in_parts(fill_top, &s, parts);
+    free(counts);
+    return 0;
+}
+
+static void count_between(void *job, int part, int parts) {
+    Select *s = job;
+    RANGE(s->n, 64);
+    s->counts[part] = CALL(count_between, s->x + start, stop - start, s->threshold, s->width);
+}
+
+static void fill_between(void *job, int part, int parts) {
+    Select *s = job;
+    RANGE(s->n, 64);
+    i64 at = 0;
+    for (int p = 0; p < part; p++) at += s->counts[p];
+    CALL(fill, s->x + start, stop - start, start, s->threshold, s->width, INT64_MAX, s->out + at);
+}
+
+/* How many magnitudes lie from `low` to `low + width`, and, with `counts` from that, where. */
+i64 tw_count(const float *x, i64 n, u32 low, u32 width, i64 *counts, int threads) {
+    Select s = {.x = x, .n = n, .threshold = low, .width = width, .counts = counts};
+    int parts = parts_of(n, threads);
+    in_parts(count_between, &s, parts);
+    i64 total = 0;
+    for (int p = 0; p < parts; p++) total += counts[p];
+    return total;
+}
+
+void tw_fill(const float *x, i64 n, u32 low, u32 width, i64 *counts, i64 *out, int threads) {
+    Select s = {.x = x, .n = n, .threshold = low, .width = width, .counts = counts, .out = out};
+    in_parts(fill_between, &s, parts_of(n, threads));
+}
+
+/* -- signs.py ------------------------------------------------------------------------------------------------ */
+
+typedef struct { const float *x; const u8 *bits; u8 *packed; float *out, scale; double *sums; i64 n; } Signs;
+
+static void pack_signs(void *job, int part, int parts) {
+    Signs *s = job;
+    RANGE(s->n, 64);
+    CALL(pack_signs, s->x + start, stop - start, s->packed + start / 8);
+}
+
+void tw_pack_signs(const float *x, i64 n, u8 *packed, int threads) {
+    Signs s = {.x = x, .n = n, .packed = packed};
+    in_parts(pack_signs, &s, parts_of(n, threads));
+}
+
+static void unpack_signs(void *job, int part, int parts) {
+    Signs *s = job;
+    RANGE(s->n, 64);
+    CALL(unpack_signs, s->bits + start / 8, stop - start, s->scale, s->out + start);
+}
+
+void tw_unpack_signs(const u8 *bits, i64 n, float scale, float *out, int threads) {
+    Signs s = {.bits = bits, .n = n, .scale = scale, .out = out};
+    in_parts(unpack_signs, &s, parts_of(n, threads));
+}
+
+static void partial_sums(void *job, int part, int parts) {
+    Signs *s = job;
+    RANGE(s->n, SUM_LANES * SUM_ROWS);
+    CALL(partial_sums, s->x + start, stop - start, s->sums + start / (SUM_LANES * SUM_ROWS));
+}
+
+void tw_partial_sums(const float *x, i64 n, double *sums, int threads) {
+    Signs s = {.x = x, .n = n, .sums = sums};
+    in_parts(partial_sums, &s, parts_of(n, threads));
+}
+
+/* -- quantize.py --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x;
+    const u8 *packed;
+    u8 *codes;
+    float *out, lift, factor, step;
+    i64 n;
+    int levels, bits;
+    u32 low, high;
+    int largest[MOST_THREADS];
+} Quantize;
+
+static void quantize(void *job, int part, int parts) {
+    Quantize *q = job;
+    RANGE(q->n, 64);
+    CALL(quantize, q->x + start, stop - start, start, q->lift, q->factor, q->levels, q->bits, q->low, q->high,
+         q->codes + start / 8 * q->bits);
+}
+
+void tw_quantize(const float *x, i64 n, float lift, float factor, int levels, int bits, u64 key, u8 *codes, int threads) {
+    Quantize q = {.x = x, .n = n, .lift = lift, .factor = factor, .levels = levels, .bits = bits, .codes = codes};
+    q.low = (u32)key, q.high = (u32)(key >> 32);
+    in_parts(quantize, &q, parts_of(n, threads));
+}
+
+static void dequantize(void *job, int part, int parts) {
+    Quantize *q = job;
+    RANGE(q->n, 64);
+    q->largest[part] = CALL(dequantize, q->packed + start / 8 * q->bits, stop - start, q->levels, q->bits, q->step,
+                            q->out + start);
+}
+
+/* The largest code that was found. */
+int tw_dequantize(const u8 *packed, i64 n, int levels, int bits, float step, float *out, int threads) {
+    Quantize q = {.packed = packed, .n = n, .levels = levels, .bits = bits, .step = step, .out = out};
+    int parts = parts_of(n, threads), largest = 0;
+    in_parts(dequantize, &q, parts);
+    for (int p = 0; p < parts; p++) largest = q.largest[p] > largest ? q.largest[p] : largest;
+    return largest;
+}
+
+/* -- sketch.py ----------------------------------------------------------------------------------------------- */
+
+typedef struct { const float *x; float *sketch, *out; i64 n, rows, cols; const u64 *keys; } Sketch;
+
+/* Whole rows as far as they go round; each of the rest is shared by columns. */
+static void count_sketch(void *job, int part, int parts) {
+    Sketch *s = job;
+    i64 whole = s->rows - s->rows % parts;
+    i64 from = s->cols * part / parts, to = s->cols * (part + 1) / parts;
+    for (i64 r = 0; r < s->rows; r++) {
+        if (r < whole && r % parts != part) continue;
+        u32 low = (u32)s->keys[r], high = (u32)(s->keys[r] >> 32);
+        i64 first = r < whole ? 0 : from, last = r < whole ? s->cols : to;
+        CALL(count_row, s->x, s->n, (u32)s->cols, low, high, s->sketch + r * s->cols, first, last);
+    }
+}
+
+void tw_count_sketch(const float *x, i64 n, i64 rows, i64 cols, const u64 *keys, float *sketch, int threads) {
+    Sketch s = {.x = x, .n = n, .rows = rows, .cols = cols, .keys = keys, .sketch = sketch};
+    memset(sketch, 0, (size_t)(rows * cols) * sizeof *sketch);
+    in_parts(count_sketch, &s, parts_of(n, threads));
+}
+
+static void estimate(void *job, int part, int parts) {
+    Sketch *s = job;
+    RANGE(s->n, 64);
+    CALL(estimate, s->sketch, s->rows, s->cols, s->keys, start, stop, s->out);
+}
+
+void tw_estimate(float *sketch, i64 n, i64 rows, i64 cols, const u64 *keys, float *out, int threads) {
+    Sketch s = {.sketch = sketch, .n = n, .rows = rows, .cols = cols, .keys = keys, .out = out};
+    in_parts(estimate, &s, parts_of(n, threads));
+}
+
+/* -- hadamard.py and fastfood.py ----------------------------------------------------------------------------- */
+
+typedef struct {
+    float *x;
+    i64 n, stride, rows, size; /* of a pass over columns: rows `stride` apart */
+    const float *input;        /* Fastfood: the inner transform, or what is projected */
+    i64 m;
+    const Draw *draw;
+    float scale;
+    float *out;                /* where the last pass writes to */
+    int failed;
+    float *sums;
+    i64 segment;
+} Hadamard;
+
+static void blocks(void *job, int part, int parts) {
+    Hadamard *h = job;
+    i64 length = least(h->n, BLOCK);
+    RANGE(h->n, length);
+    for (; start < stop; start += length) {
+        float *x = h->x + start;
+        if (h->draw && h->m) CALL(expand, h->input, (u32)(h->m - 1), h->draw, start, length, x);
+        else if (h->draw) CALL(flip, h->input, h->draw, start, least(h->size, start + length), start + length, x);
+        CALL(block, x, length);
+    }
+}
+
+static void columns(void *job, int part, int parts) {
+    Hadamard *h = job;
+    float *tile = aligned_alloc(64, (size_t)TILE * sizeof *tile);
+    if (!tile) { h->failed = 1; return; }
+    i64 wide = least(TILE / h->rows, h->stride), across = h->stride / wide, tiles = h->n / (h->stride * h->rows) * across;
+    RANGE(tiles, 1);
+    for (; start < stop; start++) {
+        i64 first = start / across * h->stride * h->rows + start % across * wide;
+        CALL(column, h->x, first, h->stride, h->rows, wide, tile, h->out ? h->draw : 0, h->scale, h->size, h->out);
+    }
+    free(tile);
+}
+
+static void signs(void *job, int part, int parts) {
+    Hadamard *h = job;
+    RANGE(h->size, 64);
+    CALL(sign, h->x, h->draw, start, stop, h->scale, h->out);
+}
+
+/* The transform of x in place; with draw and m, x is made of the inner transform on the way; with an output, what
+ * the last pass makes is multiplied by signs and a constant and its first `size` entries go there. */
+static int transform(Hadamard *h, int threads) {
+    int parts = parts_of(h->n, threads);
+    in_parts(blocks, h, parts);
+    float *out = h->out;
+    for (h->stride = BLOCK; h->stride < h->n; h->stride *= h->rows) {
+        h->rows = least(h->n / h->stride, TALLEST);
+        h->out = h->stride * h->rows == h->n ? out : 0;
+        in_parts(columns, h, parts);
+        if (h->failed) return -1;
+    }
+    h->out = out;
+    if (out && h->n <= BLOCK) in_parts(signs, h, parts);
+    return 0;
+}
+
+int tw_hadamard(float *x, i64 n, int threads) {
+    Hadamard h = {.x = x, .n = n};
+    return transform(&h, threads);
+}
+
+static Draw draw_of(const u64 *keys, const float *table, i64 n) {
+    int bits = 0;
+    while ((i64)1 << bits < n) bits++;
+    Draw d = {.low = (u32)keys[0], .high = (u32)(keys[0] >> 32), .table = table};
+    for (int r = 0; r < 3; r++) d.times[r] = (u32)keys[r + 1] | 1, d.plus[r] = (u32)(keys[r + 1] >> 32);
+    d.fold = (u32)most(1, bits / 2), d.all = (u32)(n - 1);
+    return d;
+}
+
+/* inner: m floats, transformed in place; work: n floats, of which the first `size` become the result. */
+int tw_fastfood(float *inner, i64 m, float *work, i64 n, i64 size, const u64 *keys, const float *table, float scale,
+                int threads) {
+    Draw draw = draw_of(keys, table, n);
+    if (tw_hadamard(inner, m, threads)) return -1;
+    Hadamard h = {.x = work, .n = n, .size = size, .input = inner, .m = m, .draw = &draw, .scale = scale, .out = work};
+    return transform(&h, threads);
+}
+
+static void collect(void *job, int part, int parts) {
+    Hadamard *h = job;
+    for (i64 s = part; s < h->n / h->segment; s += parts)
+        CALL(collect, h->x, h->draw, (u32)(h->m - 1), s * h->segment, (s + 1) * h->segment, h->sums + s * h->m);
+}
+
+/* work: n floats; sums: n / segment rows of m zeros, of which the first becomes the result before its transform. */
+int tw_fastfood_transpose(const float *x, i64 size, float *work, i64 n, float *sums, i64 m, i64 segment,
+                          const u64 *keys, const float *table, int threads) {
+    Draw draw = draw_of(keys, table, n);
+    Hadamard h = {.x = work, .n = n, .size = size, .input = x, .draw = &draw};
+    if (transform(&h, threads)) return -1;
+    h.m = m, h.sums = sums, h.segment = segment;
+    in_parts(collect, &h, (int)least(parts_of(n, threads), n / segment));
+    for (i64 s = 1; s < n / segment; s++)
+        for (i64 i = 0; i < m; i++) sums[i] += sums[s * m + i];
+    return tw_hadamard(sums, m, threads);
+}
+
+/* -- gaps.py: one thread, a few nanoseconds a position ------------------------------------------------------- */
+
+/* The bits that quotients take with each parameter below `count`, without those of the rests.
+ * -1 unless the positions ascend below n. */
+i64 tw_gaps_lengths(const i64 *positions, i64 k, i64 n, int count, i64 *lengths) {
+    i64 gaps[512], last = -1;
+    for (int b = 0; b < count; b++) lengths[b] = k;
+    for (i64 start = 0; start < k; start += 512) {
+        i64 some = least(512, k - start), wrong = 0;
+        for (i64 i = 0; i < some; i++) {
+            i64 position = positions[start + i];
+            wrong |= (position <= last) | (position >= n);
+            gaps[i] = position - last - 1;
+            last = position;
+        }
+        if (wrong) return -1;
+        for (int b = 0; b < count; b++) {
+            i64 sum = 0;
+            for (i64 i = 0; i < some; i++) sum += gaps[i] >> b;
+            lengths[b] += sum;
+        }
+    }
+    return 0;
+}
+
+/* Into zeros: positions that were measured before. */
+void tw_gaps_encode(const i64 *positions, i64 k, int b, u8 *quotients, u8 *rests) {
+    i64 last = -1, one = -1;
+    u64 held = 0, mask = ((u64)1 << b) - 1;
+    int filled = 0;
+    for (i64 i = 0; i < k; i++) {
+        u64 gap = (u64)(positions[i] - last - 1);
+        last = positions[i];
+        one += (i64)(gap >> b) + 1;
+        quotients[one >> 3] |= (u8)(1 << (one & 7));
+        u64 rest = gap & mask; /* b <= 49 bits beside at most 7 that are held */
+        held |= rest << filled;
+        filled += b;
+        while (filled >= 8) *rests++ = (u8)held, held >>= 8, filled -= 8;
+    }
+    if (filled) *rests = (u8)held;
+}
+
+i64 tw_ones(const u8 *bytes, i64 length) {
+    i64 ones = 0, i = 0;
+    for (; i + 8 <= length; i += 8) {
+        u64 w;
+        memcpy(&w, bytes + i, 8);
+        ones += __builtin_popcountll(w);
+    }
+    for (; i < length; i++) ones += __builtin_popcount(bytes[i]);
+    return ones;
+}
+
+static inline u64 load(const u8 *bytes, i64 at, i64 length) {
+    u64 w = 0;
+    if (at + 8 <= length) memcpy(&w, bytes + at, 8);
+    else if (at < length) memcpy(&w, bytes + at, (size_t)(length - at));
+    return w;
+}
+
+/* As many positions as there are ones, below n; -1 if they do not fit. b <= 49, n <= 2^48, and the rests of that many
+ * ones are there (the caller has checked). */
+int tw_gaps_decode(const u8 *quotients, i64 length, const u8 *rests, i64 rests_length, i64 n, int b, i64 *positions) {
+    u64 mask = ((u64)1 << b) - 1;
+    i64 last = -1, before = -1, bit = 0;
+    for (i64 at = 0; at < length; at += 8) {
+        u64 w = load(quotients, at, length);
+        while (w) {
+            i64 one = at * 8 + __builtin_ctzll(w);
+            w &= w - 1;
+            i64 quotient = one - before - 1;
+            before = one;
+            if (quotient > n >> b) return -1;
+            u64 rest = load(rests, bit >> 3, rests_length) >> (bit & 7) & mask;
+            bit += b;
+            last += 1 + (i64)((u64)quotient << b | rest);
+            if (last >= n) return -1;
+            *positions++ = last;
+        }
+    }
+    return 0;
+}
+
+/* Into zeros; -1 unless the positions ascend below n. */
+int tw_bits_encode(const i64 *positions, i64 k, i64 n, u8 *bits) {
+    i64 last = -1;
+    for (i64 i = 0; i < k; i++) {
+        if (positions[i] <= last || positions[i] >= n) return -1;
+        last = positions[i];
+        bits[last >> 3] |= (u8)(1 << (last & 7));
+    }
+    return 0;
+}
+
+void tw_bits_decode(const u8 *bits, i64 length, i64 *positions) {
+    for (i64 at = 0; at < length; at += 8)
+        for (u64 w = load(bits, at, length); w; w &= w - 1) *positions++ = at * 8 + __builtin_ctzll(w);
+}
