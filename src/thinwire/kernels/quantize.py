@@ -31,8 +31,8 @@ def quantize(
     Unbiased for ``|x| <= scale``; what lies outside is cut (NaN becomes +scale), and at a scale
     of zero everything is 0. Stored with ``levels`` added, in ``bits`` bits, entry ``i`` at bit ``i * bits % 8``
     of byte ``i * bits // 8``; bits beyond the end are 0. With ``bits=1``, ``levels`` is ignored: +scale with
-    probability ``(1 + x / scale) / 2``, else -scale. Into ``out`` where one is given. At most 2^32 entries. Extra memory: the
-    result (reference: 25 MB more).
+    probability ``(1 + x / scale) / 2``, else -scale. Into ``out`` where one is given. At most 2^32 entries.
+    Extra memory: the result (reference: 5 MB more).
     """
     _require(scale, levels, bits)
     require(x.numel() <= counter.MOST, f"{x.numel()} entries: quantize takes at most {counter.MOST}, split the tensor")

@@ -22,7 +22,7 @@ def count_sketch(x: Float[Tensor, " n"], rows: int, cols: int, seed: int) -> Flo
     """The sketch of ``x``; each row is summed in the order of the positions. On CUDA in no fixed order.
 
     Sums and multiples of sketches with one seed are the sketches of the sums and multiples,
-    to rounding. At most 2^32 entries. Extra memory: the result (reference: 10 MB more).
+    to rounding. At most 2^32 entries. Extra memory: the result (reference: 3 MB more).
     """
     _require(x.numel(), rows, cols)
     lib = native.library(x)
