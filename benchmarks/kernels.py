@@ -95,7 +95,7 @@ def kernels(rounds: int) -> dict[str, dict[str, float]]:
             found[name]["bar"] = BARS[name]
 
     def threshold() -> Tensor:
-        return x[select.above(x, select.sampled_threshold(x, N // SHARE, g))]
+        return x.index_select(0, select.above(x, select.sampled_threshold(x, N // SHARE, g)))
 
     def transform(n: int) -> None:
         run(f"fwht_2_{n.bit_length() - 1}", lambda: hadamard_(whole[:n]), n, lambda: whole[:n].mul_(n**-0.5))
