@@ -70,7 +70,8 @@ def encode_reference(positions: Tensor, n: int, b: int) -> tuple[Tensor, Tensor]
 def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b: int) -> Int64[Tensor, " k"]:
     """The positions that :func:`encode` made these bytes of; ``WireError`` for any other bytes.
 
-    Nothing is read beyond the bytes, no sum wraps round, and there are no more positions than ones.
+    Nothing is read beyond the bytes, no sum wraps round, and there are no more positions than ones. Extra memory: the
+    positions (reference: about 10 bytes a bit and 32 a position).
     """
     check(0 <= n <= MOST and 0 <= b <= n.bit_length(), f"a Rice parameter for gaps below {n}")
     check(quotients.numel() == 0 or int(quotients[-1]) > 0, "quotients that end in a one")

@@ -83,7 +83,8 @@ def dequantize(
 ) -> Float[Tensor, " n"]:
     """The values that :func:`quantize` chose, multiples of ``scale / levels``, into ``out`` where one is given.
 
-    ``WireError`` for another length, a level beyond ``levels``, or bits beyond the end.
+    ``WireError`` for another length, a level beyond ``levels``, or bits beyond the end. Extra
+    memory: the result (reference: 9 n bytes).
     """
     _require(scale, levels, bits)
     if bits == 1:

@@ -39,6 +39,7 @@ def unpack_signs(
     """``scale`` where a bit is set and ``-scale`` elsewhere, into ``out`` where one is given.
 
     ``WireError`` for another length than :func:`pack_signs` makes of ``n`` entries, or bits beyond the end.
+    Extra memory: the result (reference: 9 n bytes).
     """
     check_bits(bits, n)
     native.check_out(out, n, torch.float32)
@@ -57,6 +58,7 @@ def mean_magnitude(x: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """The mean of ``|x|`` as a 32-bit number, at most the largest finite one; 0 of nothing.
 
     Summed in double precision in a fixed order: its bits do not depend on threads or machine.
+    Extra memory: 8 bytes for 4,096 entries (reference: 1 MB more).
     """
     if x.numel() == 0:
         return torch.zeros((), device=x.device)
