@@ -135,7 +135,7 @@ TABLE = [
     "FLSS(FedAvg(LocalSGD(prox=0.1)), rank=2, start=3, every=None, decay=0.7, project='gradient', scale=0.5)",
     "Intrinsic(600, local=LocalSGD(lr=0.3))",
     "Intrinsic(400, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.3), basis=Gaussian())",
-    "FedAvg(LocalSGD(lr=0.1), up=Projection(64))",
+    "FedAvg(LocalSGD(lr=0.2), up=Projection(64))",
     "FedAvg(up=QSGD(16))",
     "FedAvg(up=Partition({'<100': Dense(), '*': Ternary()}))",
     "FedAvg(up=Entropy(Int8()), down=EF21(Entropy(Int8())))",
