@@ -1,8 +1,10 @@
 # make demo   compare seven methods on 20 clients; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
 # make soak   the long tests
+# make wheel  dist/*.whl for this machine's kind, with the kernels compiled
 #
-# All of them build .venv when it is missing or when pyproject.toml or constraints.txt changed.
+# All of them build .venv when it is missing or when pyproject.toml, constraints.txt or the
+# kernels in C changed.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -25,7 +27,7 @@ DEMO_ROUNDS ?= 40
 DEMO_LR ?= 0.1
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test lint soak clean
+.PHONY: demo test lint soak wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -54,8 +56,12 @@ lint: .venv/.installed-dev
 soak: .venv/.installed-dev
 	$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
 
+wheel: | .venv/pyvenv.cfg
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f src/thinwire/kernels/native/*.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pyvenv.cfg, and not the folder, whose date changes with each file in it.
@@ -63,8 +69,10 @@ clean:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("thinwire needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 
+KERNELS := hatch_build.py $(wildcard src/thinwire/kernels/native/*.[ch] src/thinwire/kernels/native/build.py)
+
 # torch goes first, so that the largest download fails early and is not repeated.
-.venv/.installed-%: pyproject.toml constraints.txt | .venv/pyvenv.cfg
+.venv/.installed-%: pyproject.toml constraints.txt $(KERNELS) | .venv/pyvenv.cfg
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e ".[$*]"
 	touch $@

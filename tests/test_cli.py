@@ -174,7 +174,7 @@ def test_methods_lists_every_public_method_and_link_with_its_paper(thinwire):
     assert code == 0
     assert {"FedAvg", "SCAFFOLD", "LUAR", "LBGM", "TopK", "Adam", "Dirichlet", "Network"} <= set(entries)
     assert entries["LUAR"]["paper"] == "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"
-    assert entries["TopK"]["signature"] == "TopK(share=0.01, values=Dense())"
+    assert entries["TopK"]["signature"] == "TopK(share=0.01, values=Dense(), sampled=False)"
     assert all(e["summary"] for e in entries.values())
     assert all(e["paper"] for e in entries.values() if e["kind"] == "algorithm")
     assert thinwire("methods")[1].count("McMahan et al., AISTATS 2017") == 1

@@ -32,6 +32,10 @@ OBJECTS: dict[str, Any] = {
     "Budget(2000, ladder=(TopK(0.1), Half()))": tw.Budget(2000, ladder=(tw.TopK(0.1), tw.Half())),
     "ClusteredLBGM(8, local=LocalSGD(0.1))": tw.ClusteredLBGM(local=tw.LocalSGD(0.1)),
     "Layerwise(LBGM(threshold=0.2))": tw.Layerwise(tw.LBGM()),
+    "TopK(0.01, sampled=True)": tw.TopK(sampled=True),
+    "Entropy(QSGD(7, bucket=512, norm='max'))": tw.Entropy(tw.QSGD(7, 512, "max")),
+    "RandomBlock(256.0, unbiased=True)": tw.RandomBlock(256, unbiased=True),
+    "FedAvg(opt=MajorityVote(0.01), up=SignSGD())": tw.FedAvg(opt=tw.MajorityVote(0.01), up=tw.SignSGD()),
     "EF21(ScaledSign())": tw.EF21(tw.ScaledSign()),
     "Flat(TopK(0.1))": tw.Flat(tw.TopK(0.1)),
     "Partition({'*.bias': Dense(), '*': ErrorFeedback(TopK(0.1))})": tw.Partition(
@@ -68,7 +72,7 @@ def test_an_expression_is_its_object_and_the_object_its_expression(text: str, x:
 
 
 def test_a_complete_expression_leaves_nothing_to_defaults() -> None:
-    assert tw.complete(tw.TopK()) == "TopK(share=0.01, values=Dense())"
+    assert tw.complete(tw.TopK()) == "TopK(share=0.01, values=Dense(), sampled=False)"
     assert tw.complete(tw.Adagrad()) == "Adagrad(lr=0.03, beta1=0.0, beta2=0.99, tau=0.001)"
     assert tw.complete(tw.LBGM(tw.Partition({"a": tw.Flat(tw.RandK())}), 0.5)) == (
         "LBGM(inner=Partition(links={'a': Flat(inner=RandK(share=0.01, unbiased=False))}), threshold=0.5, "
@@ -77,7 +81,7 @@ def test_a_complete_expression_leaves_nothing_to_defaults() -> None:
     assert tw.complete(tw.Decay(0.2, (100,))) == "Decay(start=0.2, rounds=(100,), factor=0.1)"
     assert tw.complete(tw.FedAvg(up={"update": tw.EF21()})) == (
         "FedAvg(local=LocalSGD(lr=0.05, epochs=1.0, batch=32, momentum=0.0, weight_decay=0.0, prox=0.0, steps=None), "
-        "opt=SGD(lr=1.0), up={'update': EF21(inner=TopK(share=0.1, values=Dense()))}, down=Dense(), "
+        "opt=SGD(lr=1.0), up={'update': EF21(inner=TopK(share=0.1, values=Dense(), sampled=False))}, down=Dense(), "
         "weights='examples', buffers='mean')"
     )
 
@@ -297,7 +301,8 @@ ERRORS = {
     "FedAvg(up=ErrorFeadback())": "unknown method 'ErrorFeadback' (did you mean ErrorFeedback?); "
     "`thinwire methods` lists them all",
     "Xyzzyxyzzy()": "unknown method 'Xyzzyxyzzy'; `thinwire methods` lists them all",
-    "TopK(shore=0.1)": "TopK has no argument 'shore' (did you mean share?): it is TopK(share=0.01, values=Dense())",
+    "TopK(shore=0.1)": "TopK has no argument 'shore' (did you mean share?): "
+    "it is TopK(share=0.01, values=Dense(), sampled=False)",
     "SGD(xyz=0.1)": "SGD has no argument 'xyz': it is SGD(lr=1.0)",
     "SGD(1, 2)": "SGD: too many positional arguments; it is SGD(lr=1.0)",
     "SGD(0.1, lr=0.2)": "SGD: multiple values for argument 'lr'; it is SGD(lr=1.0)",

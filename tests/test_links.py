@@ -606,8 +606,8 @@ BYTES = [
     (Int8(), 1_016, 1_028),
     (RandomBlock(10.0), 408, 412),
     (RandomBlock(64.0), 68, 72),  # 15 of a thousand; 12 and 3 of the two layers
-    (TopK(0.1, sampled=True), 480, 492),
-    (TopK(0.1, values=Int8()), 188, 208),
+    (TopK(0.1, sampled=True), 476, 492),
+    (TopK(0.1, values=Int8()), 184, 208),
     (STC(0.1), 90, 111),  # 17, 3 of padding, 4 of magnitude, 13 of signs, 15 of quotients, 38 of rests
     (Flat(STC(0.1)), 90, 90),
     (DropoutAvg(0.5), 2_140, 2_152),  # 12, 125 of bits, 3 of padding, 2,000 of values

@@ -45,7 +45,7 @@ def fastfood(s: Float[Tensor, " d"], size: int, seed: int) -> Float[Tensor, " si
     if lib is None:
         return fastfood_reference(s, size, seed)
     dim, n, threads = s.numel(), padded(size, s.numel()), torch.get_num_threads()
-    inner, work = torch.zeros(power(dim)), torch.empty(n)
+    inner, work = torch.zeros(power(dim)), native.empty(lib, n)
     inner[:dim] = s
     places = inner.data_ptr(), inner.numel(), work.data_ptr(), n, size
     native.check(lib.tw_fastfood(*places, *_drawn(seed), 1 / math.sqrt(n * dim), threads))
@@ -76,7 +76,7 @@ def fastfood_transpose(x: Float[Tensor, " size"], dim: int, seed: int) -> Float[
         return fastfood_transpose_reference(x, dim, seed)
     x, size, n, m, threads = x.contiguous(), x.numel(), padded(x.numel(), dim), power(dim), torch.get_num_threads()
     segment = segment_rows(n, m)
-    work, sums = torch.empty(n), torch.zeros(n // segment, m)
+    work, sums = native.empty(lib, n), torch.zeros(n // segment, m)
     places = x.data_ptr(), size, work.data_ptr(), n, sums.data_ptr(), m, segment
     native.check(lib.tw_fastfood_transpose(*places, *_drawn(seed), threads))
     return sums[0, :dim].mul(1 / math.sqrt(n * dim))

@@ -38,7 +38,7 @@ def _quotients(positions: Tensor, n: int, count: int) -> list[int]:
     positions, lengths = positions.contiguous(), torch.empty(count, dtype=torch.int64)
     status = lib.tw_gaps_lengths(positions.data_ptr(), positions.numel(), n, count, lengths.data_ptr())
     _ascending(status == 0, n)
-    return lengths.tolist()  # type: ignore[no-any-return]
+    return lengths.tolist()
 
 
 def encode(positions: Int64[Tensor, " k"], n: int, b: int) -> tuple[UInt8[Tensor, " a"], UInt8[Tensor, " c"]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
@@ -17,37 +18,49 @@ from . import counter, native
 from .signs import unpack_signs
 
 
-def quantize(x: Float[Tensor, " n"], scale: float, levels: int, bits: int, seed: int) -> UInt8[Tensor, " bytes"]:
+def quantize(
+    x: Float[Tensor, " n"],
+    scale: float,
+    levels: int,
+    bits: int,
+    seed: int,
+    out: UInt8[Tensor, " bytes"] | None = None,
+) -> UInt8[Tensor, " bytes"]:
     """``x / scale * levels``, rounded up or down at random to a whole number from -levels to levels.
 
     Unbiased for ``|x| <= scale``; what lies outside is cut (NaN becomes +scale), and at a scale
     of zero everything is 0. Stored with ``levels`` added, in ``bits`` bits, entry ``i`` at bit ``i * bits % 8``
     of byte ``i * bits // 8``; bits beyond the end are 0. With ``bits=1``, ``levels`` is ignored: +scale with
-    probability ``(1 + x / scale) / 2``, else -scale. At most 2^32 entries. Extra memory: the
-    result (reference: 25 MB more).
+    probability ``(1 + x / scale) / 2``, else -scale. Into ``out`` where one is given. At most 2^32 entries.
+    Extra memory: the result (reference: 5 MB more).
     """
     _require(scale, levels, bits)
     require(x.numel() <= counter.MOST, f"{x.numel()} entries: quantize takes at most {counter.MOST}, split the tensor")
+    n = x.numel()
+    size = (n * bits + 7) // 8
+    native.check_out(out, size)
     lib = native.library(x)
     if lib is None:
-        return quantize_reference(x, scale, levels, bits, seed)
-    (key,), x, n = counter.keys(seed, 1), x.contiguous(), x.numel()
-    packed = torch.empty((n * bits + 7) // 8, dtype=torch.uint8)
+        found = quantize_reference(x, scale, levels, bits, seed)
+        return found if out is None else out.copy_(found)
+    (key,), x = counter.keys(seed, 1), x.contiguous()
+    packed = native.empty(lib, size, dtype=torch.uint8) if out is None else out
     threads = torch.get_num_threads()
-    lib.tw_quantize(x.data_ptr(), n, scale, levels, bits, key, packed.data_ptr(), threads)
+    lift, factor = factors(scale, 1 if bits == 1 else levels)
+    lib.tw_quantize(x.data_ptr(), n, lift, factor, levels, bits, key, packed.data_ptr(), threads)
     return packed
 
 
 def quantize_reference(x: Tensor, scale: float, levels: int, bits: int, seed: int) -> Tensor:
     (key,) = counter.keys(seed, 1)
-    width = torch.tensor(scale, dtype=torch.float32, device=x.device)  # no number: CUDA would multiply by 1 / scale
     most = 1 if bits == 1 else levels
+    lift, factor = factors(scale, most)
     packed = []
     for start in range(0, x.numel(), counter.CHUNK):
         part = x[start : start + counter.CHUNK]
         drawn = counter.bits(start, start + part.numel(), key, x.device) >> 8
         dither = drawn.to(torch.float32) * 2.0**-24  # exact, in [0, 1)
-        y = (part / width) * most if float(width) > 0 else torch.zeros_like(part)
+        y = part * lift * factor
         y = torch.where(y < most, y, most)
         y = torch.where(y > -most, y, -most)
         if bits == 1:
@@ -78,10 +91,11 @@ def dequantize(
     size = (n * bits + 7) // 8
     check(packed.numel() == size, f"{n} levels of {bits} bits in {size} bytes")
     check(n * bits % 8 == 0 or int(packed[-1]) >> n * bits % 8 == 0, "zeros beyond the last level")
-    lib = native.library(packed) if out is None or out.is_contiguous() else None
+    native.check_out(out, n)
+    lib = native.library(packed)
     if lib is None:
         return dequantize_reference(packed, n, scale, levels, bits, out)
-    packed, out, threads = packed.contiguous(), torch.empty(n) if out is None else out, torch.get_num_threads()
+    packed, out, threads = packed.contiguous(), native.empty(lib, n) if out is None else out, torch.get_num_threads()
     high = lib.tw_dequantize(packed.data_ptr(), n, levels, bits, step(scale, levels), out.data_ptr(), threads)
     check(high <= 2 * levels, f"levels from 0 to {2 * levels}")
     return out
@@ -96,9 +110,16 @@ def dequantize_reference(
     return found if out is None else out.copy_(found)
 
 
+def factors(scale: float, most: int) -> tuple[float, float]:
+    """Two 32-bit numbers whose product is most / scale, the first a power of two; two zeros for a scale of zero."""
+    width = float(np.float32(scale))
+    lift = 2.0**100 if width < 2.0**-100 else 1.0  # most / scale alone might overflow
+    return (lift, float(np.float32(most / (width * lift)))) if width > 0 else (0.0, 0.0)
+
+
 def step(scale: float, levels: int) -> float:
     """Between two levels, as the 32-bit number that both ends use."""
-    return float(torch.tensor(float(torch.tensor(scale, dtype=torch.float32)) / levels, dtype=torch.float32))
+    return float(np.float32(float(np.float32(scale)) / levels))
 
 
 def _require(scale: float, levels: int, bits: int) -> None:

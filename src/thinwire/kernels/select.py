@@ -26,7 +26,7 @@ def top_k(x: Float[Tensor, " n"], k: int) -> Int64[Tensor, " k"]:
     lib = native.library(x)
     if lib is None or x.numel() > MOST:
         return top_k_reference(x, k)
-    x, positions = x.contiguous(), torch.empty(k, dtype=torch.int64)
+    x, positions = x.contiguous(), native.empty(lib, k, dtype=torch.int64)
     native.check(lib.tw_top_k(x.data_ptr(), x.numel(), k, positions.data_ptr(), torch.get_num_threads()))
     return positions
 
@@ -57,7 +57,7 @@ def above(x: Float[Tensor, " n"], t: float) -> Int64[Tensor, " k"]:
         return torch.zeros(0, dtype=torch.int64)
     counts = torch.empty(native.MOST_THREADS, dtype=torch.int64)
     total = lib.tw_count(x.data_ptr(), n, low, INFINITY - low, counts.data_ptr(), threads)
-    positions = torch.empty(total, dtype=torch.int64)
+    positions = native.empty(lib, total, dtype=torch.int64)
     lib.tw_fill(x.data_ptr(), n, low, INFINITY - low, counts.data_ptr(), positions.data_ptr(), threads)
     return positions
 

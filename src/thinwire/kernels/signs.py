@@ -16,15 +16,19 @@ LANES = 64  # entries summed side by side
 BLOCK = LANES * 64  # entries to a partial sum
 
 
-def pack_signs(x: Float[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:
+def pack_signs(x: Float[Tensor, " n"], out: UInt8[Tensor, " bytes"] | None = None) -> UInt8[Tensor, " bytes"]:
     """Bit ``i % 8`` of byte ``i // 8`` is ``x[i] >= 0``; the sign of both zeros is +1, of NaN -1.
 
-    Bits beyond the end are 0. Extra memory: the result (reference: 10 n bytes).
+    Bits beyond the end are 0. The bytes go into ``out`` where one is given. Extra memory: the
+    result (reference: 10 n bytes).
     """
+    size = (x.numel() + 7) // 8
+    native.check_out(out, size)
     lib = native.library(x)
     if lib is None:
-        return pack_bits_reference(x >= 0)
-    x, packed = x.contiguous(), torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+        found = pack_bits_reference(x >= 0)
+        return found if out is None else out.copy_(found)
+    x, packed = x.contiguous(), native.empty(lib, size, dtype=torch.uint8) if out is None else out
     lib.tw_pack_signs(x.data_ptr(), x.numel(), packed.data_ptr(), torch.get_num_threads())
     return packed
 
@@ -37,9 +41,10 @@ def unpack_signs(
     ``WireError`` for another length than :func:`pack_signs` makes of ``n`` entries, or bits beyond the end.
     """
     check_bits(bits, n)
-    lib = native.library(bits) if out is None or out.is_contiguous() else None
+    native.check_out(out, n)
+    lib = native.library(bits)
     if lib is not None:
-        bits, out = bits.contiguous(), torch.empty(n) if out is None else out
+        bits, out = bits.contiguous(), native.empty(lib, n) if out is None else out
         lib.tw_unpack_signs(bits.data_ptr(), n, scale, out.data_ptr(), torch.get_num_threads())
         return out
     positive = unpack_bits_reference(bits, n)

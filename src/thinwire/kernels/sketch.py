@@ -22,13 +22,13 @@ def count_sketch(x: Float[Tensor, " n"], rows: int, cols: int, seed: int) -> Flo
     """The sketch of ``x``; each row is summed in the order of the positions. On CUDA in no fixed order.
 
     Sums and multiples of sketches with one seed are the sketches of the sums and multiples,
-    to rounding. At most 2^32 entries. Extra memory: the result (reference: 10 MB more).
+    to rounding. At most 2^32 entries. Extra memory: the result (reference: 3 MB more).
     """
     _require(x.numel(), rows, cols)
     lib = native.library(x)
     if lib is None:
         return count_sketch_reference(x, rows, cols, seed)
-    x, sketch, keys = x.contiguous(), torch.empty(rows, cols), native.keys(counter.keys(seed, rows))
+    x, sketch, keys = x.contiguous(), native.empty(lib, rows, cols), native.keys(counter.keys(seed, rows))
     threads = torch.get_num_threads()
     lib.tw_count_sketch(x.data_ptr(), x.numel(), rows, cols, keys, sketch.data_ptr(), threads)
     return sketch
@@ -51,7 +51,7 @@ def estimate(sketch: Float[Tensor, "rows cols"], n: int, seed: int) -> Float[Ten
     lib = native.library(sketch)
     if lib is None:
         return estimate_reference(sketch, n, seed)
-    sketch, found, keys = sketch.contiguous(), torch.empty(n), native.keys(counter.keys(seed, rows))
+    sketch, found, keys = sketch.contiguous(), native.empty(lib, n), native.keys(counter.keys(seed, rows))
     lib.tw_estimate(sketch.data_ptr(), n, rows, cols, keys, found.data_ptr(), torch.get_num_threads())
     return found
 

@@ -27,13 +27,14 @@ WORD, KEY = ctypes.c_uint32, ctypes.c_uint64
 SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_use": (INT, [INT]),
     "tw_source": (WORD, []),
+    "tw_large": (None, [POINTER, LONG]),
     "tw_top_k": (INT, [POINTER, LONG, LONG, POINTER, INT]),
     "tw_count": (LONG, [POINTER, LONG, WORD, WORD, POINTER, INT]),
     "tw_fill": (None, [POINTER, LONG, WORD, WORD, POINTER, POINTER, INT]),
     "tw_pack_signs": (None, [POINTER, LONG, POINTER, INT]),
     "tw_unpack_signs": (None, [POINTER, LONG, REAL, POINTER, INT]),
     "tw_partial_sums": (None, [POINTER, LONG, POINTER, INT]),
-    "tw_quantize": (None, [POINTER, LONG, REAL, INT, INT, KEY, POINTER, INT]),
+    "tw_quantize": (None, [POINTER, LONG, REAL, REAL, INT, INT, KEY, POINTER, INT]),
     "tw_dequantize": (INT, [POINTER, LONG, INT, INT, REAL, POINTER, INT]),
     "tw_count_sketch": (None, [POINTER, LONG, LONG, LONG, POINTER, POINTER, INT]),
     "tw_estimate": (None, [POINTER, LONG, LONG, LONG, POINTER, POINTER, INT]),
@@ -60,12 +61,26 @@ def library(*tensors: Tensor) -> ctypes.CDLL | None:
     return found
 
 
+def empty(lib: ctypes.CDLL, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor to be written to, on large pages where it is long: fresh small ones cost more than most loops."""
+    made = torch.empty(shape, dtype=dtype)
+    if made.nbytes >= 1 << 22:
+        lib.tw_large(made.data_ptr(), made.nbytes)
+    return made
+
+
 def use(level: str) -> str:
     """Run at most this level from now on, ``reference`` or one of ``LEVELS``; which one that is here is returned."""
     require(level in ("reference", *LEVELS), f"no level {level!r}: reference, {', '.join(LEVELS)}")
     found = _loaded() if level != "reference" else None
     _chosen[:] = ["reference" if found is None else LEVELS[found.tw_use(LEVELS.index(level))]]
     return _chosen[0]
+
+
+def check_out(out: Tensor | None, size: int) -> None:
+    """What a result is to be written into has to be as long as the result and without gaps."""
+    fits = out is None or (out.shape == (size,) and out.is_contiguous())
+    require(fits, f"out= takes a contiguous vector of {size} entries")
 
 
 def check(status: int) -> None:

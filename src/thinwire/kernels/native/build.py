@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "native.so"
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=default"]
-# One rounding an operation, whatever the processor could fuse. The last: vectors of 16 floats pass between static functions.
+# One rounding an operation, whatever the processor could fuse. Vectors of 16 floats pass between static functions only.
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 
 
@@ -27,7 +27,7 @@ def checksum() -> int:
 
 
 def build() -> Path:
-    """The compiled library. Raises ``OSError`` or ``subprocess.CalledProcessError`` where there is no compiler that can."""
+    """The compiled library. ``OSError`` or ``subprocess.CalledProcessError`` where there is no compiler that can."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     with tempfile.TemporaryDirectory(dir=HERE) as folder:  # the same disk: what is there is replaced in one step
         made = Path(folder) / LIBRARY.name

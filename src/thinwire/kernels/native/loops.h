@@ -21,7 +21,9 @@ typedef u32 w16 __attribute__((vector_size(64), aligned(4), may_alias));
     (w16){TOP(d, 0), TOP(d, 1), TOP(d, 2), TOP(d, 3), TOP(d, 4), TOP(d, 5), TOP(d, 6), TOP(d, 7),                 \
           TOP(d, 8), TOP(d, 9), TOP(d, 10), TOP(d, 11), TOP(d, 12), TOP(d, 13), TOP(d, 14), TOP(d, 15)}
 #define INLINE static inline __attribute__((always_inline))
-#define AS_FLOATS 1 /* 64 entries from a block that is shorter: the rest are zeros */
+/* A loop of look-ups: vectors that are put together entry by entry are slower than no vectors. */
+#define ONE_BY_ONE __asm__ volatile("")
+/* 64 entries from a block that is shorter: the rest are zeros. */
 #define SHORT(x, length)                                                                                          \
     float short_[64];                                                                                             \
     if ((length) < 64) {                                                                                          \
@@ -197,22 +199,19 @@ static void FN(partial_sums)(const float *x, i64 n, double *sums) {
 
 /* -- quantize ------------------------------------------------------------------------------------------------ */
 
-static void FN(quantize)(const float *x, i64 n, i64 offset, float scale, int levels, int bits, u32 low, u32 high,
-                         u8 *packed) {
+static void FN(quantize)(const float *x, i64 n, i64 offset, float lift, float factor, int levels, int bits, u32 low,
+                         u32 high, u8 *packed) {
     float reach = bits == 1 ? 1.0f : (float)levels;
-    static const float zeros[64];
     for (i64 i = 0; i < n; i += 64) {
         i64 length = least(64, n - i), bytes = (length * bits + 7) / 8;
         const float *v = x + i;
         u32 at = (u32)(offset + i);
         u8 code[64], out[64];
         SHORT(v, length)
-        float width = scale;
-        if (scale == 0) v = zeros, width = 1;
         if (bits == 1) {
             for (int j = 0; j < 64; j++) {
                 float u = (float)(int32_t)(mix(at + (u32)j, low, high) >> 8) * 0x1p-24f;
-                float y = v[j] / width;
+                float y = v[j] * lift * factor;
                 y = y < 1.0f ? y : 1.0f;
                 y = y > -1.0f ? y : -1.0f;
                 code[j] = u < (y + 1.0f) * 0.5f;
@@ -220,7 +219,7 @@ static void FN(quantize)(const float *x, i64 n, i64 offset, float scale, int lev
         } else {
             for (int j = 0; j < 64; j++) {
                 float u = (float)(int32_t)(mix(at + (u32)j, low, high) >> 8) * 0x1p-24f;
-                float y = v[j] / width * reach;
+                float y = v[j] * lift * factor;
                 y = y < reach ? y : reach;
                 y = y > -reach ? y : -reach;
                 int32_t whole = (int32_t)y;
@@ -234,8 +233,14 @@ static void FN(quantize)(const float *x, i64 n, i64 offset, float scale, int lev
         else if (bits == 4)
             for (int j = 0; j < 32; j++) to[j] = (u8)(code[2 * j] | code[2 * j + 1] << 4);
         else if (bits == 2)
-            for (int j = 0; j < 16; j++)
-                to[j] = (u8)(code[4 * j] | code[4 * j + 1] << 2 | code[4 * j + 2] << 4 | code[4 * j + 3] << 6);
+            for (int j = 0; j < 8; j++) {
+                u64 eight;
+                memcpy(&eight, code + 8 * j, 8);
+                eight = (eight | eight >> 6) & 0x000F000F000F000Fu;
+                eight = (eight | eight >> 12) & 0x000000FF000000FFu;
+                eight |= eight >> 24;
+                memcpy(to + 2 * j, &eight, 2);
+            }
         else
             for (int j = 0; j < 8; j++) {
                 u64 eight;
@@ -255,9 +260,23 @@ static int FN(dequantize)(const u8 *packed, i64 n, int levels, int bits, float s
         if (length < 64) memcpy(held, from, (size_t)((length * bits + 7) / 8)), from = held;
         if (bits == 8) memcpy(code, from, 64);
         else if (bits == 4)
-            for (int j = 0; j < 64; j++) code[j] = from[j / 2] >> j % 2 * 4 & 15;
+            for (int j = 0; j < 8; j++) {
+                u64 eight = 0;
+                memcpy(&eight, from + 4 * j, 4);
+                eight = (eight | eight << 16) & 0x0000FFFF0000FFFFu;
+                eight = (eight | eight << 8) & 0x00FF00FF00FF00FFu;
+                eight = (eight | eight << 4) & 0x0F0F0F0F0F0F0F0Fu;
+                memcpy(code + 8 * j, &eight, 8);
+            }
         else
-            for (int j = 0; j < 64; j++) code[j] = from[j / 4] >> j % 4 * 2 & 3;
+            for (int j = 0; j < 8; j++) {
+                u64 eight = 0;
+                memcpy(&eight, from + 2 * j, 2);
+                eight = (eight | eight << 24) & 0x000000FF000000FFu;
+                eight = (eight | eight << 12) & 0x000F000F000F000Fu;
+                eight = (eight | eight << 6) & 0x0303030303030303u;
+                memcpy(code + 8 * j, &eight, 8);
+            }
         u8 high = 0;
         for (int j = 0; j < 64; j++) high = code[j] > high ? code[j] : high;
         largest = high > largest ? high : largest;
@@ -307,14 +326,18 @@ static void FN(estimate)(const float *sketch, i64 rows, i64 cols, const u64 *key
         for (i64 r = 0; r < rows; r++) {
             const float *row = sketch + r * cols;
             FN(places)(i, (u32)cols, (u32)keys[r], (u32)(keys[r] >> 32), column, flip);
-            for (int j = 0; j < 64; j++) guess[r][j] = real(word(row[column[j]]) ^ flip[j]);
+            for (int j = 0; j < 64; j++) {
+                ONE_BY_ONE;
+                guess[r][j] = row[column[j]];
+            }
+            for (int j = 0; j < 64; j += 16) *(w16 *)&guess[r][j] ^= *(w16 *)&flip[j];
         }
         for (i64 pass = 0; pass < rows; pass++) /* exchanges of neighbours, 64 columns side by side */
             for (i64 r = pass % 2; r + 1 < rows; r += 2)
-                for (int j = 0; j < 64; j++) {
-                    float a = guess[r][j], b = guess[r + 1][j];
-                    guess[r][j] = b < a ? b : a;
-                    guess[r + 1][j] = b < a ? a : b;
+                for (int j = 0; j < 64; j += 16) {
+                    w16 *p = (w16 *)&guess[r][j], *q = (w16 *)&guess[r + 1][j];
+                    w16 change = (w16)((v16)*q < (v16)*p) & (*p ^ *q);
+                    *p ^= change, *q ^= change;
                 }
         const float *upper = guess[rows / 2], *lower = guess[rows % 2 ? rows / 2 : rows / 2 - 1];
         float found[64];
@@ -399,25 +422,25 @@ static void FN(sign)(const float *x, const Draw *d, i64 start, i64 stop, float s
     FN(signed_)(x + start, d, start, stop - start, scale, out + start);
 }
 
-/* The distances from stride to stride * rows / 2 for WIDE columns, through a tile that is in cache. */
-static void FN(column)(float *x, i64 first, i64 stride, i64 rows, float *tile, const Draw *d, float scale, i64 size,
-                       float *out) {
+/* The distances from stride to stride * rows / 2 for `wide` columns, through a tile that is in cache. */
+static void FN(column)(float *x, i64 first, i64 stride, i64 rows, i64 wide, float *tile, const Draw *d, float scale,
+                       i64 size, float *out) {
     for (i64 r = 0; r < rows; r++) {
         const float *from = x + first + r * stride;
-        for (int j = 0; j < WIDE; j += 16) *(v16 *)(tile + r * WIDE + j) = *(const v16 *)(from + j);
+        for (i64 j = 0; j < wide; j += 16) *(v16 *)(tile + r * wide + j) = *(const v16 *)(from + j);
     }
-    FN(stages)(tile, rows * WIDE, WIDE);
+    FN(stages)(tile, rows * wide, wide);
     if (d) {
         for (i64 r = 0; r < rows; r++) {
             i64 at = first + r * stride;
             if (at >= size) break;
-            FN(signed_)(tile + r * WIDE, d, at, least(WIDE, size - at), scale, out + at);
+            FN(signed_)(tile + r * wide, d, at, least(wide, size - at), scale, out + at);
         }
         return;
     }
     for (i64 r = 0; r < rows; r++) {
         float *to = x + first + r * stride;
-        for (int j = 0; j < WIDE; j += 16) *(v16 *)(to + j) = *(const v16 *)(tile + r * WIDE + j);
+        for (i64 j = 0; j < wide; j += 16) *(v16 *)(to + j) = *(const v16 *)(tile + r * wide + j);
     }
 }
 
@@ -443,7 +466,10 @@ static void FN(expand)(const float *inner, u32 mask, const Draw *d, i64 start, i
     for (i64 i = 0; i < length; i += 64) {
         i64 some = least(64, length - i);
         FN(rows)(d, start + i, mask, index, flip, place);
-        for (int j = 0; j < 64; j++) gauss[j] = d->table[index[j]], value[j] = inner[place[j]];
+        for (int j = 0; j < 64; j++) {
+            ONE_BY_ONE;
+            gauss[j] = d->table[index[j]], value[j] = inner[place[j]];
+        }
         for (int j = 0; j < 64; j++) gauss[j] = real(word(gauss[j]) ^ flip[j]) * value[j];
         memcpy(x + i, gauss, (size_t)some * 4);
     }
@@ -465,7 +491,10 @@ static void FN(collect)(const float *x, const Draw *d, u32 mask, i64 start, i64 
         const float *v = x + i;
         SHORT(v, some)
         FN(rows)(d, i, mask, index, flip, place);
-        for (int j = 0; j < 64; j++) gauss[j] = d->table[index[j]];
+        for (int j = 0; j < 64; j++) {
+            ONE_BY_ONE;
+            gauss[j] = d->table[index[j]];
+        }
         for (int j = 0; j < 64; j++) gauss[j] = real(word(gauss[j]) ^ flip[j]) * v[j];
         for (i64 j = 0; j < some; j++) sums[place[j]] += gauss[j];
     }

@@ -8,10 +8,14 @@
  * NaN gives some value and no wrong access. Callers have checked lengths; what comes from a message is checked here.
  */
 
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -23,8 +27,8 @@
 #endif
 
 #define BLOCK (1 << 15)    /* floats of a Hadamard transform that stay in the second cache: 128 KiB */
-#define TALLEST 4096       /* rows of a tile of columns, */
-#define WIDE 32            /* and floats of each: 512 KiB */
+#define TALLEST 512        /* rows of a tile of columns, */
+#define TILE (1 << 16)     /* and its floats: 256 KiB */
 #define SUM_LANES 64       /* signs.py: LANES */
 #define SUM_ROWS 64
 #define PIECE (1 << 16)    /* fewer entries than this are not worth a thread of their own */
@@ -129,6 +133,16 @@ int tw_use(int wanted) {
 
 /* Of what this was compiled: the check sum of the source. */
 u32 tw_source(void) { return (u32)TW_SOURCE; }
+
+/* Asks for large pages, where a fresh result is so long that touching it page by page costs more than filling it. */
+void tw_large(void *start, i64 bytes) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t page = 1 << 21, from = ((uintptr_t)start + page - 1) & ~(page - 1), to = ((uintptr_t)start + (uintptr_t)bytes) & ~(page - 1);
+    if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+#else
+    (void)start, (void)bytes;
+#endif
+}
 
 /* -- threads ------------------------------------------------------------------------------------------------- */
 
@@ -335,7 +349,7 @@ typedef struct {
     const float *x;
     const u8 *packed;
     u8 *codes;
-    float *out, scale, step;
+    float *out, lift, factor, step;
     i64 n;
     int levels, bits;
     u32 low, high;
@@ -345,12 +359,12 @@ typedef struct {
 static void quantize(void *job, int part, int parts) {
     Quantize *q = job;
     RANGE(q->n, 64);
-    CALL(quantize, q->x + start, stop - start, start, q->scale, q->levels, q->bits, q->low, q->high,
+    CALL(quantize, q->x + start, stop - start, start, q->lift, q->factor, q->levels, q->bits, q->low, q->high,
          q->codes + start / 8 * q->bits);
 }
 
-void tw_quantize(const float *x, i64 n, float scale, int levels, int bits, u64 key, u8 *codes, int threads) {
-    Quantize q = {.x = x, .n = n, .scale = scale, .levels = levels, .bits = bits, .codes = codes};
+void tw_quantize(const float *x, i64 n, float lift, float factor, int levels, int bits, u64 key, u8 *codes, int threads) {
+    Quantize q = {.x = x, .n = n, .lift = lift, .factor = factor, .levels = levels, .bits = bits, .codes = codes};
     q.low = (u32)key, q.high = (u32)(key >> 32);
     in_parts(quantize, &q, parts_of(n, threads));
 }
@@ -434,13 +448,13 @@ static void blocks(void *job, int part, int parts) {
 
 static void columns(void *job, int part, int parts) {
     Hadamard *h = job;
-    float *tile = aligned_alloc(64, (size_t)(h->rows * WIDE) * sizeof *tile);
+    float *tile = aligned_alloc(64, (size_t)TILE * sizeof *tile);
     if (!tile) { h->failed = 1; return; }
-    i64 across = h->stride / WIDE, tiles = h->n / (h->stride * h->rows) * across;
+    i64 wide = least(TILE / h->rows, h->stride), across = h->stride / wide, tiles = h->n / (h->stride * h->rows) * across;
     RANGE(tiles, 1);
     for (; start < stop; start++) {
-        i64 first = start / across * h->stride * h->rows + start % across * WIDE;
-        CALL(column, h->x, first, h->stride, h->rows, tile, h->out ? h->draw : 0, h->scale, h->size, h->out);
+        i64 first = start / across * h->stride * h->rows + start % across * wide;
+        CALL(column, h->x, first, h->stride, h->rows, wide, tile, h->out ? h->draw : 0, h->scale, h->size, h->out);
     }
     free(tile);
 }
