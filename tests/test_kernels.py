@@ -18,7 +18,7 @@ from thinwire.errors import WireError
 from thinwire.kernels import counter, fastfood, gaps, hadamard, native, quantize, select, signs, sketch
 from thinwire.kernels.native import build
 
-SIZES = [0, 1, 7, 8, 9, 63, 64, 65, 1_000, (1 << 17) - 1, 1 << 17, (1 << 17) + 1]
+SIZES = [0, 1, 7, 8, 9, 63, 64, 65, 1_000, 5_000, (1 << 17) - 1, 1 << 17, (1 << 17) + 1]
 INF, NAN = float("inf"), float("nan")
 
 
@@ -247,7 +247,7 @@ def test_signs_by_hand() -> None:
     for bad, n in (([1], 9), ([1, 1, 0], 9), ([1, 2], 9), ([255], 7), ([0], 0)):
         with pytest.raises(WireError):
             signs.unpack_signs(torch.tensor(bad, dtype=torch.uint8), n, 1.0)
-    with pytest.raises(ValueError, match=r"^out= takes a contiguous vector of 9 entries$"):
+    with pytest.raises(ValueError, match=r"^out= takes a contiguous vector of 9 entries of torch.float32$"):
         signs.unpack_signs(torch.tensor([1, 1], dtype=torch.uint8), 9, 1.0, out=torch.zeros(10))
 
 

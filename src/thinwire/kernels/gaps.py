@@ -35,7 +35,7 @@ def _quotients(positions: Tensor, n: int, count: int) -> list[int]:
     if lib is None:
         gaps = _gaps(positions, n)
         return [positions.numel() + int((gaps >> b).sum()) for b in range(count)]
-    positions, lengths = positions.contiguous(), torch.empty(count, dtype=torch.int64)
+    positions, lengths = positions.long().contiguous(), torch.empty(count, dtype=torch.int64)
     status = lib.tw_gaps_lengths(positions.data_ptr(), positions.numel(), n, count, lengths.data_ptr())
     _ascending(status == 0, n)
     return lengths.tolist()
@@ -50,7 +50,7 @@ def encode(positions: Int64[Tensor, " k"], n: int, b: int) -> tuple[UInt8[Tensor
     lib = native.library(positions)
     if lib is None:
         return encode_reference(positions, n, b)
-    positions, k = positions.contiguous(), positions.numel()
+    positions, k = positions.long().contiguous(), positions.numel()
     length = _quotients(positions, n, b + 1)[b]
     quotients = torch.zeros((length + 7) // 8, dtype=torch.uint8)
     rests = torch.zeros((k * b + 7) // 8, dtype=torch.uint8)
@@ -105,7 +105,7 @@ def encode_bits(positions: Int64[Tensor, " k"], n: int) -> UInt8[Tensor, " bytes
     lib = native.library(positions)
     if lib is None:
         return encode_bits_reference(positions, n)
-    positions, packed = positions.contiguous(), torch.zeros((n + 7) // 8, dtype=torch.uint8)
+    positions, packed = positions.long().contiguous(), torch.zeros((n + 7) // 8, dtype=torch.uint8)
     _ascending(lib.tw_bits_encode(positions.data_ptr(), positions.numel(), n, packed.data_ptr()) == 0, n)
     return packed
 

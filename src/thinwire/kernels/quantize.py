@@ -38,7 +38,7 @@ def quantize(
     require(x.numel() <= counter.MOST, f"{x.numel()} entries: quantize takes at most {counter.MOST}, split the tensor")
     n = x.numel()
     size = (n * bits + 7) // 8
-    native.check_out(out, size)
+    native.check_out(out, size, torch.uint8)
     lib = native.library(x)
     if lib is None:
         found = quantize_reference(x, scale, levels, bits, seed)
@@ -91,7 +91,7 @@ def dequantize(
     size = (n * bits + 7) // 8
     check(packed.numel() == size, f"{n} levels of {bits} bits in {size} bytes")
     check(n * bits % 8 == 0 or int(packed[-1]) >> n * bits % 8 == 0, "zeros beyond the last level")
-    native.check_out(out, n)
+    native.check_out(out, n, torch.float32)
     lib = native.library(packed)
     if lib is None:
         return dequantize_reference(packed, n, scale, levels, bits, out)

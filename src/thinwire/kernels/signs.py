@@ -23,7 +23,7 @@ def pack_signs(x: Float[Tensor, " n"], out: UInt8[Tensor, " bytes"] | None = Non
     result (reference: 10 n bytes).
     """
     size = (x.numel() + 7) // 8
-    native.check_out(out, size)
+    native.check_out(out, size, torch.uint8)
     lib = native.library(x)
     if lib is None:
         found = pack_bits_reference(x >= 0)
@@ -41,7 +41,7 @@ def unpack_signs(
     ``WireError`` for another length than :func:`pack_signs` makes of ``n`` entries, or bits beyond the end.
     """
     check_bits(bits, n)
-    native.check_out(out, n)
+    native.check_out(out, n, torch.float32)
     lib = native.library(bits)
     if lib is not None:
         bits, out = bits.contiguous(), native.empty(lib, n) if out is None else out

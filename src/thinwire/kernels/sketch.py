@@ -79,7 +79,7 @@ def heavy(
     """The ``k`` entries of largest estimated magnitude: positions, ascending, and estimates. Extra memory: n floats."""
     estimates = estimate(sketch, n, seed)
     positions = top_k(estimates, k)
-    return positions, estimates[positions]
+    return positions, estimates.index_select(0, positions)
 
 
 def _places(start: int, stop: int, cols: int, key: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -49,14 +49,13 @@ class _Chosen(Codec):
     """Values at positions; the rest is zero."""
 
     def _pack(self, x: Tensor, positions: Tensor, values: Codec, key: Key) -> Packet:
-        return [pack_positions(positions, x.numel()), values.encode(x.reshape(-1)[positions], key)]
+        return [pack_positions(positions, x.numel()), values.encode(x.reshape(-1).index_select(0, positions), key)]
 
     def _unpack(self, packet: Packet, shape: Size, values: Codec, key: Key) -> Tensor:
         check(isinstance(packet, list) and len(packet) == 2, "positions and values")
         positions = unpack_positions(packet[0], shape.numel())
-        flat = torch.zeros(shape.numel())
-        flat[positions] = values.decode(packet[1], positions.shape, key)
-        return flat.view(shape)
+        found = values.decode(packet[1], positions.shape, key)
+        return torch.zeros(shape.numel()).index_copy_(0, positions, found).view(shape)
 
 
 @dataclass(frozen=True)

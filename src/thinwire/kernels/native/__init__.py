@@ -77,10 +77,10 @@ def use(level: str) -> str:
     return _chosen[0]
 
 
-def check_out(out: Tensor | None, size: int) -> None:
-    """What a result is to be written into has to be as long as the result and without gaps."""
-    fits = out is None or (out.shape == (size,) and out.is_contiguous())
-    require(fits, f"out= takes a contiguous vector of {size} entries")
+def check_out(out: Tensor | None, size: int, dtype: torch.dtype) -> None:
+    """What a result is to be written into has to be of its type and length, and without gaps."""
+    fits = out is None or (out.shape == (size,) and out.dtype == dtype and out.is_contiguous())
+    require(fits, f"out= takes a contiguous vector of {size} entries of {dtype}")
 
 
 def check(status: int) -> None:

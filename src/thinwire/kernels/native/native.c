@@ -217,11 +217,31 @@ static void fill_top(void *job, int part, int parts) {
          s->out + s->at[part]);
 }
 
+/* The k largest of a few: the threshold eight bits at a time, without clearing large tables. */
+static void top_few(const float *x, i64 n, i64 k, i64 *out) {
+    u32 threshold = 0, known = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        u32 counts[256] = {0}, bin = 255;
+        for (i64 i = 0; i < n; i++) {
+            u32 magnitude = word(x[i]) & MAGNITUDE;
+            if ((magnitude & known) == threshold) counts[magnitude >> shift & 255]++;
+        }
+        for (; k > counts[bin]; bin--) k -= counts[bin]; /* in the end: of those equal to the threshold */
+        threshold |= bin << shift;
+        known |= (u32)255 << shift;
+    }
+    CALL(fill, x, n, 0, threshold, MAGNITUDE - threshold, k, out);
+}
+
 /* The k largest magnitudes: count by the upper bits, then by the lower ones of those in the bin where the k-th lies,
  * then write the positions. Three times through x and 384 KiB a thread. A sample says which entries the first
  * count may leave out; if it turns out to be wrong, all are counted. */
 int tw_top_k(const float *x, i64 n, i64 k, i64 *out, int threads) {
     if (k == 0) return 0;
+    if (n <= 4096) {
+        top_few(x, n, k, out);
+        return 0;
+    }
     int parts = parts_of(n, threads);
     i64 quota[MOST_THREADS], at[MOST_THREADS];
     u32 *counts = malloc(((size_t)parts * (HIGH + LOW) + HIGH) * sizeof *counts);

@@ -1,0 +1,204 @@
+"""What the kernels cost, as ratios to a torch copy of the same dense 32-bit floats on as many threads in the same run.
+
+100 million floats (400 MB), but for the Hadamard transforms of 2^24 and 2^27, the count sketch of 10 million floats in
+5 x 2^20, and ``dumps`` of 25 million (100 MB). A kernel and its copy take turns; both figures are medians. Results
+that a caller can reuse (bits, levels, floats) are written into memory that was used before, as the copy's is;
+positions, sketches and Fastfood's vector are allocated each time.
+
+Then every link on an update of the size of ResNet-18 (11.2 million entries in 62 layers): encoding is ``send`` and
+``dumps``, decoding ``loads`` and ``recv``.
+
+    python benchmarks/kernels.py [--rounds 7] [--threads 2] [--json]
+
+Needs 2.5 GB. Other work on the machine makes every figure larger, also the ratios: the load is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Size, Tensor
+
+import thinwire as tw
+from thinwire.kernels import fastfood, native, quantize, select, signs, sketch
+from thinwire.kernels.hadamard import hadamard_
+from thinwire.wire import dumps, loads
+
+N, SHARE, DIM = 100_000_000, 100, 16_384
+BARS = {
+    "topk": 4.0,
+    "threshold": 2.5,
+    "sign_pack": 0.7,
+    "sign_unpack": 1.0,
+    "quantize8": 1.2,
+    "fwht_2_24": 5.5,
+    "fwht_2_27": 5.5,
+    "fastfood": 13.0,
+    "count_sketch": 35.0,
+    "dumps": 6.0,
+}
+LINKS = [
+    "Dense()",
+    "Half()",
+    "BF16()",
+    "Sparse()",
+    "TopK(0.01)",
+    "TopK(0.1)",
+    "TopK(0.01, values=Half())",
+    "Flat(TopK(0.01))",
+    "RandK(0.01)",
+    "ScaledSign()",
+    "ErrorFeedback(TopK(0.01))",
+    "ErrorFeedback(ScaledSign())",
+    "EF21(TopK(0.01))",
+    "LBGM(threshold=0.2)",
+    "Projection(16384)",
+    "Flat(Projection(16384))",
+]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def against_copy(x: Tensor, y: Tensor, work: Callable[[], object], rounds: int, after=lambda: None) -> dict[str, float]:
+    """Medians of the kernel and of the copy of ``x`` to ``y``, taken in turn; the first of each is left out."""
+    copies, works = [], []
+    for _ in range(rounds + 1):
+        copies.append(seconds(lambda: y.copy_(x)))
+        works.append(seconds(work))
+        after()
+    copy, own = statistics.median(copies[1:]), statistics.median(works[1:])
+    return {"ratio": own / copy, "ms": own * 1e3, "copy_ms": copy * 1e3}
+
+
+def kernels(rounds: int) -> dict[str, dict[str, float]]:
+    g = torch.Generator().manual_seed(0)
+    whole, other = torch.randn(1 << 27, generator=g), torch.zeros(1 << 27)
+    x, y = whole[:N], other[:N]
+    bits, levels = torch.zeros((N + 7) // 8, dtype=torch.uint8), torch.zeros(N, dtype=torch.uint8)
+    signs.pack_signs(x, out=bits)
+    few = torch.randn(DIM, generator=g)
+    found = {}
+
+    def run(name: str, work: Callable[[], object], n: int = N, after: Callable[[], object] = lambda: None) -> None:
+        found[name] = against_copy(whole[:n], other[:n], work, rounds, after)
+        if name in BARS:
+            found[name]["bar"] = BARS[name]
+
+    def threshold() -> Tensor:
+        return x.index_select(0, select.above(x, select.sampled_threshold(x, N // SHARE, g)))
+
+    def transform(n: int) -> None:
+        run(f"fwht_2_{n.bit_length() - 1}", lambda: hadamard_(whole[:n]), n, lambda: whole[:n].mul_(n**-0.5))
+
+    run("topk", lambda: select.top_k(x, N // SHARE))
+    run("threshold", threshold)
+    run("sign_pack", lambda: signs.pack_signs(x, out=bits))
+    run("sign_unpack", lambda: signs.unpack_signs(bits, N, 0.5, out=y))
+    run("mean_magnitude", lambda: signs.mean_magnitude(x))
+    run("quantize8", lambda: quantize.quantize(x, 4.0, 127, 8, 1, out=levels))
+    run("dequantize8", lambda: quantize.dequantize(levels, N, 4.0, 127, 8, out=y))
+    run("quantize1", lambda: quantize.quantize(x, 4.0, 1, 1, 1, out=bits))
+    transform(1 << 24)
+    transform(1 << 27)
+    run("fastfood", lambda: fastfood.fastfood(few, N, 1))
+    run("fastfood_transpose", lambda: fastfood.fastfood_transpose(x, DIM, 1))
+    ten, cols = N // 10, 1 << 20
+    made = sketch.count_sketch(x[:ten], 5, cols, 1)
+    run("count_sketch", lambda: sketch.count_sketch(x[:ten], 5, cols, 1), ten)
+    run("heavy", lambda: sketch.heavy(made, ten, ten // 100, 1), ten)
+    quarter = N // 4
+    data = dumps(x[:quarter])
+    run("dumps", lambda: dumps(x[:quarter]), quarter)
+    run("loads", lambda: loads(data), quarter)
+    run("loads_unchecked", lambda: loads(data, finite=False), quarter)
+    got = loads(data)
+    first = torch.frombuffer(data, dtype=torch.uint8).data_ptr()
+    assert first <= got.data_ptr() < first + len(data), "loads has copied"
+    return found
+
+
+def resnet18() -> tw.Layout:
+    """Ten classes: 11,181,642 trainable entries."""
+    shapes: dict[str, tuple[int, ...]] = {"conv1": (64, 3, 7, 7), "bn1.weight": (64,), "bn1.bias": (64,)}
+    before = 64
+    for stage, width in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            name = f"layer{stage + 1}.{block}"
+            convs = [("conv1", (width, before, 3, 3)), ("conv2", (width, width, 3, 3))]
+            if before != width:
+                convs.append(("downsample", (width, before, 1, 1)))
+            for conv, shape in convs:
+                shapes |= {f"{name}.{conv}": shape, f"{name}.{conv}.bn.w": (width,), f"{name}.{conv}.bn.b": (width,)}
+            before = width
+    shapes |= {"fc.weight": (10, 512), "fc.bias": (10,)}
+    return tw.Layout(tuple(shapes), tuple(map(Size, shapes.values())))
+
+
+def links(rounds: int) -> dict[str, dict[str, float]]:
+    layout = resnet18()
+    g = torch.Generator().manual_seed(1)
+    updates = [tw.Params(layout, 0.01 * torch.randn(layout.size, generator=g)) for _ in range(2)]
+    target = torch.empty(layout.size)
+    found = {}
+    for text in LINKS:
+        link = tw.parse(text)
+        tx, rx = link.open(updates[0].zeros())
+        encodings, decodings, copies = [], [], []
+        for t in range(rounds + 1):
+            x, key = updates[t % 2], tw.Key(0, t, 0, "up/update")
+            copies.append(seconds(lambda x=x: target.copy_(x.flat)))
+            start = time.perf_counter()
+            packet, seen, tx = link.send(x, tx, key)
+            data = dumps(packet)
+            middle = time.perf_counter()
+            got, rx = link.recv(loads(data), layout, rx, key)
+            decodings.append(time.perf_counter() - middle)
+            encodings.append(middle - start)
+        assert got.flat.equal(seen.flat)
+        encode, decode, copy = (statistics.median(v[1:]) for v in (encodings, decodings, copies))
+        found[text] = {
+            "bytes": len(data),
+            "encode_ms": encode * 1e3,
+            "decode_ms": decode * 1e3,
+            "ratio": (encode + decode) / copy,
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="print one object last")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    load = os.getloadavg()[0]
+    level = native._level()
+    print(f"kernels: {level}, {chosen.threads} threads, load of the machine before: {load:.1f}")
+    print(f"{'':20}{'ratio':>8}{'bar':>7}{'ms':>10}{'copy ms':>10}")
+    found = kernels(chosen.rounds)
+    for name, of in found.items():
+        bar = f"{of['bar']:7.1f}" if "bar" in of else " " * 7
+        print(f"{name:20}{of['ratio']:8.2f}{bar}{of['ms']:10.1f}{of['copy_ms']:10.1f}")
+    print(f"\n{'11.2 M entries':32}{'bytes':>12}{'encode ms':>12}{'decode ms':>12}{'copies':>9}")
+    table = links(max(3, chosen.rounds // 2))
+    for name, of in table.items():
+        print(f"{name:32}{of['bytes']:12,}{of['encode_ms']:12.1f}{of['decode_ms']:12.1f}{of['ratio']:9.1f}")
+    if chosen.json:
+        ratios = {name: round(of["ratio"], 3) for name, of in found.items()}
+        about = {"kernels": level, "threads": chosen.threads, "load": [round(load, 2), round(os.getloadavg()[0], 2)]}
+        print(json.dumps(ratios | about | {"links": table}))
+
+
+if __name__ == "__main__":
+    main()
