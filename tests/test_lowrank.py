@@ -151,13 +151,13 @@ def test_chances_are_chances_and_add_up_to_the_budget(values: list[float], budge
 
 def test_atoms_are_right_on_average_with_the_variance_that_their_chances_give() -> None:
     # Chances .6, .2, .1, .1: the variance is 36/.6 + 4/.2 + 1/.1 + 1/.1 - 42 = 58, 3.625 an entry.
-    rounds, total, squares = 1_500, torch.zeros(4, 4, dtype=torch.float64), 0.0
+    rounds, total, squares = 800, torch.zeros(4, 4, dtype=torch.float64), 0.0
     for t in range(rounds):
         seen = seen_of(ATOMO(1), KNOWN, Key(1, t))
         total += seen
         squares += lost(KNOWN, seen)
-    # Five standard errors: 5 sqrt(3.625 / 1500)
-    assert (total / rounds - KNOWN).abs().max() < 0.246
+    # Five standard errors: 5 sqrt(3.625 / 800)
+    assert (total / rounds - KNOWN).abs().max() < 0.337
     assert squares / rounds == pytest.approx(58.0, rel=0.1)
 
 

@@ -51,8 +51,9 @@ class LBGM(Link):
 
     ``store="packet"`` keeps l as the message that it came in, to be decoded when it is looked
     back on: the memory of both ends is then as small as what was sent, which is Appendix
-    C.1's compressed look-back gradient. Nothing else changes. (Its other answers: ``states=
-    "disk"`` of the runner, and :class:`ClusteredLBGM`.)
+    C.1's compressed look-back gradient. Nothing else changes. Its other answers to a memory
+    of clients times model are ``simulate(..., states="disk")``, where every client's ends are
+    a file until it is sampled, and :class:`~thinwire.ClusteredLBGM`.
 
     Differences from the paper: g is the change of the model over the round, which equals
     the sum of gradients times the learning rate for plain SGD and stays right with
