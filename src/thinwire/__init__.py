@@ -9,7 +9,25 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, Each, FedAvg, Intrinsic, Start, Sum
+from .algorithms import (
+    FLSS,
+    LUAR,
+    MOON,
+    SCAFFOLD,
+    Algorithm,
+    Each,
+    FedACG,
+    FedAvg,
+    FedDC,
+    FedDyn,
+    FedGen,
+    FedMut,
+    FedNTD,
+    FedProx,
+    Intrinsic,
+    Start,
+    Sum,
+)
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -51,6 +69,7 @@ __all__ = [
     "FLSS",
     "LBGM",
     "LUAR",
+    "MOON",
     "SCAFFOLD",
     "SGD",
     "Adagrad",
@@ -65,7 +84,14 @@ __all__ = [
     "ErrorFeedback",
     "Exponential",
     "Fastfood",
+    "FedACG",
     "FedAvg",
+    "FedDC",
+    "FedDyn",
+    "FedGen",
+    "FedMut",
+    "FedNTD",
+    "FedProx",
     "Flat",
     "Gaussian",
     "Half",
