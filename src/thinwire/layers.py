@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -33,9 +35,9 @@ def passed(
     """
     seen: list[Tensor] = []
 
-    def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+    def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
         value = inputs if side == "input" else output
-        seen[:] = [value if isinstance(value, Tensor) else value[0]]  # of an LSTM's output: the sequence, not the state
+        seen[:] = [value if isinstance(value, Tensor) else value[0]]  # what an LSTM gives: the sequence, not its state
 
     hook = module.get_submodule(name).register_forward_hook(look)
     try:

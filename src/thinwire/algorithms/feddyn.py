@@ -7,7 +7,7 @@ Differences from the paper: a client's gradient moves by what the server receive
 so that with lossy links and lost replies h stays the mean of what the clients hold. That is exact
 for replies that count alike (``weights="uniform"``, the default here, as in the paper); with
 "examples" h follows their weighted mean when all clients take part, and comes near it otherwise.
-A reply says that it is one (2 bytes): the server steps by their number.
+A reply says that it is one (2 bytes at most): the server steps by their number.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ class FLSS(Around):
         if not isinstance(self.inner, FedAvg):
             raise CombinationError(
                 f"FLSS goes around FedAvg and what its arguments make of it (FedProx, FedNTD, MOON, FedAdam, SignSGD "
-                f"with error feedback); {type(self.inner).__name__} sends or drops more than one update of the model"
+                f"with error feedback); {self.inner!r} sends more than one update, or does more with it than step "
+                f"along the mean"
             )
 
     @property
