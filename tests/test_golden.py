@@ -32,6 +32,14 @@ GOLDEN = {
     "flss": "FLSS(FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)",
     "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
     "projection": "FedAvg(LocalSGD(lr=0.2, batch=16), up=Projection(200))",
+    "scaffold_gradient": "SCAFFOLD(LocalSGD(lr=0.2, batch=16), option='I')",
+    "feddyn": "FedDyn(LocalSGD(lr=0.2, batch=16), alpha=0.2)",
+    "feddc": "FedDC(LocalSGD(lr=0.2, batch=16), alpha=0.2, down={'g': Half()})",
+    "moon": "MOON(LocalSGD(lr=0.2, batch=16), mu=0.5, up=ErrorFeedback(TopK(0.1)))",
+    "fedntd": "FedNTD(LocalSGD(lr=0.2, batch=16), beta=0.5, temperature=2.0)",
+    "fedgen": "FedGen(LocalSGD(lr=0.2, batch=16), hidden=8, noise=4, steps=10)",
+    "fedmut": "FedMut(LocalSGD(lr=0.2, batch=16), alpha=1.0)",
+    "luar_fedacg": "LUAR(FedACG(LocalSGD(lr=0.2, batch=16), momentum=0.7), recycle=1)",
 }
 
 
