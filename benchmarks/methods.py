@@ -90,9 +90,7 @@ def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
     method, server = generator.algorithm, generator.server
     zero = server.x.zeros()
     reply = generator.start.reply._replace(update=zero, labels=torch.ones(10))
-    taught = statistics.median(
-        seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(3)
-    )
+    taught = statistics.median(seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(3))
     found = {"MOON": 2 * forward, "FedNTD": forward, "SCAFFOLD I": everything, "FedGen": taught}
     return {name: cost / fedavg for name, cost in found.items()}
 

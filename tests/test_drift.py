@@ -78,6 +78,15 @@ def test_a_method_at_its_neutral_setting_is_its_parent(name: str, model: Any) ->
     assert_same_run(trained(special, model), trained(plain, model))
 
 
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5), nn.ReLU(), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize("method", [MOON(LOCAL, mu=0.0), FedNTD(LOCAL, beta=0.0)], ids=repr)
+def test_a_look_at_another_model_throws_no_dice(method: tw.Algorithm) -> None:
+    assert_same_run(trained(method, dropping), trained(FedAvg(LOCAL), dropping))
+
+
 @pytest.mark.parametrize(
     "inner",
     [
@@ -491,6 +500,17 @@ def test_fedgens_generator_learns_features_that_the_head_takes_for_their_label()
     assert right[-1] > 0.9
     everyone = torch.bincount(torch.cat([task.batch(torch.arange(len(task)))[1] for task in tasks]), minlength=10)
     assert torch.equal(run.server.labels, everyone)
+
+
+def test_counts_that_cannot_be_leave_fedgens_generator_as_it_was() -> None:
+    method = FedGen(hidden=4, noise=2, steps=2)
+    start = method.init(Params.trainable(mlp()), 2, Key(0))
+    for said, believed in ((-5.0, 0), (1e18, 1 << 40)):
+        labels = torch.zeros(10)
+        labels[3] = said
+        server = method.server(start.server, start.view, start.reply._replace(labels=labels), Key(0, 1))
+        assert server.labels.tolist() == [0, 0, 0, believed, 0, 0, 0, 0, 0, 0]
+        assert torch.equal(server.generator.flat, start.server.generator.flat) is (believed == 0)
 
 
 # -- what clients may have ----------------------------------------------------------------

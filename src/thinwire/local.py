@@ -113,5 +113,5 @@ class Trained(NamedTuple):
 
     x: Params
     steps: int
-    loss: float  # mean over the examples seen, before each step
+    loss: float  # what was minimised, its mean over the examples seen, before each step
     momentum: Params | None = None  # where trainer.momentum ended

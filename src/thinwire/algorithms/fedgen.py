@@ -38,6 +38,7 @@ from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights
 
 BATCH = 32  # features a step of the generator's training
 CHUNK = 1000  # examples looked at together for their labels
+MOST = 1 << 40  # of a label that are believed, whatever clients say
 
 
 class Server(NamedTuple):
@@ -148,7 +149,9 @@ class FedGen(Algorithm):
         return Reply(y.x - view.x, counted(task, len(view.labels))), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        x, counts = server.x + mean.update, mean.labels.to(torch.int64)
+        x, counts = server.x + mean.update, mean.labels.clamp(0, MOST).to(torch.int64)
+        if not counts.any():
+            return server._replace(x=x, labels=counts)
         name = self._head(x.layout)
         weight, bias = x[_weight(name)], x[_bias(name)] if _bias(name) in x.layout.spans else None
         generator, opt, draws = server.generator, server.opt, key.generator("generator")
