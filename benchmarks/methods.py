@@ -1,10 +1,10 @@
 """What a round of each method costs, as a ratio to a round of FedAvg measured in the same run.
 
-8 clients of 96 pictures of 16x16, a CNN of two convolutions, 2 epochs, batch 32. The methods' rounds are taken in turn and
-each is compared with FedAvg's of its turn; the figures are medians of processor time, so that a busy neighbour counts
-little. ``adds`` is what a method's own definition asks for beyond FedAvg's steps, measured here too: forward passes of
-other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator (FedGen). The
-goal is a ratio of at most 1.15 + adds.
+8 clients of 96 pictures of 16x16, a CNN of two convolutions, 2 epochs, batch 32. The methods' rounds are taken in turn
+and each is compared with FedAvg's of its turn; the figures are medians of processor time, so that a busy neighbour
+counts little. ``adds`` is what a method's own definition asks for beyond FedAvg's steps, measured here too: forward
+passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator
+(FedGen). The goal is a ratio of at most 1.15 + adds.
 
     python benchmarks/methods.py [--rounds 15] [--json]
 """

@@ -34,16 +34,18 @@ def passed(
     Of a layer that is called several times it is the last call's. Raises ``ValueError`` for one that is never called.
     """
     seen: list[Tensor] = []
-
-    def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-        value = inputs if side == "input" else output
-        seen[:] = [value if isinstance(value, Tensor) else value[0]]  # what an LSTM gives: the sequence, not its state
-
-    hook = module.get_submodule(name).register_forward_hook(look)
+    hook = module.get_submodule(name).register_forward_hook(
+        lambda _, inputs, output: seen.append(_first(inputs if side == "input" else output))
+    )
     try:
         losses = task.loss(module, batch)
     finally:
         hook.remove()
     if not seen:
         raise ValueError(f"layer {name!r} takes no part in the forward pass: name another")
-    return losses, seen[0]
+    return losses, seen[-1]
+
+
+def _first(value: Any) -> Tensor:
+    """Of several tensors the first: of what an LSTM gives the sequence, not its state."""
+    return value if isinstance(value, Tensor) else value[0]

@@ -1,6 +1,6 @@
 """FedMut: every client starts from a mutant of the model, along the last global update or against it.
 
-Hu, Cao, Li, Li, Liu, Chen, "FedMut: Generalized Federated Learning via Stochastic Mutation",
+Hu, Cao, Li, Li, Liu, Li, Chen, Liu, "FedMut: Generalized Federated Learning via Stochastic Mutation",
 AAAI 2024, Algorithm 1.
 
 A mutant is x + alpha * s_l * (x - x_before), with a sign s_l for each layer, and the signs of all
