@@ -432,10 +432,19 @@ def test_digits_are_learnt_with_a_third_of_the_rounds_full(more: str) -> None:
         ("FLSS(FedAvg(), rank=2, start=4, scale=0)", "FLSS(scale=0.0): scale must be positive"),
         ("FLSS(FedAvg(), store='half')", "FLSS(store='half'): one of 'float32', 'bfloat16' is expected"),
         ("FLSS(FedAvg(), project='step')", "FLSS(project='step'): one of 'update', 'gradient' is expected"),
-        ("FLSS(SCAFFOLD())", "SCAFFOLD sends or drops more than one update of the model"),
-        ("FLSS(LUAR(FedAvg(), recycle=1))", "LUAR sends or drops more than one update of the model"),
-        ("FLSS(FLSS(FedAvg()))", "FLSS sends or drops more than one update of the model"),
-        ("FLSS(Intrinsic(8))", "Intrinsic sends or drops more than one update of the model"),
+        ("FLSS(SCAFFOLD())", "SCAFFOLD(LocalSGD(0.2, batch=8)) sends more than one update, or does more with"),
+        (
+            "FLSS(LUAR(FedAvg(), recycle=1))",
+            "LUAR(FedAvg(LocalSGD(0.2, batch=8)), recycle=1) sends more than one update, or does more with",
+        ),
+        (
+            "FLSS(FLSS(FedAvg()))",
+            "FLSS(FedAvg(LocalSGD(0.2, batch=8)), rank=50) sends more than one update, or does more with",
+        ),
+        (
+            "FLSS(Intrinsic(8))",
+            "Intrinsic(8, local=LocalSGD(0.2, batch=8)) sends more than one update, or does more with",
+        ),
         ("LUAR(FLSS(FedAvg(), rank=2, start=4), recycle=1)", "LUAR needs a reply with an update of the model"),
     ],
 )

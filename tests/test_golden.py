@@ -39,6 +39,14 @@ GOLDEN = {
     "stc": "FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(STC(0.05)), down=EF21(STC(0.1)))",
     "majority_vote": "FedAvg(LocalSGD(lr=0.2, batch=16), opt=MajorityVote(0.02), up=SignSGD(), weights='uniform')",
     "fed_dropout_avg": "FedAvg(LocalSGD(lr=0.2, batch=16), up=DropoutAvg(0.3))",
+    "scaffold_gradient": "SCAFFOLD(LocalSGD(lr=0.2, batch=16), option='I')",
+    "feddyn": "FedDyn(LocalSGD(lr=0.2, batch=16), alpha=0.2)",
+    "feddc": "FedDC(LocalSGD(lr=0.2, batch=16), alpha=0.2, down={'g': Half()})",
+    "moon": "MOON(LocalSGD(lr=0.2, batch=16), mu=0.5, up=ErrorFeedback(TopK(0.1)))",
+    "fedntd": "FedNTD(LocalSGD(lr=0.2, batch=16), beta=0.5, temperature=2.0)",
+    "fedgen": "FedGen(LocalSGD(lr=0.2, batch=16), hidden=8, noise=4, steps=10)",
+    "fedmut": "FedMut(LocalSGD(lr=0.2, batch=16), alpha=1.0)",
+    "luar_fedacg": "LUAR(FedACG(LocalSGD(lr=0.2, batch=16), momentum=0.7), recycle=1)",
 }
 
 

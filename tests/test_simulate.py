@@ -130,6 +130,12 @@ RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "projection": ("FedAvg(up=LBGM(Projection(8), threshold=0.7))", "mlp", {"dropout": 0.2}),
     "powersgd": ("FedAvg(up=LBGM(PowerSGD(1), threshold=0.5))", "mlp", {"dropout": 0.2}),
     "fetchsgd": ("FetchSGD(30, 8)", "normed", {"dropout": 0.2}),
+    "feddyn": ("FedDyn(alpha=0.3, up=ErrorFeedback(TopK(0.3)))", "mlp", {"dropout": 0.2}),
+    "feddc": ("FedDC(alpha=0.3)", "normed", {"dropout": 0.2}),
+    "moon": ("MOON(mu=0.5)", "random_layers", {"dropout": 0.2}),
+    "fedgen": ("LUAR(FedGen(hidden=4, noise=2, steps=3), recycle=1)", "mlp", {"dropout": 0.2}),
+    "fedmut": ("FedMut(down=EF21(TopK(0.3)))", "normed", {"dropout": 0.2}),
+    "fedacg": ("LUAR(FedACG(), recycle=1)", "mlp", {}),
 }
 
 
@@ -378,7 +384,12 @@ def test_resuming_where_nothing_is_starts_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", [mlp, normed, random_layers])
 @pytest.mark.parametrize(
     "method",
-    ["FedAvg()", "LUAR(SCAFFOLD(up=ErrorFeedback(TopK(0.3)), down=EF21(TopK(0.3))), recycle=1)"],
+    [
+        "FedAvg()",
+        "LUAR(SCAFFOLD(up=ErrorFeedback(TopK(0.3)), down=EF21(TopK(0.3))), recycle=1)",
+        "MOON(mu=0.5)",
+        "FedGen(hidden=4, noise=2, steps=3)",
+    ],
 )
 def test_the_number_of_workers_changes_nothing(method: str, model: Any) -> None:
     # Random layers draw from torch's one generator: two and three workers are processes there, threads elsewhere.
@@ -437,6 +448,9 @@ TOGETHER = [
     "FLSS(FedAvg(LocalSGD(batch=2)), rank=1, start=2, every=2, project='gradient')",
     "Intrinsic(8, local=LocalSGD(batch=2), varying=True, epoch=2)",
     "LUAR(SCAFFOLD(LocalSGD(batch=2), up=Half()), recycle=1)",
+    "SCAFFOLD(LocalSGD(batch=2, momentum=0.5), option='I')",
+    "FedDC(LocalSGD(batch=2), alpha=0.3)",
+    "MOON(LocalSGD(batch=2), mu=0.5)",
 ]
 
 
@@ -589,6 +603,9 @@ def test_a_client_that_was_away_is_billed_for_what_it_got() -> None:
 STATEFUL = [
     "FedAvg(up=LBGM(ErrorFeedback(TopK(0.3)), threshold=0.6), buffers='local')",
     "LUAR(SCAFFOLD(up=ErrorFeedback(TopK(0.3)), down=EF21(TopK(0.3)), opt=Adam(0.03)), recycle=1)",
+    "FedDyn(up=ErrorFeedback(TopK(0.3)))",
+    "MOON(mu=0.5, buffers='local')",
+    "FedMut(alpha=1.0)",
 ]
 
 

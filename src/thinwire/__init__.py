@@ -9,7 +9,27 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, ClusteredLBGM, Each, FedAvg, FetchSGD, Intrinsic, Start, Sum
+from .algorithms import (
+    FLSS,
+    LUAR,
+    MOON,
+    SCAFFOLD,
+    Algorithm,
+    ClusteredLBGM,
+    Each,
+    FedACG,
+    FedAvg,
+    FedDC,
+    FedDyn,
+    FedGen,
+    FedMut,
+    FedNTD,
+    FedProx,
+    FetchSGD,
+    Intrinsic,
+    Start,
+    Sum,
+)
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -65,6 +85,7 @@ __all__ = [
     "FLSS",
     "LBGM",
     "LUAR",
+    "MOON",
     "QSGD",
     "SCAFFOLD",
     "SGD",
@@ -86,7 +107,14 @@ __all__ = [
     "ErrorFeedback",
     "Exponential",
     "Fastfood",
+    "FedACG",
     "FedAvg",
+    "FedDC",
+    "FedDyn",
+    "FedGen",
+    "FedMut",
+    "FedNTD",
+    "FedProx",
     "FetchSGD",
     "Flat",
     "Gaussian",

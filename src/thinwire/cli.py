@@ -146,8 +146,21 @@ def plot(
 
 
 @app.command()
-def methods(as_json: Json = False) -> None:
+def methods(
+    what_with_what: Annotated[
+        bool, typer.Option("--matrix", help="Instead: which go together, and why others do not.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Every public name: what it is, how it is called, where it comes from."""
+    if what_with_what:
+        from . import matrix
+
+        pairs = matrix.matrix()
+        if not as_json:
+            matrix.show(pairs)
+        _print_json(as_json, {"pairs": [pair._asdict() for pair in pairs]})
+        return
     from .catalogue import catalogue, show
 
     found = catalogue()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -93,6 +94,7 @@ class Net(Protocol):
     """What a :class:`Loss` is given: the module in training, and the same module at other models."""
 
     module: nn.Module
+    generator: torch.Generator  # of this client's training, on the CPU: for what a loss draws
 
     def other(self, x: Params) -> nn.Module:
         """The module holding ``x``, in evaluation mode: it is not trained. Loaded once a training."""
@@ -111,5 +113,5 @@ class Trained(NamedTuple):
 
     x: Params
     steps: int
-    loss: float  # mean over the examples seen, before each step
+    loss: float  # what was minimised, its mean over the examples seen, before each step
     momentum: Params | None = None  # where trainer.momentum ended

@@ -119,6 +119,28 @@ class Supervised:
         return {"loss": self.loss_of(outputs, targets), **named}
 
 
+def labels(batch: Batch, who: str) -> Tensor:
+    """The targets of a batch of (inputs, targets), for a method that must know which output is the right one.
+
+    Raises ``ValueError``, naming the method, for any other batch.
+    """
+    targets = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+    if not isinstance(targets, Tensor) or targets.dtype != torch.int64:
+        raise ValueError(
+            f"{who} needs batches of (inputs, targets) with whole numbers (int64) as targets: classification; this "
+            f"task's batch is {_described(batch)}"
+        )
+    return targets
+
+
+def _described(batch: Batch) -> str:
+    if isinstance(batch, Tensor):
+        return f"a {str(batch.dtype).removeprefix('torch.')} tensor"
+    if isinstance(batch, tuple | list):
+        return f"({', '.join(map(_described, batch))})"
+    return f"a {type(batch).__name__}"
+
+
 def as_task(x: Any) -> Task:
     """A task as it is; a torch ``Dataset`` of (input, target) pairs, or two tensors, as a classification task."""
     if isinstance(x, Task):

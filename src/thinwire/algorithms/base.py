@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import nn
 
 from ..config import Config
+from ..errors import require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trained
@@ -52,6 +53,9 @@ class Algorithm(Config, ABC):
     weights and broadcast, whole, or kept by each client (the model that all share is then
     evaluated with the statistics it started with, each client's own model with its own).
     """
+
+    remembers: ClassVar[str] = ""
+    """What server and clients both derive from every update that was sent: why none of its layers may be recycled."""
 
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()
@@ -136,3 +140,9 @@ class Around(Algorithm):
 
     def model(self, server: State, client: int | None = None) -> Params:
         return self.inner.model(server.inner, client)
+
+
+def own_pull(algorithm: Algorithm, local: LocalSGD, field: str) -> None:
+    """Raise ``ValueError`` where ``local`` has a pull beside the one that is the method's own ``field``."""
+    name = type(algorithm).__name__
+    require(not local.prox, f"{name}(local={local!r}): {name} pulls by its own {field}; leave prox at 0")

@@ -4,7 +4,7 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, arXiv:1602.05629
 
 ===================  ================================================================================
 FedAvg               ``FedAvg()``
-FedProx              ``FedAvg(LocalSGD(prox=0.01))``
+FedProx              ``FedProx(mu=0.01)``, in a file of its own
 FedAvgM              ``FedAvg(opt=Momentum(1.0, beta=0.9))``
 FedAdam / FedYogi    ``FedAvg(opt=Adam(0.03))`` / ``FedAvg(opt=Yogi(0.03))``
 FedAdagrad           ``FedAvg(opt=Adagrad(0.03))``

@@ -119,8 +119,9 @@ class FLSS(Around):
         require(self.project in ("update", "gradient"), f"FLSS(project={self.project!r}): update or gradient")
         if not isinstance(self.inner, FedAvg):
             raise CombinationError(
-                f"FLSS goes around FedAvg and what its arguments make of it (FedProx, FedAdam, SignSGD with error "
-                f"feedback); {type(self.inner).__name__} sends or drops more than one update of the model"
+                f"FLSS goes around FedAvg and what its arguments make of it (FedProx, FedNTD, MOON, FedAdam, SignSGD "
+                f"with error feedback); {self.inner!r} sends more than one update, or does more with it than step "
+                f"along the mean"
             )
 
     @property

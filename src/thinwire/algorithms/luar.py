@@ -82,6 +82,11 @@ class LUAR(Around):
             require(value in known, f"LUAR({name}={value!r}): {name} is one of {', '.join(known)}")
         if isinstance(self.inner, LUAR):
             raise CombinationError("LUAR over LUAR: the outer one would recycle what the inner one did not send")
+        if self.inner.remembers:
+            raise CombinationError(
+                f"LUAR over {type(self.inner).__name__}: its server keeps {self.inner.remembers}, which a layer that "
+                f"is recycled and not sent would put out of step"
+            )
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         inner = self.inner.init(x, num_clients, key)

@@ -1,19 +1,19 @@
 """SCAFFOLD: control variates against the drift of clients with different data.
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv:1910.06378, Algorithm 1,
-option II.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv:1910.06378, Algorithm 1.
 
 Differences from the paper: c_i moves by what the server received of its change, so that
 with lossy links c stays the mean of the c_i. Model and control travel both ways: twice
-FedAvg's bytes.
+FedAvg's bytes. The gradient of option I is taken by one pass over all of a client's data
+at once, and norm layers move their statistics by that pass as by any other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
-from ..errors import CombinationError
+from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD
@@ -49,12 +49,17 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class SCAFFOLD(Algorithm):
-    """Correct every local step by the difference between everyone's and one's own control."""
+    """Correct every local step by the difference between everyone's and one's own control.
+
+    A client's new control is the mean gradient on its way (``option="II"``), or the gradient
+    of all its data at the server's model ("I": one more pass, of all examples at once).
+    """
 
     paper = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
 
     local: LocalSGD = LocalSGD()
     opt: Optimizer = SGD(1.0)
+    option: Literal["I", "II"] = "II"
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()
     weights: Weights = "examples"
@@ -62,10 +67,11 @@ class SCAFFOLD(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local.momentum:
+        require(self.option in ("I", "II"), f"SCAFFOLD(option={self.option!r}): option is 'I' or 'II'")
+        if self.local.momentum and self.option == "II":
             raise CombinationError(
                 f"SCAFFOLD reads the mean gradient off the distance a client went, which local momentum="
-                f"{self.local.momentum} stretches: use momentum=0"
+                f"{self.local.momentum} stretches: use momentum=0, or option='I'"
             )
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
@@ -78,6 +84,12 @@ class SCAFFOLD(Algorithm):
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x, c, c_i = view.x, view.c, state
+        if self.option == "I":
+            # After one step from rest the momentum is the gradient itself; where that step led is not used.
+            whole = yield Local(x, replace(self.local, batch=None, steps=1, momentum=0.5))
+            assert whole.momentum is not None
+            y = yield Local(x, self.local, offset=c - c_i)
+            return Reply(y.x - x, whole.momentum - c_i), c_i  # line 12, option I
         y = yield Local(x, self.local, offset=c - c_i)  # line 10
         rate = self.local.rate(key)
         if rate == 0:  # a schedule's last round: the client went nowhere and learned nothing

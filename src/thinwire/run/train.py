@@ -122,7 +122,7 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         momentum = torch.zeros_like(w)
         if request.momentum is not None:
             momentum.copy_(request.momentum.flat)
-    net = _Net(slot)
+    net = _Net(slot, key)
     lr, generator = trainer.rate(key), key.generator("batches")
     total, steps, seen = torch.zeros((), device=slot.device), 0, 0
     fewest = 2 if slot.batch_norm else 1
@@ -157,8 +157,8 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
 class _Net:
     """The module of a slot, and others that hold other models."""
 
-    def __init__(self, slot: Slot) -> None:
-        self.slot, self.module = slot, slot.module
+    def __init__(self, slot: Slot, key: Key) -> None:
+        self.slot, self.module, self.generator = slot, slot.module, key.generator("loss")
         self.others: dict[int, nn.Module] = {}
 
     def other(self, x: Params) -> nn.Module:

@@ -1,0 +1,135 @@
+"""What a round of each method costs, as a ratio to a round of FedAvg measured in the same run.
+
+8 clients of 96 pictures of 16x16, a CNN of two convolutions, 2 epochs, batch 32. The methods' rounds are taken in turn
+and each is compared with FedAvg's of its turn; the figures are medians of processor time, so that a busy neighbour
+counts little. ``adds`` is what a method's own definition asks for beyond FedAvg's steps, measured here too: forward
+passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator
+(FedGen). The goal is a ratio of at most 1.15 + adds.
+
+    python benchmarks/methods.py [--rounds 15] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+
+GOAL = 1.15
+CLIENTS, EACH, EPOCHS, BATCH = 8, 96, 2, 32
+LOCAL = tw.LocalSGD(0.05, epochs=EPOCHS, batch=BATCH)
+METHODS: dict[str, tw.Algorithm] = {
+    "FedAvg": tw.FedAvg(LOCAL),
+    "FedAvg again": tw.FedAvg(LOCAL),
+    "FedProx": tw.FedProx(LOCAL),
+    "SCAFFOLD": tw.SCAFFOLD(LOCAL),
+    "SCAFFOLD I": tw.SCAFFOLD(LOCAL, option="I"),
+    "FedDyn": tw.FedDyn(LOCAL),
+    "FedDC": tw.FedDC(LOCAL),
+    "MOON": tw.MOON(LOCAL),
+    "FedNTD": tw.FedNTD(LOCAL),
+    "FedGen": tw.FedGen(LOCAL),
+    "FedMut": tw.FedMut(LOCAL),
+    "FedACG": tw.FedACG(LOCAL),
+    "LUAR": tw.LUAR(tw.FedAvg(LOCAL), recycle=2),
+}
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def tasks() -> list[tw.Supervised]:
+    g = torch.Generator().manual_seed(0)
+    inputs = torch.rand(CLIENTS * EACH, 1, 16, 16, generator=g)
+    targets = torch.randint(10, (len(inputs),), generator=g)
+    return [tw.Supervised(inputs, targets, part) for part in torch.arange(len(inputs)).split(EACH)]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of processor time."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
+    """What definitions ask for, in rounds of FedAvg."""
+    net, x = model(), torch.rand(BATCH, 1, 16, 16)
+
+    def look() -> None:
+        with torch.no_grad():
+            net(x)
+
+    def gradient(x: Tensor) -> None:
+        net(x).sum().backward()
+
+    whole = torch.rand(EACH, 1, 16, 16)
+    look()
+    gradient(whole)
+    forward = statistics.median(seconds(look) for _ in range(30)) * CLIENTS * EPOCHS * EACH / BATCH
+    everything = statistics.median(seconds(lambda: gradient(whole)) for _ in range(9)) * CLIENTS
+    method, server = generator.algorithm, generator.server
+    zero = server.x.zeros()
+    reply = generator.start.reply._replace(update=zero, labels=torch.ones(10))
+    taught = statistics.median(seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(3))
+    found = {"MOON": 2 * forward, "FedNTD": forward, "SCAFFOLD I": everything, "FedGen": taught}
+    return {name: cost / fedavg for name, cost in found.items()}
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second)."""
+    torch.set_num_threads(1)
+    runs = {name: tw.Simulation(method, model, tasks(), workers=1, plan="each") for name, method in METHODS.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(rounds + 2):
+        for name, run in runs.items():
+            spent = seconds(lambda run=run: run.step(evaluate=False))  # type: ignore[misc]
+            if turn >= 2:
+                times[name].append(spent)
+    fedavg = times["FedAvg"]
+    adds = added(statistics.median(fedavg), runs["FedGen"])
+    for run in runs.values():
+        run.pool.close()
+    found = {}
+    for name, own in times.items():
+        ratio = statistics.median(a / b for a, b in zip(own, fedavg, strict=True))
+        extra = adds.get(name, 0.0)
+        found[name] = {"ratio": round(ratio, 3), "adds": round(extra, 3), "goal": round(GOAL + extra, 3)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    arguments = parser.parse_args()
+    found = measure(arguments.rounds)
+    print(f"{'method':14} {'ratio':>7} {'adds':>7} {'goal':>7}")
+    for name, row in found.items():
+        mark = "" if row["ratio"] <= row["goal"] else "  over"
+        print(f"{name:14} {row['ratio']:7.2f} {row['adds']:7.2f} {row['goal']:7.2f}{mark}")
+    if arguments.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

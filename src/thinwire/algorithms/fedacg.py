@@ -1,0 +1,73 @@
+"""FedACG: clients start where the server's momentum is about to carry the model.
+
+Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated Client Gradient",
+CVPR 2024, arXiv:2201.03172, Algorithm 1.
+
+Differences from the paper: none. The model that is evaluated is theta, not the lookahead; one
+model travels each way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import require
+from ..key import Key
+from ..links import Dense, Link
+from ..local import Local, LocalSGD
+from ..params import Params
+from ..task import Task
+from ..wire import State
+from .base import Algorithm, Buffers, Client, Message, Start, Weights, own_pull
+from .fedavg import Broadcast, Reply
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    x: Params  # theta
+    m: Params
+
+
+@dataclass(frozen=True)
+class FedACG(Algorithm):
+    """Broadcast x + momentum * m; clients stay near it (beta/2 |y - lookahead|^2); m follows the mean update.
+
+    ``momentum`` is the paper's lambda.
+    """
+
+    paper = "Kim, Kim, Han, CVPR 2024, arXiv:2201.03172"
+
+    local: LocalSGD = LocalSGD()
+    momentum: float = 0.85
+    beta: float = 0.01
+    up: Link | dict[str, Link] = Dense()
+    down: Link | dict[str, Link] = Dense()
+    weights: Weights = "examples"
+    buffers: Buffers = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, f"FedACG(momentum={self.momentum}): momentum must be in [0, 1)")
+        require(0 <= self.beta < math.inf, f"FedACG(beta={self.beta}): beta must not be negative")
+        own_pull(self, self.local, "beta")
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return Start(Server(x, x.zeros()), Broadcast(x.zeros()), None, Reply(x.zeros()))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return Broadcast(server.x + server.m * self.momentum)  # the lookahead
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        y = yield Local(view.x, replace(self.local, prox=self.beta))
+        return Reply(update=y.x - view.x), state
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        m = server.m * self.momentum + mean.update
+        return Server(server.x + m, m)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        x: Params = server.x
+        return x

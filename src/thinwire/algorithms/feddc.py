@@ -1,0 +1,94 @@
+"""FedDC: every client learns how far its own model drifts, and sends a corrected one.
+
+Gao, Fu, Li, Chen, Xu, Xu, "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling
+and Correction", CVPR 2022, arXiv:2203.11751, Algorithm 1.
+
+Differences from the paper: what its gradient correction divides by learning rate and steps is
+divided by those of the round it was made in, so that both may change and may differ between
+clients. Model and gradient travel both ways, twice FedAvg's bytes: the mean of the drifts cannot
+be had from the updates alone when other clients take part each time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import CombinationError, require
+from ..key import Key
+from ..links import Dense, Link
+from ..local import Local, LocalSGD
+from ..params import Params
+from ..task import Task
+from ..wire import State
+from .base import Algorithm, Buffers, Client, Message, Start, Weights, own_pull
+
+
+class Server(NamedTuple):
+    """What the server keeps, and what everyone is sent."""
+
+    x: Params  # w
+    g: Params  # the clients' mean gradient on their way in the round before
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    h: Params  # its drift, the sum of its updates
+    g: Params  # its mean gradient on its way, when it last took part
+
+
+class Reply(NamedTuple):
+    """What a client sends back."""
+
+    update: Params  # theta_i + h_i - w
+    gradient: Params  # (w - theta_i) / (steps * lr)
+
+
+@dataclass(frozen=True)
+class FedDC(Algorithm):
+    """Clients minimise L_i(y) + alpha/2 |h_i + y - x|^2 + <y, g - g_i>; the server averages y + h_i."""
+
+    paper = "Gao et al., CVPR 2022, arXiv:2203.11751"
+
+    local: LocalSGD = LocalSGD()
+    alpha: float = 0.1
+    up: Link | dict[str, Link] = Dense()
+    down: Link | dict[str, Link] = Dense()
+    weights: Weights = "examples"
+    buffers: Buffers = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.alpha < math.inf, f"FedDC(alpha={self.alpha}): alpha must not be negative")
+        own_pull(self, self.local, "alpha")
+        if self.local.momentum:
+            raise CombinationError(
+                f"FedDC reads the mean gradient off the distance a client went, which local momentum="
+                f"{self.local.momentum} stretches: use momentum=0"
+            )
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        zero = x.zeros()
+        return Start(Server(x, zero), Server(zero, zero), Own(zero, zero), Reply(zero, zero))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return server
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        x, g, h_i, g_i = view.x, view.g, state.h, state.g
+        trainer = replace(self.local, prox=self.alpha)
+        y = yield Local(x, trainer, offset=g - g_i, anchor=x - h_i)
+        step, rate = y.x - x, self.local.rate(key)
+        h_i = h_i + step
+        if rate > 0:  # else a schedule's last round: the client went nowhere and learned nothing
+            g_i = -step / (y.steps * rate)
+        return Reply(step + h_i, g_i), Own(h_i, g_i)
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        return Server(server.x + mean.update, mean.gradient)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        x: Params = server.x
+        return x

@@ -1,0 +1,87 @@
+"""FedDyn: a regulariser of each client's own, which moves so that all agree on where to stop.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic
+Regularization", ICLR 2021, arXiv:2111.04263, Algorithm 1.
+
+Differences from the paper: a client's gradient moves by what the server received of its update,
+so that with lossy links and lost replies h stays the mean of what the clients hold. That is exact
+for replies that count alike (``weights="uniform"``, the default here, as in the paper); with
+"examples" h follows their weighted mean when all clients take part, and comes near it otherwise.
+A reply says that it is one (2 bytes at most): the server steps by their number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import require
+from ..key import Key
+from ..links import Dense, Link
+from ..local import Local, LocalSGD
+from ..params import Params
+from ..task import Task
+from ..wire import State
+from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights, own_pull
+from .fedavg import Broadcast
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    x: Params
+    h: Params
+    num_clients: int
+
+
+class Reply(NamedTuple):
+    """What a client sends back."""
+
+    update: Params
+    replies: Sum[int]  # 1
+
+
+@dataclass(frozen=True)
+class FedDyn(Algorithm):
+    """Clients minimise L_i(y) - <g_i, y> + alpha/2 |y - x|^2; g_i and the server's h follow where they end.
+
+    ``alpha`` near 0 is not FedAvg: the model is the mean of the clients' less h / alpha.
+    """
+
+    paper = "Acar et al., ICLR 2021, arXiv:2111.04263"
+    remembers = "h, the mean of the gradients that clients remember of every update they sent"
+
+    local: LocalSGD = LocalSGD()
+    alpha: float = 0.1
+    up: Link | dict[str, Link] = Dense()
+    down: Link | dict[str, Link] = Dense()
+    weights: Weights = "uniform"
+    buffers: Buffers = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.alpha < math.inf, f"FedDyn(alpha={self.alpha}): alpha must be positive")
+        own_pull(self, self.local, "alpha")
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        zero = x.zeros()
+        return Start(Server(x, zero, num_clients), Broadcast(zero), zero, Reply(zero, 0))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return Broadcast(server.x)
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        y = yield Local(view.x, replace(self.local, prox=self.alpha), offset=-state)  # eq. (1)
+        return Reply(y.x - view.x, 1), state
+
+    def sent(self, state: State, seen: Message) -> State:
+        return state - seen.update * self.alpha  # g_i, the gradient of L_i where the client ended
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        h = server.h - mean.update * (self.alpha * mean.replies / server.num_clients)
+        return Server(server.x + mean.update - h / self.alpha, h, server.num_clients)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        x: Params = server.x
+        return x

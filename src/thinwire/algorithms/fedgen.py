@@ -1,0 +1,221 @@
+"""FedGen: a generator of features, trained at the server, teaches clients what they have no data of.
+
+Zhu, Hong, Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
+ICML 2021, arXiv:2105.10056, Algorithm 1.
+
+The server learns G(y, e), which makes of a label and noise the features that the clients' heads
+take for that label; clients are sent it (billed), and train their head on its features too.
+
+Differences from the paper: the head is the model's last linear layer, for which the mean of the
+clients' logits that the generator is trained on is the logits of their mean head, weighted as ``weights``
+says; so nothing is sent of the heads beside the update. p(y) is counted over the replies of the
+round. Clients are taught from the second round on, when there are counts and the generator has
+been trained (as in the authors' code). The generator is trained by thinwire's Adam; there is no
+term for its diversity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import require
+from ..key import Key
+from ..layers import last_linear, layer
+from ..links import Dense, Link
+from ..local import Local, LocalSGD, Loss, Net
+from ..optimizers import Adam, Optimizer
+from ..params import Layout, Params
+from ..task import Batch, Task, labels
+from ..wire import State
+from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights
+
+BATCH = 32  # features a step of the generator's training
+CHUNK = 1000  # examples looked at together for their labels
+MOST = 1 << 40  # of a label that are believed, whatever clients say
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    x: Params
+    generator: Params
+    opt: State  # of the generator's training
+    labels: Tensor  # [classes] int64: how often each was counted in the last round
+
+
+class Broadcast(NamedTuple):
+    """What everyone is sent."""
+
+    x: Params
+    generator: Params
+    labels: Tensor
+
+
+class Reply(NamedTuple):
+    """What a client sends back."""
+
+    update: Params
+    labels: Sum[Tensor]  # [classes] int64: c_k, how many examples it has of each
+
+
+@dataclass(frozen=True)
+class Taught(Loss):
+    """l + weight * the head's cross-entropy on as many generated features."""
+
+    generator: Params
+    labels: Tensor
+    weight: float
+    head: str
+
+    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
+        losses = task.loss(net.module, batch)
+        drawn, features = generated(self.generator, self.labels, len(losses), net.generator)
+        device = losses.device
+        scores = net.module.get_submodule(self.head)(features.to(device))
+        return losses + self.weight * F.cross_entropy(scores, drawn.to(device), reduction="none")
+
+
+@dataclass(frozen=True)
+class FedGen(Algorithm):
+    """Clients train on their data and, ``weight`` times, their head on features that the server's generator makes.
+
+    After every round the generator (``noise`` numbers and a label, ``hidden`` units, the head's
+    inputs) takes ``steps`` steps of ``teacher``. ``head`` names the last layer, an
+    ``nn.Linear`` with one output a class; None takes the one that was defined last. For tasks
+    whose batches are (inputs, targets) with whole numbers as targets.
+    """
+
+    paper = "Zhu, Hong, Zhou, ICML 2021, arXiv:2105.10056"
+
+    local: LocalSGD = LocalSGD()
+    weight: float = 1.0
+    head: str | None = None
+    hidden: int = 128
+    noise: int = 32
+    steps: int = 50
+    teacher: Optimizer = Adam(0.005)
+    up: Link | dict[str, Link] = Dense()
+    down: Link | dict[str, Link] = Dense()
+    weights: Weights = "examples"
+    buffers: Buffers = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.weight < math.inf, f"FedGen(weight={self.weight}): weight must not be negative")
+        for name in ("hidden", "noise", "steps"):
+            value = getattr(self, name)
+            require(type(value) is int and value > 0, f"FedGen({name}={value}): {name} is a whole number, at least 1")
+        require(isinstance(self.teacher, Optimizer), f"FedGen(teacher={self.teacher!r}): an optimiser, e.g. Adam(0.01)")
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        name = last_linear(module) if self.head is None else self.head
+        require(name is not None, "FedGen(): the model has no nn.Linear to be its head")
+        assert name is not None
+        found = layer(module, name, f"FedGen(head={self.head!r})")
+        require(
+            isinstance(found, nn.Linear) and found.weight.requires_grad,
+            f"FedGen(head={self.head!r}): the head is a linear layer that is trained, this is {type(found).__name__}",
+        )
+        layout = Layout.of((n, p) for n, p in module.named_parameters() if p.requires_grad)
+        require(
+            self._head(layout) == name,
+            f"FedGen(): the last kernel of the model, {self._head(layout)!r}, is not its last linear layer: name the "
+            f"head, e.g. head={name!r}",
+        )
+        return module
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        classes, features = x[_weight(self._head(x.layout))].shape
+        generator = fresh(self.noise, self.hidden, classes, features, key)
+        counts = torch.zeros(classes, dtype=torch.int64)
+        server = Server(x, generator, self.teacher.init(generator), counts)
+        return Start(server, Broadcast(x.zeros(), generator.zeros(), counts), None, Reply(x.zeros(), counts))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return Broadcast(server.x, server.generator, server.labels)
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        loss = None
+        if int(view.labels.sum()):
+            loss = Taught(view.generator, view.labels, self.weight, self._head(view.x.layout))
+        y = yield Local(view.x, self.local, loss=loss)
+        return Reply(y.x - view.x, counted(task, len(view.labels))), state
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        x, counts = server.x + mean.update, mean.labels.clamp(0, MOST).to(torch.int64)
+        if not counts.any():
+            return server._replace(x=x, labels=counts)
+        name = self._head(x.layout)
+        weight, bias = x[_weight(name)], x[_bias(name)] if _bias(name) in x.layout.spans else None
+        generator, opt, draws = server.generator, server.opt, key.generator("generator")
+        for _ in range(self.steps):
+            flat = generator.flat.detach().requires_grad_()
+            drawn, features = generated(Params(generator.layout, flat), counts, BATCH, draws)
+            F.cross_entropy(F.linear(features, weight, bias), drawn).backward()  # type: ignore[no-untyped-call]
+            assert flat.grad is not None
+            generator, opt = self.teacher.step(generator, Params(generator.layout, -flat.grad), opt)
+        return Server(x, generator, opt, counts)
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        x: Params = server.x
+        return x
+
+    def _head(self, layout: Layout) -> str:
+        """The head's name: as given, or the module of the model's last kernel that is a matrix."""
+        if self.head is not None:
+            return self.head
+        pairs = zip(layout.names, layout.shapes, strict=True)
+        kernels = [name for name, shape in pairs if len(shape) == 2 and name.rpartition(".")[2] == "weight"]
+        require(bool(kernels), "FedGen(): the model has no trained linear layer to be its head")
+        return kernels[-1].rpartition(".")[0]
+
+
+def _weight(head: str) -> str:
+    return f"{head}.weight" if head else "weight"
+
+
+def _bias(head: str) -> str:
+    return f"{head}.bias" if head else "bias"
+
+
+def fresh(noise: int, hidden: int, classes: int, features: int, key: Key) -> Params:
+    """A generator before its training: two layers, initialised as torch's linear layers are."""
+    sizes, draws, named = ((hidden, noise + classes), (features, hidden)), key.generator("generator"), []
+    for i, (rows, columns) in enumerate(sizes):
+        for name, shape in ((f"layer{i}.weight", (rows, columns)), (f"layer{i}.bias", (rows,))):
+            values = torch.rand(shape, generator=draws)
+            named.append((name, (values * 2 - 1) / math.sqrt(columns)))
+    return Params.of(named)
+
+
+def generated(
+    generator: Params, counts: Int64[Tensor, " c"], num: int, draws: torch.Generator
+) -> tuple[Int64[Tensor, " n"], Float[Tensor, "n f"]]:
+    """Labels as often as they were counted, and features for them."""
+    classes = len(counts)
+    drawn = torch.multinomial(counts.double(), num, replacement=True, generator=draws)
+    noise = generator["layer0.weight"].shape[1] - classes
+    inputs = torch.cat([torch.randn(num, noise, generator=draws), F.one_hot(drawn, classes).float()], 1)
+    inside = F.relu(F.linear(inputs, generator["layer0.weight"], generator["layer0.bias"]))
+    return drawn, F.linear(inside, generator["layer1.weight"], generator["layer1.bias"])
+
+
+def counted(task: Task, classes: int) -> Int64[Tensor, " c"]:
+    """How many targets of each class a client has."""
+    total = torch.zeros(classes, dtype=torch.int64)
+    for start in range(0, len(task), CHUNK):
+        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task))))
+        targets = labels(batch, "FedGen").flatten()
+        require(
+            int(targets.min()) >= 0 and int(targets.max()) < classes,
+            f"FedGen: a target of {int(targets.max())} for a head of {classes} outputs: name the model's last layer",
+        )
+        total += torch.bincount(targets, minlength=classes)
+    return total

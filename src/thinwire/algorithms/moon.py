@@ -1,0 +1,107 @@
+"""MOON: local features are drawn to those of the global model, away from those of the last local one.
+
+Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, arXiv:2103.16257, Algorithm 1.
+
+The server is FedAvg's, and so are the bytes: the last local model stays with its client.
+
+Differences from the paper: the representation is that of a layer of the user's model, by default
+what enters its last ``nn.Linear``; no projection head is added. A client that has not trained
+before has no last model and minimises the plain loss (the authors' code does the same). The two
+models that features are compared with look at a batch in evaluation mode, with the norm
+statistics of this round's broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import require
+from ..key import Key
+from ..layers import last_linear, layer, passed
+from ..local import Local, Loss, Net
+from ..params import Params
+from ..task import Batch, Task
+from ..wire import State
+from .base import Client, Start
+from .fedavg import FedAvg, Reply
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    last: Params  # the model it trained when it last took part
+    trained: bool  # whether it ever did
+
+
+@dataclass(frozen=True)
+class Contrast(Loss):
+    """l + mu * -log(e^(cos(z, z_x) / tau) / (e^(cos(z, z_x) / tau) + e^(cos(z, z_last) / tau)))."""
+
+    x: Params
+    last: Params
+    mu: float
+    temperature: float
+    layer: str | None
+
+    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
+        with torch.no_grad():
+            near, far = (self.features(net.other(x), task, batch)[1] for x in (self.x, self.last))
+        losses, z = self.features(net.module, task, batch)
+        there, back = F.cosine_similarity(z, near), F.cosine_similarity(z, far)
+        return losses + self.mu * F.softplus((back - there) / self.temperature)
+
+    def features(self, module: nn.Module, task: Task, batch: Batch) -> tuple[Float[Tensor, " b"], Float[Tensor, "b f"]]:
+        name, side = (self.layer, "output") if self.layer is not None else (last_linear(module) or "", "input")
+        losses, z = passed(module, task, batch, name, side)
+        require(
+            len(z) == len(losses),
+            f"MOON(layer={self.layer!r}): a layer that gives one row an example is wanted; layer {name!r} gives "
+            f"{list(z.shape)} for {len(losses)} examples",
+        )
+        return losses, z.flatten(1)
+
+
+@dataclass(frozen=True)
+class MOON(FedAvg):
+    """FedAvg whose clients add a contrastive loss of features, mu times, at a temperature (tau).
+
+    ``layer`` names the layer of the model whose output is the representation, as
+    ``model.named_modules()`` has it ("features.7"); None takes what enters the last
+    ``nn.Linear``. Two more forward passes a step; a model a client of memory.
+    """
+
+    paper = "Li, He, Song, CVPR 2021, arXiv:2103.16257"
+
+    mu: float = 1.0
+    temperature: float = 0.5
+    layer: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.mu < math.inf, f"MOON(mu={self.mu}): mu must not be negative")
+        require(0 < self.temperature < math.inf, f"MOON(temperature={self.temperature}): temperature must be positive")
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        if self.layer is not None:
+            layer(module, self.layer, f"MOON(layer={self.layer!r})")
+        elif last_linear(module) is None:
+            names = ", ".join(name for name, _ in module.named_modules() if name)
+            raise ValueError(
+                f"MOON(): the model has no nn.Linear; name the layer whose output is the representation: {names}"
+            )
+        return module
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return super().init(x, num_clients, key)._replace(client=Own(x.zeros(), trained=False))
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        loss = Contrast(view.x, state.last, self.mu, self.temperature, self.layer) if state.trained else None
+        y = yield Local(view.x, self.local, loss=loss)
+        return Reply(update=y.x - view.x), Own(y.x, trained=True)
