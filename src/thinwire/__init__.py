@@ -9,7 +9,25 @@ What crosses the network is small, known to the byte, and safe to lose::
 """
 
 from . import errors, wire
-from .algorithms import FLSS, LUAR, SCAFFOLD, Algorithm, Each, FedAvg, Intrinsic, Start, Sum
+from .algorithms import (
+    DOMO,
+    FLSS,
+    LUAR,
+    SCAFFOLD,
+    Algorithm,
+    Each,
+    FedAvg,
+    FedAvgLM,
+    FedAvgLMZ,
+    FedAvgSLM,
+    FedAvgSLMZ,
+    FedAvgSM,
+    FedPara,
+    Intrinsic,
+    PruneFL,
+    Start,
+    Sum,
+)
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -37,7 +55,7 @@ from .network import Network
 from .optimizers import SGD, Adagrad, Adam, Momentum, Optimizer, Yogi
 from .params import Layout, Params
 from .run import Result, Simulation, simulate
-from .schedules import Cosine, Decay, Exponential, Schedule, Triangle
+from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
 from .subspace import Basis, Fastfood, Gaussian
 from .task import Supervised, Task
 from .version import code_version
@@ -47,6 +65,7 @@ __version__ = code_version().partition("+")[0]
 
 __all__ = [
     "BF16",
+    "DOMO",
     "EF21",
     "FLSS",
     "LBGM",
@@ -66,6 +85,12 @@ __all__ = [
     "Exponential",
     "Fastfood",
     "FedAvg",
+    "FedAvgLM",
+    "FedAvgLMZ",
+    "FedAvgSLM",
+    "FedAvgSLMZ",
+    "FedAvgSM",
+    "FedPara",
     "Flat",
     "Gaussian",
     "Half",
@@ -83,6 +108,7 @@ __all__ = [
     "Params",
     "Partition",
     "Projection",
+    "PruneFL",
     "RandK",
     "Result",
     "ScaledSign",
@@ -96,6 +122,7 @@ __all__ = [
     "TopK",
     "Trained",
     "Triangle",
+    "Warmup",
     "Yogi",
     "complete",
     "dumps",
