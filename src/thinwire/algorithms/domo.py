@@ -13,6 +13,7 @@ eta m with the new eta instead; after a decay of the learning rate M is larger t
 rounds cannot infer M from two consecutive models: it is sent what it missed, or the model and M, whichever is fewer
 bytes, and is billed for it. A round in which nobody answered moves nothing, and is known by the number of rounds
 done, which travels with the model. With some clients in a round the mean is over those who replied (appendix D.3).
+The thesis weighs clients alike, which is ``weights="uniform"``.
 """
 
 from __future__ import annotations
