@@ -126,7 +126,8 @@ class PruneFL(Around):
         work = self.inner.client(view, state, task, key)
         request = next(work)
         try:
-            work.send((yield request._replace(mask=mask)))
+            while True:
+                request = work.send((yield request._replace(mask=mask)))
         except StopIteration as done:
             reply, state = done.value
         if not self.reconfigures(key.round):
