@@ -32,6 +32,11 @@ GOLDEN = {
     "flss": "FLSS(FedAvg(LocalSGD(lr=0.2, batch=16), up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)",
     "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
     "projection": "FedAvg(LocalSGD(lr=0.2, batch=16), up=Projection(200))",
+    "local_momentum": "FedAvgSLM(LocalSGD(lr=0.1, batch=16, momentum=0.6), up={'momentum': Half()})",
+    "domo": "DOMO(0.9, LocalSGD(lr=0.1, batch=16, momentum=0.6), opt=Momentum(0.7, beta=0.5))",
+    "luar_domo_s": "LUAR(DOMO(0.9, LocalSGD(lr=0.1, batch=16, momentum=0.6), intra=True), recycle=1)",
+    "fedpara": "FedPara(FedAvg(LocalSGD(lr=0.2, batch=16, momentum=0.6)), rank=4)",
+    "prunefl": "PruneFL(FedAvg(LocalSGD(lr=0.2, batch=16)), every=2, share=0.5)",
 }
 
 

@@ -75,12 +75,13 @@ class Product(nn.Module):
         return x1, y1, x2, y2, *kernels
 
     def drawn(self, scale: float, generator: torch.Generator) -> list[Tensor]:
-        """Random factors whose product has the root mean square ``scale``."""
+        """Normal numbers of one scale, such that the root mean square of their product is ``scale``."""
         (outputs, inputs, *window), rank = self.shape, self.rank
         shapes = [(outputs, rank), (inputs, rank)] * 2 + [(rank, rank, *window)] * (2 if window else 0)
-        # An entry of each factor is the sum of R products of two numbers, or of R^2 of three.
-        std = (math.sqrt(scale) / rank) ** (1 / 3) if window else (scale / rank) ** (1 / 4)
-        return [torch.randn(shape, generator=generator) * std for shape in shapes]
+        factors = [torch.randn(shape, generator=generator) for shape in shapes]
+        # The scale of a product varies from draw to draw, which would add up over layers: it is set, not hoped for.
+        by = (scale / root_mean_square(self(*factors))) ** (1 / len(factors))
+        return [factor * by for factor in factors]
 
 
 @dataclass(frozen=True)
