@@ -169,6 +169,23 @@ TABLE = [
     "LUAR(FedACG(momentum=0.7), recycle=1, select='round-robin')",
     "LUAR(MOON(mu=0.3), recycle=2, layers='tensors')",
     "FLSS(FedProx(mu=0.1), rank=2, start=3, every=2)",
+    "FedAvgSM(opt=Momentum(0.5, beta=0.5))",
+    "FedAvgLM(LocalSGD(0.1, momentum=0.6))",
+    "FedAvgLM(LocalSGD(0.1, momentum=0.6), up={'momentum': BF16()}, down=Half())",
+    "FedAvgLMZ(LocalSGD(0.1, momentum=0.6), up=ErrorFeedback(TopK(0.2)))",
+    "FedAvgSLM(LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5))",
+    "FedAvgSLMZ(LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5), weights='uniform')",
+    "DOMO(0.9, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5))",
+    "DOMO(0.9, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5), intra=True)",
+    "DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5), momentum='sent', down=Half())",
+    "LUAR(DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5)), recycle=1)",
+    "LUAR(FedAvgLM(LocalSGD(0.1, momentum=0.6)), recycle=2, layers='tensors')",
+    "FedPara(FedAvg(LocalSGD(0.2, epochs=3, momentum=0.8)), ratio=1.0)",
+    "FedPara(SCAFFOLD(LocalSGD(0.2, epochs=4), up=BF16()), rank=12, start='weights')",
+    "LUAR(FedPara(FedAvg(LocalSGD(0.1, epochs=3, momentum=0.8)), rank=4), recycle=1, layers='tensors')",
+    "PruneFL(FedAvg(), every=2)",
+    "PruneFL(FedAvg(opt=Adam(0.03), up=ErrorFeedback(TopK(0.3))), every=3, share=0.5, initial=1, batch=8)",
+    "LUAR(PruneFL(FedAvg(), every=2, share=0.5), recycle=1)",
 ]
 
 

@@ -47,6 +47,11 @@ GOLDEN = {
     "fedgen": "FedGen(LocalSGD(lr=0.2, batch=16), hidden=8, noise=4, steps=10)",
     "fedmut": "FedMut(LocalSGD(lr=0.2, batch=16), alpha=1.0)",
     "luar_fedacg": "LUAR(FedACG(LocalSGD(lr=0.2, batch=16), momentum=0.7), recycle=1)",
+    "local_momentum": "FedAvgSLM(LocalSGD(lr=0.1, batch=16, momentum=0.6), up={'momentum': Half()})",
+    "domo": "DOMO(0.9, LocalSGD(lr=0.1, batch=16, momentum=0.6), opt=Momentum(0.7, beta=0.5))",
+    "luar_domo_s": "LUAR(DOMO(0.9, LocalSGD(lr=0.1, batch=16, momentum=0.6), intra=True), recycle=1)",
+    "fedpara": "FedPara(FedAvg(LocalSGD(lr=0.2, batch=16, momentum=0.6)), rank=4)",
+    "prunefl": "PruneFL(FedAvg(LocalSGD(lr=0.2, batch=16)), every=2, share=0.5)",
 }
 
 

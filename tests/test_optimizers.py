@@ -15,7 +15,7 @@ from thinwire.ledger import Entry, Ledger
 from thinwire.network import Network, transfer
 from thinwire.optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
 from thinwire.params import Params
-from thinwire.schedules import Cosine, Decay, Exponential, Triangle, at
+from thinwire.schedules import Cosine, Decay, Exponential, Triangle, Warmup, at
 from thinwire.wire import dumps, loads, restore
 
 X = Params.of([("a", torch.tensor([1.0])), ("b", torch.tensor([-2.0]))])
@@ -165,6 +165,12 @@ def test_triangle_by_hand() -> None:
     assert [triangle.at(r) for r in range(1, 8)] == [0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     assert Triangle(0.4, top=5, rounds=24).at(5) == 0.4
     assert Triangle(0.4, top=5, rounds=24).at(24) == pytest.approx(0.02, rel=1e-12)
+
+
+def test_a_warm_up_is_a_share_of_any_schedule() -> None:
+    assert [Warmup(0.4, rounds=4).at(r) for r in (1, 2, 3, 4, 5, 90)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    stepped = Warmup(Decay(0.4, rounds=(3, 5), factor=0.5), rounds=2)
+    assert [stepped.at(r) for r in range(1, 8)] == pytest.approx([0.2, 0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
 
 
 def test_a_number_is_its_own_schedule() -> None:

@@ -10,6 +10,7 @@ What crosses the network is small, known to the byte, and safe to lose::
 
 from . import errors, wire
 from .algorithms import (
+    DOMO,
     FLSS,
     LUAR,
     MOON,
@@ -19,14 +20,21 @@ from .algorithms import (
     Each,
     FedACG,
     FedAvg,
+    FedAvgLM,
+    FedAvgLMZ,
+    FedAvgSLM,
+    FedAvgSLMZ,
+    FedAvgSM,
     FedDC,
     FedDyn,
     FedGen,
     FedMut,
     FedNTD,
+    FedPara,
     FedProx,
     FetchSGD,
     Intrinsic,
+    PruneFL,
     Start,
     Sum,
 )
@@ -70,7 +78,7 @@ from .network import Network
 from .optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
 from .params import Layout, Params
 from .run import Result, Simulation, simulate
-from .schedules import Cosine, Decay, Exponential, Schedule, Triangle
+from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
 from .subspace import Basis, Fastfood, Gaussian
 from .task import Supervised, Task
 from .version import code_version
@@ -81,6 +89,7 @@ __version__ = code_version().partition("+")[0]
 __all__ = [
     "ATOMO",
     "BF16",
+    "DOMO",
     "EF21",
     "FLSS",
     "LBGM",
@@ -109,11 +118,17 @@ __all__ = [
     "Fastfood",
     "FedACG",
     "FedAvg",
+    "FedAvgLM",
+    "FedAvgLMZ",
+    "FedAvgSLM",
+    "FedAvgSLMZ",
+    "FedAvgSM",
     "FedDC",
     "FedDyn",
     "FedGen",
     "FedMut",
     "FedNTD",
+    "FedPara",
     "FedProx",
     "FetchSGD",
     "Flat",
@@ -137,6 +152,7 @@ __all__ = [
     "Partition",
     "PowerSGD",
     "Projection",
+    "PruneFL",
     "RandK",
     "RandomBlock",
     "Result",
@@ -153,6 +169,7 @@ __all__ = [
     "TopK",
     "Trained",
     "Triangle",
+    "Warmup",
     "Yogi",
     "complete",
     "dumps",

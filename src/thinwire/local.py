@@ -84,9 +84,10 @@ class Local(NamedTuple):
     anchor: Params | None = None  # trainer.prox pulls towards this; None: towards x
     basis: Sequence[Tensor] | None = None  # every step is projected on these orthonormal rows (FLSS)
     mask: Params | None = None  # every step is multiplied by this (PruneFL)
-    shift: Params | None = None  # subtracted from the model at every step (DOMO-S)
+    shift: Params | None = None  # added to the model, an equal part of it after every step (DOMO-S)
     momentum: Params | None = None  # where trainer.momentum begins; None: at zero (FedAvgLM)
     loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)
+    aside: bool = False  # a look, no training: norm statistics and the client's loss stay as they are (PruneFL)
 
 
 @runtime_checkable

@@ -86,6 +86,24 @@ class Triangle(Schedule):
         return self.peak * max(0.0, min(up, (self.rounds + 1 - round) / (self.rounds + 1 - self.top)))
 
 
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """Straight up to ``lr``, a number or another schedule, over the first ``rounds``: 1/rounds of it in round 1.
+
+    Goyal et al., 2017, arXiv:1706.02677, Section 2.2. ``Warmup(Decay(0.1, rounds=(120, 160)), rounds=5)``.
+    """
+
+    lr: float | Schedule
+    rounds: int = 5
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.lr, Schedule) or self.lr > 0, f"Warmup(lr={self.lr}): lr must be positive")
+        require(self.rounds > 0, f"Warmup(rounds={self.rounds}): rounds must be at least 1")
+
+    def at(self, round: int) -> float:
+        return at(self.lr, round) * min(1.0, round / self.rounds)
+
+
 def at(value: float | Schedule, round: int) -> float:
     """A number, or what a schedule says for this round."""
     return value.at(round) if isinstance(value, Schedule) else value

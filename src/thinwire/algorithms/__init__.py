@@ -2,6 +2,7 @@
 
 from .base import Algorithm, Each, Start, Sum
 from .clustered_lbgm import ClusteredLBGM
+from .domo import DOMO
 from .fedacg import FedACG
 from .fedavg import FedAvg
 from .feddc import FedDC
@@ -9,15 +10,19 @@ from .feddyn import FedDyn
 from .fedgen import FedGen
 from .fedmut import FedMut
 from .fedntd import FedNTD
+from .fedpara import FedPara
 from .fedprox import FedProx
 from .fetchsgd import FetchSGD
 from .flss import FLSS
 from .intrinsic import Intrinsic
 from .luar import LUAR
+from .momentum import FedAvgLM, FedAvgLMZ, FedAvgSLM, FedAvgSLMZ, FedAvgSM
 from .moon import MOON
+from .prunefl import PruneFL
 from .scaffold import SCAFFOLD
 
 __all__ = [
+    "DOMO",
     "FLSS",
     "LUAR",
     "MOON",
@@ -27,14 +32,21 @@ __all__ = [
     "Each",
     "FedACG",
     "FedAvg",
+    "FedAvgLM",
+    "FedAvgLMZ",
+    "FedAvgSLM",
+    "FedAvgSLMZ",
+    "FedAvgSM",
     "FedDC",
     "FedDyn",
     "FedGen",
     "FedMut",
     "FedNTD",
+    "FedPara",
     "FedProx",
     "FetchSGD",
     "Intrinsic",
+    "PruneFL",
     "Start",
     "Sum",
 ]

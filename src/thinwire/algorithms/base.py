@@ -81,6 +81,10 @@ class Algorithm(Config, ABC):
         """The module that is trained, e.g. re-parameterised; unchanged by default."""
         return module
 
+    def finish(self, module: nn.Module) -> nn.Module:
+        """The trained module as its user wrote it: what :meth:`prepare` did is undone."""
+        return module
+
     @abstractmethod
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         """The states before round 1, for the initial model ``x``."""
@@ -120,6 +124,10 @@ class Around(Algorithm):
     inner: Algorithm
 
     @property
+    def remembers(self) -> str:  # type: ignore[override]
+        return self.inner.remembers
+
+    @property
     def up(self) -> Link | dict[str, Link]:  # type: ignore[override]
         return self.inner.up
 
@@ -137,6 +145,9 @@ class Around(Algorithm):
 
     def prepare(self, module: nn.Module) -> nn.Module:
         return self.inner.prepare(module)
+
+    def finish(self, module: nn.Module) -> nn.Module:
+        return self.inner.finish(module)
 
     def model(self, server: State, client: int | None = None) -> Params:
         return self.inner.model(server.inner, client)

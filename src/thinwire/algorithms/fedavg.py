@@ -5,7 +5,7 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, arXiv:1602.05629
 ===================  ================================================================================
 FedAvg               ``FedAvg()``
 FedProx              ``FedProx(mu=0.01)``, in a file of its own
-FedAvgM              ``FedAvg(opt=Momentum(1.0, beta=0.9))``
+FedAvgM              ``FedAvg(opt=Momentum(1.0, beta=0.9))``, or :class:`FedAvgSM`
 FedAdam / FedYogi    ``FedAvg(opt=Adam(0.03))`` / ``FedAvg(opt=Yogi(0.03))``
 FedAdagrad           ``FedAvg(opt=Adagrad(0.03))``
 compressed uplink    ``FedAvg(up=ErrorFeedback(TopK(0.01)))``

@@ -31,12 +31,8 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     if slot.random or any(True for _ in slot.module.buffers()):
         return False
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
-    return same and all(r.trainer == trainer and not any(f is not None for f in _alone(r)) for r in requests)
-
-
-def _alone(request: Local) -> tuple[object, ...]:
-    """What only :func:`thinwire.run.train.train` knows how to do."""
-    return request.basis, request.mask, request.shift, request.momentum, request.loss
+    alike = len({tuple(field is None for field in request) for request in requests}) == 1  # stacks have no holes
+    return same and alike and all(r.trainer == trainer and r.basis is None and r.loss is None for r in requests)
 
 
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
@@ -48,7 +44,13 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     offset = _stack([request.offset for request in requests], device)
     anchor = _stack([request.anchor or request.x for request in requests], device) if trainer.prox else None
     momentum = torch.zeros_like(w) if trainer.momentum else None
-    plain = offset is None and anchor is None and momentum is None and not trainer.weight_decay
+    begun = _stack([request.momentum for request in requests], device)
+    if momentum is not None and begun is not None:
+        momentum.copy_(begun)
+    kept = _stack([request.mask for request in requests], device)
+    part = _stack([request.shift for request in requests], device)
+    bends = (offset, anchor, momentum, kept, part)
+    plain = all(bend is None for bend in bends) and not trainer.weight_decay
     lr = trainer.rate(keys[0])
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
     everyone = own[0].whole()
@@ -57,6 +59,8 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     push = gradients(slot.module, everyone.loss_of)
     places = _places(own, trainer, keys)  # [steps, clients, batch], -1 where there is no example
     steps, active = (places[:, :, 0] >= 0).sum(0).tolist(), (places[:, :, 0] >= 0).all(1).tolist()
+    if part is not None:
+        part /= torch.tensor(steps, device=device)[:, None]
     total, seen = torch.zeros(num, device=device), (places >= 0).sum((0, 2)).tolist()
     for indices, all_active in zip(places, active, strict=True):
         mask = (indices >= 0).to(device).float()
@@ -66,10 +70,17 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
             total += push(layers, inputs, targets, mask, layers, 1.0, -lr)
             continue
         total += push(layers, inputs, targets, mask, slopes, 0.0, 1.0)
+        before = None if momentum is None or all_active else momentum.clone()
         step = bent(g, w, trainer, offset, anchor, momentum)
+        if momentum is not None and before is not None:
+            torch.where(mask[:, :1] > 0, momentum, before, out=momentum)  # it ended with the client's last step
+        if kept is not None:
+            step = step * kept
         if not all_active:
             step = step * mask[:, :1]  # who has done all its steps stands still
         w.add_(step, alpha=-lr)
+        if part is not None:
+            w.add_(part * mask[:, :1])
     w, means = w.cpu(), (total.cpu() / torch.tensor(seen)).tolist()
     results = []
     for i, key in enumerate(keys):

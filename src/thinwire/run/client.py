@@ -54,7 +54,9 @@ class Round:
 
     def take(self, trained: Trained) -> None:
         """Hand it what it asked for."""
-        self.steps, self.loss, self.asked = self.steps + trained.steps, trained.loss, self.asked + 1
+        assert self.request is not None
+        self.steps, self.asked = self.steps + trained.steps, self.asked + 1
+        self.loss = self.loss if self.request.aside else trained.loss
         try:
             self.request = self.work.send(trained)
         except StopIteration as done:
@@ -87,7 +89,11 @@ def client_round(
     round = Round(algorithm, form, task, view, own, key)
     slot.load_buffers(round.buffers)
     while round.request is not None:
-        round.take(train(slot, task, round.request, round.draws()))
+        before = slot.buffers() if round.request.aside else None
+        trained = train(slot, task, round.request, round.draws())
+        if round.request.aside:
+            slot.load_buffers(before)
+        round.take(trained)
     return round.reply(slot.buffers(), time.perf_counter() - began)
 
 

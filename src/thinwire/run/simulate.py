@@ -325,7 +325,7 @@ class Simulation:
         params = self.algorithm.model(self.server)
         self.slot.load(params)
         self.slot.load_buffers(self._statistics(None))
-        module = copy.deepcopy(self.slot.module).to("cpu").eval()
+        module = self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
         return Result(
             self.algorithm, {**self.setting(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
         )

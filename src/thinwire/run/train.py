@@ -116,7 +116,6 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     slot.module.train()
     offset = None if request.offset is None else request.offset.flat.to(slot.device)
     anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
-    mask, shift = (None if p is None else p.flat.to(slot.device) for p in (request.mask, request.shift))
     momentum = None
     if trainer.momentum:
         momentum = torch.zeros_like(w)
@@ -128,6 +127,10 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     fewest = 2 if slot.batch_norm else 1
     if len(task) < fewest:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
+    mask = None if request.mask is None else request.mask.flat.to(slot.device)
+    part = None
+    if request.shift is not None:
+        part = request.shift.flat.to(slot.device) / trainer.num_steps(len(task), fewest)
     for indices in batches(len(task), trainer, generator, fewest):
         g.zero_()
         batch = to_device(task.batch(indices, generator), slot.device)
@@ -140,8 +143,8 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         if mask is not None:
             step = step * mask
         w.add_(step, alpha=-lr)
-        if shift is not None:
-            w.sub_(shift)
+        if part is not None:
+            w.add_(part)
         steps += 1
         seen += len(losses)
     loss = float(total) / seen

@@ -1,0 +1,197 @@
+"""PruneFL: entries of the model that promise little are taken out, and may come back.
+
+Jiang, Wang, Valls, Ko, Lee, Leung, Tassiulas, "Model Pruning Enables Efficient Federated Learning on Edge Devices",
+IEEE TNNLS 2022, arXiv:1909.12326.
+
+In a reconfiguration the set M of entries to keep maximises (sum of g_j^2 over M) / (c + size of M): the fall of the
+loss to expect of a step, over what a round costs. g is the gradient at the model, also of entries that are out.
+Entries join in the order of g_j^2 for as long as they raise the quotient (the paper's Algorithm 2 and Theorem 1).
+Vectors (biases, norms) are always kept, and so are the entries of largest magnitude: ``share`` of those still in may
+go at once.
+
+There is no mask beside the model: an entry that is out is +0.0, one that is in and zero is -0.0, and ``Sparse`` sends
+what has a bit set. So the positions in that packet are the mask, billed as they are: a bit an entry or less.
+
+Differences from the paper: the cost of an entry is its bytes, the same for all, where the paper measures the seconds
+that an entry of each layer takes. g is the mean of the clients' gradients, each on ``batch`` examples, measured after
+local training in the rounds that end with a reconfiguration, and squared at the server. The initial pruning is done
+at the server too: the first ``initial`` rounds all end with a reconfiguration, where the paper has one trusted client
+train alone. ``share`` does not fall from round to round; ``least`` is where pruning ends. Each kernel keeps its
+largest entry, so that no layer dies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ..errors import CombinationError, require
+from ..key import Key
+from ..links import Dense, Link, Sparse
+from ..local import Local, LocalSGD
+from ..params import Params
+from ..task import Task
+from ..wire import State
+from .base import Algorithm, Around, Client, Message, Start
+from .fedavg import FedAvg
+
+
+class Reply(NamedTuple):
+    """What a client sends back."""
+
+    update: Params  # zero where the model is pruned
+    gradient: Params  # of all entries; no layers in most rounds
+
+
+@dataclass(frozen=True)
+class PruneFL(Around):
+    """Keep and send only the entries of the model that are worth their bytes; choose anew after ``every`` rounds.
+
+    ``share`` of the entries that are left may be taken out at once, the smallest first asked; ``least`` of the model
+    is always kept. ``overhead`` is what a round costs besides entries (the paper's c), in models: the larger, the more
+    is kept. ``initial`` rounds at the start all end with a choice; ``batch`` examples tell a client the gradient, None
+    all it has.
+    """
+
+    inner: Algorithm
+    every: int = 50
+    share: float = 0.3
+    least: float = 0.1
+    overhead: float = 1.0
+    initial: int = 0
+    batch: int | None = 256
+
+    paper = "Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326"
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.inner, Algorithm), f"PruneFL goes around a method such as FedAvg(), not {self.inner!r}")
+        require(self.every >= 1, f"PruneFL(every={self.every}): every must be at least 1")
+        require(0 <= self.share < 1, f"PruneFL(share={self.share}): share must be at least 0 and below 1")
+        require(0 < self.least <= 1, f"PruneFL(least={self.least}): least must be above 0 and at most 1")
+        require(
+            0 <= self.overhead < math.inf,
+            f"PruneFL(overhead={self.overhead}): overhead must not be negative or infinite",
+        )
+        require(self.initial >= 0, f"PruneFL(initial={self.initial}): initial must not be negative")
+        require(self.batch is None or self.batch >= 1, f"PruneFL(batch={self.batch}): batch must be positive, or None")
+        if isinstance(self.inner, Around):
+            name = type(self.inner).__name__
+            raise CombinationError(f"PruneFL goes inside of {name}, not around it: {name}(PruneFL(FedAvg(...)), ...)")
+        if not isinstance(self.inner, FedAvg):
+            raise CombinationError(
+                f"PruneFL goes around FedAvg and what its arguments make of it (FedProx, FedAdam, FedAvgSM, local "
+                f"momentum); {type(self.inner).__name__} keeps or sends more than the model, which would not be pruned"
+            )
+        down = self.inner.down.get("x", Dense()) if isinstance(self.inner.down, dict) else self.inner.down
+        if down not in (Dense(), Sparse()):
+            raise CombinationError(
+                f"PruneFL(FedAvg(down={down!r})): which entries are kept is read off the model that is sent, so it "
+                f"must not lose anything: leave down at its default"
+            )
+
+    @property
+    def up(self) -> dict[str, Link]:  # type: ignore[override]
+        up = self.inner.up.get("update", Dense()) if isinstance(self.inner.up, dict) else self.inner.up
+        return {"update": Sparse() if up == Dense() else up, "gradient": Dense()}
+
+    @property
+    def down(self) -> Link:  # type: ignore[override]
+        return Sparse()
+
+    def reconfigures(self, round: int) -> bool:
+        """Whether round ``round``, counted from 1, ends with a choice of the entries to keep."""
+        return round <= self.initial or round % self.every == 0
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        everything = torch.ones(x.layout.size, dtype=torch.bool)
+        start = self.inner.init(pruned(x, everything), num_clients, key)
+        return start._replace(reply=Reply(x.zeros(), x.zeros()))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return self.inner.broadcast(server, view)
+
+    def see(self, view: State, msg: Message, key: Key) -> State:
+        return self.inner.see(view, msg, key)
+
+    def supersedes(self, older: Message, newer: Message) -> bool:
+        return self.inner.supersedes(older, newer)
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        mask = view.x.map(lambda f: kept(view.x).to(f.dtype))
+        work = self.inner.client(view, state, task, key)
+        request = next(work)
+        try:
+            while True:
+                request = work.send((yield request._replace(mask=mask)))
+        except StopIteration as done:
+            reply, state = done.value
+        if not self.reconfigures(key.round):
+            return Reply(reply.update, view.x.zeros().only(())), state
+        # The momentum after one step is the gradient itself.
+        once = LocalSGD(1e-6, steps=1, batch=self.batch, momentum=0.5)
+        measured = yield Local(view.x, once, aside=True)
+        assert measured.momentum is not None
+        return Reply(reply.update, measured.momentum), state
+
+    def sent(self, state: State, seen: Message) -> State:
+        return self.inner.sent(state, seen)
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        mask = kept(server.x)
+        update = mean.update.map(lambda f: torch.where(mask, f, 0.0))
+        server = self.inner.server(server, view, mean._replace(update=update), key)
+        if self.reconfigures(key.round):
+            mask = self.chosen(server.x, mean.gradient, mask)
+        return server._replace(x=pruned(server.x, mask))
+
+    def model(self, server: State, client: int | None = None) -> Params:
+        return self.inner.model(server, client)
+
+    def chosen(self, x: Params, g: Params, mask: Bool[Tensor, " d"]) -> Bool[Tensor, " d"]:
+        """Which entries of ``x`` are kept from here, given the mean gradient at it and which were kept so far."""
+        candidate = self._candidates(x, mask)
+        worth = g.flat.double().square()
+        order = candidate.nonzero().view(-1)
+        order = order[worth[order].argsort(descending=True, stable=True)]
+        base = int((~candidate).sum())  # kept in any case
+        sizes = base + torch.arange(len(order) + 1, dtype=torch.float64)
+        gained = torch.cat([worth.new_zeros(1), worth[order].cumsum(0)]) + worth[~candidate].sum()
+        quotient = gained / (self.overhead * x.layout.size + sizes).clamp_min(1)
+        best = max(int(quotient.argmax()), math.ceil(self.least * x.layout.size) - base)
+        chosen = ~candidate
+        chosen[order[:best]] = True
+        return chosen
+
+    def _candidates(self, x: Params, mask: Tensor) -> Tensor:
+        """Entries that may go or stay: those that are out, and the smallest of the others; of kernels alone."""
+        kernels = torch.zeros(x.layout.size, dtype=torch.bool)
+        largest = []
+        for start, size, shape in x.layout.spans.values():
+            if len(shape) > 1:
+                kernels[start : start + size] = True
+                largest.append(start + int(x.flat[start : start + size].abs().argmax()))
+        inside = (kernels & mask).nonzero().view(-1)
+        smallest = inside[x.flat[inside].abs().argsort(stable=True)[: int(self.share * len(inside))]]
+        candidate = kernels & ~mask
+        candidate[smallest] = True
+        candidate[largest] = False
+        return candidate
+
+
+def kept(x: Params) -> Bool[Tensor, " d"]:
+    """Which entries are in: those with a bit set, and all of vectors."""
+    mask = x.flat.contiguous().view(torch.int32) != 0
+    for start, size, shape in x.layout.spans.values():
+        if len(shape) <= 1:
+            mask[start : start + size] = True
+    return mask
+
+
+def pruned(x: Params, mask: Bool[Tensor, " d"]) -> Params:
+    """``x`` with +0.0 where it is pruned and -0.0 where it is kept and zero."""
+    return x.map(lambda f: torch.where(mask, torch.where(f == 0, -0.0, f), 0.0))
