@@ -494,6 +494,28 @@ def test_models_that_cannot_be_trained_as_one_are_not() -> None:
         assert_same_run(simulate("FedAvg()", model, plan=None), simulate("FedAvg()", model, plan="each"))
 
 
+class Attention(nn.Module):
+    """What torch.func has no batching rule for: it warns, and goes one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.drop = nn.Linear(1, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.lift(x[:, None, :, None])
+        return self.drop(nn.functional.scaled_dot_product_attention(h, h, h, is_causal=True).mean((1, 2)))
+
+
+def test_a_model_without_batching_rules_is_trained_client_by_client_and_nothing_is_said(monkeypatch) -> None:
+    monkeypatch.setattr("thinwire.run.pool.WORTH", 0.0)
+    monkeypatch.setattr("thinwire.run.pool.MARGIN", float("inf"))  # together, where it is possible at all
+    for model, plan in ((mlp, "together"), (Attention, "each")):
+        run = Simulation(FedAvg(), model, blobs(), workers=1)
+        with run.pool:
+            run.step()
+        assert run.plan == plan
+
+
 # -- augmentation ----------------------------------------------------------------------------
 
 

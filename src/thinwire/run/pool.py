@@ -13,6 +13,7 @@ import multiprocessing
 import queue
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -109,18 +110,24 @@ class Pool:
         ]
         requests = [round.request for round in rounds if round.request is not None]
         keys = [key for key, _ in jobs]
-        with _Borrowed(self.slots) as slot:
+        with _Borrowed(self.slots) as slot, warnings.catch_warnings():
             if not batchable(slot, tasks, requests):
                 return "each"
             # What this thread computes: a busy neighbour must not decide.
             clock = time.thread_time if slot.device.type == "cpu" else time.perf_counter
             short = [r._replace(trainer=replace(r.trainer, epochs=1.0, steps=PROBE)) for r in requests]
             try:
+                warnings.filterwarnings("error", ".*batching rule.*")  # then torch.func would go one by one itself
                 alone = _seconds(lambda: train(slot, tasks[0], short[0], keys[0]), clock)
                 if alone * everyone < WORTH:
                     return "each"
                 together = _seconds(lambda: train_many(slot, tasks, short, keys), clock) / len(jobs)
-            except (RuntimeError, ValueError, NonFinite):  # a model that torch.func cannot batch, or that diverges
+            except (
+                RuntimeError,
+                ValueError,
+                UserWarning,
+                NonFinite,
+            ):  # a model that torch.func cannot batch, or that diverges
                 return "each"
         return "together" if together < MARGIN * alone else "each"
 
