@@ -127,7 +127,7 @@ class Pool:
                 ValueError,
                 UserWarning,
                 NonFinite,
-            ):  # a model that torch.func cannot batch, or that diverges
+            ):  # what torch.func cannot batch, or diverges
                 return "each"
         return "together" if together < MARGIN * alone else "each"
 
