@@ -18,9 +18,14 @@ def code_version() -> str:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return number
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+    git = ["git", "-C", str(root)]
     try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        commit = _said([*git, "rev-parse", "--short=8", "HEAD"])
+        changed = _said([*git, "status", "--porcelain", "--untracked-files=no", "--", "src"])  # results are no code
     except (OSError, subprocess.SubprocessError):
         return number
-    return f"{number}+g{commit}"
+    return f"{number}+g{commit}{'-dirty' if changed else ''}"
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
