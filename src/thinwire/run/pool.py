@@ -107,10 +107,11 @@ class Pool:
         rounds = [
             Round(work.algorithm, work.form, task, view, own, key) for task, (key, own) in zip(tasks, jobs, strict=True)
         ]
+        rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
-        keys = [key for key, _ in jobs]
+        tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
         with _Borrowed(self.slots) as slot:
-            if not batchable(slot, tasks, requests):
+            if not requests or not batchable(slot, tasks, requests):
                 return "each"
             # What this thread computes: a busy neighbour must not decide.
             clock = time.thread_time if slot.device.type == "cpu" else time.perf_counter
@@ -119,7 +120,7 @@ class Pool:
                 alone = _seconds(lambda: train(slot, tasks[0], short[0], keys[0]), clock)
                 if alone * everyone < WORTH:
                     return "each"
-                together = _seconds(lambda: train_many(slot, tasks, short, keys), clock) / len(jobs)
+                together = _seconds(lambda: train_many(slot, tasks, short, keys), clock) / len(rounds)
             except (RuntimeError, ValueError, NonFinite):  # a model that torch.func cannot batch, or that diverges
                 return "each"
         return "together" if together < MARGIN * alone else "each"

@@ -229,8 +229,9 @@ class Simulation:
                 continue
             slowest = max(slowest, seconds)
             self._commit(client, reply, ends[client], mean, key._replace(client=client))
-            losses, examples = losses + reply.loss * reply.examples, examples + reply.examples
-        if examples:
+            if reply.steps:  # a client may answer without training
+                losses, examples = losses + reply.loss * reply.examples, examples + reply.examples
+        if mean.whole:
             reply_mean, buffers = mean.result(key)
             self.server = self.algorithm.server(self.server, self.stream.view.state, reply_mean, key)
             self.buffers = buffers if self.buffers is not None else None
@@ -274,7 +275,10 @@ class Simulation:
     def _commit(self, client: int, reply: Reply, ends: Ends, mean: Mean, key: Key) -> None:
         """Take a reply into the mean; both ends move on, and only now."""
         weight = float(reply.examples) if self.algorithm.weights == "examples" else 1.0
-        rx = mean.add(client, weight, loads(reply.blob), ends.rx, key)
+        try:
+            rx = mean.add(client, weight, loads(reply.blob), ends.rx, key)
+        except WireError as error:
+            raise WireError(f"round {key.round}, client {client}: {error}") from error
         self.states.put(client, Ends(self.stream.version, rx, reply.next))
 
     # -- looking --------------------------------------------------------------
