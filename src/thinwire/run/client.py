@@ -17,7 +17,7 @@ from ..params import Params
 from ..task import Task
 from ..wire import State, dumps
 from .batch import batchable, train_many
-from .messages import Form, modest
+from .messages import MOST, Form, modest
 from .stream import View
 from .train import Slot, train
 
@@ -74,7 +74,9 @@ class Round:
         values = form.values(self.message, statistics)
         for leaf, value in zip(form.leaves, values, strict=True):
             if isinstance(value, Params) and not modest(value):
-                raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} became NaN or infinite; lower lr")
+                raise NonFinite(
+                    f"round {key.round}, client {key.client}: {leaf.name} has numbers beyond {MOST:.0e}; lower lr"
+                )
         body, seen, tx = form.send(values, self.own.tx, key)
         kept = statistics if algorithm.buffers == "local" else None
         after = ClientState(algorithm.sent(self.state, form.build(seen)[0]), tx, kept)
