@@ -7,6 +7,7 @@ those of one process, bit for bit. Rank 0 alone writes to disk.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ def join() -> None:
     """Join the process group that ``torchrun`` made, once; nothing happens in a process on its own."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
+        atexit.register(dist.destroy_process_group)  # whose threads must not outlive the interpreter
 
 
 def size() -> int:
@@ -37,6 +39,12 @@ def size() -> int:
 def rank() -> int:
     """Which of them this is."""
     return dist.get_rank() if size() > 1 else 0
+
+
+def placed(device: str) -> str:
+    """``cuda`` as the GPU of this rank, where several share a machine."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return f"cuda:{local % torch.cuda.device_count()}" if device == "cuda" and size() > 1 else device
 
 
 def barrier() -> None:

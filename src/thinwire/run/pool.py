@@ -9,12 +9,15 @@ from __future__ import annotations
 import concurrent.futures as futures
 import contextlib
 import ctypes
+import mmap
 import multiprocessing
 import queue
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +28,7 @@ from ..errors import NonFinite
 from ..key import Key
 from ..params import Params
 from ..task import Task
-from ..wire import dumps, loads, restore
+from ..wire import dumps, loads, pieces, restore
 from .batch import batchable, train_many
 from .client import ClientState, Reply, Round, client_round, client_rounds
 from .folder import release
@@ -67,7 +70,8 @@ class Pool:
         self.slots.put(slot)
         if slot.random and workers > 1:
             global _forked  # what the processes inherit; read in them alone
-            _forked = (slot, work)
+            self.views, self.version = tempfile.TemporaryFile(), 0  # noqa: SIM115  the newest view, for all
+            _forked = (slot, work, self.views.fileno())
             self.processes = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _orphaned_never)
             self.processes.submit(int).result()  # all of them start now, from this thread
         for _ in range(workers - 1):
@@ -93,8 +97,13 @@ class Pool:
         if self.processes is None:
             yield from self._ordered(self.threads, [(self._round, view, key, own) for key, own in jobs])
             return
-        seen = dumps(view)
-        for reply, own in self._ordered(self.processes, [(_forked_round, seen, k, dumps(own)) for k, own in jobs]):
+        self.version += 1
+        self.views.seek(0)
+        self.views.truncate()
+        self.views.writelines(pieces(view))
+        self.views.flush()
+        calls = [(_forked_round, self.version, k, dumps(own)) for k, own in jobs]
+        for reply, own in self._ordered(self.processes, calls):
             yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
 
     def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Plan:
@@ -166,6 +175,7 @@ class Pool:
         self.threads.shutdown(wait=True, cancel_futures=True)
         if self.processes is not None:
             self.processes.shutdown(wait=True, cancel_futures=True)
+            self.views.close()
             _forked = None
 
     def __enter__(self) -> Pool:
@@ -207,7 +217,7 @@ class _Borrowed:
         self.slots.put(self.slot)
 
 
-_forked: tuple[Slot, Work] | None = None
+_forked: tuple[Slot, Work, int] | None = None  # the last: a descriptor of the newest view's bytes
 
 
 def _single_thread() -> None:
@@ -225,12 +235,22 @@ def _orphaned_never() -> None:
 PR_SET_PDEATHSIG = 1
 
 
-def _forked_round(view: bytes, key: Key, own: bytes) -> tuple[Reply, bytes]:
+def _forked_round(version: int, key: Key, own: bytes) -> tuple[Reply, bytes]:
     """:meth:`Pool._round` in a forked process: states come and go as bytes."""
     assert _forked is not None
     assert key.client is not None
-    slot, work = _forked
-    task, seen = work.tasks[key.client], restore(loads(view, max_values=None, finite=False), work.view)
+    slot, work, _ = _forked
+    task, view = work.tasks[key.client], _newest(version)
     state = restore(loads(own, max_values=None, finite=False), work.own)
-    reply = client_round(work.algorithm, work.form, slot, task, seen, state, key)
+    reply = client_round(work.algorithm, work.form, slot, task, view, state, key)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
+
+
+@lru_cache(maxsize=1)
+def _newest(version: int) -> View:
+    """The view of this round, read once by every process."""
+    assert _forked is not None
+    _, work, descriptor = _forked
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+        view: View = restore(loads(bytes(data), max_values=None, finite=False), work.view)
+    return view
