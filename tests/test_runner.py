@@ -189,6 +189,18 @@ def test_the_client_whose_reply_is_refused_is_named_and_a_comparison_goes_on(
     assert [said in line for line in failures] == [True]
 
 
+@pytest.mark.parametrize("which", [2, -1, 1 << 40, 0.0, True, torch.zeros(3, dtype=torch.bool)])
+def test_a_layer_that_there_is_not_is_refused(which: Any) -> None:
+    two = Params(Layout(("a", "b"), (Size([2]), Size([2]))), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    form = Form.of(Reply(two), tw.Dense(), "up")
+    body, _, _ = form.send([two.only(["b"])], form.open()[0], KEY)
+    assert body[0][0] == 1
+    values, _ = form.recv(tw.loads(tw.dumps(body)), form.open()[1], KEY)
+    assert (values[0].names, values[0].flat.tolist()) == (("b",), [3.0, 4.0])
+    with pytest.raises(WireError, match=r"a layer expected|a bit a layer"):
+        form.recv([[which, body[0][1]]], form.open()[1], KEY)
+
+
 # -- the downlink ----------------------------------------------------------------------
 
 

@@ -14,7 +14,10 @@ done at the server alone, in double precision, through a small Gram matrix; clie
 sent the small matrix that makes the new basis out of the old one and g and only multiply,
 so that no two machines can disagree on it. The coefficients and that matrix always travel
 as 32-bit floats, whatever ``up`` and ``down`` are; error feedback pauses in projected
-rounds. Memory is rank models at each end (start models before), half with "bfloat16".
+rounds. Memory is rank models at each end (start models before), half with "bfloat16". Beside
+them a server keeps broadcasts for clients that were away, up to the length of a snapshot: in
+the first rounds as many models again. A simulator is both ends, so three times as many in
+memory and in a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Replies and broadcasts as bytes: every Params field through its link.
 
 A message is a NamedTuple, of NamedTuples where algorithms wrap each other. It is sent as
-the list of its leaves, in order; a Params leaf as ``[layers present or None, packet]``.
+the list of its leaves, in order; a Params leaf as ``[which layers, packet]``: None for all
+of them, the number of one, a bit for each otherwise.
 """
 
 from __future__ import annotations
@@ -95,11 +96,10 @@ class Form:
         for leaf, value, end in zip(self.leaves, values, tx, strict=True):
             packet = value
             if leaf.link is not None:
-                mask = None if value.layout == leaf.blank.layout else leaf.blank.layout.mask(value.names)
-                packet = None
+                which, packet = _which(value.layout, leaf.blank.layout), None
                 if value.names or not leaf.blank.names:  # of a field without layers nothing is sent, no end moves
                     packet, value, end = leaf.link.send(value, end, key.at(f"{self.where}/{leaf.name}"))
-                packet = [mask, packet]
+                packet = [which, packet]
             body.append(packet)
             seen.append(value)
             ends.append(end)
@@ -139,11 +139,22 @@ class Form:
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
     """Which layers a Params leaf carries, and its link's packet."""
     check(isinstance(packet, list) and len(packet) == 2, f"layers and packet of {leaf.name}")
-    layout, mask = leaf.blank.layout, packet[0]
-    if mask is None:
+    layout, which = leaf.blank.layout, packet[0]
+    if which is None:
         return layout, packet[1]
-    check(isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (len(layout.names),), "a bit a layer")
-    return layout.only(layout.named(mask)), packet[1]
+    if type(which) is int:
+        check(0 <= which < len(layout.names), "the number of a layer")
+        return layout.only([layout.names[which]]), packet[1]
+    bits = isinstance(which, Tensor) and which.dtype == torch.bool and which.shape == (len(layout.names),)
+    check(bits, "a bit a layer")
+    return layout.only(layout.named(which)), packet[1]
+
+
+def _which(layers: Layout, whole: Layout) -> Packet:
+    """What :func:`present` reads."""
+    if layers == whole:
+        return None
+    return whole.names.index(layers.names[0]) if len(layers.names) == 1 else whole.mask(layers.names)
 
 
 class Mean:

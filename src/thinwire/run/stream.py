@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..algorithms.base import Algorithm
 from ..errors import check
 from ..key import Key
 from ..links.base import floats
 from ..params import Params
-from ..wire import Packet, Several, State, clone, dumps, loads, restore
+from ..wire import Packet, Several, State, clone, dumps, length, loads, restore
 from .messages import Form
 
-SLACK = 32  # bytes around the tensors of a message or a snapshot that are not worth looking at
+SLACK = 8  # bytes: a single message is not replaced by a snapshot for less
 
 
 class View(NamedTuple):
@@ -72,7 +71,7 @@ class Stream:
         # of the first broadcast, which a client that has heard nothing does not hold.
         self.since = 1 if form.memory else 0
         self.last: Any = None  # the newest message as clients saw it
-        self.whole = 0  # about the bytes of a snapshot
+        self.whole = 0  # bytes of a snapshot, which is made when it is needed: it can be many models long
         self._snapshot: Logged | None = None
 
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
@@ -90,8 +89,8 @@ class Stream:
             first = older.first if self.algorithm.chained else first
         self.log.append(Logged(self.version, key.round, dumps(body), self.form.floats(body), first))
         self.view = receive(self.algorithm, self.form, self.view, self.log[-1], key)
-        self.last, self.whole, self._snapshot = newest, measure(packed(self.view)), None
-        while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > self.whole + SLACK:
+        self.last, self.whole, self._snapshot = newest, length(packed(self.view)), None
+        while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > self.whole:
             self.since = self.log.pop(0).version  # a snapshot is cheaper than this and all that follows
 
     def snapshot(self) -> Logged:
@@ -108,8 +107,7 @@ class Stream:
             return Parcel(True, [self.snapshot()])
         missed = [m for m in self.log if m.version > version]
         parts = Parcel(False, [m for m in missed if m.first > version or m is self.log[-1]])
-        # A snapshot is only made where it may be the shorter one: it can be many models long.
-        if parts.size > self.whole + SLACK and parts.size > len(self.snapshot().blob):
+        if parts.size > self.whole + (SLACK if len(parts.messages) == 1 else 0):
             return Parcel(True, [self.snapshot()])
         return parts
 
@@ -122,7 +120,7 @@ class Stream:
         self.version, self.since = packet["version"], packet["since"]
         self.view, self.tx = restore(packet["view"], self.view), restore(packet["tx"], self.tx)
         self.log = list(restore(packet["log"], Several([], Logged(0, 0, b"", 0.0, 0))))
-        self.whole, self._snapshot = measure(packed(self.view)), None
+        self.whole, self._snapshot = length(packed(self.view)), None
         if not self.form.memory and self.log:
             values, _ = self.form.recv(loads(self.log[-1].blob), self.view.rx, key._replace(round=self.log[-1].round))
             self.last, _ = self.form.build(values)
@@ -214,13 +212,3 @@ def _holds(whole: Params, own: Params) -> bool:
     same = whole.only(own.names)
     alike = same.layout == own.layout and same.flat.dtype == own.flat.dtype
     return alike and torch.equal(same.flat.view(torch.uint8), own.flat.view(torch.uint8))
-
-
-def measure(x: State) -> int:
-    """About the bytes of a state: those of its tensors."""
-    if isinstance(x, Params):
-        x = x.flat
-    if isinstance(x, Tensor):
-        return x.numel() * x.element_size()
-    items = x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else ()
-    return sum(map(measure, items))
