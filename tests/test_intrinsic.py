@@ -136,6 +136,21 @@ def test_an_adaptive_server_steps_on_the_coefficients() -> None:
         np.testing.assert_allclose(states[t + 1].sigma.flat.numpy(), sigma, atol=1e-5)
 
 
+def test_the_servers_momentum_ends_with_its_epoch() -> None:
+    # m = .9 m + d, Sigma + m; d = -.05 A^T gradient at theta + A Sigma: another A, and m from 0, every two rounds.
+    sgd = LocalSGD(lr=0.05, batch=None, steps=1)
+    method = Intrinsic(3, varying=True, epoch=2, local=sgd, opt=tw.Momentum(), basis=Gaussian())
+    states = stepped(method, Point(*START), [TASK], 5, seed=2)
+    h, target, theta = H.double().numpy(), TASK.targets[0].double().numpy(), np.array(START)
+    for t in range(5):
+        if t % 2 == 0:
+            a, origin, sigma, m = dense(Gaussian(), 3, 2, t // 2, "subspace0"), theta, np.zeros(3), np.zeros(3)
+        m = 0.9 * m - 0.05 * a.T @ (h * (theta - target))
+        sigma = sigma + m
+        theta = origin + a @ sigma
+        np.testing.assert_allclose(method.model(states[t + 1]).flat.numpy(), theta, atol=1e-5)
+
+
 # -- reductions -------------------------------------------------------------------
 
 
@@ -249,10 +264,13 @@ def test_the_bytes_of_the_static_form_are_these() -> None:
 
 
 def test_the_bytes_of_the_other_forms_are_these() -> None:
-    # Two subspaces: everyone is sent 16 coefficients and sends 8, with a mask of two bits (in the place of padding).
+    # Two subspaces: everyone is sent 16 coefficients and sends 8 and their number (in the place of padding).
     result = simulate("Intrinsic(8, subspaces=2, known=True)", rounds=2, sample=6)
     assert bills(result, "down") == [[(88, 12)] * 6] * 2
     assert bills(result, "up") == [[(44, 20)] * 6] * 2
+    # Of sixty-four: the number still has a byte and a byte that says so, where a bit each would take three and eight.
+    many = simulate("Intrinsic(1, subspaces=64, known=True)", rounds=1, sample=6)
+    assert bills(many, "up") == [[(16, 20)] * 6]
     # Time-varying: 8 of this epoch and 8 of the one before.
     result = simulate("Intrinsic(8, varying=True, epoch=2, known=True)", rounds=4, sample=6)
     assert bills(result, "down") == [[(88, 12)] * 6] * 4

@@ -18,7 +18,7 @@ from typing import Any
 from .algorithms.base import Algorithm
 from .config import complete
 from .data import Augment, Split
-from .errors import NonFinite, RunError, require
+from .errors import NonFinite, RunError, WireError, require
 from .expression import parse, settings
 from .network import Network
 from .problem import Problem, custom, standard
@@ -165,7 +165,7 @@ class Comparison:
         on_round: Callable[[str, Record], None] | None = None,
         problems: dict[int, Problem] | None = None,
     ) -> tuple[list[Result], list[str]]:
-        """Run what is not yet complete; the results of now, and a line for each method that diverged.
+        """Run what is not yet complete; the results of now, and a line for each method that failed.
 
         ``problems`` may hold those of some seeds, built already.
         """
@@ -203,7 +203,7 @@ class Comparison:
                         on_round=listen,
                         progress=progress,
                     )
-                except NonFinite as error:
+                except (NonFinite, WireError) as error:
                     failures.append(f"{algorithm!r}, seed {seed}: {error}")
                     continue
                 results.append(result)

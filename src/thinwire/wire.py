@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -27,7 +27,19 @@ from torch import Tensor
 from .errors import WireError
 from .params import Params, is_finite
 
-__all__ = ["VERSION", "Packet", "State", "WireError", "clone", "conform", "dumps", "length", "loads", "restore"]
+__all__ = [
+    "VERSION",
+    "Packet",
+    "State",
+    "WireError",
+    "clone",
+    "conform",
+    "dumps",
+    "length",
+    "loads",
+    "pieces",
+    "restore",
+]
 
 Packet = Any  # tensors, numbers, strings, None, lists and dicts of these
 State = Any  # the same, plus Params, bytes (of any number), and tuples and NamedTuples of these
@@ -65,18 +77,22 @@ def dumps(x: State) -> bytes:
 
     Raises ``TypeError`` for anything that is not a :data:`State`.
     """
+    return b"".join(pieces(x))
+
+
+def pieces(x: State) -> Iterator[bytes | bytearray | memoryview]:
+    """:func:`dumps` piece by piece, none of them a copy of a tensor."""
     structure = bytearray([VERSION])
     tensors: list[Tensor] = []
     _write(x, structure, tensors)
-    parts: list[bytes | bytearray | memoryview] = [structure]
+    yield structure
     position = len(structure)
     for tensor in tensors:
         data = _raw(tensor)
         if pad := -position % _alignment(tensor.dtype):
-            parts.append(bytes(pad))
-        parts.append(data)
+            yield bytes(pad)
+        yield data
         position += pad + len(data)
-    return b"".join(parts)
 
 
 def length(x: State) -> int:

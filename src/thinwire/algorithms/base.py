@@ -113,6 +113,10 @@ class Algorithm(Config, ABC):
     def model(self, server: State, client: int | None = None) -> Params:
         """What is evaluated and saved; with ``client``, that client's own model where it has one."""
 
+    chained = False
+    """Whoever heard one message of a chain (of those that supersede each other in turn) needs no other of it once the
+    next chain has begun: its first message says how the one before ended."""
+
     def supersedes(self, older: Message, newer: Message) -> bool:
         """``see(see(v, older), newer) == see(v, newer)`` for every v: the older need not be kept."""
         return type(self).see is Algorithm.see

@@ -14,7 +14,10 @@ done at the server alone, in double precision, through a small Gram matrix; clie
 sent the small matrix that makes the new basis out of the old one and g and only multiply,
 so that no two machines can disagree on it. The coefficients and that matrix always travel
 as 32-bit floats, whatever ``up`` and ``down`` are; error feedback pauses in projected
-rounds. Memory is rank models at each end (start models before), half with "bfloat16".
+rounds. Memory is rank models at each end (start models before), half with "bfloat16". Beside
+them a server keeps broadcasts for clients that were away, up to the length of a snapshot: in
+the first rounds as many models again. A simulator is both ends, so three times as many in
+memory and in a checkpoint.
 """
 
 from __future__ import annotations
@@ -106,6 +109,10 @@ class FLSS(Around):
 
     def __post_init__(self) -> None:
         require(isinstance(self.inner, Algorithm), f"FLSS goes around a method such as FedAvg(), not {self.inner!r}")
+        for name in ("rank", "start", "every"):
+            value = getattr(self, name)
+            fits = type(value) is int or (name == "every" and value is None)
+            require(fits, f"FLSS({name}={value!r}): {name} is a whole number{' or None' * (name == 'every')}")
         require(self.rank > 0, f"FLSS(rank={self.rank}): rank must be positive")
         require(
             self.start >= self.rank,
@@ -229,8 +236,10 @@ class FLSS(Around):
 
 
 def combined(rows: Sequence[Tensor], coefficients: Tensor, layout: Layout) -> Params:
-    """P times coefficients."""
+    """P times coefficients. Raises ``ValueError`` for a basis of another model."""
     flat = torch.zeros(layout.size)
+    sizes = {row.numel() for row in rows} - {layout.size}
+    require(not sizes, f"a basis for {max(sizes, default=0)} parameters, and a model of {layout.size}: it has changed")
     for row, c in zip(rows, coefficients.tolist(), strict=True):
         flat.add_(row, alpha=c)
     return Params(layout, flat)
@@ -259,16 +268,14 @@ def gram(rows: Sequence[Tensor]) -> Tensor:
 def leading(rows: Several, products: Tensor, weights: Tensor, rank: int) -> tuple[Tensor, Tensor, Several]:
     """SVD_R of the weighted rows, given their inner products: (matrix [rows, rank], sigma [rank], new rows).
 
-    Directions below :data:`NOISE` of the strongest become zero rows. The matrix is corrected
-    so that the new rows are orthonormal as they come out in single precision.
+    Directions below :data:`NOISE` of the strongest become zero rows. The products are those of
+    the rows as they are stored, so what rounding does to a basis is made good by the next.
     """
     values, vectors = torch.linalg.eigh(products * weights[:, None] * weights)
     order = values.argsort(descending=True)[:rank]
     sigma, vectors = values[order].clamp_min(0).sqrt(), vectors[:, order]
     there = sigma > NOISE * sigma[0]
+    sigma = sigma.where(there, torch.zeros((), dtype=torch.float64))
     matrix = torch.where(there, weights[:, None] * vectors / sigma.where(there, torch.ones(())), torch.zeros(()))
-    found = gram(mixed(rows, matrix.float()))
-    found.diagonal()[~there] = 1.0
-    lower = torch.linalg.cholesky(found)
-    matrix = torch.linalg.solve_triangular(lower, matrix.T, upper=False).T.float().contiguous()
-    return matrix, sigma.where(there, torch.zeros((), dtype=torch.float64)), mixed(rows, matrix)
+    matrix = matrix.float().contiguous()
+    return matrix, sigma, mixed(rows, matrix)

@@ -17,7 +17,7 @@ from ..params import Params
 from ..task import Task
 from ..wire import State, dumps
 from .batch import batchable, train_many
-from .messages import Form
+from .messages import MOST, Form, modest
 from .stream import View
 from .train import Slot, train
 
@@ -50,15 +50,19 @@ class Round:
         self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
         self.steps, self.loss, self.asked = 0, 0.0, 0
         self.work = algorithm.client(view.state, own.state, task, key)
-        self.request: Local | None = next(self.work)  # the training it waits for; None when it is done
+        self.request: Local | None = None  # the training it waits for; None when it is done
+        self._go(None)
 
     def take(self, trained: Trained) -> None:
         """Hand it what it asked for."""
         assert self.request is not None
         self.steps, self.asked = self.steps + trained.steps, self.asked + 1
         self.loss = self.loss if self.request.aside else trained.loss
+        self._go(trained)
+
+    def _go(self, trained: Trained | None) -> None:
         try:
-            self.request = self.work.send(trained)
+            self.request = next(self.work) if trained is None else self.work.send(trained)
         except StopIteration as done:
             self.request, (self.message, self.state) = None, done.value
 
@@ -71,8 +75,10 @@ class Round:
         algorithm, form, key = self.algorithm, self.form, self.key
         values = form.values(self.message, statistics)
         for leaf, value in zip(form.leaves, values, strict=True):
-            if isinstance(value, Params) and not value.finite():
-                raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} became NaN or infinite; lower lr")
+            if isinstance(value, Params) and not modest(value):
+                raise NonFinite(
+                    f"round {key.round}, client {key.client}: {leaf.name} has numbers beyond {MOST:.0e}; lower lr"
+                )
         body, seen, tx = form.send(values, self.own.tx, key)
         kept = statistics if algorithm.buffers == "local" else None
         after = ClientState(algorithm.sent(self.state, form.build(seen)[0]), tx, kept)

@@ -7,14 +7,16 @@ those of one process, bit for bit. Rank 0 alone writes to disk.
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..errors import CombinationError, DataError, NonFinite, RunError, WireError
 from ..key import Key
 from ..wire import Packet, State, dumps, loads, restore
 from .client import ClientState, Reply
@@ -26,6 +28,7 @@ def join() -> None:
     """Join the process group that ``torchrun`` made, once; nothing happens in a process on its own."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
+        atexit.register(dist.destroy_process_group)  # whose threads must not outlive the interpreter
 
 
 def size() -> int:
@@ -36,6 +39,12 @@ def size() -> int:
 def rank() -> int:
     """Which of them this is."""
     return dist.get_rank() if size() > 1 else 0
+
+
+def placed(device: str) -> str:
+    """``cuda`` as the GPU of this rank, where several share a machine."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return f"cuda:{local % torch.cuda.device_count()}" if device == "cuda" and size() > 1 else device
 
 
 def barrier() -> None:
@@ -54,21 +63,47 @@ class Ranks(Pool):
         units = self.units(len(jobs))
         mine = [i for i in range(len(units)) if i % size() == rank()]
         own = [job for i in mine for job in jobs[slice(*units[i])]]
-        found = iter(list(super().rounds(own, view, [units[i][1] - units[i][0] for i in mine])))
-        parts = [[_packed(next(found)) for _ in range(*units[i])] for i in mine]
-        gathered = [iter(part) for part in exchange(parts)]
+
+        def parts() -> State:
+            found = iter(list(super(Ranks, self).rounds(own, view, [units[i][1] - units[i][0] for i in mine])))
+            return [[_packed(next(found)) for _ in range(*units[i])] for i in mine]
+
+        gathered = [iter(part) for part in shared(parts)]
         for i in range(len(units)):
             for packet in next(gathered[i % size()]):
                 yield _unpacked(packet, self.work.own)
 
     def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Plan:
         """Rank 0's choice."""
-        plans: list[Plan] = exchange(super().choose(jobs, view) if rank() == 0 else "each")
+        plans: list[Plan] = shared(lambda: super(Ranks, self).choose(jobs, view) if rank() == 0 else "each")
         return plans[0]
 
     def settle(self) -> None:
         """All ranks have taken the round's replies."""
         barrier()
+
+
+ERRORS = {kind.__name__: kind for kind in (NonFinite, WireError, RunError, DataError, CombinationError, ValueError)}
+
+
+def shared(work: Callable[[], State]) -> list[Any]:
+    """What every rank's ``work`` gives, in the order of ranks. Where it raises, all ranks raise the first one's error.
+
+    A rank that left alone would leave the others waiting for it.
+    """
+    failed: Exception | None = None
+    try:
+        mine = [work()]
+    except Exception as error:
+        failed, mine = error, [type(error).__name__, str(error)]
+    everyone = exchange(mine)
+    for number, found in enumerate(everyone):
+        if len(found) == 2:
+            if failed is not None and number == rank():
+                raise failed
+            kind, text = found
+            raise ERRORS[kind](text) if kind in ERRORS else RuntimeError(f"rank {number}: {kind}: {text}")
+    return [found[0] for found in everyone]
 
 
 def exchange(x: State) -> list[Any]:

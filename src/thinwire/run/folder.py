@@ -14,33 +14,58 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import RunError, WireError
-from ..wire import Packet, State, dumps, loads
+from ..wire import Packet, State, loads, pieces
 
 CHECKPOINT = Path("checkpoint") / "state.thinwire"
 
 
-CHECKSUM = 16  # bytes
+CHECKSUM = 16  # bytes before a state on disk
 
 
-def checksum(data: bytes | memoryview) -> bytes:
-    """Of a checkpoint: a bit that flips on disk must not become a number."""
-    return hashlib.blake2b(data, digest_size=CHECKSUM).digest()
+def write_state(file: IO[bytes], state: State) -> None:
+    """A state behind its checksum, piece by piece: it is never whole in memory."""
+    digest = hashlib.blake2b(digest_size=CHECKSUM)
+    file.write(bytes(CHECKSUM))
+    for piece in pieces(state):
+        digest.update(piece)
+        file.write(piece)
+    file.seek(0)
+    file.write(digest.digest())
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace ``path`` as a whole, and only once ``data`` is on disk."""
+def read_state(path: Path) -> Packet:
+    """What :func:`write_state` wrote; ``WireError`` where a bit of it has flipped."""
+    with open(path, "rb") as file:
+        expected, data = file.read(CHECKSUM), file.read()
+    if hashlib.blake2b(data, digest_size=CHECKSUM).digest() != expected:
+        raise WireError("its checksum is another")
+    return loads(data, max_values=None, finite=False)
+
+
+def write_atomic(path: Path, write: bytes | Callable[[IO[bytes]], object]) -> None:
+    """Replace ``path`` as a whole, by these bytes or by what a function writes, and only once they are on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     with open(draft, "wb") as file:
-        file.write(data)
+        file.write(write) if isinstance(write, bytes) else write(file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+    to_disk(path.parent)
+
+
+def to_disk(path: Path) -> None:
+    """Return once a file, or the names in a folder, would outlive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 _held: set[int] = set()  # descriptors of the folders that this process holds
@@ -125,19 +150,16 @@ class Folder:
 
     def save(self, state: State) -> None:
         """Replace the checkpoint: a checksum, then the state."""
-        data = dumps(state)
-        self.write(CHECKPOINT, checksum(data) + data)
+        if self.writes:
+            write_atomic(self.path / CHECKPOINT, lambda file: write_state(file, state))
 
     def load(self) -> Packet | None:
         """The checkpoint, or None where there is none yet."""
         path = self.path / CHECKPOINT
         if not path.exists():
             return None
-        data = memoryview(path.read_bytes())
         try:
-            if checksum(data[CHECKSUM:]) != data[:CHECKSUM]:
-                raise WireError("its checksum is another")
-            return loads(bytes(data[CHECKSUM:]), max_values=None, finite=False)
+            return read_state(path)
         except WireError as error:
             raise RunError(f"{path} is damaged ({error}): delete it to start this run anew") from error
 

@@ -18,21 +18,36 @@ def model_digest(module: nn.Module) -> str:
     """Names, shapes and values of everything in a model, frozen parameters too."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(f"{name}{_tensor_digest(tensor)}".encode())
     return digest.hexdigest()[:16]
 
 
 def data_digest(tasks: Sequence[Task]) -> str:
-    """Everyone's number of examples and, where they are known, which; and what some of them are."""
-    digest = hashlib.sha256()
+    """What everyone has: of :class:`Supervised` tasks all examples, of others their number and some of them."""
+    digest, known = hashlib.sha256(), dict[int, str]()  # tensors that many tasks share are read once
     for task in tasks:
-        digest.update(f"{len(task)},".encode())
-        if isinstance(task, Supervised) and task.indices is not None:
-            digest.update(task.indices.contiguous().numpy().data)
-        if isinstance(task, Supervised) and task.augment:
-            digest.update(repr(task.augment).encode())
-    for task in tasks[:: max(1, len(tasks) // 10)]:
-        with contextlib.suppress(TypeError):  # a batch of something else than tensors
-            digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))
+        digest.update(f"{type(task).__qualname__} {len(task)},".encode())
+        if isinstance(task, Supervised):
+            for tensor in (task.inputs, task.targets):
+                known[id(tensor)] = known.get(id(tensor)) or _tensor_digest(tensor)
+                digest.update(known[id(tensor)].encode())
+            if task.indices is not None:
+                digest.update(task.indices.contiguous().numpy().data)
+            functions = [_name(task.loss_of), *((name, _name(of)) for name, of in task.metrics_of.items())]
+            digest.update(repr([task.mean, task.std, task.augment, functions]).encode())
+    with torch.random.fork_rng(devices=[]):  # a task may draw from torch's own generator
+        torch.manual_seed(0)
+        for task in tasks[:: max(1, len(tasks) // 10)]:
+            with contextlib.suppress(TypeError):  # a batch of something else than tensors
+                digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))
     return digest.hexdigest()[:16]
+
+
+def _tensor_digest(x: torch.Tensor) -> str:
+    data = x.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().data
+    return f"{tuple(x.shape)}{x.dtype}{hashlib.sha256(data).hexdigest()}"
+
+
+def _name(function: object) -> str:
+    """Of a function, as far as it can be told in another process."""
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"

@@ -1,7 +1,8 @@
 """Replies and broadcasts as bytes: every Params field through its link.
 
 A message is a NamedTuple, of NamedTuples where algorithms wrap each other. It is sent as
-the list of its leaves, in order; a Params leaf as ``[layers present or None, packet]``.
+the list of its leaves, in order; a Params leaf as ``[which layers, packet]``: None for all
+of them, the number of one, a bit for each otherwise.
 """
 
 from __future__ import annotations
@@ -95,11 +96,10 @@ class Form:
         for leaf, value, end in zip(self.leaves, values, tx, strict=True):
             packet = value
             if leaf.link is not None:
-                mask = None if value.layout == leaf.blank.layout else leaf.blank.layout.mask(value.names)
-                packet = None
+                which, packet = _which(value.layout, leaf.blank.layout), None
                 if value.names or not leaf.blank.names:  # of a field without layers nothing is sent, no end moves
                     packet, value, end = leaf.link.send(value, end, key.at(f"{self.where}/{leaf.name}"))
-                packet = [mask, packet]
+                packet = [which, packet]
             body.append(packet)
             seen.append(value)
             ends.append(end)
@@ -139,11 +139,22 @@ class Form:
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
     """Which layers a Params leaf carries, and its link's packet."""
     check(isinstance(packet, list) and len(packet) == 2, f"layers and packet of {leaf.name}")
-    layout, mask = leaf.blank.layout, packet[0]
-    if mask is None:
+    layout, which = leaf.blank.layout, packet[0]
+    if which is None:
         return layout, packet[1]
-    check(isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (len(layout.names),), "a bit a layer")
-    return layout.only(layout.named(mask)), packet[1]
+    if type(which) is int:
+        check(0 <= which < len(layout.names), "the number of a layer")
+        return layout.only([layout.names[which]]), packet[1]
+    bits = isinstance(which, Tensor) and which.dtype == torch.bool and which.shape == (len(layout.names),)
+    check(bits, "a bit a layer")
+    return layout.only(layout.named(which)), packet[1]
+
+
+def _which(layers: Layout, whole: Layout) -> Packet:
+    """What :func:`present` reads."""
+    if layers == whole:
+        return None
+    return whole.names.index(layers.names[0]) if len(layers.names) == 1 else whole.mask(layers.names)
 
 
 class Mean:
@@ -160,47 +171,34 @@ class Mean:
         self.whole = 0.0
 
     def add(self, client: int, weight: float, body: Packet, rx: State, key: Key) -> State:
-        """Take in one reply; returns the receiving ends' next states. Raises ``WireError``."""
-        ends = []
-        for i, (leaf, packet, end) in enumerate(zip(self.form.leaves, self.form.check(body), rx, strict=True)):
-            w = 1.0 if leaf.kind == "sum" else weight
-            where = key.at(f"{self.form.where}/{leaf.name}")
-            if leaf.link is None:
-                self._value(i, leaf, client, restore(packet, leaf.blank), w)
-            else:
-                layout, inner = present(packet, leaf)
-                if leaf.link.linear and leaf.kind != "each":
-                    self._fold(i, leaf.link, layout, inner, w, where)
-                elif layout.names or leaf.kind == "each":
-                    value = leaf.blank.only(())
-                    if layout.names or not leaf.blank.names:  # of a field without layers nothing is sent
-                        value, end = leaf.link.recv(inner, layout, end, where)
-                    self._value(i, leaf, client, value, w)
-            ends.append(end)
+        """Take in one reply, whole or not at all; returns the receiving ends' next states. Raises ``WireError``."""
+        packets = self.form.check(body)
+        taken = [self._taken(i, packet, end, key) for i, (packet, end) in enumerate(zip(packets, rx, strict=True))]
+        for i, (leaf, (value, _)) in enumerate(zip(self.form.leaves, taken, strict=True)):
+            if leaf.kind == "each":
+                self.totals[i] = {**(self.totals[i] or {}), client: value}
+            elif value is not None:
+                self.totals[i] = _folded(leaf, self.totals[i], value, 1.0 if leaf.kind == "sum" else weight)
         self.whole += weight
-        return ends
+        return [end for _, end in taken]
 
-    def _value(self, i: int, leaf: Leaf, client: int, value: Any, weight: float) -> None:
-        if leaf.kind == "each":
-            self.totals[i] = {**(self.totals[i] or {}), client: value}
-        elif isinstance(value, Params):
-            groups = self.totals[i] = self.totals[i] or {}
-            groups[value.layout] = fold(groups.get(value.layout), value.flat, weight)
-        elif isinstance(value, Tensor):
-            self.totals[i] = fold(self.totals[i], value, weight)
-        else:
-            self.totals[i] = (self.totals[i] or 0.0) + value * weight
-
-    def _fold(self, i: int, link: Link, layout: Layout, packet: Packet, weight: float, key: Key) -> None:
-        """A linear link's packets all have one shape, that of zeros: checked before anything is added."""
-        if not layout.names:
-            return
-        if (i, layout) not in self.shapes:
-            zero = layout.zeros()
-            self.shapes[i, layout] = link.send(zero, link.open(zero)[0], key)[0]
-        conform(packet, self.shapes[i, layout], key.where)
-        groups = self.totals[i] = self.totals[i] or {}
-        groups[layout] = link.fold(groups.get(layout), packet, weight)
+    def _taken(self, i: int, packet: Packet, end: State, key: Key) -> tuple[Any, State]:
+        """What a leaf carries, checked, and its end's next state: a value, or layers and packet of a linear link."""
+        leaf = self.form.leaves[i]
+        if leaf.link is None:
+            return _checked(restore(packet, leaf.blank), leaf.name), end
+        where = key.at(f"{self.form.where}/{leaf.name}")
+        layout, inner = present(packet, leaf)
+        if not layout.names and leaf.blank.names:  # of a field without layers nothing is sent
+            return leaf.blank.only(()) if leaf.kind == "each" else None, end
+        if leaf.link.linear and leaf.kind != "each":
+            if (i, layout) not in self.shapes:  # a linear link's packets all have one shape, that of zeros
+                zero = layout.zeros()
+                self.shapes[i, layout] = leaf.link.send(zero, leaf.link.open(zero)[0], where)[0]
+            conform(inner, self.shapes[i, layout], leaf.name)
+            return (layout, _checked(inner, leaf.name)), end
+        value, end = leaf.link.recv(inner, layout, end, where)
+        return _checked(value, leaf.name), end
 
     def result(self, key: Key) -> tuple[Message, Params | None]:
         """The mean reply and the mean buffers."""
@@ -231,6 +229,36 @@ class Mean:
         for part in parts:
             joined = joined + layout.zeros().replace(part)
         return joined
+
+
+def _folded(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:
+    """A leaf's total with one more value: of Params a total for every set of layers."""
+    if leaf.link is None:
+        return fold(total, value, weight) if isinstance(value, Tensor) else (total or 0.0) + value * weight
+    if isinstance(value, Params):
+        return {**(total or {}), value.layout: fold((total or {}).get(value.layout), value.flat, weight)}
+    layout, packet = value
+    return {**(total or {}), layout: leaf.link.fold((total or {}).get(layout), packet, weight)}
+
+
+MOST = 2.0**96  # no update comes near; sums of what is below, weighted and decoded, stay finite
+
+
+def modest(x: Any) -> bool:
+    """Whether no number in ``x`` is NaN, infinite or beyond :data:`MOST`."""
+    if isinstance(x, list | tuple):
+        return all(map(modest, x))
+    values = x.flat if isinstance(x, Params) else x
+    if isinstance(values, Tensor) and values.is_floating_point() and values.numel():
+        low, high = torch.aminmax(values)
+        return bool(low >= -MOST) and bool(high <= MOST)  # NaN is neither
+    return not isinstance(values, float) or abs(values) <= MOST
+
+
+def _checked(x: Any, name: str) -> Any:
+    """``x``, if it is :func:`modest`."""
+    check(modest(x), f"{name}: numbers of at most {MOST:.0e}")
+    return x
 
 
 def _walk(msg: Message, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

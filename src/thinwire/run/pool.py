@@ -9,13 +9,16 @@ from __future__ import annotations
 import concurrent.futures as futures
 import contextlib
 import ctypes
+import mmap
 import multiprocessing
 import queue
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +29,7 @@ from ..errors import NonFinite
 from ..key import Key
 from ..params import Params
 from ..task import Task
-from ..wire import dumps, loads, restore
+from ..wire import dumps, loads, pieces, restore
 from .batch import batchable, train_many
 from .client import ClientState, Reply, Round, client_round, client_rounds
 from .folder import release
@@ -68,7 +71,8 @@ class Pool:
         self.slots.put(slot)
         if slot.random and workers > 1:
             global _forked  # what the processes inherit; read in them alone
-            _forked = (slot, work)
+            self.views, self.version = tempfile.TemporaryFile(), 0  # noqa: SIM115  the newest view, for all
+            _forked = (slot, work, self.views.fileno())
             self.processes = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _orphaned_never)
             self.processes.submit(int).result()  # all of them start now, from this thread
         for _ in range(workers - 1):
@@ -94,8 +98,13 @@ class Pool:
         if self.processes is None:
             yield from self._ordered(self.threads, [(self._round, view, key, own) for key, own in jobs])
             return
-        seen = dumps(view)
-        for reply, own in self._ordered(self.processes, [(_forked_round, seen, k, dumps(own)) for k, own in jobs]):
+        self.version += 1
+        self.views.seek(0)
+        self.views.truncate()
+        self.views.writelines(pieces(view))
+        self.views.flush()
+        calls = [(_forked_round, self.version, k, dumps(own)) for k, own in jobs]
+        for reply, own in self._ordered(self.processes, calls):
             yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
 
     def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Plan:
@@ -108,10 +117,11 @@ class Pool:
         rounds = [
             Round(work.algorithm, work.form, task, view, own, key) for task, (key, own) in zip(tasks, jobs, strict=True)
         ]
+        rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
-        keys = [key for key, _ in jobs]
+        tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
         with _Borrowed(self.slots) as slot, warnings.catch_warnings():
-            if not batchable(slot, tasks, requests):
+            if not requests or not batchable(slot, tasks, requests):
                 return "each"
             # What this thread computes: a busy neighbour must not decide.
             clock = time.thread_time if slot.device.type == "cpu" else time.perf_counter
@@ -121,13 +131,8 @@ class Pool:
                 alone = _seconds(lambda: train(slot, tasks[0], short[0], keys[0]), clock)
                 if alone * everyone < WORTH:
                     return "each"
-                together = _seconds(lambda: train_many(slot, tasks, short, keys), clock) / len(jobs)
-            except (
-                RuntimeError,
-                ValueError,
-                UserWarning,
-                NonFinite,
-            ):  # what torch.func cannot batch, or diverges
+                together = _seconds(lambda: train_many(slot, tasks, short, keys), clock) / len(rounds)
+            except (RuntimeError, ValueError, UserWarning, NonFinite):  # torch.func cannot batch it, or it diverges
                 return "each"
         return "together" if together < MARGIN * alone else "each"
 
@@ -172,6 +177,7 @@ class Pool:
         self.threads.shutdown(wait=True, cancel_futures=True)
         if self.processes is not None:
             self.processes.shutdown(wait=True, cancel_futures=True)
+            self.views.close()
             _forked = None
 
     def __enter__(self) -> Pool:
@@ -213,7 +219,7 @@ class _Borrowed:
         self.slots.put(self.slot)
 
 
-_forked: tuple[Slot, Work] | None = None
+_forked: tuple[Slot, Work, int] | None = None  # the last: a descriptor of the newest view's bytes
 
 
 def _single_thread() -> None:
@@ -231,12 +237,22 @@ def _orphaned_never() -> None:
 PR_SET_PDEATHSIG = 1
 
 
-def _forked_round(view: bytes, key: Key, own: bytes) -> tuple[Reply, bytes]:
+def _forked_round(version: int, key: Key, own: bytes) -> tuple[Reply, bytes]:
     """:meth:`Pool._round` in a forked process: states come and go as bytes."""
     assert _forked is not None
     assert key.client is not None
-    slot, work = _forked
-    task, seen = work.tasks[key.client], restore(loads(view, max_values=None, finite=False), work.view)
+    slot, work, _ = _forked
+    task, view = work.tasks[key.client], _newest(version)
     state = restore(loads(own, max_values=None, finite=False), work.own)
-    reply = client_round(work.algorithm, work.form, slot, task, seen, state, key)
+    reply = client_round(work.algorithm, work.form, slot, task, view, state, key)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
+
+
+@lru_cache(maxsize=1)
+def _newest(version: int) -> View:
+    """The view of this round, read once by every process."""
+    assert _forked is not None
+    _, work, descriptor = _forked
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+        view: View = restore(loads(bytes(data), max_values=None, finite=False), work.view)
+    return view

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from ..params import Params
 from ..task import as_task
 from ..wire import Packet, dumps, loads, restore
 from .client import ClientState, Reply
-from .distributed import Ranks, barrier, rank, size
+from .distributed import Ranks, barrier, placed, rank, size
 from .folder import Folder, locked
 from .identity import data_digest, model_digest
 from .messages import Form, Mean
@@ -180,7 +181,7 @@ class Simulation:
         )
 
         module = algorithm.prepare(model if isinstance(model, nn.Module) else _made(model, seed))
-        slot = Slot(module, device)
+        slot = Slot(module, placed(device))
         slot.probe(max(self.tasks[:100], key=len))
         statistics = slot.buffers()
         averaged = statistics if algorithm.buffers == "mean" else None
@@ -190,7 +191,7 @@ class Simulation:
         self.up = Form.of(start.reply, algorithm.up, "up", averaged)
         message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
         self.stream = Stream(algorithm, Form.of(message, algorithm.down, "down", averaged), start.view, averaged)
-        self.digests = {"model": model_digest(slot.module), "data": data_digest(self.tasks)}
+        self.model_digest = model_digest(slot.module)
         self.states = Memory(self.ends) if states is None else Disk(self.ends, states, writes=rank() == 0)
         self.round, self.clock, self.plan = 0, 0.0, plan
         self.ledger, self.records = Ledger(), list[Record]()
@@ -229,8 +230,9 @@ class Simulation:
                 continue
             slowest = max(slowest, seconds)
             self._commit(client, reply, ends[client], mean, key._replace(client=client))
-            losses, examples = losses + reply.loss * reply.examples, examples + reply.examples
-        if examples:
+            if reply.steps:  # a client may answer without training
+                losses, examples = losses + reply.loss * reply.examples, examples + reply.examples
+        if mean.whole:
             reply_mean, buffers = mean.result(key)
             self.server = self.algorithm.server(self.server, self.stream.view.state, reply_mean, key)
             self.buffers = buffers if self.buffers is not None else None
@@ -274,7 +276,10 @@ class Simulation:
     def _commit(self, client: int, reply: Reply, ends: Ends, mean: Mean, key: Key) -> None:
         """Take a reply into the mean; both ends move on, and only now."""
         weight = float(reply.examples) if self.algorithm.weights == "examples" else 1.0
-        rx = mean.add(client, weight, loads(reply.blob), ends.rx, key)
+        try:
+            rx = mean.add(client, weight, loads(reply.blob), ends.rx, key)
+        except WireError as error:
+            raise WireError(f"round {key.round}, client {client}: {error}") from error
         self.states.put(client, Ends(self.stream.version, rx, reply.next))
 
     # -- looking --------------------------------------------------------------
@@ -322,7 +327,7 @@ class Simulation:
 
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
-        params = self.algorithm.model(self.server)
+        params = self.algorithm.model(self.server).clone()  # the caller's own
         self.slot.load(params)
         self.slot.load_buffers(self._statistics(None))
         module = self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
@@ -347,7 +352,14 @@ class Simulation:
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be continued."""
-        return {"method": complete(self.algorithm), **self.setting(), **self.digests}
+        digests = {"model": self.model_digest, **self.data}
+        return {"method": complete(self.algorithm), **self.setting(), "device": self.slot.device.type, **digests}
+
+    @cached_property
+    def data(self) -> dict[str, str | None]:
+        """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
+        tests = [*([] if self.test is None else [self.test]), *self.client_tests]
+        return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
 
     def identity(self) -> str:
         """The fingerprint in short, for the checkpoint."""
@@ -388,11 +400,13 @@ class Simulation:
                 "states": self.states.state(),
             }
         )
-        self.states.settle()
+        self.states.settle()  # only now: until then the checkpoint before refers to what is dropped
 
     def _restore(self, packet: Packet) -> None:
         if packet["run"] != self.identity():
             raise WireError("it is the checkpoint of another run")
+        if self.plan not in (None, packet["plan"]):
+            raise RunError(f"this run began with plan={packet['plan']!r}: another one would move its last bits")
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RunError, WireError
-from ..wire import Packet, State, dumps, loads, restore
+from ..wire import Packet, State, restore
 from .client import ClientState
-from .folder import CHECKSUM, checksum
+from .folder import read_state, to_disk, write_state
 
 
 class Ends(NamedTuple):
@@ -77,6 +77,7 @@ class Disk(Memory):
         super().__init__(fresh)
         self.folder, self.writes = folder, writes  # of several ranks one writes, and all read
         self.versions: dict[int, int] = {}
+        self.written: list[Path] = []  # since the last checkpoint
         self.stale: list[Path] = []  # superseded since the last checkpoint, which may still refer to them
 
     def version(self, client: int) -> int:
@@ -87,10 +88,7 @@ class Disk(Memory):
             return self.fresh()
         path = self._path(client, self.versions[client])
         try:
-            data = path.read_bytes()
-            if checksum(data[CHECKSUM:]) != data[:CHECKSUM]:
-                raise WireError("its checksum is another")
-            ends: Ends = restore(loads(data[CHECKSUM:], max_values=None, finite=False), self.fresh())
+            ends: Ends = restore(read_state(path), self.fresh())
         except (OSError, WireError) as error:
             raise RunError(f"the state of client {client} cannot be read from {path}: {error}") from error
         return ends
@@ -99,8 +97,9 @@ class Disk(Memory):
         if self.writes:
             path = self._path(client, ends.version)
             path.parent.mkdir(parents=True, exist_ok=True)
-            data = dumps(ends)
-            path.write_bytes(checksum(data) + data)  # nothing refers to it before the next checkpoint
+            with open(path, "wb") as file:  # nothing refers to it before the next checkpoint
+                write_state(file, ends)
+            self.written.append(path)
         if client in self.versions and self.writes:
             self.stale.append(self._path(client, self.versions[client]))
         self.versions[client] = ends.version
@@ -108,6 +107,9 @@ class Disk(Memory):
     kind = "disk"
 
     def state(self) -> State:
+        for path in {part for file in self.written for part in (file, *file.parents[:2])}:
+            to_disk(path)  # before a checkpoint refers to it
+        self.written.clear()
         return {self.kind: self.versions}
 
     def load(self, packet: Packet) -> None:

@@ -7,19 +7,20 @@ messages it missed, or a snapshot of the view, whichever is fewer bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..algorithms.base import Algorithm
+from ..errors import check
 from ..key import Key
 from ..links.base import floats
 from ..params import Params
-from ..wire import Packet, State, clone, dumps, loads, restore
+from ..wire import Packet, Several, State, clone, dumps, length, loads, restore
 from .messages import Form
 
-SLACK = 32  # bytes around the tensors of a message or a snapshot that are not worth looking at
+SLACK = 8  # bytes: a single message is not replaced by a snapshot for less
 
 
 class View(NamedTuple):
@@ -37,6 +38,7 @@ class Logged(NamedTuple):
     round: int
     blob: bytes
     floats: float  # the papers' figure
+    first: int  # the oldest version of its chain: with `chained`, of the messages that it supersedes
 
 
 class Parcel(NamedTuple):
@@ -69,6 +71,7 @@ class Stream:
         # of the first broadcast, which a client that has heard nothing does not hold.
         self.since = 1 if form.memory else 0
         self.last: Any = None  # the newest message as clients saw it
+        self.whole = 0  # bytes of a snapshot, which is made when it is needed: it can be many models long
         self._snapshot: Logged | None = None
 
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
@@ -79,48 +82,45 @@ class Stream:
             self.view = self.view._replace(rx=rx)
         body, seen, self.tx = self.form.send(values, self.tx, key)
         newest, _ = self.form.build(seen)
-        if self.last is not None and not self.form.memory and self.algorithm.supersedes(self.last, newest):
-            self.log.pop()
         self.version += 1
-        self.log.append(Logged(self.version, key.round, dumps(body), self.form.floats(body)))
+        first = self.version
+        if self.last is not None and not self.form.memory and self.algorithm.supersedes(self.last, newest):
+            older = self.log.pop()
+            first = older.first if self.algorithm.chained else first
+        self.log.append(Logged(self.version, key.round, dumps(body), self.form.floats(body), first))
         self.view = receive(self.algorithm, self.form, self.view, self.log[-1], key)
-        self.last, self._snapshot = newest, None
-        if len(self.log) > 1:
-            whole = measure(self.view)
-            while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > whole:
-                self.since = self.log.pop(0).version  # a snapshot is cheaper than this and all that follows
+        self.last, self.whole, self._snapshot = newest, length(packed(self.view)), None
+        while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > self.whole:
+            self.since = self.log.pop(0).version  # a snapshot is cheaper than this and all that follows
 
     def snapshot(self) -> Logged:
         """The newest view, whole and lossless."""
         if self._snapshot is None:
-            blob = dumps(self.view)
-            self._snapshot = Logged(
-                self.version, self.log[-1].round, blob, floats(loads(blob, max_values=None, finite=False))
-            )
+            blob = dumps(packed(self.view))
+            count = floats(loads(blob, max_values=None, finite=False))
+            self._snapshot = Logged(self.version, self.log[-1].round, blob, count, self.version)
         return self._snapshot
 
     def parcel(self, version: int) -> Parcel:
         """The fewest bytes that bring a client from ``version`` to the newest."""
         if version < self.since:
             return Parcel(True, [self.snapshot()])
-        parts = Parcel(False, [m for m in self.log if m.version > version])
-        # A snapshot is only made where it may be the shorter one: it can be many models long.
-        if parts.size > measure(self.view) + SLACK and parts.size > len(self.snapshot().blob):
+        missed = [m for m in self.log if m.version > version]
+        parts = Parcel(False, [m for m in missed if m.first > version or m is self.log[-1]])
+        if parts.size > self.whole + (SLACK if len(parts.messages) == 1 else 0):
             return Parcel(True, [self.snapshot()])
         return parts
 
     def state(self) -> State:
         """Everything, for a checkpoint."""
-        blobs = [torch.frombuffer(bytearray(m.blob), dtype=torch.uint8) for m in self.log]
-        log = [[m.version, m.round, blob, m.floats] for m, blob in zip(self.log, blobs, strict=True)]
-        return {"version": self.version, "since": self.since, "view": self.view, "tx": self.tx, "log": log}
+        return {"version": self.version, "since": self.since, "view": self.view, "tx": self.tx, "log": self.log}
 
     def load(self, packet: Packet, key: Key) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         self.version, self.since = packet["version"], packet["since"]
         self.view, self.tx = restore(packet["view"], self.view), restore(packet["tx"], self.tx)
-        self.log = [Logged(v, round, blob.numpy().tobytes(), count) for v, round, blob, count in packet["log"]]
-        self._snapshot = None
+        self.log = list(restore(packet["log"], Several([], Logged(0, 0, b"", 0.0, 0))))
+        self.whole, self._snapshot = length(packed(self.view)), None
         if not self.form.memory and self.log:
             values, _ = self.form.recv(loads(self.log[-1].blob), self.view.rx, key._replace(round=self.log[-1].round))
             self.last, _ = self.form.build(values)
@@ -140,17 +140,75 @@ def catch_up(algorithm: Algorithm, form: Form, view: View, parcel: Parcel, key: 
     """A client's half: a parcel taken in."""
     for message in parcel.messages:
         if parcel.snapshot:
-            view = restore(loads(message.blob, max_values=None, finite=False), view)
+            view = unpacked(loads(message.blob, max_values=None, finite=False), view)
             continue
         view = receive(algorithm, form, view, message, key)
     return view
 
 
-def measure(x: State) -> int:
-    """About the bytes of a state: those of its tensors."""
+def packed(view: View) -> State:
+    """A view as it is sent. Where a link's end holds what is in the state as well (EF21), a number says where.
+
+    Of every Params in ``rx`` there is a number at the end: which of the state's Params holds these layers, bit for bit,
+    so that they are left out of ``rx``; None where none does.
+    """
+    there = list(_params(view.state))
+    numbers: list[int | None] = []
+
+    def left(own: Params) -> Params:
+        twins = (number for number, whole in enumerate(there) if _holds(whole, own))
+        numbers.append(next(twins, None))
+        return own if numbers[-1] is None else own.only(())
+
+    rx = _mapped(view.rx, left)
+    return [view.state, rx, view.buffers, *numbers]
+
+
+def unpacked(packet: Packet, like: View) -> View:
+    """The view that :func:`packed` gave, after bytes and back."""
+    expected = sum(1 for _ in _params(like.rx))
+    check(isinstance(packet, list) and len(packet) == len(View._fields) + expected, "a view")
+    numbers = packet[len(View._fields) :]
+    queue = iter(numbers)
+    blank = _mapped(like.rx, lambda own: own if next(queue) is None else own.only(()))
+    view: View = restore(packet[: len(View._fields)], like._replace(rx=blank))
+    there = list(_params(view.state))
+    check(all(n is None or (type(n) is int and 0 <= n < len(there)) for n in numbers), "parameters of the state")
+    pairs = zip(_params(view.rx), numbers, strict=True)
+
+    def found(own: Params) -> Params:
+        sent, number = next(pairs)
+        return sent if number is None else there[number].only(own.names)
+
+    return view._replace(rx=_mapped(like.rx, found))
+
+
+def _params(x: State) -> Iterator[Params]:
+    """Every Params in a state, in order."""
     if isinstance(x, Params):
-        x = x.flat
-    if isinstance(x, Tensor):
-        return x.numel() * x.element_size()
-    items = x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else ()
-    return sum(map(measure, items))
+        yield x
+    for part in x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else ():
+        yield from _params(part)
+
+
+def _mapped(x: State, function: Callable[[Params], Params]) -> State:
+    """A state with a function of each Params in its place, in the order of :func:`_params`."""
+    if isinstance(x, Params):
+        return function(x)
+    if isinstance(x, dict):
+        return {key: _mapped(part, function) for key, part in x.items()}
+    if not isinstance(x, list | tuple):
+        return x
+    items = [_mapped(part, function) for part in x]
+    if isinstance(x, Several):
+        return Several(items, x.like)
+    return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+
+
+def _holds(whole: Params, own: Params) -> bool:
+    """Whether all layers of ``own`` are in ``whole``, bit for bit."""
+    if not set(own.names) <= set(whole.names):
+        return False
+    same = whole.only(own.names)
+    alike = same.layout == own.layout and same.flat.dtype == own.flat.dtype
+    return alike and torch.equal(same.flat.view(torch.uint8), own.flat.view(torch.uint8))

@@ -37,11 +37,13 @@ class Slot:
         self.layout = Layout.of(trained)
         self.flat = torch.zeros(self.layout.size, device=device)
         self.grad = torch.zeros_like(self.flat)
+        self.slopes: list[tuple[nn.Parameter, Tensor]] = []  # every parameter, and where its gradient lies
         for name, p in trained:
             start, size, shape = self.layout.spans[name]
             self.flat[start : start + size] = p.detach().reshape(-1)
             p.data = self.flat[start : start + size].view(shape)
             p.grad = self.grad[start : start + size].view(shape)
+            self.slopes.append((p, p.grad))
         self.batch_norm = any(isinstance(m, _BatchNorm) for m in self.module.modules())
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
         self.moving: tuple[str, ...] = ()  # float buffers that training changes: the statistics of norm layers
@@ -77,6 +79,13 @@ class Slot:
             there[name].copy_(value)
         for name, value in buffers.items() if buffers is not None else ():
             there[name].copy_(value)
+
+    def collect(self) -> None:
+        """Bring gradients home that lie elsewhere: a loss that calls ``zero_grad`` leaves autograd to make new ones."""
+        for p, home in self.slopes:
+            if p.grad is not home:
+                home.zero_() if p.grad is None else home.copy_(p.grad)
+                p.grad = home
 
     def params(self) -> Params:
         """A copy of what is in the module."""
@@ -127,6 +136,8 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     fewest = 2 if slot.batch_norm else 1
     if len(task) < fewest:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
+    if trainer.batch is not None and trainer.batch < fewest:
+        raise ValueError(f"client {key.client}: batch norm needs {fewest} examples at a time, not {trainer.batch}")
     mask = None if request.mask is None else request.mask.flat.to(slot.device)
     part = None
     if request.shift is not None:
@@ -136,6 +147,7 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         batch = to_device(task.batch(indices, generator), slot.device)
         losses = task.loss(slot.module, batch) if request.loss is None else request.loss(net, task, batch)
         losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
+        slot.collect()
         total += losses.detach().sum()
         step = bent(g, w, trainer, offset, anchor, momentum)
         if request.basis is not None:
@@ -229,7 +241,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
             return batch.to(device, memory_format=torch.channels_last)
         return batch.to(device)
     if isinstance(batch, tuple | list):
-        return type(batch)(to_device(b, device) for b in batch)
+        parts = [to_device(b, device) for b in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if isinstance(batch, dict):
         return {name: to_device(b, device) for name, b in batch.items()}
     return batch
