@@ -233,7 +233,6 @@ def broken(clients):
         (["FedAvg()", "--split", "Dirichlet(0.01)", "--clients", "300"], "take a larger alpha, fewer clients"),
         (["FedAvg()", "--augment", "Flap()"], "unknown name 'Flap' (did you mean Flip?)"),
         (["FedAvg()", "--augment", "Crop(0)"], "padding must be at least one pixel"),
-        (["FedAvg()", "--augment", "Flip()", "--data", "sst2"], "changes pictures"),
         (["FedAvg()", "--seeds", "0,x"], "--seeds 0,x: numbers separated by commas, such as 0,1,2"),
         (["FedAvg()", "--dropout", "1.5"], "dropout=1.5: it is a probability below 1"),
         (["FedAvg()", "--workers", "0"], "--workers 0: it must be at least 1"),
@@ -249,6 +248,52 @@ def test_a_mistake_is_one_line_that_names_what_to_change(thinwire, tmp_path, wor
     assert said in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_pictures_of_a_text_cannot_be_flipped(thinwire, tmp_path, data_dir):
+    words = ["FedAvg()", "--augment", "Flip()", "--data", "sst2", "--data-dir", str(data_dir)]
+    code, _, error = thinwire("run", *words, "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "changes pictures" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Usage: "),
+        (["run"], "Missing argument 'EXPR'"),
+        (["run", "FedAvg()", "--roundz", "3"], "No such option: --roundz"),
+        (["run", "FedAvg()", "--rounds", "abc"], "Invalid value for '--rounds'"),
+        (["bogus"], "No such command 'bogus'"),
+        (["resume"], "Missing argument 'DIR'"),
+    ],
+)
+def test_a_command_that_cannot_be_read_is_answered_with_its_usage(words, said):
+    done = subprocess.run([sys.executable, "-m", "thinwire.cli", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version_is_printed(thinwire):
+    assert thinwire("--version")[:2] == (0, f"thinwire {tw.code_version()}\n")
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    words = ["run", "FedAvg()", *SMALL[:-1], "100000", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "thinwire.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(out.rglob("state.thinwire")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == f"interrupted; `thinwire resume {out}` continues from the last checkpoint"
 
 
 def test_a_missing_data_file_is_named_with_where_to_put_it(thinwire, tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from .errors import ExpressionError, ThinwireError
@@ -18,10 +17,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Compare federated training methods on real data, counting every byte.",
 )
+INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells have it
 
-Methods = Annotated[list[str], typer.Argument(metavar="EXPR...", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
+Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line of its own.")]
 Data = Annotated[str, typer.Option(help="digits, fashion_mnist, mnist, cifar10 or shakespeare.")]
 Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by default one that suits the data.")]
@@ -41,6 +40,22 @@ NetworkOption = Annotated[
     str | None, typer.Option("--network", help="A simulated network, e.g. Network(mbit=10, spread=0.5).")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie (else THINWIRE_DATA, a cache, or a download).")]
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        from .version import code_version
+
+        typer.echo(f"thinwire {code_version()}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def thinwire(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Compare federated training methods on real data, counting every byte."""
 
 
 @app.command()
@@ -131,7 +146,7 @@ def resume(
 
 @app.command()
 def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Comparisons, or single runs.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Comparisons, or single runs.")],
     out: Annotated[Path | None, typer.Option(help="Where the PNG files go (default: the first DIR).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -207,7 +222,11 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
 
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks
-    _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
+    try:
+        _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     if not speaks:
         return
     if failures and not any(out.rglob("rounds.jsonl")):
@@ -244,24 +263,27 @@ def _print_json(wanted: bool, value: Any) -> None:
 
 
 def main() -> None:
-    """The entry point: every expected failure is one line on standard error, and a non-zero exit."""
+    """The entry point: every expected failure is one line on standard error, and a non-zero exit.
+
+    A command line that cannot be read is answered with how it is written, by typer.
+    """
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             from .run.distributed import join
 
             join()
         code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; `thinwire resume DIR` continues from the last checkpoint", file=sys.stderr)
-        code = 130
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except (ThinwireError, ExpressionError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except Exception as error:
+        # Of which class typer's own are has changed with its versions; that they show themselves has not.
+        if not (hasattr(error, "show") and hasattr(error, "exit_code")):
+            raise
+        error.show()
+        code = error.exit_code
     sys.exit(code or 0)
 
 
