@@ -53,7 +53,9 @@ def _version(wanted: bool) -> bool:
 
 @app.callback()
 def thinwire(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Compare federated training methods on real data, counting every byte."""
 
