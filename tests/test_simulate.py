@@ -202,6 +202,39 @@ def test_a_complete_run_can_be_resumed_and_read_again(tmp_path: Path) -> None:
     assert files == {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name in files}
 
 
+class Tied(nn.Module):
+    """Two layers of one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_tied_weights_are_saved_under_both_their_names(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    result = simulate("FedAvg()", Tied, rounds=1, out=tmp_path / "run")
+    saved = load_file(tmp_path / "run/model.safetensors")
+    assert set(saved) == {"first.weight", "second.weight"}
+    assert torch.equal(saved["first.weight"], saved["second.weight"])
+    assert torch.equal(saved["first.weight"], result.params["first.weight"])
+
+
+def test_a_test_loss_that_overflows_is_null_in_every_file(tmp_path: Path) -> None:
+    test = (torch.full((5, 6), 3e38), torch.arange(5) % 3)
+    result = simulate("FedAvg()", lambda: nn.Linear(6, 3), rounds=1, test=test, out=tmp_path / "run")
+    assert result.rounds[-1]["test_loss"] is None
+    for name in ("rounds.jsonl", "summary.json"):
+        text = (tmp_path / "run" / name).read_text()
+        assert "NaN" not in text
+        assert "Infinity" not in text
+        assert json.loads(text)["test_loss"] is None
+
+
 def test_the_saved_model_is_the_final_one(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

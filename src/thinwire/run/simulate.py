@@ -10,6 +10,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -312,7 +313,8 @@ class Simulation:
                 each = torch.tensor([found[name] for found in found_by], dtype=torch.float64)
                 values[f"client_{name}"] = float(each.mean())
                 values[f"client_{name}_p10"] = float(each.quantile(0.1))
-        return values
+        # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
     def _statistics(self, client: int | None) -> Params | None:
         """Whose norm statistics a model is evaluated with: the mean, or the client's own."""
