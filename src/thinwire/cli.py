@@ -25,6 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on 
 Data = Annotated[str, typer.Option(help="digits, fashion_mnist, mnist, cifar10 or shakespeare.")]
 Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by default one that suits the data.")]
 TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
+Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
 Clients = Annotated[int, typer.Option(help="How many clients there are.")]
 Sample = Annotated[int | None, typer.Option(help="How many of them take part in a round (default: all).")]
 SplitOption = Annotated[str | None, typer.Option("--split", help="IID(), Dirichlet(0.1), Shards(2), Natural()...")]
@@ -66,6 +67,7 @@ def run(
     data: Data = "digits",
     model: Model = None,
     task: TaskOption = None,
+    use: Use = None,
     clients: Clients = 20,
     sample: Sample = None,
     split: SplitOption = None,
@@ -94,7 +96,8 @@ def run(
     from .run.distributed import barrier, rank
 
     comparison = Comparison(
-        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
+        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
+        use=tuple(use or ()),
         data=data,
         model=model,
         task=task,
@@ -179,6 +182,7 @@ def predict(
     data: Data = "digits",
     model: Model = None,
     task: TaskOption = None,
+    use: Use = None,
     clients: Clients = 20,
     sample: Sample = None,
     split: SplitOption = None,
@@ -198,7 +202,8 @@ def predict(
 
     where = None if data_dir is None else str(data_dir)
     comparison = Comparison(
-        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
+        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
+        use=tuple(use or ()),
         data=data,
         model=model,
         task=task,

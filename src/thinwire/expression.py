@@ -33,8 +33,12 @@ def vocabulary() -> dict[str, type]:
     """The public classes that can be written in an expression."""
     import thinwire
 
-    public = {name: getattr(thinwire, name) for name in thinwire.__all__}
-    return {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
+    return configurations({name: getattr(thinwire, name) for name in thinwire.__all__})
+
+
+def configurations(names: Mapping[str, Any]) -> dict[str, type]:
+    """Those of some names that can be written in an expression."""
+    return {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
 
 
 class _Parser:
