@@ -74,7 +74,8 @@ def standard(
 
     tests = None
     if holdout:
-        cut = [sets.holdout(part, holdout, seed + k) for k, part in enumerate(parts)]
+        draws = [Key(seed, client=k).number("holdout") for k in range(clients)]
+        cut = [sets.holdout(part, holdout, draw) for part, draw in zip(parts, draws, strict=True)]
         parts, kept = [train for train, _ in cut], [test for _, test in cut]
         short = [k for k, part in enumerate(kept) if len(part) == 0]
         require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
