@@ -326,7 +326,9 @@ def test_lines_and_drafts_that_a_kill_cut_short_are_forgotten(tmp_path: Path) ->
     ("change", "named"),
     [
         ({"seed": 6}, "seed is 5, not 6"),
-        ({"expression": "FedAvg(weights='uniform')"}, r"method is FedAvg\(.*weights='examples'.*weights='uniform'"),
+        ({"expression": "FedAvg(weights='uniform')"}, "method.weights is 'examples', not 'uniform'$"),
+        ({"expression": "FedAvg(LocalSGD(0.3, batch=8))"}, r"method.local.lr is 0\.2, not 0\.3$"),
+        ({"expression": "FedAvg(up=TopK(0.1))"}, r"method.up is Dense\(\), not TopK\(share=0\.1.*\)$"),
         ({"expression": "SCAFFOLD()"}, r"method is FedAvg\(.*not SCAFFOLD\("),
         ({"tasks": blobs((8, 12, 16, 20, 25, 39))}, "data is"),
         ({"tasks": blobs((8, 12, 16, 20, 24, 40, 9))}, "clients is 6, not 7"),

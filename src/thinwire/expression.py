@@ -164,6 +164,29 @@ def hint(expected: Any) -> str:
     return str(getattr(expected, "__name__", expected))
 
 
+def differing(name: str, one: Any, other: Any) -> str:
+    """What differs between two recorded values, in words: of two complete expressions the innermost field.
+
+    ``method.inner.local.lr is 0.05, not 0.1``.
+    """
+    try:
+        a, b = (ast.parse(value, mode="eval").body for value in (one, other))
+    except (TypeError, ValueError, SyntaxError):  # no texts, or no expressions
+        return f"{name} is {one}, not {other}"
+    while pair := _first_other(a, b):
+        name, a, b = f"{name}.{pair[0].arg}", pair[0].value, pair[1].value
+        one, other = ast.unparse(a), ast.unparse(b)
+    return f"{name} is {one}, not {other}"
+
+
+def _first_other(a: ast.expr, b: ast.expr) -> tuple[ast.keyword, ast.keyword] | None:
+    """The first fields that differ, of two calls of one name."""
+    if not (isinstance(a, ast.Call) and isinstance(b, ast.Call) and ast.dump(a.func) == ast.dump(b.func)):
+        return None
+    pairs = zip(a.keywords, b.keywords, strict=False)
+    return next(((x, y) for x, y in pairs if x.arg == y.arg and ast.dump(x.value) != ast.dump(y.value)), None)
+
+
 def settings(kind: type) -> dict[str, type]:
     """The classes of :mod:`thinwire.data` that an option understands: those of ``--split`` or of ``--augment``."""
     from . import data

@@ -23,6 +23,7 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import NonFinite, RunError, WireError, require
+from ..expression import differing
 from ..key import Key
 from ..ledger import Entry, Ledger
 from ..network import Network
@@ -363,7 +364,7 @@ class Simulation:
         packet = folder.load()
         for name, value in self.fingerprint().items():
             if about is not None and about.get(name) != value:
-                raise RunError(f"{folder.path} is another run: its {name} is {about.get(name)}, not {value}")
+                raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
         folder.describe(self.fingerprint())
         if packet is None:
             folder.cut(0)
