@@ -203,6 +203,7 @@ def broken(clients):
     words = ["--clients", "4", "--rounds", "30", "--lr", "0.5"]
     code, shown, error = thinwire("run", "FedAvg()", "--task", "my_module:make_task", *words, "--json", "--out", "o")
     assert code == 0, error
+    assert "my_module:make_task, 4 clients, 30 rounds" in shown
     assert json.loads(shown.splitlines()[-1])["rows"][0]["accuracy"] > 0.9
     code, _, error = thinwire("run", "FedAvg()", "--task", "my_module:broken", *words, "--out", "p")
     assert code == 2
@@ -229,7 +230,7 @@ def broken(clients):
         (["FedAvg()", "--data", "digit"], "digit"),
         (["FedAvg()", "--model", "mpl"], "no model 'mpl' (did you mean mlp?)"),
         (["FedAvg()", "--split", "Dirichlet(0)"], "alpha must be positive"),
-        (["FedAvg()", "--split", "Dirichlt(1)"], "unknown name 'Dirichlt' (did you mean Dirichlet?)"),
+        (["FedAvg()", "--split", "Dirichlt(1)"], "unknown name 'Dirichlt' (did you mean Dirichlet?); known are Diri"),
         (["FedAvg()", "--split", "Dirichlet(0.01)", "--clients", "300"], "take a larger alpha, fewer clients"),
         (["FedAvg()", "--augment", "Flap()"], "unknown name 'Flap' (did you mean Flip?)"),
         (["FedAvg()", "--augment", "Crop(0)"], "padding must be at least one pixel"),
@@ -340,6 +341,38 @@ def test_resume_of_what_is_no_comparison_says_so(thinwire, tmp_path):
     assert "there is no run.json in it" in error
     (tmp_path / "run.json").write_text("{")
     assert "is damaged" in thinwire("resume", str(tmp_path))[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"methods": ["FedAvg()"], "bogus": 1}, "holds 'bogus', which this version of thinwire does not know"),
+        ({}, "methods is missing, not tuple[str, ...]"),
+        ({"methods": 3}, "methods is 3, not tuple[str, ...]"),
+        ({"methods": ["FedAvg()"], "rounds": "x"}, "rounds is 'x', not int"),
+        ({"methods": ["FedAvgg()"]}, "unknown method 'FedAvgg' (did you mean FedAvg?)"),
+    ],
+)
+def test_resume_of_an_odd_comparison_says_what_is_odd(thinwire, tmp_path, fields, said):
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, **fields}))
+    code, _, error = thinwire("resume", str(tmp_path))
+    assert code == 2
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_method_that_does_not_begin_within_the_rounds_is_noted(thinwire, tmp_path):
+    code, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=3)", *SMALL, "--out", str(tmp_path / "a"))
+    assert code == 0
+    assert "note: FLSS(FedAvg(), rank=2, start=3) saves nothing in its first 3 rounds\n" in error
+    _, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=2)", *SMALL, "--out", str(tmp_path / "b"))
+    assert "note" not in error
+
+
+def test_help_names_every_data_set():
+    from thinwire import cli, data
+
+    assert sorted(cli.DATA.split(", ")) == data.names()
 
 
 def test_a_method_that_diverges_is_reported_and_the_others_are_finished(thinwire, tmp_path):

@@ -22,7 +22,10 @@ INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line of its own.")]
-Data = Annotated[str, typer.Option(help="digits, fashion_mnist, mnist, cifar10 or shakespeare.")]
+DATA = (
+    "digits, mnist, fashion_mnist, emnist_letters, cifar10, shakespeare, ag_news, sst2, personachat, personachat_words"
+)
+Data = Annotated[str, typer.Option(help=f"{DATA}.")]
 Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by default one that suits the data.")]
 TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
@@ -119,6 +122,9 @@ def run(
     )
     problem = comparison.check()
     if rank() == 0:
+        for algorithm in comparison.algorithms():
+            if rounds <= algorithm.warm_up:
+                typer.echo(f"note: {algorithm!r} saves nothing in its first {algorithm.warm_up} rounds", err=True)
         comparison.start(out, overwrite)
     barrier()
     _finish(comparison, out, as_json, {comparison.seeds[0]: problem})
@@ -240,7 +246,8 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
         raise ThinwireError("; ".join(failures))
     found = arms([out])
     rows = table.rows(found)
-    table.show(rows, f"{comparison.task or comparison.data}, {comparison.clients} clients, {comparison.rounds} rounds")
+    clients = found[0].runs[0].clients  # of a user's task there may be more or fewer than --clients
+    table.show(rows, f"{comparison.task or comparison.data}, {clients} clients, {comparison.rounds} rounds")
     table.write(rows, out, shlex.join(["thinwire", *sys.argv[1:]]))
     files = draw(found, out)
     typer.echo(f"table and plots: {out}/table.md, {', '.join(file.name for file in files)}")

@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from .algorithms.base import Algorithm
 from .config import complete
 from .data import Augment, Split
 from .errors import NonFinite, RunError, require
-from .expression import configurations, parse, settings, vocabulary
+from .expression import NO_FIT, configurations, fitted, hint, parse, settings, vocabulary
 from .network import Network
 from .problem import Problem, custom, imported, standard
 from .run.distributed import rank
@@ -114,7 +114,13 @@ class Comparison:
             raise RunError(f"{out / 'run.json'} is damaged: {error}") from error
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise RunError(f"{out / 'run.json'} was written by another version of thinwire")
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        hints = get_type_hints(Comparison)
+        if unknown := [name for name in values if name not in hints]:
+            raise RunError(f"{out / 'run.json'} holds {unknown[0]!r}, which this version of thinwire does not know")
+        fields = {k: fitted(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in values.items()}
+        if odd := [name for name in ("methods", *fields) if fields.get(name, NO_FIT) is NO_FIT]:
+            found = repr(values[odd[0]]) if odd[0] in values else "missing"
+            raise RunError(f"{out / 'run.json'} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
         return Comparison(**fields)
 
     # -- running --------------------------------------------------------------

@@ -97,9 +97,10 @@ class _Parser:
 
     def call(self, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if name not in self.names:
-            kind = "method" if "FedAvg" in self.names else "name"
             near = nearest(name, self.names)
-            raise ExpressionError(f"unknown {kind} {name!r}{near}; `thinwire methods` lists them all")
+            if "FedAvg" in self.names:
+                raise ExpressionError(f"unknown method {name!r}{near}; `thinwire methods` lists them all")
+            raise ExpressionError(f"unknown name {name!r}{near}; known are {', '.join(sorted(self.names))}")
         cls = self.names[name]
         signature = inspect.signature(cls)
         for keyword in keywords:
@@ -112,7 +113,7 @@ class _Parser:
             raise ExpressionError(f"{name}: {error}; it is {name}{shape(cls)}") from None
         hints = get_type_hints(cls)
         for argument, value in bound.items():
-            bound[argument] = _fitted(value, hints[argument])
+            bound[argument] = fitted(value, hints[argument])
             if bound[argument] is NO_FIT:
                 raise ExpressionError(f"{name}({argument}={value!r}): {hint(hints[argument])} is expected")
         filled = {k: v for k, v in self.defaults.items() if v is not None}
@@ -130,15 +131,20 @@ class _Parser:
 NO_FIT = object()
 
 
-def _fitted(value: Any, expected: Any) -> Any:
-    """The value as the type asks for it (1 where a float is expected becomes 1.0), or ``NO_FIT``."""
-    from beartype.door import is_bearable  # where it is used: it takes a tenth of a second to import
+def fitted(value: Any, expected: Any) -> Any:
+    """The value as the type asks for it (1 where a float is expected becomes 1.0, in tuples too), or ``NO_FIT``."""
+    from beartype import BeartypeConf, BeartypeStrategy  # where it is used: it takes a tenth of a second to import
+    from beartype.door import is_bearable
 
     if isinstance(value, bool):  # Python's True is an int; a number of layers is not
         return value if bool in (expected, *get_args(expected)) else NO_FIT
-    if is_bearable(value, expected):
-        return value
-    return float(value) if type(value) is int and is_bearable(float(value), expected) else NO_FIT
+    every = BeartypeConf(strategy=BeartypeStrategy.On)  # by default only one item of a tuple is looked at
+    floats = tuple(map(_float, value)) if isinstance(value, tuple) else _float(value)
+    return next((x for x in (value, floats) if is_bearable(x, expected, conf=every)), NO_FIT)
+
+
+def _float(x: Any) -> Any:
+    return float(x) if type(x) is int else x
 
 
 def shape(cls: type) -> str:

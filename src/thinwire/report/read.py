@@ -23,6 +23,7 @@ class Run:
     path: Path
     expression: str
     seed: int
+    clients: int
     rounds: list[Record]
     summary: Record | None
 
@@ -67,7 +68,7 @@ def _runs(folder: Path) -> list[Run]:
         about = json.loads((path.parent / "run.json").read_text())
         summary_path = path.parent / "summary.json"
         summary = json.loads(summary_path.read_text()) if summary_path.exists() else None
-        found.append(Run(path.parent, about["method"], about["seed"], rounds, summary))
+        found.append(Run(path.parent, about["method"], about["seed"], about["clients"], rounds, summary))
     return found
 
 
