@@ -24,6 +24,7 @@ from thinwire.data import Crop, Flip
 from thinwire.errors import NonFinite, RunError
 from thinwire.run.folder import locked
 from thinwire.run.stream import Parcel, catch_up
+from thinwire.task import as_task
 
 # -- the problem ------------------------------------------------------------------
 
@@ -984,6 +985,40 @@ def test_data_sets_and_pairs_of_tensors_are_tasks() -> None:
     plain = simulate("FedAvg()")
     assert_same_run(simulate("FedAvg()", tasks=pairs), plain)
     assert_same_run(simulate("FedAvg()", tasks=sets), plain)
+    arrays = [(inputs.numpy(), targets.numpy()) for inputs, targets in pairs]
+    assert_same_run(simulate("FedAvg()", tasks=arrays), plain)
+
+
+class Texts(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Four sequences, drawn when they are read, and what follows each of their words."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(5), torch.arange(5) + i
+
+
+def test_a_data_set_is_read_once_and_alike_and_its_targets_may_be_sequences() -> None:
+    before = torch.get_rng_state()
+    one, other = as_task(Texts()), as_task(Texts())
+    assert torch.equal(before, torch.get_rng_state())
+    assert isinstance(one, Supervised)
+    assert one.targets.tolist() == [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [2, 3, 4, 5, 6], [3, 4, 5, 6, 7]]
+    (inputs, _), (again, _), (elsewhere, _) = (task.batch(torch.arange(4)) for task in (one, one, other))
+    assert torch.equal(inputs, again)
+    assert torch.equal(inputs, elsewhere)
+
+
+@pytest.mark.parametrize("x", [([1.0, 2.0], [0, 1]), 3, [1, 2], (torch.zeros(3, 2),)], ids=str)
+def test_what_is_no_task_is_refused_with_what_is(x: Any) -> None:
+    with pytest.raises(ValueError, match="is not a task: give a Task, a Dataset of"):
+        as_task(x)
+
+
+def test_inputs_and_targets_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 inputs and 2 targets are no pairs"):
+        as_task((torch.zeros(3, 2), torch.zeros(2)))
 
 
 def test_a_last_batch_of_one_example_is_left_out_where_norms_cannot_use_it() -> None:
