@@ -364,7 +364,7 @@ def test_resume_of_an_odd_comparison_says_what_is_odd(thinwire, tmp_path, fields
 def test_a_method_that_does_not_begin_within_the_rounds_is_noted(thinwire, tmp_path):
     code, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=3)", *SMALL, "--out", str(tmp_path / "a"))
     assert code == 0
-    assert "note: FLSS(FedAvg(), rank=2, start=3) saves nothing in its first 3 rounds\n" in error
+    assert "note: FLSS(FedAvg(), rank=2, start=3) saves nothing in its first 3 rounds, and --rounds is 3\n" in error
     _, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=2)", *SMALL, "--out", str(tmp_path / "b"))
     assert "note" not in error
 

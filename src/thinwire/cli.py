@@ -124,7 +124,8 @@ def run(
     if rank() == 0:
         for algorithm in comparison.algorithms():
             if rounds <= algorithm.warm_up:
-                typer.echo(f"note: {algorithm!r} saves nothing in its first {algorithm.warm_up} rounds", err=True)
+                start = f"saves nothing in its first {algorithm.warm_up} rounds, and --rounds is {rounds}"
+                typer.echo(f"note: {algorithm!r} {start}", err=True)
         comparison.start(out, overwrite)
     barrier()
     _finish(comparison, out, as_json, {comparison.seeds[0]: problem})
