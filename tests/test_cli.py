@@ -203,6 +203,7 @@ def broken(clients):
     words = ["--clients", "4", "--rounds", "30", "--lr", "0.5"]
     code, shown, error = thinwire("run", "FedAvg()", "--task", "my_module:make_task", *words, "--json", "--out", "o")
     assert code == 0, error
+    assert "my_module:make_task, 4 clients, 30 rounds" in shown
     assert json.loads(shown.splitlines()[-1])["rows"][0]["accuracy"] > 0.9
     code, _, error = thinwire("run", "FedAvg()", "--task", "my_module:broken", *words, "--out", "p")
     assert code == 2
@@ -229,11 +230,10 @@ def broken(clients):
         (["FedAvg()", "--data", "digit"], "digit"),
         (["FedAvg()", "--model", "mpl"], "no model 'mpl' (did you mean mlp?)"),
         (["FedAvg()", "--split", "Dirichlet(0)"], "alpha must be positive"),
-        (["FedAvg()", "--split", "Dirichlt(1)"], "unknown name 'Dirichlt' (did you mean Dirichlet?)"),
+        (["FedAvg()", "--split", "Dirichlt(1)"], "unknown name 'Dirichlt' (did you mean Dirichlet?); known are Diri"),
         (["FedAvg()", "--split", "Dirichlet(0.01)", "--clients", "300"], "take a larger alpha, fewer clients"),
         (["FedAvg()", "--augment", "Flap()"], "unknown name 'Flap' (did you mean Flip?)"),
         (["FedAvg()", "--augment", "Crop(0)"], "padding must be at least one pixel"),
-        (["FedAvg()", "--augment", "Flip()", "--data", "sst2"], "changes pictures"),
         (["FedAvg()", "--seeds", "0,x"], "--seeds 0,x: numbers separated by commas, such as 0,1,2"),
         (["FedAvg()", "--dropout", "1.5"], "dropout=1.5: it is a probability below 1"),
         (["FedAvg()", "--workers", "0"], "--workers 0: it must be at least 1"),
@@ -249,6 +249,52 @@ def test_a_mistake_is_one_line_that_names_what_to_change(thinwire, tmp_path, wor
     assert said in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_pictures_of_a_text_cannot_be_flipped(thinwire, tmp_path, data_dir):
+    words = ["FedAvg()", "--augment", "Flip()", "--data", "sst2", "--data-dir", str(data_dir)]
+    code, _, error = thinwire("run", *words, "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "changes pictures" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Usage: "),
+        (["run"], "Missing argument 'EXPR'"),
+        (["run", "FedAvg()", "--roundz", "3"], "No such option: --roundz"),
+        (["run", "FedAvg()", "--rounds", "abc"], "Invalid value for '--rounds'"),
+        (["bogus"], "No such command 'bogus'"),
+        (["resume"], "Missing argument 'DIR'"),
+    ],
+)
+def test_a_command_that_cannot_be_read_is_answered_with_its_usage(words, said):
+    done = subprocess.run([sys.executable, "-m", "thinwire.cli", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version_is_printed(thinwire):
+    assert thinwire("--version")[:2] == (0, f"thinwire {tw.code_version()}\n")
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    words = ["run", "FedAvg()", *SMALL[:-1], "100000", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "thinwire.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(out.rglob("state.thinwire")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == f"interrupted; `thinwire resume {out}` continues from the last checkpoint"
 
 
 def test_a_missing_data_file_is_named_with_where_to_put_it(thinwire, tmp_path, monkeypatch):
@@ -295,6 +341,38 @@ def test_resume_of_what_is_no_comparison_says_so(thinwire, tmp_path):
     assert "there is no run.json in it" in error
     (tmp_path / "run.json").write_text("{")
     assert "is damaged" in thinwire("resume", str(tmp_path))[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"methods": ["FedAvg()"], "bogus": 1}, "holds 'bogus', which this version of thinwire does not know"),
+        ({}, "methods is missing, not tuple[str, ...]"),
+        ({"methods": 3}, "methods is 3, not tuple[str, ...]"),
+        ({"methods": ["FedAvg()"], "rounds": "x"}, "rounds is 'x', not int"),
+        ({"methods": ["FedAvgg()"]}, "unknown method 'FedAvgg' (did you mean FedAvg?)"),
+    ],
+)
+def test_resume_of_an_odd_comparison_says_what_is_odd(thinwire, tmp_path, fields, said):
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, **fields}))
+    code, _, error = thinwire("resume", str(tmp_path))
+    assert code == 2
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_method_that_does_not_begin_within_the_rounds_is_noted(thinwire, tmp_path):
+    code, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=3)", *SMALL, "--out", str(tmp_path / "a"))
+    assert code == 0
+    assert "note: FLSS(FedAvg(), rank=2, start=3) saves nothing in its first 3 rounds, and --rounds is 3\n" in error
+    _, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=2)", *SMALL, "--out", str(tmp_path / "b"))
+    assert "note" not in error
+
+
+def test_help_names_every_data_set():
+    from thinwire import cli, data
+
+    assert sorted(cli.DATA.split(", ")) == data.names()
 
 
 def test_a_method_that_diverges_is_reported_and_the_others_are_finished(thinwire, tmp_path):

@@ -27,6 +27,7 @@ from thinwire.data import shakespeare as shakespeare_module
 from thinwire.data.cifar_pickle import read_batch
 from thinwire.data.idx import read_idx
 from thinwire.errors import DataError
+from thinwire.problem import standard
 
 
 @functools.cache
@@ -516,7 +517,7 @@ def test_a_missing_package_is_answered_with_the_command(monkeypatch: pytest.Monk
     with pytest.raises(ImportError, match=r'the set digits needs sklearn .*pip install "thinwire\[data\]"'):
         data.load("digits")
     with pytest.raises(ImportError, match=r'flwr_datasets .*pip install "thinwire\[data\]"'):
-        IID()(LABELS, None, 2, seed=0)
+        Shards(2)(LABELS, None, 2, seed=0)
 
 
 # ---- splits -------------------------------------------------------------------------------
@@ -548,6 +549,36 @@ def test_a_split_touches_no_global_generator_and_prints_nothing(
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]  # noqa: NPY002
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore:Specifying null_placement")  # flwr-datasets sorts in an older way
+def test_flowers_splits_are_flowers() -> None:
+    import datasets
+    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
+
+    for split, partitioner in (
+        (Dirichlet(0.5), DirichletPartitioner(7, "label", alpha=0.5, min_partition_size=1, seed=3)),
+        (Shards(2), ShardPartitioner(7, "label", num_shards_per_partition=2, seed=3)),
+    ):
+        partitioner.dataset = datasets.Dataset.from_dict({"label": LABELS.tolist(), "index": list(range(2000))})
+        theirs = [partitioner.load_partition(k)[:]["index"] for k in range(7)]
+        assert [part.tolist() for part in split(LABELS, None, 7, seed=3)] == theirs
+
+
+def test_a_hundred_thousand_clients_are_dealt_to() -> None:
+    owners = torch.arange(100_000).repeat(2)
+    assert torch.stack(Natural()(owners, owners, 100_000, seed=0))[70_000].tolist() == [70_000, 170_000]
+    assert torch.stack(IID()(owners, None, 100_000, seed=0)).unique().numel() == 200_000
+
+
+def test_a_holdout_is_drawn_anew_for_every_client_and_seed() -> None:
+    drawn = set()
+    for seed in (0, 1):
+        whole, cut = (standard("digits", clients=5, split=IID(), seed=seed, holdout=h) for h in (0.0, 0.2))
+        assert cut.client_tests is not None
+        for task, test in zip(whole.tasks, cut.client_tests, strict=True):
+            drawn.add(tuple(torch.isin(task.indices[:280], test.indices).tolist()))
+    assert len(drawn) == 10
 
 
 def test_the_name_of_a_split_is_short() -> None:

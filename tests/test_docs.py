@@ -1,7 +1,11 @@
 """What the pages say works, works: their code is run."""
 
+import json
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,6 +61,35 @@ def test_the_method_of_the_tutorial_is_not_fedavg_when_they_do_not(fednova):
     assert (nova.params - plain.params).norm() > 0.01
 
 
+def test_the_method_of_the_tutorial_is_typed_with_use(fednova, tmp_path):
+    words = [sys.executable, "-m", "thinwire.cli"]
+    run = ["run", "FedNova(up=TopK(0.1))", "--use", "fednova", "--clients", "4", "--rounds", "2", "--out", "run"]
+    done = subprocess.run([*words, *run], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "FedNova(up=TopK(0.1))" in (tmp_path / "run/table.md").read_text()
+    done = subprocess.run([*words, "resume", "run", "--rounds", "3"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([*words, "predict", "FedAvg()", "--use", "nowhere"], cwd=tmp_path, capture_output=True)
+    assert done.stderr == b"error: --use nowhere: there is no module nowhere here or on the Python path\n"
+
+
+def test_the_method_of_the_tutorial_becomes_one_of_thinwires_own(fednova, tmp_path):
+    package = tmp_path / "src/thinwire"
+    shutil.copytree(ROOT / "src/thinwire", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.move(tmp_path / "fednova.py", package / "algorithms/fednova.py")
+    for path, source in ((package / "algorithms/__init__.py", ".fednova"), (package / "__init__.py", ".algorithms")):
+        text = path.read_text().replace(
+            "__all__ = [", f"from {source} import FedNova\n\n__all__ = [\n    'FedNova',", 1
+        )
+        path.write_text(text)
+    code = "import thinwire; print(thinwire.parse('FedNova(up=TopK(0.1))'), thinwire.__file__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(package.parent)}, capture_output=True, text=True
+    )
+    assert done.stdout == f"FedNova(up=TopK(0.1)) {package / '__init__.py'}\n", done.stderr
+
+
 def test_the_link_of_the_tutorial_sends_one_bit_an_entry():
     code = next(block for block in blocks("docs/write-a-method.md") if "class Signs" in block)
     namespace = {"__name__": "signs"}
@@ -68,6 +101,25 @@ def test_the_link_of_the_tutorial_sends_one_bit_an_entry():
     data = tw.dumps(packet)
     assert len(data) == 18  # 9 of structure, 1 + 8 of bits
     assert torch.equal(link.recv(tw.loads(data), x.layout, None, tw.Key(0))[0].flat, seen.flat)
+
+
+def test_the_task_of_the_readme_is_one(tmp_path):
+    (tmp_path / "my_module.py").write_text(next(block for block in blocks("README.md") if "make_task" in block))
+    words = ["run", "FedAvg()", "--task", "my_module:make_task", "--clients", "4", "--rounds", "1", "--json"]
+    command = [sys.executable, "-m", "thinwire.cli", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # a reply: 14 floats, and what surrounds them
+    assert 4 * 14 * 4 < json.loads(done.stdout.splitlines()[-1])["rows"][0]["bytes_up"] < 4 * 14 * 4 + 4 * 100
+
+
+def test_every_method_that_the_readme_names_can_be_typed():
+    text = (ROOT / "README.md").read_text().partition("## Methods")[2]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    found = [word for row in rows for word in re.findall(r"`([^`]+)`", row) if "..." not in word]
+    assert len(found) > 30
+    for word in found:
+        assert tw.parse(word)
 
 
 def test_the_example_of_the_readme_runs(tmp_path, capsys):

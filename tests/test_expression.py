@@ -113,6 +113,13 @@ def test_a_method_alone_needs_no_brackets() -> None:
     assert parse("  SCAFFOLD \n") == tw.SCAFFOLD()
 
 
+def test_whole_numbers_in_a_tuple_of_floats_are_floats() -> None:
+    network = tw.parse("Network(mbit=(10, 2.5))")
+    assert repr(network.mbit) == "(10.0, 2.5)"
+    with pytest.raises(ExpressionError, match=r"mbit=\('a', 1\)"):
+        tw.parse("Network(mbit=('a', 1))")
+
+
 def test_spaces_lines_and_trailing_commas_do_not_matter() -> None:
     assert parse("LUAR(\n  FedAvg( up = TopK( 0.1 , ) ),\n  recycle = 2,\n)") == tw.LUAR(
         tw.FedAvg(up=tw.TopK(0.1)), recycle=2

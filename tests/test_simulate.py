@@ -24,6 +24,7 @@ from thinwire.data import Crop, Flip
 from thinwire.errors import NonFinite, RunError
 from thinwire.run.folder import locked
 from thinwire.run.stream import SLACK, Parcel, catch_up
+from thinwire.task import as_task
 
 # -- the problem ------------------------------------------------------------------
 
@@ -212,6 +213,39 @@ def test_a_complete_run_can_be_resumed_and_read_again(tmp_path: Path) -> None:
     assert files == {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name in files}
 
 
+class Tied(nn.Module):
+    """Two layers of one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_tied_weights_are_saved_under_both_their_names(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    result = simulate("FedAvg()", Tied, rounds=1, out=tmp_path / "run")
+    saved = load_file(tmp_path / "run/model.safetensors")
+    assert set(saved) == {"first.weight", "second.weight"}
+    assert torch.equal(saved["first.weight"], saved["second.weight"])
+    assert torch.equal(saved["first.weight"], result.params["first.weight"])
+
+
+def test_a_test_loss_that_overflows_is_null_in_every_file(tmp_path: Path) -> None:
+    test = (torch.full((5, 6), 3e38), torch.arange(5) % 3)
+    result = simulate("FedAvg()", lambda: nn.Linear(6, 3), rounds=1, test=test, out=tmp_path / "run")
+    assert result.rounds[-1]["test_loss"] is None
+    for name in ("rounds.jsonl", "summary.json"):
+        text = (tmp_path / "run" / name).read_text()
+        assert "NaN" not in text
+        assert "Infinity" not in text
+        assert json.loads(text)["test_loss"] is None
+
+
 def test_the_saved_model_is_the_final_one(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -303,7 +337,9 @@ def test_lines_and_drafts_that_a_kill_cut_short_are_forgotten(tmp_path: Path) ->
     ("change", "named"),
     [
         ({"seed": 6}, "seed is 5, not 6"),
-        ({"expression": "FedAvg(weights='uniform')"}, r"method is FedAvg\(.*weights='examples'.*weights='uniform'"),
+        ({"expression": "FedAvg(weights='uniform')"}, "method.weights is 'examples', not 'uniform'$"),
+        ({"expression": "FedAvg(LocalSGD(0.3, batch=8))"}, r"method.local.lr is 0\.2, not 0\.3$"),
+        ({"expression": "FedAvg(up=TopK(0.1))"}, r"method.up is Dense\(\), not TopK\(share=0\.1.*\)$"),
         ({"expression": "SCAFFOLD()"}, r"method is FedAvg\(.*not SCAFFOLD\("),
         ({"tasks": blobs((8, 12, 16, 20, 25, 39))}, "data is"),
         ({"tasks": blobs((8, 12, 16, 20, 24, 40, 9))}, "clients is 6, not 7"),
@@ -1001,6 +1037,40 @@ def test_data_sets_and_pairs_of_tensors_are_tasks() -> None:
     plain = simulate("FedAvg()")
     assert_same_run(simulate("FedAvg()", tasks=pairs), plain)
     assert_same_run(simulate("FedAvg()", tasks=sets), plain)
+    arrays = [(inputs.numpy(), targets.numpy()) for inputs, targets in pairs]
+    assert_same_run(simulate("FedAvg()", tasks=arrays), plain)
+
+
+class Texts(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Four sequences, drawn when they are read, and what follows each of their words."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(5), torch.arange(5) + i
+
+
+def test_a_data_set_is_read_once_and_alike_and_its_targets_may_be_sequences() -> None:
+    before = torch.get_rng_state()
+    one, other = as_task(Texts()), as_task(Texts())
+    assert torch.equal(before, torch.get_rng_state())
+    assert isinstance(one, Supervised)
+    assert one.targets.tolist() == [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [2, 3, 4, 5, 6], [3, 4, 5, 6, 7]]
+    (inputs, _), (again, _), (elsewhere, _) = (task.batch(torch.arange(4)) for task in (one, one, other))
+    assert torch.equal(inputs, again)
+    assert torch.equal(inputs, elsewhere)
+
+
+@pytest.mark.parametrize("x", [([1.0, 2.0], [0, 1]), 3, [1, 2], (torch.zeros(3, 2),)], ids=str)
+def test_what_is_no_task_is_refused_with_what_is(x: Any) -> None:
+    with pytest.raises(ValueError, match="is not a task: give a Task, a Dataset of"):
+        as_task(x)
+
+
+def test_inputs_and_targets_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 inputs and 2 targets are no pairs"):
+        as_task((torch.zeros(3, 2), torch.zeros(2)))
 
 
 def test_a_last_batch_of_one_example_is_left_out_where_norms_cannot_use_it() -> None:

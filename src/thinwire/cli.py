@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from .errors import ExpressionError, ThinwireError
@@ -18,14 +17,18 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Compare federated training methods on real data, counting every byte.",
 )
+INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells have it
 
-Methods = Annotated[list[str], typer.Argument(metavar="EXPR...", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
+Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line of its own.")]
-Data = Annotated[str, typer.Option(help="digits, fashion_mnist, mnist, cifar10 or shakespeare.")]
+DATA = (
+    "digits, mnist, fashion_mnist, emnist_letters, cifar10, shakespeare, ag_news, sst2, personachat, personachat_words"
+)
+Data = Annotated[str, typer.Option(help=f"{DATA}.")]
 Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by default one that suits the data.")]
 TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
+Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
 Clients = Annotated[int, typer.Option(help="How many clients there are.")]
 Sample = Annotated[int | None, typer.Option(help="How many of them take part in a round (default: all).")]
 SplitOption = Annotated[str | None, typer.Option("--split", help="IID(), Dirichlet(0.1), Shards(2), Natural()...")]
@@ -43,12 +46,31 @@ NetworkOption = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie (else THINWIRE_DATA, a cache, or a download).")]
 
 
+def _version(wanted: bool) -> bool:
+    if wanted:
+        from .version import code_version
+
+        typer.echo(f"thinwire {code_version()}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def thinwire(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compare federated training methods on real data, counting every byte."""
+
+
 @app.command()
 def run(
     methods: Methods,
     data: Data = "digits",
     model: Model = None,
     task: TaskOption = None,
+    use: Use = None,
     clients: Clients = 20,
     sample: Sample = None,
     split: SplitOption = None,
@@ -77,7 +99,8 @@ def run(
     from .run.distributed import barrier, rank
 
     comparison = Comparison(
-        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
+        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
+        use=tuple(use or ()),
         data=data,
         model=model,
         task=task,
@@ -99,6 +122,10 @@ def run(
     )
     problem = comparison.check()
     if rank() == 0:
+        for algorithm in comparison.algorithms():
+            if rounds <= algorithm.warm_up:
+                start = f"saves nothing in its first {algorithm.warm_up} rounds, and --rounds is {rounds}"
+                typer.echo(f"note: {algorithm!r} {start}", err=True)
         comparison.start(out, overwrite)
     barrier()
     _finish(comparison, out, as_json, {comparison.seeds[0]: problem})
@@ -131,7 +158,7 @@ def resume(
 
 @app.command()
 def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Comparisons, or single runs.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Comparisons, or single runs.")],
     out: Annotated[Path | None, typer.Option(help="Where the PNG files go (default: the first DIR).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -175,6 +202,7 @@ def predict(
     data: Data = "digits",
     model: Model = None,
     task: TaskOption = None,
+    use: Use = None,
     clients: Clients = 20,
     sample: Sample = None,
     split: SplitOption = None,
@@ -194,7 +222,8 @@ def predict(
 
     where = None if data_dir is None else str(data_dir)
     comparison = Comparison(
-        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}),
+        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
+        use=tuple(use or ()),
         data=data,
         model=model,
         task=task,
@@ -220,14 +249,19 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
 
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks
-    _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
+    try:
+        _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     if not speaks:
         return
     if failures and not any(out.rglob("rounds.jsonl")):
         raise ThinwireError("; ".join(failures))
     found = arms([out])
     rows = table.rows(found)
-    table.show(rows, f"{comparison.task or comparison.data}, {comparison.clients} clients, {comparison.rounds} rounds")
+    clients = found[0].runs[0].clients  # of a user's task there may be more or fewer than --clients
+    table.show(rows, f"{comparison.task or comparison.data}, {clients} clients, {comparison.rounds} rounds")
     table.write(rows, out, shlex.join(["thinwire", *sys.argv[1:]]))
     files = draw(found, out)
     typer.echo(f"table and plots: {out}/table.md, {', '.join(file.name for file in files)}")
@@ -257,24 +291,27 @@ def _print_json(wanted: bool, value: Any) -> None:
 
 
 def main() -> None:
-    """The entry point: every expected failure is one line on standard error, and a non-zero exit."""
+    """The entry point: every expected failure is one line on standard error, and a non-zero exit.
+
+    A command line that cannot be read is answered with how it is written, by typer.
+    """
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             from .run.distributed import join
 
             join()
         code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; `thinwire resume DIR` continues from the last checkpoint", file=sys.stderr)
-        code = 130
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except (ThinwireError, ExpressionError, ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except Exception as error:
+        # Of which class typer's own are has changed with its versions; that they show themselves has not.
+        if not (hasattr(error, "show") and hasattr(error, "exit_code")):
+            raise
+        error.show()
+        code = error.exit_code
     sys.exit(code or 0)
 
 

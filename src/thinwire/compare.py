@@ -10,18 +10,18 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from .algorithms.base import Algorithm
 from .config import complete
 from .data import Augment, Split
 from .errors import NonFinite, RunError, WireError, require
-from .expression import parse, settings
+from .expression import NO_FIT, configurations, fitted, hint, parse, settings, vocabulary
 from .network import Network
-from .problem import Problem, custom, standard
+from .problem import Problem, custom, imported, standard
 from .run.distributed import rank
 from .run.folder import locked, write_atomic
 from .run.result import Record, Result
@@ -36,6 +36,7 @@ class Comparison:
 
     methods: tuple[str, ...]
     folders: tuple[str, ...] = ()  # of the methods, chosen when the comparison begins
+    use: tuple[str, ...] = ()  # modules of the user's own methods and links
     data: str = "digits"
     model: str | None = None
     task: str | None = None
@@ -57,7 +58,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if not self.folders:
-            names = tuple(f"{i:02d}-{slug(parse(m))}" for i, m in enumerate(self.methods, 1))
+            names = tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(self.algorithms(), 1))
             object.__setattr__(self, "folders", names)
         require(len(self.methods) > 0, "name at least one method, such as FedAvg()")
         require(len(set(self.methods)) == len(self.methods), "a method is named twice")
@@ -76,7 +77,8 @@ class Comparison:
 
     def algorithms(self) -> list[Algorithm]:
         """The methods as objects."""
-        found = [parse(method) for method in self.methods]
+        names = known(self.use)
+        found = [parse(method, names=names) for method in self.methods]
         for algorithm, method in zip(found, self.methods, strict=True):
             require(isinstance(algorithm, Algorithm), f"{method} is not a method such as FedAvg(up={method})")
         return found
@@ -112,7 +114,13 @@ class Comparison:
             raise RunError(f"{out / 'run.json'} is damaged: {error}") from error
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise RunError(f"{out / 'run.json'} was written by another version of thinwire")
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        hints = get_type_hints(Comparison)
+        if unknown := [name for name in values if name not in hints]:
+            raise RunError(f"{out / 'run.json'} holds {unknown[0]!r}, which this version of thinwire does not know")
+        fields = {k: fitted(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in values.items()}
+        if odd := [name for name in ("methods", *fields) if fields.get(name, NO_FIT) is NO_FIT]:
+            found = repr(values[odd[0]]) if odd[0] in values else "missing"
+            raise RunError(f"{out / 'run.json'} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
         return Comparison(**fields)
 
     # -- running --------------------------------------------------------------
@@ -219,9 +227,20 @@ def slug(algorithm: Algorithm) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", re.sub(r"LocalSGD\([^()]*\)", "", repr(algorithm))).strip("-")[:60]
 
 
-def resolved(expressions: list[str], defaults: dict[str, Any]) -> tuple[str, ...]:
+def known(use: Sequence[str]) -> dict[str, type]:
+    """What a method may be written with: thinwire's names, and those of a user's modules."""
+    names = vocabulary()
+    for module in use:
+        found = configurations(vars(imported(module, f"--use {module}")))
+        require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")
+        names |= found
+    return names
+
+
+def resolved(expressions: list[str], defaults: dict[str, Any], use: Sequence[str] = ()) -> tuple[str, ...]:
     """Typed methods as complete expressions, with ``defaults`` filled in."""
-    found = [parse(text, defaults) for text in expressions]
+    names = known(use)
+    found = [parse(text, defaults, names) for text in expressions]
     for algorithm, text in zip(found, expressions, strict=True):
         require(isinstance(algorithm, Algorithm), f"{text} is not a method; try FedAvg(up={text})")
     return tuple(complete(algorithm) for algorithm in found)

@@ -33,8 +33,12 @@ def vocabulary() -> dict[str, type]:
     """The public classes that can be written in an expression."""
     import thinwire
 
-    public = {name: getattr(thinwire, name) for name in thinwire.__all__}
-    return {n: c for n, c in public.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
+    return configurations({name: getattr(thinwire, name) for name in thinwire.__all__})
+
+
+def configurations(names: Mapping[str, Any]) -> dict[str, type]:
+    """Those of some names that can be written in an expression."""
+    return {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
 
 
 class _Parser:
@@ -93,9 +97,10 @@ class _Parser:
 
     def call(self, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if name not in self.names:
-            kind = "method" if "FedAvg" in self.names else "name"
             near = nearest(name, self.names)
-            raise ExpressionError(f"unknown {kind} {name!r}{near}; `thinwire methods` lists them all")
+            if "FedAvg" in self.names:
+                raise ExpressionError(f"unknown method {name!r}{near}; `thinwire methods` lists them all")
+            raise ExpressionError(f"unknown name {name!r}{near}; known are {', '.join(sorted(self.names))}")
         cls = self.names[name]
         signature = inspect.signature(cls)
         for keyword in keywords:
@@ -108,7 +113,7 @@ class _Parser:
             raise ExpressionError(f"{name}: {error}; it is {name}{shape(cls)}") from None
         hints = get_type_hints(cls)
         for argument, value in bound.items():
-            bound[argument] = _fitted(value, hints[argument])
+            bound[argument] = fitted(value, hints[argument])
             if bound[argument] is NO_FIT:
                 raise ExpressionError(f"{name}({argument}={value!r}): {hint(hints[argument])} is expected")
         filled = {k: v for k, v in self.defaults.items() if v is not None}
@@ -126,15 +131,20 @@ class _Parser:
 NO_FIT = object()
 
 
-def _fitted(value: Any, expected: Any) -> Any:
-    """The value as the type asks for it (1 where a float is expected becomes 1.0), or ``NO_FIT``."""
-    from beartype.door import is_bearable  # where it is used: it takes a tenth of a second to import
+def fitted(value: Any, expected: Any) -> Any:
+    """The value as the type asks for it (1 where a float is expected becomes 1.0, in tuples too), or ``NO_FIT``."""
+    from beartype import BeartypeConf, BeartypeStrategy  # where it is used: it takes a tenth of a second to import
+    from beartype.door import is_bearable
 
     if isinstance(value, bool):  # Python's True is an int; a number of layers is not
         return value if bool in (expected, *get_args(expected)) else NO_FIT
-    if is_bearable(value, expected):
-        return value
-    return float(value) if type(value) is int and is_bearable(float(value), expected) else NO_FIT
+    every = BeartypeConf(strategy=BeartypeStrategy.On)  # by default only one item of a tuple is looked at
+    floats = tuple(map(_float, value)) if isinstance(value, tuple) else _float(value)
+    return next((x for x in (value, floats) if is_bearable(x, expected, conf=every)), NO_FIT)
+
+
+def _float(x: Any) -> Any:
+    return float(x) if type(x) is int else x
 
 
 def shape(cls: type) -> str:
@@ -158,6 +168,29 @@ def hint(expected: Any) -> str:
         inside = ", ".join("..." if a is Ellipsis else hint(a) for a in get_args(expected))
         return f"{get_origin(expected).__name__}[{inside}]"
     return str(getattr(expected, "__name__", expected))
+
+
+def differing(name: str, one: Any, other: Any) -> str:
+    """What differs between two recorded values, in words: of two complete expressions the innermost field.
+
+    ``method.inner.local.lr is 0.05, not 0.1``.
+    """
+    try:
+        a, b = (ast.parse(value, mode="eval").body for value in (one, other))
+    except (TypeError, ValueError, SyntaxError):  # no texts, or no expressions
+        return f"{name} is {one}, not {other}"
+    while pair := _first_other(a, b):
+        name, a, b = f"{name}.{pair[0].arg}", pair[0].value, pair[1].value
+        one, other = ast.unparse(a), ast.unparse(b)
+    return f"{name} is {one}, not {other}"
+
+
+def _first_other(a: ast.expr, b: ast.expr) -> tuple[ast.keyword, ast.keyword] | None:
+    """The first fields that differ, of two calls of one name."""
+    if not (isinstance(a, ast.Call) and isinstance(b, ast.Call) and ast.dump(a.func) == ast.dump(b.func)):
+        return None
+    pairs = zip(a.keywords, b.keywords, strict=False)
+    return next(((x, y) for x, y in pairs if x.arg == y.arg and ast.dump(x.value) != ast.dump(y.value)), None)
 
 
 def settings(kind: type) -> dict[str, type]:

@@ -1,39 +1,48 @@
-"""Bytes and seconds of a run before it is trained.
+"""Bytes and seconds of a run before it is trained: the run itself, rehearsed.
 
-One client really trains for a few rounds on its real data, and its messages are really
-encoded; the run's total follows from how many such messages it has. A link that looks back
-may send anything between a whole update and a scalar: then the prediction is a range, from
-the size of an update that repeats itself to that of one that does not.
+One client really trains once, on its real data. Then every round is gone through with the
+clients that will be sampled and messages that are really encoded, but each client is told
+the change that this one training made instead of training. A link that looks back sends
+anything between a whole update and a scalar: then the run is rehearsed twice, with changes
+that repeat themselves and with changes of which no two have a direction in common (their
+signs are drawn anew each time), and the prediction is the range between the two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from .algorithms.base import Algorithm
 from .errors import require
 from .key import Key
+from .ledger import Direction, Ledger
+from .local import Local, Trained
 from .network import transfer
 from .params import Params
 from .problem import Problem
+from .report.table import draw
+from .run.client import ClientState, Reply, Round
+from .run.pool import Pool, Work
 from .run.simulate import Simulation
-from .wire import dumps
+from .run.stream import View
+from .run.train import Slot, train
 
-PROBES = 3  # rounds really trained
+Range = tuple[float, float]  # lowest, highest
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes of one client's messages, headers included, and what a whole run comes to."""
+    """Bytes of a message, headers included, and what a whole run comes to: each lowest and highest."""
 
     method: str
-    first_up: int
-    later_up: tuple[int, int]  # lowest, highest
-    first_down: int
-    later_down: int
-    bytes_up: tuple[int, int]
-    bytes_down: tuple[int, int]
-    seconds: tuple[float, float]  # of transfer alone
+    message_up: Range
+    message_down: Range
+    bytes_up: Range
+    bytes_down: Range
+    seconds: Range  # of transfer alone, for the slowest client of each round
 
 
 def predict(
@@ -42,80 +51,102 @@ def predict(
     """What ``rounds`` rounds of ``sample`` clients would cost on links of ``mbit`` Mbit/s, equal both ways."""
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(mbit > 0, f"mbit={mbit}: a rate must be positive")
-    clients = len(problem.tasks)
-    sample = sample or clients
-    require(sample <= clients, f"sample={sample} is more than the {clients} clients")
-    probe = Simulation(algorithm, problem.model, problem.tasks[:1], seed=seed, workers=1)
-    with probe.pool:
-        before = algorithm.model(probe.server)
-        records = [probe.step(evaluate=False)]
-        update = algorithm.model(probe.server) - before
-        records += [probe.step(evaluate=False) for _ in range(PROBES - 1)]
-    up, down = [r["up_bytes"] for r in records], [r["down_bytes"] for r in records]
-    repeated = _repeated(probe, update) + records[-1]["up_framing"]
-    later = (min(up[1:]), max(up[1:]))
-    if _looks_back(probe):
-        later = (min(later[0], repeated), max(later[1], up[0]))
-    replies = rounds * sample
-    first = min(clients, replies)  # each client has one first reply, if all are sampled at some time
-    fewest = min(sample, clients)  # the same clients every round
-    total_up = _totals(up[0], later, replies, (fewest, first))
-    total_down = _totals(down[0], (down[-1], down[-1]), replies, (fewest, first))
-    seconds = [transfer(up[0] + down[0], mbit) + (rounds - 1) * transfer(size + down[-1], mbit) for size in later]
+    run = _rehearsed(algorithm, problem, rounds, sample, seed, turning=False)
+    runs = [run]
+    if run.up.memory:
+        runs.append(_rehearsed(algorithm, problem, rounds, sample, seed, turning=True))
+    ledgers = [run.ledger for run in runs]
+    seconds = [transfer(sum(map(ledger.slowest, ledger.rounds)), mbit) for ledger in ledgers]
     return Prediction(
-        method=repr(algorithm),
-        first_up=up[0],
-        later_up=later,
-        first_down=down[0],
-        later_down=down[-1],
-        bytes_up=total_up,
-        bytes_down=total_down,
-        seconds=(seconds[0], seconds[1]),
+        repr(algorithm),
+        _message(ledgers, "up"),
+        _message(ledgers, "down"),
+        _range([ledger.bytes("up") for ledger in ledgers]),
+        _range([ledger.bytes("down") for ledger in ledgers]),
+        _range(seconds),
     )
 
 
-def _totals(first: int, later: tuple[int, int], replies: int, newcomers: tuple[int, int]) -> tuple[int, int]:
-    """Lowest and highest sum of ``replies`` messages, of which the first of each newcomer has its own size."""
-    sums = [n * first + (replies - n) * size for n in newcomers for size in later]
-    return min(sums), max(sums)
+def _rehearsed(
+    algorithm: Algorithm, problem: Problem, rounds: int, sample: int | None, seed: int, turning: bool
+) -> Simulation:
+    """A run whose clients do not train."""
+    run = Simulation(algorithm, problem.model, problem.tasks, sample, seed=seed, workers=1, plan="each")
+    run.pool.close()
+    run.pool = Rehearsal(run.slot, run.pool.work, turning)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a run
+    try:
+        for _ in range(rounds):
+            run.step(evaluate=False)
+    finally:
+        torch.set_num_threads(threads)
+        run.pool.close()
+    return run
 
 
-def _looks_back(probe: Simulation) -> bool:
-    """Whether what is sent depends on what was sent before."""
-    return any(leaf.link is not None and leaf.link.memory for leaf in probe.up.leaves)
+class Rehearsal(Pool):
+    """A pool that trains its first client, and answers for all others with the change that this made."""
+
+    def __init__(self, slot: Slot, work: Work, turning: bool) -> None:
+        super().__init__(slot, 1, work)
+        self.slot, self.turning = slot, turning
+        self.change: Params | None = None
+        self.statistics: Params | None = None
+
+    def rounds(
+        self, jobs: Sequence[tuple[Key, ClientState]], view: View, sizes: Sequence[int] | None = None
+    ) -> Iterator[Reply]:
+        work = self.work
+        for key, own in jobs:
+            assert key.client is not None
+            round = Round(work.algorithm, work.form, work.tasks[key.client], view, own, key)
+            while round.request is not None:
+                round.take(self._told(round, round.request))
+            yield round.reply(self.statistics, 0.0)
+
+    def _told(self, round: Round, request: Local) -> Trained:
+        """What comes of a training that does not take place."""
+        if self.change is None:
+            self.slot.load_buffers(round.buffers)
+            with torch.random.fork_rng(devices=[]):
+                self.change = train(self.slot, round.task, request, round.draws()).x - request.x
+            self.statistics = self.slot.buffers()
+        change = self.change
+        if self.turning:
+            signs = torch.rand(change.flat.numel(), generator=round.draws().generator("rehearsal")) - 0.5
+            change = Params(change.layout, change.flat.copysign(signs))
+        return Trained(request.x + change, request.trainer.num_steps(len(round.task)), 0.0, request.momentum)
 
 
-def _repeated(probe: Simulation, update: Params) -> int:
-    """Bytes of a reply whose every field is the same as in the one before."""
-    form, (tx, _) = probe.up, probe.up.open()
-    fits = [isinstance(leaf.blank, Params) and leaf.blank.layout == update.layout for leaf in form.leaves]
-    values = [update if fit else leaf.blank for fit, leaf in zip(fits, form.leaves, strict=True)]
-    for round in (1, 2):
-        body, _, tx = form.send(values, tx, Key(probe.seed, round, 0))
-    return len(dumps(body))
+def _message(ledgers: Sequence[Ledger], direction: Direction) -> Range:
+    return _range([entry.total for ledger in ledgers for entry in ledger.of(direction)])
+
+
+def _range(values: Sequence[float]) -> Range:
+    return min(values), max(values)
 
 
 def show(predictions: list[Prediction], rounds: int, sample: int, mbit: float) -> None:
     """The predictions as a table on the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{rounds} rounds of {sample} clients, links of {mbit:g} Mbit/s, transfer alone")
-    for i, name in enumerate(("method", "B up, first", "B up, later", "B down", "MB up", "MB down", "seconds")):
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
-    for p in predictions:
-        table.add_row(
+    lines = [
+        [
             p.method,
-            f"{p.first_up:,}",
-            _range(*(f"{n:,}" for n in p.later_up)),
-            f"{p.later_down:,}",
-            _range(*(f"{n / 1e6:.2f}" for n in p.bytes_up)),
-            _range(*(f"{n / 1e6:.2f}" for n in p.bytes_down)),
-            _range(*(f"{s:.1f}" for s in p.seconds)),
-        )
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+            _shown(p.message_up, 1, ",.0f"),
+            _shown(p.message_down, 1, ",.0f"),
+            _shown(p.bytes_up, 1e6, ".2f"),
+            _shown(p.bytes_down, 1e6, ".2f"),
+            _shown(p.seconds, 1, ".1f"),
+        ]
+        for p in predictions
+    ]
+    title = f"{rounds} rounds of {sample} clients, links of {mbit:g} Mbit/s, transfer alone"
+    draw(title, ("method", "B a reply", "B a broadcast", "MB up", "MB down", "seconds"), lines, LEAST)
 
 
-def _range(low: str, high: str) -> str:
+LEAST = ("B a broadcast", "B a reply", "seconds")
+
+
+def _shown(range: Range, unit: float, form: str) -> str:
+    low, high = (format(value / unit, form) for value in range)
     return low if low == high else f"{low} to {high}"

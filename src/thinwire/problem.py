@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -73,7 +74,8 @@ def standard(
 
     tests = None
     if holdout:
-        cut = [sets.holdout(part, holdout, seed + k) for k, part in enumerate(parts)]
+        draws = [Key(seed, client=k).number("holdout") for k in range(clients)]
+        cut = [sets.holdout(part, holdout, draw) for part, draw in zip(parts, draws, strict=True)]
         parts, kept = [train for train, _ in cut], [test for _, test in cut]
         short = [k for k, part in enumerate(kept) if len(part) == 0]
         require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
@@ -96,14 +98,7 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     """
     module_name, _, name = where.partition(":")
     require(bool(module_name and name), f"--task {where}: write it as my_module:make_task")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0]:
-            raise
-        raise ValueError(f"--task {where}: there is no module {module_name} here or on the Python path") from error
+    module = imported(module_name, f"--task {where}")
     function = getattr(module, name, None)
     require(callable(function), f"--task {where}: {module_name} has no function {name}")
     assert function is not None
@@ -114,3 +109,15 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     if problem is None:
         raise ValueError(f"--task {where}: it returned {type(made).__name__}, not a thinwire.Problem")
     return problem
+
+
+def imported(name: str, asked: str) -> ModuleType:
+    """A user's module, from here or the Python path; ``asked`` is the option that names it."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise ValueError(f"{asked}: there is no module {name} here or on the Python path") from error

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -142,16 +143,24 @@ def _described(batch: Batch) -> str:
 
 
 def as_task(x: Any) -> Task:
-    """A task as it is; a torch ``Dataset`` of (input, target) pairs, or two tensors, as a classification task."""
+    """A task as it is; a torch ``Dataset`` of (input, target) pairs, or two tensors or arrays, as classification.
+
+    A Dataset is read here, once: a random transform in it is drawn once too, and alike in every run that draws
+    from torch's generator. Pictures that change from epoch to epoch are ``augment`` of :class:`Supervised`, or a
+    task of one's own. Clients whose tasks do not share their tensors are never trained as one.
+    """
     if isinstance(x, Task):
         return x
-    if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor):
-        return Supervised(x[0], torch.as_tensor(x[1]))
-    if hasattr(x, "__len__") and hasattr(x, "__getitem__"):
-        pairs = [x[i] for i in range(len(x))]
-        if pairs and isinstance(pairs[0], tuple | list) and len(pairs[0]) == 2:
-            inputs, targets = zip(*pairs, strict=True)
-            return Supervised(torch.stack([torch.as_tensor(i) for i in inputs]), torch.as_tensor(targets))
+    if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor | np.ndarray):
+        require(len(x[0]) == len(x[1]), f"{len(x[0])} inputs and {len(x[1])} targets are no pairs")
+        return Supervised(torch.as_tensor(x[0]), torch.as_tensor(x[1]))
+    if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, tuple):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            pairs = [x[i] for i in range(len(x))]
+        if pairs and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            inputs, targets = (torch.stack([torch.as_tensor(pair[i]) for pair in pairs]) for i in (0, 1))
+            return Supervised(inputs, targets)
     raise ValueError(
-        f"{type(x).__name__} is not a task: give a Task, a Dataset of (input, target) pairs, or two tensors"
+        f"{type(x).__name__} is not a task: give a Task, a Dataset of (input, target) pairs, or two tensors or arrays"
     )

@@ -62,6 +62,11 @@ class Algorithm(Config, ABC):
     weights: Weights = "examples"
     buffers: Buffers = "mean"
 
+    @property
+    def warm_up(self) -> int:
+        """Rounds before the method begins to do what it is for."""
+        return 0
+
     def __post_init__(self) -> None:
         name = type(self).__name__
         for field, kind, example in (("local", LocalSGD, "LocalSGD(0.1)"), ("opt", Optimizer, "Adam(0.03)")):

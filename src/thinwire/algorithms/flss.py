@@ -94,6 +94,9 @@ class FLSS(Around):
 
     The downlink is in coefficients too where the inner server adds lr times the mean update
     (``FedAvg`` with ``SGD`` and a ``Dense`` downlink); other servers send the model each round.
+    A client that was away is sent the steps it missed or, in one piece, the model and the
+    basis: where few clients are sampled that costs more downlink than is saved of the uplink
+    (``thinwire predict`` counts both).
     """
 
     inner: Algorithm
@@ -144,6 +147,10 @@ class FLSS(Around):
     def linear(self) -> bool:
         """Whether clients can make the server's step themselves."""
         return isinstance(self.inner, FedAvg) and type(self.inner.opt) is SGD and self.down.get("x", Dense()) == Dense()
+
+    @property
+    def warm_up(self) -> int:
+        return self.start
 
     def full(self, round: int) -> bool:
         """Whether round ``round``, counted from 0, sends whole updates."""

@@ -2,11 +2,11 @@
 
 A split is called with the labels, the groups, the number of clients and a seed, and gives
 one tensor of indices a client. The same seed gives the same split; no global generator is
-touched. ``IID``, ``Dirichlet``, ``Pathological`` and ``Shards`` are the partitioners of
-flwr-datasets, so that a split equals the one a Flower user gets for the same seed; for IID
-the shuffle before it is ours. ``Natural`` and ``Similarity`` are a few lines here: the
-package's partitioner by natural id draws a progress bar that cannot be turned off, and it
-has none for the other.
+touched. ``Dirichlet``, ``Pathological`` and ``Shards`` are the partitioners of
+flwr-datasets, so that a split equals the one a Flower user gets for the same seed. ``IID``,
+``Natural`` and ``Similarity`` are a few lines here: the package's first is the cut alone,
+without the shuffle, its partitioner by natural id draws a progress bar that cannot be
+turned off, and it has none for the last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +60,7 @@ class IID(Split):
     """Shuffled and cut into equal parts (sizes differ by one at most)."""
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
-        partitioner = _flower().IidPartitioner(num_clients)
-        return _dealt(partitioner, torch.zeros(len(labels)), _shuffled(len(labels), seed), num_clients)
+        return list(_shuffled(len(labels), seed).tensor_split(num_clients))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Dirichlet(Split):
                 min_partition_size=least,
                 seed=seed,
             )
-            return _dealt(partitioner, labels, torch.arange(len(labels)), num_clients)
+            return _dealt(partitioner, labels, num_clients)
 
         try:
             return draw(self.min_examples)
@@ -127,7 +127,7 @@ class Pathological(Split):
             seed=seed,
         )
         try:
-            return _dealt(partitioner, labels, torch.arange(len(labels)), num_clients)
+            return _dealt(partitioner, labels, num_clients)
         except ValueError as error:
             raise ValueError(
                 f"{self!r} gives a class to more of the {num_clients} clients than it has examples "
@@ -160,7 +160,7 @@ class Shards(Split):
             num_shards_per_partition=self.per_client,
             seed=seed,
         )
-        return _dealt(partitioner, _one_each(self, labels), torch.arange(len(labels)), num_clients)
+        return _dealt(partitioner, _one_each(self, labels), num_clients)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ class Natural(Split):
             f"Natural() has {len(owners)} owners and cannot make {num_clients} clients of them; take fewer clients",
         )
         largest = counts.argsort(descending=True, stable=True)[:num_clients].sort().values
-        return [(groups == owner).nonzero().flatten() for owner in owners[largest]]
+        owned = groups.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].tolist())
+        return [owned[owner] for owner in largest.tolist()]
 
 
 @dataclass(frozen=True)
@@ -224,15 +225,21 @@ def _flower() -> Any:
     return optional("flwr_datasets.partitioner", "this split")
 
 
-def _dealt(partitioner: Any, labels: Tensor, indices: Tensor, num_clients: int) -> list[Tensor]:
-    """What a partitioner of flwr-datasets makes of a table with a label and an index column."""
+def _dealt(partitioner: Any, labels: Tensor, num_clients: int) -> list[Tensor]:
+    """What a partitioner of flwr-datasets makes of a table with a label and an index column.
+
+    Its public way, a table a client, takes milliseconds each: the map behind them is read instead.
+    """
     table = optional("datasets", "this split").Dataset
     with warnings.catch_warnings():
         # It warns before each new draw, of classes that fall to nobody (both documented above),
         # and of its own use of pyarrow: nothing a caller could act on.
         warnings.simplefilter("ignore")
-        partitioner.dataset = table.from_dict({"label": labels.numpy(), "index": indices.numpy()})
-        return [torch.tensor(partitioner.load_partition(k)[:]["index"], dtype=torch.int64) for k in range(num_clients)]
+        partitioner.dataset = table.from_dict({"label": labels.numpy(), "index": np.arange(len(labels))})
+        partitioner.load_partition(0)  # decides about all of them, and may sort the table
+        order = torch.tensor(partitioner.dataset[:]["index"], dtype=torch.int64)
+    rows = partitioner._partition_id_to_indices
+    return [order[torch.tensor(rows[k], dtype=torch.int64)] for k in range(num_clients)]
 
 
 def _one_each(split: Split, labels: Tensor) -> Tensor:

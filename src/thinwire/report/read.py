@@ -23,6 +23,7 @@ class Run:
     path: Path
     expression: str
     seed: int
+    clients: int
     rounds: list[Record]
     summary: Record | None
 
@@ -44,7 +45,13 @@ def arms(folders: list[Path]) -> list[Arm]:
     by: dict[str, list[Run]] = {}
     for run in runs:
         by.setdefault(run.expression, []).append(run)
-    return [Arm(label, expression, by[expression]) for expression, label in labels(list(by)).items()]
+    short = labels(list(by))
+    return [Arm(short.get(expression) or _name(found), expression, found) for expression, found in by.items()]
+
+
+def _name(runs: list[Run]) -> str:
+    """What a method called itself: of a user's own there is no class here."""
+    return next((run.summary["name"] for run in runs if run.summary is not None), runs[0].expression)
 
 
 def _runs(folder: Path) -> list[Run]:
@@ -61,16 +68,19 @@ def _runs(folder: Path) -> list[Run]:
         about = json.loads((path.parent / "run.json").read_text())
         summary_path = path.parent / "summary.json"
         summary = json.loads(summary_path.read_text()) if summary_path.exists() else None
-        found.append(Run(path.parent, about["method"], about["seed"], rounds, summary))
+        found.append(Run(path.parent, about["method"], about["seed"], about["clients"], rounds, summary))
     return found
 
 
 def labels(expressions: list[str]) -> dict[str, str]:
-    """Short names for complete expressions: local training is left out where all have the same."""
+    """Short names for complete expressions: local training is left out where all have the same.
+
+    None where one of them is a method of the user's own.
+    """
     try:
         found = {text: parse(text) for text in expressions}
-    except ValueError:  # a method of the user's own: its expression is all there is
-        return {text: text for text in expressions}
+    except ValueError:
+        return {}
     trainers = {complete(trainer) for x in found.values() for trainer in _trainers(x)}
     short = {text: repr(_plain(x) if len(trainers) == 1 else x) for text, x in found.items()}
     if len(set(short.values())) < len(short):

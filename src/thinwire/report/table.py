@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,9 @@ HEAD = (
     "s here",
     "M floats up",
 )
+LEAST = ("M floats up", "s here", "10", "100", "best", "s at 1 Mbit/s", "up / FedAvg", "total / FedAvg")
+NAME = 30  # characters of a method's name that always stand side by side
+BORDER = 3  # characters around a cell
 
 
 def cells(row: Row) -> list[str]:
@@ -137,18 +141,31 @@ def markdown(found: list[Row]) -> str:
 
 
 def show(found: list[Row], title: str) -> None:
-    """The table on the terminal."""
+    """The table on the terminal; ``table.md`` has the columns that a narrow one has no room for."""
+    draw(title, HEAD, [cells(row) for row in found], LEAST, NOTE)
+
+
+def draw(
+    title: str, head: Sequence[str], lines: list[list[str]], least: Sequence[str], caption: str | None = None
+) -> None:
+    """A table on the terminal: a name and numbers. Where they do not fit, columns are left out, ``least`` first."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, caption=NOTE, caption_justify="left")
-    for i, name in enumerate(HEAD):
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
-    for row in found:
-        table.add_row(*cells(row))
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # into a file nothing should be folded away
+    columns = dict(zip(head, zip(*lines, strict=True), strict=True))
+    widths = {name: BORDER + max(map(len, [name, *column])) for name, column in columns.items()}
+    widths[head[0]] = min(widths[head[0]], BORDER + NAME)  # names are folded, numbers are not
+    for name in least:
+        if sum(widths[n] for n in columns) >= console.width:
+            del columns[name]
+    table = Table(title=title, caption=caption, caption_justify="left")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
+    for line in zip(*columns.values(), strict=True):
+        table.add_row(*line)
     console.print(table)
 
 

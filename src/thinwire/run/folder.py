@@ -171,4 +171,5 @@ class Folder:
         """Write ``model.safetensors``."""
         from safetensors.torch import save
 
-        self.write("model.safetensors", save(dict(tensors), metadata=dict(metadata)))
+        apart = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights are one tensor of two names
+        self.write("model.safetensors", save(apart, metadata=dict(metadata)))

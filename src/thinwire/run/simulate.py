@@ -10,6 +10,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import NonFinite, RunError, WireError, require
+from ..expression import differing
 from ..key import Key
 from ..ledger import Entry, Ledger
 from ..network import Network
@@ -317,7 +319,8 @@ class Simulation:
                 each = torch.tensor([found[name] for found in found_by], dtype=torch.float64)
                 values[f"client_{name}"] = float(each.mean())
                 values[f"client_{name}_p10"] = float(each.quantile(0.1))
-        return values
+        # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
     def _statistics(self, client: int | None) -> Params | None:
         """Whose norm statistics a model is evaluated with: the mean, or the client's own."""
@@ -373,7 +376,7 @@ class Simulation:
         packet = folder.load()
         for name, value in self.fingerprint().items():
             if about is not None and about.get(name) != value:
-                raise RunError(f"{folder.path} is another run: its {name} is {about.get(name)}, not {value}")
+                raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
         folder.describe(self.fingerprint())
         if packet is None:
             folder.cut(0)

@@ -1,0 +1,94 @@
+"""A prediction is compared with the run that it foretold; tables, with the terminal they are shown on."""
+
+import io
+
+import pytest
+import rich.console
+import torch
+
+import thinwire as tw
+from thinwire.predict import predict
+from thinwire.problem import standard
+from thinwire.report import table
+
+ROUNDS = 9
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return standard("digits", model="linear", clients=6, split=None)
+
+
+def simulated(method, problem, sample):
+    return tw.simulate(method, problem.model, problem.tasks, rounds=ROUNDS, sample=sample, plan="each")
+
+
+@pytest.mark.parametrize("sample", [2, 6])
+@pytest.mark.parametrize(
+    "method",
+    [
+        tw.FLSS(tw.FedAvg(), rank=2, start=3, every=3),  # its messages change by round
+        tw.Intrinsic(64, varying=True, epoch=4),
+        tw.FedAvg(down=tw.BF16()),  # a client that was away
+        tw.SCAFFOLD(),
+    ],
+    ids=repr,
+)
+def test_a_run_costs_what_was_predicted_to_the_byte(problem, method, sample):
+    found, result = predict(method, problem, ROUNDS, sample), simulated(method, problem, sample)
+    assert found.bytes_up == (result.bytes_up, result.bytes_up)
+    assert found.bytes_down == (result.bytes_down, result.bytes_down)
+    assert found.seconds[0] == pytest.approx(result.summary()["network_seconds"]["10"])
+    sizes = [entry.total for entry in result.ledger.of("down")]
+    assert found.message_down == (min(sizes), max(sizes))
+
+
+def test_a_compressed_broadcast_costs_about_what_was_predicted(problem):
+    method = tw.FedAvg(down=tw.EF21(tw.TopK(0.1)))
+    found, result = predict(method, problem, ROUNDS, 2), simulated(method, problem, 2)
+    assert found.bytes_down[0] == pytest.approx(result.bytes_down, rel=0.02)
+
+
+def test_a_look_back_costs_between_all_scalars_and_no_scalar(problem):
+    never, always = (
+        simulated(tw.FedAvg(up=tw.LBGM(threshold=threshold)), problem, 3).bytes_up for threshold in (1e-9, 1.0)
+    )
+    found = predict(tw.FedAvg(up=tw.LBGM(threshold=0.3)), problem, ROUNDS, 3)
+    assert found.bytes_up == (always, never)
+    assert always < never / 2
+
+
+def test_a_prediction_leaves_the_global_generator_alone(problem):
+    before = torch.get_rng_state()
+    predict(tw.FedAvg(), problem, 1, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
+    shown = io.StringIO()
+    console = rich.console.Console(file=shown, width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(rich.console, "Console", lambda **_: console)
+    row = {
+        "method": "FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.5))",
+        "complete": True,
+        "accuracy": 0.8123,
+        "accuracy_deviation": 0.012,
+        "best_accuracy": 0.8234,
+        "bytes_up": 1_164_052_000.0,
+        "bytes_down": 1_164_052_000.0,
+        "share_up": 1.0,
+        "share_total": 1.0,
+        "network_seconds": {"1": 1863.0, "10": 186.3, "100": 18.6},
+        "seconds": 1234.0,
+        "floats_up": 291e6,
+    }
+    table.show([row], "a title")
+    lines = shown.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    first = next(line for line in lines if "81.2" in line)
+    assert "81.2 % ± 1.2" in first
+    assert first.count("1,164") == 2  # whole numbers, both ways
+    assert max(map(len, first.split("│"))) >= 30  # and room for the method
+    assert ("s at 1 Mbit/s" in shown.getvalue()) == (width >= 120)
+    assert ("M floats up ┃" in shown.getvalue()) == (width >= 160)
