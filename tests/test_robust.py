@@ -42,7 +42,11 @@ def linear() -> nn.Module:
 
 def test_a_rice_parameter_that_would_wrap_round_is_refused() -> None:
     k = 65_537
-    packet = [47, torch.zeros(k, dtype=torch.bool), torch.ones(k * 47, dtype=torch.bool)]
+    ones = torch.full((k // 8 + 1,), 255, dtype=torch.uint8)
+    ones[-1] = 1  # 65,537 quotients of zero
+    rests = torch.full((-(-k * 47 // 8),), 255, dtype=torch.uint8)
+    rests[-1] = 127
+    packet = [47, ones, rests]
     with pytest.raises(WireError, match="a Rice parameter for gaps below 65537"):
         unpack_positions(tw.loads(tw.dumps(packet)), k)
 
