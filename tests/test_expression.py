@@ -142,7 +142,10 @@ def test_every_number_survives_being_written(share: float, threshold: float, unb
     assert parse(tw.complete(x)) == x
 
 
-@given(st.dictionaries(st.text(max_size=8), st.just(tw.Half()), min_size=1, max_size=3))
+NAMES = st.text(max_size=8).filter(lambda text: text[:1] not in ("<", ">"))  # which begin a size
+
+
+@given(st.dictionaries(NAMES, st.just(tw.Half()), min_size=1, max_size=3))
 def test_every_text_survives_being_written(rules: dict[str, Any]) -> None:
     x = tw.Partition(rules)
     assert parse(repr(x)) == x

@@ -133,18 +133,17 @@ NO_FIT = object()
 
 def fitted(value: Any, expected: Any) -> Any:
     """The value as the type asks for it (1 where a float is expected becomes 1.0, in tuples too), or ``NO_FIT``."""
-    from beartype import BeartypeConf, BeartypeStrategy  # where it is used: it takes a tenth of a second to import
-    from beartype.door import is_bearable
+    from beartype.door import is_bearable  # where it is used: it takes a tenth of a second to import
 
     if isinstance(value, bool):  # Python's True is an int; a number of layers is not
         return value if bool in (expected, *get_args(expected)) else NO_FIT
-    every = BeartypeConf(strategy=BeartypeStrategy.On)  # by default only one item of a tuple is looked at
-    floats = tuple(map(_float, value)) if isinstance(value, tuple) else _float(value)
-    return next((x for x in (value, floats) if is_bearable(x, expected, conf=every)), NO_FIT)
-
-
-def _float(x: Any) -> Any:
-    return float(x) if type(x) is int else x
+    rows = [kind for kind in (expected, *get_args(expected)) if get_origin(kind) is tuple]
+    if isinstance(value, tuple) and rows:  # item by item: of a tuple is_bearable looks at one, drawn at random
+        items = tuple(fitted(item, get_args(rows[0])[0]) for item in value)
+        return NO_FIT if any(item is NO_FIT for item in items) else items
+    if is_bearable(value, expected):
+        return value
+    return float(value) if type(value) is int and is_bearable(float(value), expected) else NO_FIT
 
 
 def shape(cls: type) -> str:
