@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import statistics
 import subprocess
@@ -19,6 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from simulate import peak
 
 EXAMPLES, EACH, SAMPLE = 60_000, 20, 100
 
@@ -69,11 +70,6 @@ def measure(clients: int, rounds: int, folder: Path) -> dict[str, float]:
         "states_on_disk": len(files),
         "states_mb": round(sum(f.stat().st_size for f in files) / 1e6),
     }
-
-
-def peak() -> float:
-    """The most memory this process has had, MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:

@@ -565,3 +565,12 @@ def test_on_cuda_the_same_comes_out() -> None:
     assert same(gaps.decode(*code, 10_001, 3).cpu(), positions)
     assert same(hadamard.hadamard_(y[:8_192].cuda()).cpu(), hadamard.hadamard_(y[:8_192].clone()))
     assert same(fastfood.fastfood(y[:50].cuda(), 999, 1).cpu(), fastfood.fastfood(y[:50], 999, 1))
+
+
+def test_long_messages_are_joined_to_the_same_bytes() -> None:
+    long = torch.arange(1_500_000, dtype=torch.float32)  # 6 MB: on large pages, by several threads
+    parts = [bytearray(b"\x01\x02"), long.view(torch.uint8).numpy().data, bytes(3), b"", memoryview(b"end")]
+    assert native.joined(parts) == b"".join(parts)
+    assert native.joined([]) == b""
+    short = [b"a", b"bc"]
+    assert native.joined(short) == b"abc"

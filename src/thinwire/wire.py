@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .errors import WireError
+from .kernels import native
 from .params import Params, is_finite
 
 __all__ = [
@@ -77,7 +78,7 @@ def dumps(x: State) -> bytes:
 
     Raises ``TypeError`` for anything that is not a :data:`State`.
     """
-    return b"".join(pieces(x))
+    return native.joined(list(pieces(x)))
 
 
 def pieces(x: State) -> Iterator[bytes | bytearray | memoryview]:

@@ -22,6 +22,11 @@ from . import build
 
 LEVELS = ("plain", "avx2", "avx512")
 MOST_THREADS = 64
+LARGE = 1 << 22  # bytes, from which large pages are worth asking for
+ctypes.pythonapi.PyBytes_FromStringAndSize.restype = ctypes.py_object
+ctypes.pythonapi.PyBytes_FromStringAndSize.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
+ctypes.pythonapi.PyBytes_AsString.restype = ctypes.c_void_p
+ctypes.pythonapi.PyBytes_AsString.argtypes = [ctypes.py_object]
 POINTER, LONG, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 WORD, KEY = ctypes.c_uint32, ctypes.c_uint64
 SIGNATURES: dict[str, tuple[object, list[object]]] = {
@@ -64,8 +69,28 @@ def library(*tensors: Tensor) -> ctypes.CDLL | None:
 def empty(lib: ctypes.CDLL, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A tensor to be written to, on large pages where it is long: fresh small ones cost more than most loops."""
     made = torch.empty(shape, dtype=dtype)
-    if made.nbytes >= 1 << 22:
+    if made.nbytes >= LARGE:
         lib.tw_large(made.data_ptr(), made.nbytes)
+    return made
+
+
+def joined(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
+    """``b"".join(parts)``; where it is long on large pages, and copied by as many threads as torch has here."""
+    size, found = sum(map(len, parts)), _loaded()
+    if size < LARGE or found is None or _level() == "reference":
+        return b"".join(parts)
+    made: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(None, size)  # nobody else has it yet: it may be written
+    address = ctypes.pythonapi.PyBytes_AsString(made)
+    found.tw_large(address, size)
+    room = (ctypes.c_char * size).from_address(address)
+    bytewise, whole, position = memoryview(room).cast("B"), torch.frombuffer(room, dtype=torch.uint8), 0
+    for part in parts:
+        end = position + len(part)
+        if len(part) < LARGE:
+            bytewise[position:end] = part
+        else:
+            whole[position:end].copy_(torch.frombuffer(part, dtype=torch.uint8))
+        position = end
     return made
 
 
