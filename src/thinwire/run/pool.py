@@ -53,7 +53,7 @@ Plan = Literal["each", "together"]
 PROBE = 3  # steps timed of each
 WORTH = 0.05  # seconds: below that, torch.func's own import costs more than it can save
 MARGIN = 0.8  # of the time, below which together is taken
-TOGETHER = 25  # clients trained as one, at most: their models stay in the processor's cache
+TOGETHER = 50  # clients trained as one, at most
 CHUNK = 1000  # test examples a job, fixed: sums must not depend on the number of workers
 
 
