@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -411,3 +413,29 @@ def test_a_bad_argument_is_answered_by_one_clear_line(expression: str, message: 
 def test_as_many_coefficients_as_parameters_are_allowed() -> None:
     assert simulate("Intrinsic(83)", rounds=1).params.layout.size == 83
     assert simulate("Intrinsic(41, subspaces=2)", rounds=1).params.layout.size == 83
+
+
+LARGE = """
+import torch
+from torch import nn
+from pathlib import Path
+import thinwire as tw
+
+inputs, targets = torch.randn(8, 11136), torch.randint(11136, (8,))
+tasks = [tw.Supervised(inputs, targets, part) for part in torch.arange(8).split(4)]
+method = tw.Intrinsic(16384, local=tw.LocalSGD(0.01, batch=4), known=True)
+run = tw.Simulation(method, lambda: nn.Linear(11136, 11136, bias=False), tasks, workers=1, plan="each")
+with run.pool:
+    for _ in range(2):
+        run.step(evaluate=False)
+print(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here says the most memory a process had")
+def test_124_million_parameters_are_trained_in_a_subspace_in_four_gigabytes() -> None:
+    # The model at the start, in training, its gradients, where it got to, the way there, and a padded copy of that:
+    # seven vectors of half a gigabyte.
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 4_000_000_000

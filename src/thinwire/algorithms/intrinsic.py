@@ -179,7 +179,7 @@ def _links(down: Link | dict[str, Link]) -> list[Link]:
     return list(down.values()) if isinstance(down, dict) else [down]
 
 
-@lru_cache(maxsize=2)  # a version's point is the same for all its clients, and for the server
+@lru_cache(maxsize=1)  # a version's point is the same for all its clients, and for the server
 def _reached(method: Intrinsic, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
     """theta = theta_c + A Sigma."""
     flat = base.flat.clone()
