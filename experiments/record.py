@@ -91,3 +91,20 @@ def run(
         flush=True,
     )
     return result.rounds
+
+
+def within(rounds: list[dict[str, Any]], budget: float) -> float | None:
+    """The best accuracy of the rounds that fit into a budget of bytes; None where not one evaluated round does."""
+    used, best = 0, None
+    for r in rounds:
+        used += r["up_bytes"] + r["down_bytes"]
+        if used > budget:
+            break
+        if r.get("accuracy") is not None:
+            best = max(best or 0.0, r["accuracy"])
+    return best
+
+
+def shown(value: float | None) -> str:
+    """In percent; - for None."""
+    return "-" if value is None else f"{100 * value:.1f}"

@@ -78,22 +78,6 @@ def rows(size: int, lr: float, batch: int, rho: float) -> list[Row]:
     ]
 
 
-def within(rounds: list[dict[str, Any]], budget: float) -> float | None:
-    """The best accuracy of the rounds that fit into a budget of bytes; None where not one evaluated round does."""
-    used, best = 0, None
-    for r in rounds:
-        used += r["up_bytes"] + r["down_bytes"]
-        if used > budget:
-            break
-        if r.get("accuracy") is not None:
-            best = max(best or 0.0, r["accuracy"])
-    return best
-
-
-def shown(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=["fashion_mnist", "shakespeare", "digits"], default="fashion_mnist")
@@ -155,15 +139,15 @@ def summary(
         top = max(r.get("accuracy") or 0.0 for r in best)
         up, down = sent(best)
         less = [whole[0] / up, whole[1] / down, sum(whole) / (up + down)]
-        print(f"{name:36}{shown(top):>8}" + "".join(f"{x:9.1f}" for x in less) + f"   {papers[name] or ''}")
+        print(f"{name:36}{record.shown(top):>8}" + "".join(f"{x:9.1f}" for x in less) + f"   {papers[name] or ''}")
         # At a budget every rate may be another method's best.
-        fits = [[a for a in (within(rounds, b) for rounds in tried) if a is not None] for b in budgets]
+        fits = [[a for a in (record.within(rounds, b) for rounds in tried) if a is not None] for b in budgets]
         at = [max(found, default=None) for found in fits]
         table.append({"row": name, "accuracy": top, "compression": less, "paper": papers[name], "within": at})
     print("\nbest accuracy when so many MB have crossed, up and down together (-: not one evaluated round fits)")
     print(f"{'':36}" + "".join(f"{b / MB:>8g}" for b in budgets))
     for line in table:
-        print(f"{line['row']:36}" + "".join(f"{shown(a):>8}" for a in line["within"]))
+        print(f"{line['row']:36}" + "".join(f"{record.shown(a):>8}" for a in line["within"]))
     with open(into, "a") as file:
         line = {"experiment": "fetchsgd, table 2, summary", "budgets": budgets, "table": table}
         file.write(json.dumps({**line, "command": record.command(), "hardware": record.hardware()}) + "\n")

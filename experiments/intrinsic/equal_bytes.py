@@ -78,19 +78,7 @@ def main() -> None:
     budgets = (0.3, 1, 3, 10, 30, 100, 300)
     print(" " * 12 + "".join(f"{b:>9}" for b in budgets))
     for name, rounds in curves.items():
-        print(f"{name}\n" + " " * 12 + "".join(f"{within(rounds, b * 1e6):>9}" for b in budgets))
-
-
-def within(rounds: list[dict], budget: float) -> str:
-    """The best accuracy of the rounds that fit into a budget of bytes."""
-    used, best = 0, None
-    for r in rounds:
-        used += r["up_bytes"] + r["down_bytes"]
-        if used > budget:
-            break
-        if r.get("accuracy") is not None:
-            best = max(best or 0.0, r["accuracy"])
-    return "-" if best is None else f"{100 * best:.1f}"
+        print(f"{name}\n" + " " * 12 + "".join(f"{record.shown(record.within(rounds, b * 1e6)):>9}" for b in budgets))
 
 
 if __name__ == "__main__":
