@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -87,7 +87,16 @@ class Local(NamedTuple):
     shift: Params | None = None  # added to the model, an equal part of it after every step (DOMO-S)
     momentum: Params | None = None  # where trainer.momentum begins; None: at zero (FedAvgLM)
     loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)
-    aside: bool = False  # a look, no training: norm statistics and the client's loss stay as they are (PruneFL)
+    aside: bool = False  # :func:`look`, no training: norm statistics and the client's loss stay as they are
+
+
+def look(x: Params, trainer: LocalSGD, batch: int | None = None) -> Local:
+    """A request for the mean gradient at ``x`` of ``batch`` of a client's examples; None: of all, in memory at once.
+
+    It comes back as ``Trained.momentum``, which after one step from rest is the gradient itself; ``Trained.x`` is of no
+    use. Nothing else of the client moves.
+    """
+    return Local(x, replace(trainer, batch=batch, steps=1, momentum=0.5), aside=True)
 
 
 @runtime_checkable

@@ -33,7 +33,7 @@ from torch import Tensor
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link, Sparse
-from ..local import Local, LocalSGD
+from ..local import LocalSGD, look
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -122,7 +122,7 @@ class PruneFL(Around):
         return self.inner.supersedes(older, newer)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        mask = view.x.map(lambda f: kept(view.x).to(f.dtype))
+        mask = Params(view.x.layout, kept(view.x).float())
         work = self.inner.client(view, state, task, key)
         request = next(work)
         try:
@@ -132,11 +132,9 @@ class PruneFL(Around):
             reply, state = done.value
         if not self.reconfigures(key.round):
             return Reply(reply.update, view.x.zeros().only(())), state
-        # The momentum after one step is the gradient itself.
-        once = LocalSGD(1e-6, steps=1, batch=self.batch, momentum=0.5)
-        measured = yield Local(view.x, once, aside=True)
-        assert measured.momentum is not None
-        return Reply(reply.update, measured.momentum), state
+        seen = yield look(view.x, LocalSGD(1e-6), self.batch)  # a step too short to leave what can be represented
+        assert seen.momentum is not None
+        return Reply(reply.update, seen.momentum), state
 
     def sent(self, state: State, seen: Message) -> State:
         return self.inner.sent(state, seen)

@@ -5,18 +5,18 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv:1910.06378, Alg
 Differences from the paper: c_i moves by what the server received of its change, so that
 with lossy links c stays the mean of the c_i. Model and control travel both ways: twice
 FedAvg's bytes. The gradient of option I is taken by one pass over all of a client's data
-at once, and norm layers move their statistics by that pass as by any other.
+at once, which leaves the statistics of norm layers alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, look
 from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..task import Task
@@ -85,11 +85,10 @@ class SCAFFOLD(Algorithm):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x, c, c_i = view.x, view.c, state
         if self.option == "I":
-            # After one step from rest the momentum is the gradient itself; where that step led is not used.
-            whole = yield Local(x, replace(self.local, batch=None, steps=1, momentum=0.5))
-            assert whole.momentum is not None
+            seen = yield look(x, self.local)
+            assert seen.momentum is not None
             y = yield Local(x, self.local, offset=c - c_i)
-            return Reply(y.x - x, whole.momentum - c_i), c_i  # line 12, option I
+            return Reply(y.x - x, seen.momentum - c_i), c_i  # line 12, option I
         y = yield Local(x, self.local, offset=c - c_i)  # line 10
         rate = self.local.rate(key)
         if rate == 0:  # a schedule's last round: the client went nowhere and learned nothing

@@ -51,7 +51,7 @@ class Work(NamedTuple):
 Plan = Literal["each", "together"]
 """Clients one after the other, or many small ones trained as one. Timed once, then kept: it moves the last bits."""
 PROBE = 3  # steps timed of each
-WORTH = 0.05  # seconds: below that, torch.func's own import costs more than it can save
+WORTH = 0.05  # seconds of training a round: below that there is little to save, and torch.func's import costs more
 MARGIN = 0.8  # of the time, below which together is taken
 TOGETHER = 50  # clients trained as one, at most
 CHUNK = 1000  # test examples a job, fixed: sums must not depend on the number of workers

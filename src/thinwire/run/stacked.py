@@ -3,7 +3,7 @@
 Two ways to the same numbers (to rounding). ``torch.func`` takes any module. For chains of
 linear layers and functions of each example, which are what small models mostly are, the
 layers of all models are one batched product each, and its gradient is added where it is
-wanted: no gradient is ever allocated, which is most of what such a step costs.
+wanted: none is ever allocated.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +131,9 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         momentum = torch.zeros_like(w)
         if request.momentum is not None:
             momentum.copy_(request.momentum.flat)
-    net = _Net(slot, key)
+    loss_of = partial(task.loss, slot.module)
+    if request.loss is not None:
+        loss_of = partial(request.loss, _Net(slot, key), task)
     lr, generator = trainer.rate(key), key.generator("batches")
     total, steps, seen = torch.zeros((), device=slot.device), 0, 0
     fewest = 2 if slot.batch_norm else 1
@@ -145,7 +148,7 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     for indices in batches(len(task), trainer, generator, fewest):
         g.zero_()
         batch = to_device(task.batch(indices, generator), slot.device)
-        losses = task.loss(slot.module, batch) if request.loss is None else request.loss(net, task, batch)
+        losses = loss_of(batch)
         losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
         slot.collect()
         total += losses.detach().sum()
