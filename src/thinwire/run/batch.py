@@ -19,6 +19,7 @@ from ..key import Key
 from ..local import Local, LocalSGD, Trained
 from ..params import Layout, Params
 from ..task import Supervised, Task
+from .chain import chain, train_chain
 from .stacked import gradients
 from .train import Slot, bent, table
 
@@ -37,6 +38,25 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
 
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
     """:func:`thinwire.run.train.train` for clients that are :func:`batchable`. Raises :class:`NonFinite`."""
+    own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
+    known = chain(slot.module, slot.layout) if slot.device.type == "cpu" else None
+    if known is not None and known.takes(own[0]):
+        found = [train_chain(known, *client) for client in zip(own, requests, keys, strict=True)]
+    else:
+        found = _side_by_side(slot, own, requests, keys)
+    for trained, key in zip(found, keys, strict=True):
+        if not math.isfinite(trained.loss) or not trained.x.finite():
+            lr = requests[0].trainer.rate(key)
+            raise NonFinite(
+                f"round {key.round}, client {key.client}: the loss became {trained.loss:.3g}; lower lr={lr:g}"
+            )
+    return found
+
+
+def _side_by_side(
+    slot: Slot, tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequence[Key]
+) -> list[Trained]:
+    """Every step of all clients is one."""
     trainer, device, num = requests[0].trainer, slot.device, len(tasks)
     w = torch.stack([request.x.flat for request in requests]).to(device)  # [clients, d]
     g = torch.empty_like(w)
@@ -49,15 +69,12 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
         momentum.copy_(begun)
     kept = _stack([request.mask for request in requests], device)
     part = _stack([request.shift for request in requests], device)
-    bends = (offset, anchor, momentum, kept, part)
-    plain = all(bend is None for bend in bends) and not trainer.weight_decay
     lr = trainer.rate(keys[0])
-    own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
-    everyone = own[0].whole()
+    everyone = tasks[0].whole()
     slot.module.train()
 
-    push = gradients(slot.module, everyone.loss_of)
-    places = _places(own, trainer, keys)  # [steps, clients, batch], -1 where there is no example
+    slopes_of = gradients(slot.module, everyone.loss_of)
+    places = _places(tasks, trainer, keys)  # [steps, clients, batch], -1 where there is no example
     steps, active = (places[:, :, 0] >= 0).sum(0).tolist(), (places[:, :, 0] >= 0).all(1).tolist()
     if part is not None:
         part /= torch.tensor(steps, device=device)[:, None]
@@ -66,10 +83,7 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
         mask = (indices >= 0).to(device).float()
         inputs, targets = everyone.batch(indices.clamp_min(0).view(-1))
         inputs, targets = (t.to(device).view(*indices.shape, *t.shape[1:]) for t in (inputs, targets))
-        if plain and all_active:  # nothing bends the step: the gradients need not be kept
-            total += push(layers, inputs, targets, mask, layers, 1.0, -lr)
-            continue
-        total += push(layers, inputs, targets, mask, slopes, 0.0, 1.0)
+        total += slopes_of(layers, inputs, targets, mask, slopes)
         before = None if momentum is None or all_active else momentum.clone()
         step = bent(g, w, trainer, offset, anchor, momentum)
         if momentum is not None and before is not None:
@@ -83,12 +97,9 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
             w.add_(part * mask[:, :1])
     w, means = w.cpu(), (total.cpu() / torch.tensor(seen)).tolist()
     results = []
-    for i, key in enumerate(keys):
-        x = Params(slot.layout, w[i])
-        if not math.isfinite(means[i]) or not x.finite():
-            raise NonFinite(f"round {key.round}, client {key.client}: the loss became {means[i]:.3g}; lower lr={lr:g}")
+    for i in range(num):
         ended = None if momentum is None else Params(slot.layout, momentum[i].cpu())
-        results.append(Trained(x, steps[i], means[i], ended))
+        results.append(Trained(Params(slot.layout, w[i]), steps[i], means[i], ended))
     return results
 
 

@@ -499,3 +499,110 @@ static void FN(collect)(const float *x, const Draw *d, u32 mask, i64 start, i64 
         for (i64 j = 0; j < some; j++) sums[place[j]] += gauss[j];
     }
 }
+
+/* -- chain --------------------------------------------------------------------------------------------------- */
+
+/* Examples are taken five at a time, beside as many rows of the weights as there are registers for. Rows of examples are
+ * padded with zeros to whole vectors, and their number to a multiple of five; weights lie as they were given. */
+#define ROWS 5
+#if defined(AVX512)
+#define ABREAST 4
+#else
+#define ABREAST 1
+#endif
+
+INLINE v16 FN(some)(const float *x, i64 length) {
+    if (length >= 16) return *(const v16 *)x;
+    v16 v = {0};
+    memcpy(&v, x, (size_t)length * 4);
+    return v;
+}
+
+INLINE float FN(summed)(v16 v) {
+    v += LANES(v, 8);
+    v += LANES(v, 4);
+    v += LANES(v, 2);
+    return v[0] + v[1];
+}
+
+/* y[b][o] = bias[o] + x[b] . w[o], of five examples and `wide` outputs. */
+INLINE void FN(dots)(const float *x, i64 gap, const float *w, const float *bias, i64 in, const int wide, float *y, i64 out_gap) {
+    v16 sums[ROWS][ABREAST] = {{{0}}};
+    i64 i = 0;
+    for (; i + 16 <= in; i += 16)
+        for (int o = 0; o < wide; o++) {
+            v16 v = *(const v16 *)(w + o * in + i);
+            for (int b = 0; b < ROWS; b++) sums[b][o] += *(const v16 *)(x + b * gap + i) * v;
+        }
+    if (i < in)
+        for (int o = 0; o < wide; o++) {
+            v16 v = FN(some)(w + o * in + i, in - i);
+            for (int b = 0; b < ROWS; b++) sums[b][o] += *(const v16 *)(x + b * gap + i) * v;
+        }
+    for (int b = 0; b < ROWS; b++)
+        for (int o = 0; o < wide; o++) y[b * out_gap + o] = FN(summed)(sums[b][o]) + (bias ? bias[o] : 0);
+}
+
+static void FN(linear)(const float *x, i64 gap, i64 rows, const float *w, const float *bias, i64 in, i64 out, float *y, i64 out_gap) {
+    i64 o = 0;
+    for (; o + ABREAST <= out; o += ABREAST)
+        for (i64 b = 0; b < rows; b += ROWS)
+            FN(dots)(x + b * gap, gap, w + o * in, bias ? bias + o : 0, in, ABREAST, y + b * out_gap + o, out_gap);
+    for (; o < out; o++)
+        for (i64 b = 0; b < rows; b += ROWS)
+            FN(dots)(x + b * gap, gap, w + o * in, bias ? bias + o : 0, in, 1, y + b * out_gap + o, out_gap);
+}
+
+/* dx[b] = sum of dy[b][o] * w[o]. */
+static void FN(linear_inputs)(const float *dy, i64 out_gap, i64 rows, const float *w, i64 in, i64 out, float *dx, i64 gap) {
+    for (i64 b = 0; b < rows; b += ROWS)
+        for (i64 i = 0; i < in; i += 16) {
+            v16 sums[ROWS] = {{0}};
+            for (i64 o = 0; o < out; o++) {
+                v16 v = FN(some)(w + o * in + i, in - i);
+                for (int r = 0; r < ROWS; r++) sums[r] += v * dy[(b + r) * out_gap + o];
+            }
+            for (int r = 0; r < ROWS; r++) *(v16 *)(dx + (b + r) * gap + i) = sums[r];
+        }
+}
+
+/* into[o] += by * (sum of dy[b][o] * x[b]), of five examples and `wide` outputs. */
+INLINE void FN(outer)(const float *x, i64 gap, const float *dy, i64 out_gap, float by, i64 in, const int wide, float *into) {
+    v16 slopes[ROWS][ABREAST];
+    for (int b = 0; b < ROWS; b++)
+        for (int o = 0; o < wide; o++) slopes[b][o] = (v16){0} + by * dy[b * out_gap + o];
+    i64 i = 0;
+    for (; i + 16 <= in; i += 16) {
+        v16 sums[ABREAST];
+        for (int o = 0; o < wide; o++) sums[o] = *(const v16 *)(into + o * in + i);
+        for (int b = 0; b < ROWS; b++) {
+            v16 v = *(const v16 *)(x + b * gap + i);
+            for (int o = 0; o < wide; o++) sums[o] += slopes[b][o] * v;
+        }
+        for (int o = 0; o < wide; o++) *(v16 *)(into + o * in + i) = sums[o];
+    }
+    for (; i < in; i++)
+        for (int o = 0; o < wide; o++)
+            for (int b = 0; b < ROWS; b++) into[o * in + i] += slopes[b][o][0] * x[b * gap + i];
+}
+
+static void FN(linear_weights)(const float *x, i64 gap, i64 rows, const float *dy, i64 out_gap, float by, i64 in, i64 out, float *into) {
+    i64 o = 0;
+    for (; o + ABREAST <= out; o += ABREAST)
+        for (i64 b = 0; b < rows; b += ROWS) FN(outer)(x + b * gap, gap, dy + b * out_gap + o, out_gap, by, in, ABREAST, into + o * in);
+    for (; o < out; o++)
+        for (i64 b = 0; b < rows; b += ROWS) FN(outer)(x + b * gap, gap, dy + b * out_gap + o, out_gap, by, in, 1, into + o * in);
+}
+
+/* One step: what the trainer and the request add to the gradients g, then w moves. */
+static void FN(bend)(float *w, float *g, const Bend *b, i64 n) {
+    if (b->decay != 0) for (i64 i = 0; i < n; i++) g[i] += b->decay * w[i];
+    if (b->anchor) for (i64 i = 0; i < n; i++) g[i] += b->prox * (w[i] - b->anchor[i]);
+    if (b->offset) for (i64 i = 0; i < n; i++) g[i] += b->offset[i];
+    if (b->velocity) for (i64 i = 0; i < n; i++) g[i] = b->velocity[i] = b->momentum * b->velocity[i] + g[i];
+    if (b->mask) for (i64 i = 0; i < n; i++) g[i] *= b->mask[i];
+    for (i64 i = 0; i < n; i++) w[i] -= b->lr * g[i];
+    if (b->part) for (i64 i = 0; i < n; i++) w[i] += b->part[i];
+}
+#undef ROWS
+#undef ABREAST

@@ -9,6 +9,7 @@
  */
 
 #define _GNU_SOURCE
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -61,6 +62,13 @@ typedef struct {
     u32 times[3], plus[3], fold, all;   /* the permutation of the integers up to `all` */
     const float *table;
 } Draw;
+
+/* How a step is bent: null, or as many floats as the model has. */
+typedef struct {
+    const float *anchor, *offset, *mask, *part;
+    float *velocity;
+    float lr, decay, prox, momentum;
+} Bend;
 
 /* -- the loops, at each level -------------------------------------------------------------------------------- */
 
@@ -642,4 +650,94 @@ int tw_bits_encode(const i64 *positions, i64 k, i64 n, u8 *bits) {
 void tw_bits_decode(const u8 *bits, i64 length, i64 *positions) {
     for (i64 at = 0; at < length; at += 8)
         for (u64 w = load(bits, at, length); w; w &= w - 1) *positions++ = at * 8 + __builtin_ctzll(w);
+}
+
+/* -- run/chain.py -------------------------------------------------------------------------------------------- */
+
+enum { IDENTITY, RELU, TANH, SIGMOID };
+
+/* A linear layer and the function after it; where its weights [out, in] and its bias lie in the model, -1 for none. */
+typedef struct { i64 in, out, weight, bias, after; } Linear;
+
+static void activated(float *y, i64 n, i64 after) {
+    if (after == RELU) for (i64 i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i]; /* NaN stays */
+    if (after == TANH) for (i64 i = 0; i < n; i++) y[i] = tanhf(y[i]);
+    if (after == SIGMOID) for (i64 i = 0; i < n; i++) y[i] = 1 / (1 + expf(-y[i]));
+}
+
+static void slopes(const float *y, float *dy, i64 n, i64 after) {
+    if (after == RELU) for (i64 i = 0; i < n; i++) dy[i] = y[i] > 0 ? dy[i] : 0;
+    if (after == TANH) for (i64 i = 0; i < n; i++) dy[i] *= 1 - y[i] * y[i];
+    if (after == SIGMOID) for (i64 i = 0; i < n; i++) dy[i] *= y[i] * (1 - y[i]);
+}
+
+/* Logits become their derivatives of the mean cross-entropy of `rows` examples; the sum of their losses is returned. */
+static double cross_entropy(float *y, i64 gap, i64 rows, i64 classes, const i64 *targets) {
+    double total = 0;
+    for (i64 b = 0; b < rows; b++, y += gap) {
+        float top = y[0], sum = 0, right = y[targets[b]];
+        for (i64 c = 1; c < classes; c++) top = y[c] > top ? y[c] : top;
+        for (i64 c = 0; c < classes; c++) sum += y[c] = expf(y[c] - top);
+        total += logf(sum) + top - right;
+        for (i64 c = 0; c < classes; c++) y[c] = (y[c] / sum - (c == targets[b])) / (float)rows;
+    }
+    return total;
+}
+
+static i64 padded(i64 n) { return (n + 15) / 16 * 16; }
+
+/* SGD of one model, w, in place: step s sees examples places[s][..], -1 where there are no more. The sum of the losses
+ * is written to `loss`. -1 where there is no memory. The caller has checked places and targets. */
+int tw_chain(float *w, i64 n, const Linear *layers, int depth, const float *x, const i64 *targets, const i64 *places, i64 steps,
+             i64 size, const Bend *bend, double *loss) {
+    i64 rows = (size + 4) / 5 * 5, floats = rows * padded(layers[0].in);
+    for (int l = 0; l < depth; l++) floats += 2 * rows * padded(layers[l].out);
+    int plain = bend->decay == 0 && !bend->anchor && !bend->offset && !bend->velocity && !bend->mask && !bend->part;
+    float *room = calloc((size_t)(floats + (plain ? 0 : n)), 4), **values = malloc(2 * (size_t)(depth + 1) * sizeof *values);
+    i64 *labels = malloc((size_t)size * sizeof *labels);
+    int bad = !room || !values || !labels;
+    double total = 0;
+    if (!bad) {
+        float **back = values + depth + 1, *free_ = room, *g = plain ? w : room + floats;
+        values[0] = free_, free_ += rows * padded(layers[0].in);
+        for (int l = 0; l < depth; l++) {
+            values[l + 1] = free_, free_ += rows * padded(layers[l].out);
+            back[l + 1] = free_, free_ += rows * padded(layers[l].out);
+        }
+        for (i64 s = 0; s < steps; s++, places += size) {
+            i64 in = layers[0].in, wide = padded(in), seen = 0;
+            for (; seen < size && places[seen] >= 0; seen++) {
+                memcpy(values[0] + seen * wide, x + places[seen] * in, (size_t)in * 4);
+                labels[seen] = targets[places[seen]];
+            }
+            memset(values[0] + seen * wide, 0, (size_t)((rows - seen) * wide) * 4);
+            for (int l = 0; l < depth; l++) {
+                const Linear *it = layers + l;
+                i64 gap = padded(it->out);
+                const float *bias = it->bias < 0 ? 0 : w + it->bias;
+                CALL(linear, values[l], padded(it->in), rows, w + it->weight, bias, it->in, it->out, values[l + 1], gap);
+                for (i64 b = 0; b < rows; b++) activated(values[l + 1] + b * gap, it->out, it->after);
+            }
+            i64 classes = layers[depth - 1].out, last = padded(classes);
+            memcpy(back[depth], values[depth], (size_t)(seen * last) * 4);
+            memset(back[depth] + seen * last, 0, (size_t)((rows - seen) * last) * 4);
+            total += cross_entropy(back[depth], last, seen, classes, labels);
+            if (!plain) memset(g, 0, (size_t)n * 4);
+            for (int l = depth - 1; l >= 0; l--) {
+                const Linear *it = layers + l;
+                i64 gap = padded(it->in), out_gap = padded(it->out);
+                float by = plain ? -bend->lr : 1, *dy = back[l + 1];
+                for (i64 b = 0; b < seen; b++) slopes(values[l + 1] + b * out_gap, dy + b * out_gap, it->out, it->after);
+                if (l) CALL(linear_inputs, dy, out_gap, rows, w + it->weight, it->in, it->out, back[l], gap);
+                CALL(linear_weights, values[l], gap, rows, dy, out_gap, by, it->in, it->out, g + it->weight);
+                if (it->bias >= 0)
+                    for (i64 b = 0; b < seen; b++)
+                        for (i64 o = 0; o < it->out; o++) g[it->bias + o] += by * dy[b * out_gap + o];
+            }
+            if (!plain) CALL(bend, w, g, bend, n);
+        }
+    }
+    *loss = total;
+    free(room), free(values), free(labels);
+    return bad ? -1 : 0;
 }

@@ -1,0 +1,120 @@
+"""Small models of linear layers trained in C, one client after the other: each stays in the processor's cache.
+
+What torch spends on such a client is overhead (its steps taken singly) or memory traffic (many
+models side by side); the arithmetic is the smallest part. The loops are ``tw_chain`` in
+``kernels/native``; the numbers are those of :mod:`thinwire.run.train` to rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..kernels import native
+from ..key import Key
+from ..local import Local, Trained
+from ..params import Layout, Params
+from ..task import Supervised, cross_entropy
+from .train import table
+
+AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
+
+
+class Chain(NamedTuple):
+    """The layers of a model as C takes them: inputs, outputs, places of weight and bias (-1: none), function after."""
+
+    layers: list[list[int]]
+    flattens: bool  # whether it begins by making rows of its inputs
+
+    def takes(self, task: Supervised) -> bool:
+        """Whether the loops know this task: rows of floats or pictures, classes, cross-entropy."""
+        shape, classes = task.inputs.shape, self.layers[-1][1]
+        rows = shape[1:].numel() == self.layers[0][0] and (len(shape) == 2 or self.flattens)
+        kinds = task.inputs.dtype in (torch.float32, torch.uint8) and task.targets.dtype == torch.int64
+        if not (rows and kinds and task.targets.ndim == 1 and task.loss_of is cross_entropy and len(task.targets)):
+            return False
+        low, high = torch.aminmax(task.targets)
+        return int(low) >= 0 and int(high) < classes
+
+
+class _Bend(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("anchor", "offset", "mask", "part", "velocity")] + [
+        (name, ctypes.c_float) for name in ("lr", "decay", "prox", "momentum")
+    ]
+
+
+def chain(module: nn.Module, layout: Layout) -> Chain | None:
+    """The module as a chain of linear layers, if it is one and the loops were compiled; else None."""
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
+    if native.library() is None or hooked:
+        return None
+    layers: list[list[int]] = []
+    flattens = False
+    for name, stage in _stages(module):
+        if type(stage) is nn.Linear:
+            parts = [layout.spans.get(f"{name}{part}") for part in ("weight", "bias")]
+            places = [-1 if span is None else span[0] for span in parts]
+            if places[0] < 0 or (places[1] < 0) != (stage.bias is None):  # frozen, or one layer used twice
+                return None
+            layers.append([stage.in_features, stage.out_features, *places, AFTER[nn.Identity]])
+        elif type(stage) in AFTER and layers and layers[-1][-1] == AFTER[nn.Identity]:
+            layers[-1][-1] = AFTER[type(stage)]
+        elif type(stage) is nn.Flatten and stage.start_dim == 1 and stage.end_dim == -1 and not layers:
+            flattens = True
+        else:
+            return None
+    own = sum(size for _, size, _ in layout.spans.values())
+    if not layers or own != sum(i * o + (o if bias >= 0 else 0) for i, o, _, bias, _ in layers):
+        return None
+    return Chain(layers, flattens)
+
+
+def train_chain(chain: Chain, task: Supervised, request: Local, key: Key) -> Trained:
+    """:func:`thinwire.run.train.train` of a task that ``chain`` takes. Its numbers may have become infinite."""
+    lib = native.library()
+    assert lib is not None
+    trainer = request.trainer
+    w = request.x.flat.clone()
+    places = table(len(task), trainer, key.generator("batches"))
+    inputs, targets = task.batch(torch.arange(len(task)))
+    inputs, targets = inputs.reshape(len(task), -1).float().contiguous(), targets.contiguous()
+    velocity = None
+    if trainer.momentum:
+        velocity = torch.zeros_like(w) if request.momentum is None else request.momentum.flat.clone()
+    part = None if request.shift is None else request.shift.flat / len(places)
+    anchor = (request.anchor or request.x).flat if trainer.prox else None
+    offset, mask = (None if given is None else given.flat for given in (request.offset, request.mask))
+    bends = (anchor, offset, mask, part, velocity)
+    reals = (trainer.rate(key), trainer.weight_decay, trainer.prox, trainer.momentum)
+    bend = _Bend(*(None if bend is None else bend.data_ptr() for bend in bends), *reals)
+    layers = (ctypes.c_int64 * (5 * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
+    loss = ctypes.c_double()
+    status = lib.tw_chain(
+        w.data_ptr(),
+        w.numel(),
+        layers,
+        len(chain.layers),
+        inputs.data_ptr(),
+        targets.data_ptr(),
+        places.data_ptr(),
+        len(places),
+        places.shape[1],
+        ctypes.byref(bend),
+        ctypes.byref(loss),
+    )
+    native.check(status)
+    x, seen = Params(request.x.layout, w), int((places >= 0).sum())
+    return Trained(x, len(places), loss.value / seen, None if velocity is None else Params(x.layout, velocity))
+
+
+def _stages(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    if type(module) is not nn.Sequential:
+        yield prefix, module
+        return
+    for name, child in module._modules.items():  # named_children would say a layer used twice but once
+        assert child is not None
+        yield from _stages(child, f"{prefix}{name}.")

@@ -1,0 +1,233 @@
+"""Small models trained in C: what torch makes of the same client, at every level of the instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from thinwire import Key, LocalSGD, Supervised
+from thinwire.kernels import native
+from thinwire.local import Local
+from thinwire.params import Params
+from thinwire.run.batch import train_many
+from thinwire.run.chain import Chain, chain, train_chain
+from thinwire.run.train import Slot, train
+
+KEY = Key(3, 2, 1)
+
+
+@pytest.fixture
+def levels() -> Iterator[list[str]]:
+    """Every level that this machine has."""
+    chosen = list(native._chosen)
+    if native._loaded() is None:
+        pytest.skip("the kernels are not compiled here")
+    yield [level for level in native.LEVELS if native.use(level) == level]
+    native._chosen[:] = chosen
+    native._level()
+
+
+def deep() -> nn.Module:  # widths on either side of a vector of 16, and of four rows
+    hidden = nn.Sequential(nn.Linear(17, 33), nn.Tanh(), nn.Linear(33, 6, bias=False), nn.Sigmoid())
+    return nn.Sequential(nn.Linear(7, 17), nn.ReLU(), hidden, nn.Linear(6, 5))
+
+
+def logistic() -> nn.Module:
+    return nn.Linear(7, 3)
+
+
+def of_pictures() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 4), nn.ReLU())
+
+
+def rows(n: int = 23, classes: int = 3) -> Supervised:
+    g = torch.Generator().manual_seed(1)
+    return Supervised(torch.randn(40, 7, generator=g), torch.randint(classes, (40,), generator=g), torch.arange(n) + 5)
+
+
+def pictures(n: int = 23) -> Supervised:
+    g = torch.Generator().manual_seed(2)
+    inputs = torch.randint(256, (40, 3, 4, 4), generator=g, dtype=torch.uint8)
+    return Supervised(
+        inputs, torch.randint(4, (40,), generator=g), torch.arange(n), mean=(0.1, 0.2, 0.3), std=(1, 2, 3)
+    )
+
+
+def made(module: nn.Module) -> tuple[Slot, Chain, Params]:
+    torch.manual_seed(0)
+    slot = Slot(module)
+    slot.flat.normal_(std=0.5)
+    known = chain(slot.module, slot.layout)
+    assert known is not None
+    return slot, known, slot.params()
+
+
+def some(x: Params, seed: int, scale: float = 0.1) -> Params:
+    return Params(x.layout, scale * torch.randn(x.layout.size, generator=torch.Generator().manual_seed(seed)))
+
+
+TRAINERS = {
+    "a few": LocalSGD(0.2, batch=4, epochs=2),
+    "five": LocalSGD(0.2, batch=5),
+    "one by one": LocalSGD(0.1, batch=1),
+    "all at once": LocalSGD(0.3, batch=None, epochs=3),
+    "part of an epoch": LocalSGD(0.2, batch=7, epochs=0.5),
+    "steps": LocalSGD(0.2, batch=16, steps=5),
+    "bent": LocalSGD(0.1, batch=8, epochs=2, momentum=0.8, weight_decay=0.01, prox=0.1),
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize(("module", "task"), [(deep, rows), (logistic, rows), (of_pictures, pictures)])
+def test_a_client_trained_in_c_is_the_client_trained_in_torch(name: str, module: Any, task: Any, levels: Any) -> None:
+    (slot, known, x), own = made(module()), task()
+    assert known.takes(own)
+    expected, found = train(slot, own, Local(x, TRAINERS[name]), KEY), []
+    for level in levels:
+        native.use(level)
+        found.append(train_chain(known, own, Local(x, TRAINERS[name]), KEY))
+    assert found[0].steps == expected.steps
+    assert found[0].loss == pytest.approx(expected.loss, rel=1e-5)
+    torch.testing.assert_close(found[0].x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
+    assert not torch.equal(found[0].x.flat, x.flat)
+    if expected.momentum is not None:
+        torch.testing.assert_close(found[0].momentum.flat, expected.momentum.flat, atol=2e-6, rtol=2e-5)
+    for other in found[1:]:
+        assert torch.equal(other.x.flat, found[0].x.flat)
+        assert other.loss == found[0].loss
+
+
+@pytest.mark.parametrize("what", ["offset", "anchor", "mask", "shift", "momentum"])
+def test_what_a_request_asks_for_besides_is_done_in_c_too(what: str, levels: Any) -> None:
+    (slot, known, x), own = made(deep()), rows()
+    asked = (some(x, 4).flat > 0).float() if what == "mask" else some(x, 4).flat
+    request = Local(x, TRAINERS["bent"])._replace(**{what: Params(x.layout, asked)})
+    expected, found = train(slot, own, request, KEY), train_chain(known, own, request, KEY)
+    torch.testing.assert_close(found.x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
+    plain = train_chain(known, own, Local(x, TRAINERS["bent"]), KEY)
+    assert (plain.x.flat - found.x.flat).abs().max() > 1e-4
+    if what == "momentum":
+        assert torch.equal(request.momentum.flat, asked), "what the request holds is not written to"
+
+
+def test_many_clients_are_the_clients_one_by_one(levels: Any) -> None:
+    slot, _, x = made(deep())
+    tasks = [replace(rows(n), indices=torch.arange(n)) for n in (3, 8, 20)]
+    tasks = [replace(tasks[0], indices=task.indices) for task in tasks]
+    keys = [KEY._replace(client=i) for i in range(3)]
+    trainer = LocalSGD(0.2, batch=6, momentum=0.5)
+    found = train_many(slot, tasks, [Local(x, trainer)] * 3, keys)
+    native.use("reference")  # then torch.func takes them
+    together = train_many(slot, tasks, [Local(x, trainer)] * 3, keys)
+    for task, key, one, other in zip(tasks, keys, found, together, strict=True):
+        expected = train(slot, task, Local(x, trainer), key)
+        assert one.steps == other.steps == expected.steps
+        torch.testing.assert_close(one.x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
+        torch.testing.assert_close(other.x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
+
+
+def test_a_client_whose_training_diverges_is_named(levels: Any) -> None:
+    slot, _, x = made(logistic())
+    own = replace(rows(), inputs=rows().inputs * 1e30)
+    with pytest.raises(tw.errors.NonFinite, match=r"round 2, client 1: .* lower lr=1e\+30"):
+        train_many(slot, [own], [Local(x, LocalSGD(1e30, batch=5))], [KEY])
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    return layer
+
+
+def hooked_behind() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_full_backward_hook(lambda module, before, after: None)
+    return layer
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[0].requires_grad_(False)
+    return module
+
+
+def unbiased() -> nn.Module:
+    module = nn.Linear(4, 4)
+    module.bias.requires_grad_(False)
+    return module
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Beside(nn.Sequential):
+    """Has more than its children."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x) * self.scale
+        return found
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False, track_running_stats=False)),
+        nn.Sequential(nn.Flatten(0), nn.Linear(4, 4)),
+        nn.Sequential(nn.Linear(4, 4), nn.Softmax(0)),
+        nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout()),
+        nn.Sequential(nn.ReLU(), nn.Linear(4, 4)),
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Tanh()),
+        nn.Conv2d(3, 3, 3),
+        Doubled(4, 4),
+        Beside(),
+        shared(),
+        hooked(),
+        hooked_behind(),
+        frozen(),
+        unbiased(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_no_other_module_is_taken_for_a_chain(module: nn.Module, levels: Any) -> None:
+    slot = Slot(nn.Linear(4, 4))  # a hook is lost where a module is copied
+    assert chain(slot.module, slot.layout) is not None
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    assert chain(module, tw.Layout.of(trained)) is None
+
+
+def test_no_other_task_is_taken(levels: Any) -> None:
+    _, known, _ = made(logistic())
+    own = rows()
+    assert known.takes(own)
+    assert not known.takes(replace(own, targets=own.targets.where(own.targets != 2, -100)))  # what torch leaves out
+    assert not known.takes(replace(own, targets=own.targets + 1))  # a class that is not there
+    assert not known.takes(replace(own, targets=own.targets.int()))
+    assert not known.takes(replace(own, targets=torch.zeros(40, 3)))  # probabilities
+    assert not known.takes(replace(own, inputs=own.inputs.double()))
+    assert not known.takes(replace(own, inputs=own.inputs[:, :6]))
+    assert not known.takes(replace(own, inputs=own.inputs[:, None]))  # a sequence, and nothing that flattens it
+    assert not known.takes(replace(own, loss_of=lambda outputs, targets: outputs.sum(1)))
+
+
+def test_without_the_compiled_loops_there_is_no_chain(levels: Any) -> None:
+    native.use("reference")
+    slot = Slot(nn.Linear(4, 4))
+    assert chain(slot.module, slot.layout) is None
