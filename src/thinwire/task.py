@@ -99,9 +99,10 @@ class Supervised:
         if generator is not None:
             for change in self.augment:
                 inputs = change(inputs, generator)
-        return self._inputs(inputs), self.targets[where]
+        return self.normalised(inputs), self.targets[where]
 
-    def _inputs(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
+        """Inputs as the model takes them: pictures of bytes as floats."""
         if x.dtype != torch.uint8 or x.ndim != 4:
             return x
         if self.mean is None or self.std is None:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFinite
+from ..kernels import native
 from ..key import Key
 from ..local import Local, LocalSGD, Trained
 from ..params import Layout, Params
 from ..task import Supervised, Task
-from .chain import chain, train_chain
+from .chain import Examples, chain, train_chain
 from .stacked import gradients
 from .train import Slot, bent, table
 
@@ -41,7 +42,9 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
     known = chain(slot.module, slot.layout) if slot.device.type == "cpu" else None
     if known is not None and known.takes(own[0]):
-        found = [train_chain(known, *client) for client in zip(own, requests, keys, strict=True)]
+        native.keep_memory()
+        examples = Examples(own[0])
+        found = [train_chain(known, examples, *client) for client in zip(own, requests, keys, strict=True)]
     else:
         found = _side_by_side(slot, own, requests, keys)
     for trained, key in zip(found, keys, strict=True):

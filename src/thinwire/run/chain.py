@@ -32,13 +32,37 @@ class Chain(NamedTuple):
 
     def takes(self, task: Supervised) -> bool:
         """Whether the loops know this task: rows of floats or pictures, classes, cross-entropy."""
-        shape, classes = task.inputs.shape, self.layers[-1][1]
-        rows = shape[1:].numel() == self.layers[0][0] and (len(shape) == 2 or self.flattens)
-        kinds = task.inputs.dtype in (torch.float32, torch.uint8) and task.targets.dtype == torch.int64
-        if not (rows and kinds and task.targets.ndim == 1 and task.loss_of is cross_entropy and len(task.targets)):
+        x, y, shape = task.inputs, task.targets, task.inputs.shape
+        rows = shape[1:].numel() == self.layers[0][0] and (x.ndim == 2 or self.flattens)
+        known = x.dtype == torch.float32 or (x.dtype == torch.uint8 and x.ndim == 4)
+        there = all(t.device.type == "cpu" and t.is_contiguous() and len(t) for t in (x, y))
+        if not (rows and known and there and y.dtype == torch.int64 and y.ndim == 1 and task.loss_of is cross_entropy):
             return False
-        low, high = torch.aminmax(task.targets)
-        return int(low) >= 0 and int(high) < classes
+        low, high = torch.aminmax(y)
+        return int(low) >= 0 and int(high) < self.layers[-1][1]
+
+
+class Examples(ctypes.Structure):
+    """Where the examples of a task that :meth:`Chain.takes` lie in memory, those of all clients."""
+
+    _fields_ = (
+        ("floats", ctypes.c_void_p),
+        ("bytes", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("plane", ctypes.c_int64),
+        ("targets", ctypes.c_void_p),
+    )
+
+    def __init__(self, task: Supervised) -> None:
+        x = task.inputs
+        self.targets, self.held = task.targets.data_ptr(), [x, task.targets]
+        if x.dtype == torch.float32:
+            self.floats = x.data_ptr()
+            return
+        every = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, x.shape[1], 1, 1)
+        table = task.normalised(every).view(256, -1).t().contiguous()  # [channels, 256]
+        self.bytes, self.table, self.plane = x.data_ptr(), table.data_ptr(), x.shape[2] * x.shape[3]
+        self.held.append(table)
 
 
 class _Bend(ctypes.Structure):
@@ -73,15 +97,18 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
     return Chain(layers, flattens)
 
 
-def train_chain(chain: Chain, task: Supervised, request: Local, key: Key) -> Trained:
+def train_chain(chain: Chain, examples: Examples, task: Supervised, request: Local, key: Key) -> Trained:
     """:func:`thinwire.run.train.train` of a task that ``chain`` takes. Its numbers may have become infinite."""
     lib = native.library()
     assert lib is not None
     trainer = request.trainer
     w = request.x.flat.clone()
     places = table(len(task), trainer, key.generator("batches"))
-    inputs, targets = task.batch(torch.arange(len(task)))
-    inputs, targets = inputs.reshape(len(task), -1).float().contiguous(), targets.contiguous()
+    own = None if task.indices is None else task.indices.long().contiguous()
+    if own is not None:
+        low, high = (int(end) for end in torch.aminmax(own))
+        if low < 0 or high >= len(task.inputs):
+            own = torch.arange(len(task.inputs))[own]  # as torch reads them: from the end, or not at all
     velocity = None
     if trainer.momentum:
         velocity = torch.zeros_like(w) if request.momentum is None else request.momentum.flat.clone()
@@ -98,8 +125,8 @@ def train_chain(chain: Chain, task: Supervised, request: Local, key: Key) -> Tra
         w.numel(),
         layers,
         len(chain.layers),
-        inputs.data_ptr(),
-        targets.data_ptr(),
+        ctypes.byref(examples),
+        None if own is None else own.data_ptr(),
         places.data_ptr(),
         len(places),
         places.shape[1],

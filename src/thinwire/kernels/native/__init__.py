@@ -33,6 +33,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_use": (INT, [INT]),
     "tw_source": (WORD, []),
     "tw_large": (None, [POINTER, LONG]),
+    "tw_keep_memory": (None, []),
     "tw_top_k": (INT, [POINTER, LONG, LONG, POINTER, INT]),
     "tw_count": (LONG, [POINTER, LONG, WORD, WORD, POINTER, INT]),
     "tw_fill": (None, [POINTER, LONG, WORD, WORD, POINTER, POINTER, INT]),
@@ -73,6 +74,18 @@ def empty(lib: ctypes.CDLL, *shape: int, dtype: torch.dtype = torch.float32) -> 
     if made.nbytes >= LARGE:
         lib.tw_large(made.data_ptr(), made.nbytes)
     return made
+
+
+@cache
+def keep_memory() -> None:
+    """From now on, in this process, memory that was freed is kept for what comes next (GNU libc).
+
+    Else vectors of some hundred kilobytes, made and dropped by the thousand, are given back to the system and faulted
+    in again page by page, which costs more than what is computed in them. What a process takes at most stays as it is.
+    """
+    lib = _loaded()
+    if lib is not None:
+        lib.tw_keep_memory()
 
 
 def joined(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:

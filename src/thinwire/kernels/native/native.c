@@ -14,6 +14,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -149,6 +152,15 @@ void tw_large(void *start, i64 bytes) {
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 #else
     (void)start, (void)bytes;
+#endif
+}
+
+/* From now on memory that was freed is kept for what comes next, instead of given back and faulted in again. */
+void tw_keep_memory(void) {
+#if defined(__GLIBC__)
+    mallopt(M_MMAP_THRESHOLD, 1 << 25); /* its highest value */
+    mallopt(M_TRIM_THRESHOLD, 1 << 28);
+    mallopt(M_TOP_PAD, 1 << 24);
 #endif
 }
 
@@ -686,10 +698,31 @@ static double cross_entropy(float *y, i64 gap, i64 rows, i64 classes, const i64 
 
 static i64 padded(i64 n) { return (n + 15) / 16 * 16; }
 
-/* SGD of one model, w, in place: step s sees examples places[s][..], -1 where there are no more. The sum of the losses
- * is written to `loss`. -1 where there is no memory. The caller has checked places and targets. */
-int tw_chain(float *w, i64 n, const Linear *layers, int depth, const float *x, const i64 *targets, const i64 *places, i64 steps,
-             i64 size, const Bend *bend, double *loss) {
+/* The examples of all clients: rows of floats, or of bytes with the float that each byte of a plane stands for. */
+typedef struct {
+    const float *floats;
+    const u8 *bytes;
+    const float *table; /* [planes, 256] */
+    i64 plane;          /* bytes of a plane */
+    const i64 *targets;
+} Examples;
+
+static void example(const Examples *e, i64 at, i64 in, float *row) {
+    if (e->floats) {
+        memcpy(row, e->floats + at * in, (size_t)in * 4);
+        return;
+    }
+    const u8 *bytes = e->bytes + at * in;
+    const float *table = e->table;
+    for (i64 start = 0; start < in; start += e->plane, table += 256)
+        for (i64 i = start; i < start + e->plane; i++) row[i] = table[bytes[i]];
+}
+
+/* SGD of one model, w, in place: step s sees this client's examples places[s][..], -1 where there are no more; `own`
+ * says where those lie, null: in that order. The sum of the losses is written to `loss`. -1 where there is no memory.
+ * The caller has checked places, own and targets. */
+int tw_chain(float *w, i64 n, const Linear *layers, int depth, const Examples *examples, const i64 *own, const i64 *places,
+             i64 steps, i64 size, const Bend *bend, double *loss) {
     i64 rows = (size + 4) / 5 * 5, floats = rows * padded(layers[0].in);
     for (int l = 0; l < depth; l++) floats += 2 * rows * padded(layers[l].out);
     int plain = bend->decay == 0 && !bend->anchor && !bend->offset && !bend->velocity && !bend->mask && !bend->part;
@@ -707,8 +740,9 @@ int tw_chain(float *w, i64 n, const Linear *layers, int depth, const float *x, c
         for (i64 s = 0; s < steps; s++, places += size) {
             i64 in = layers[0].in, wide = padded(in), seen = 0;
             for (; seen < size && places[seen] >= 0; seen++) {
-                memcpy(values[0] + seen * wide, x + places[seen] * in, (size_t)in * 4);
-                labels[seen] = targets[places[seen]];
+                i64 at = own ? own[places[seen]] : places[seen];
+                example(examples, at, in, values[0] + seen * wide);
+                labels[seen] = examples->targets[at];
             }
             memset(values[0] + seen * wide, 0, (size_t)((rows - seen) * wide) * 4);
             for (int l = 0; l < depth; l++) {
