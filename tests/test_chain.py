@@ -16,7 +16,7 @@ from thinwire.kernels import native
 from thinwire.local import Local
 from thinwire.params import Params
 from thinwire.run.batch import train_many
-from thinwire.run.chain import Chain, Examples, chain, train_chain
+from thinwire.run.chain import Chain, chain, train_chains
 from thinwire.run.train import Slot, train
 
 KEY = Key(3, 2, 1)
@@ -91,7 +91,7 @@ def test_a_client_trained_in_c_is_the_client_trained_in_torch(name: str, module:
     expected, found = train(slot, own, Local(x, TRAINERS[name]), KEY), []
     for level in levels:
         native.use(level)
-        found.append(train_chain(known, Examples(own), own, Local(x, TRAINERS[name]), KEY))
+        found.append(train_chains(known, [own], [Local(x, TRAINERS[name])], [KEY])[0])
     assert found[0].steps == expected.steps
     assert found[0].loss == pytest.approx(expected.loss, rel=1e-5)
     torch.testing.assert_close(found[0].x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
@@ -108,9 +108,9 @@ def test_what_a_request_asks_for_besides_is_done_in_c_too(what: str, levels: Any
     (slot, known, x), own = made(deep()), rows()
     asked = (some(x, 4).flat > 0).float() if what == "mask" else some(x, 4).flat
     request = Local(x, TRAINERS["bent"])._replace(**{what: Params(x.layout, asked)})
-    expected, found = train(slot, own, request, KEY), train_chain(known, Examples(own), own, request, KEY)
+    expected, found = train(slot, own, request, KEY), train_chains(known, [own], [request], [KEY])[0]
     torch.testing.assert_close(found.x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
-    plain = train_chain(known, Examples(own), own, Local(x, TRAINERS["bent"]), KEY)
+    plain = train_chains(known, [own], [Local(x, TRAINERS["bent"])], [KEY])[0]
     assert (plain.x.flat - found.x.flat).abs().max() > 1e-4
     if what == "momentum":
         assert torch.equal(request.momentum.flat, asked), "what the request holds is not written to"
@@ -136,12 +136,12 @@ def test_indices_are_read_as_torch_reads_them(levels: Any) -> None:
     _, known, x = made(logistic())
     own, trainer = replace(rows(), indices=torch.tensor([39, 3, 38])), LocalSGD(0.2, batch=2)
     there, behind = (
-        train_chain(known, Examples(own), task, Local(x, trainer), KEY)
+        train_chains(known, [task], [Local(x, trainer)], [KEY])[0]
         for task in (own, replace(own, indices=torch.tensor([-1, 3, -2], dtype=torch.int32)))
     )
     assert torch.equal(there.x.flat, behind.x.flat)
     with pytest.raises(IndexError):
-        train_chain(known, Examples(own), replace(own, indices=torch.tensor([0, 40])), Local(x, trainer), KEY)
+        train_chains(known, [replace(own, indices=torch.tensor([0, 40]))], [Local(x, trainer)], [KEY])
 
 
 def test_a_client_whose_training_diverges_is_named(levels: Any) -> None:

@@ -1,9 +1,9 @@
-"""Many small clients trained as one: their models stacked, their steps taken together.
+"""Many small clients trained as one: in C where :mod:`thinwire.run.chain` knows the model, else side by side.
 
-For small models a step is mostly overhead, and a hundred clients in one batched product
-cost little more than one. Unequal clients are padded and masked; one that has done its
-steps stands still. The draws are those of :mod:`thinwire.run.train`, so the results are
-the same to rounding.
+For small models a step is mostly overhead. Side by side, their models are stacked and a
+hundred clients in one batched product cost little more than one; unequal clients are padded
+and masked, and one that has done its steps stands still. The draws are those of
+:mod:`thinwire.run.train`, so the results are the same to rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..key import Key
 from ..local import Local, LocalSGD, Trained
 from ..params import Layout, Params
 from ..task import Supervised, Task
-from .chain import Examples, chain, train_chain
+from .chain import chain, train_chains
 from .stacked import gradients
 from .train import Slot, bent, table
 
@@ -43,8 +43,7 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     known = chain(slot.module, slot.layout) if slot.device.type == "cpu" else None
     if known is not None and known.takes(own[0]):
         native.keep_memory()
-        examples = Examples(own[0])
-        found = [train_chain(known, examples, *client) for client in zip(own, requests, keys, strict=True)]
+        found = train_chains(known, own, requests, keys)
     else:
         found = _side_by_side(slot, own, requests, keys)
     for trained, key in zip(found, keys, strict=True):

@@ -1,18 +1,18 @@
 """Small models of linear layers trained in C, one client after the other: each stays in the processor's cache.
 
 What torch spends on such a client is overhead (its steps taken singly) or memory traffic (many
-models side by side); the arithmetic is the smallest part. The loops are ``tw_chain`` in
+models side by side); the arithmetic is the smallest part. The loops are ``tw_chains`` in
 ``kernels/native``; the numbers are those of :mod:`thinwire.run.train` to rounding.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..kernels import native
 from ..key import Key
@@ -65,10 +65,14 @@ class Examples(ctypes.Structure):
         self.held.append(table)
 
 
-class _Bend(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("anchor", "offset", "mask", "part", "velocity")] + [
-        (name, ctypes.c_float) for name in ("lr", "decay", "prox", "momentum")
-    ]
+class _Client(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("w", "own", "places")),
+        *((name, ctypes.c_int64) for name in ("steps", "size")),
+        *((name, ctypes.c_void_p) for name in ("anchor", "offset", "mask", "part", "velocity")),
+        *((name, ctypes.c_float) for name in ("lr", "decay", "prox", "momentum")),
+        ("loss", ctypes.c_double),
+    )
 
 
 def chain(module: nn.Module, layout: Layout) -> Chain | None:
@@ -97,45 +101,50 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
     return Chain(layers, flattens)
 
 
-def train_chain(chain: Chain, examples: Examples, task: Supervised, request: Local, key: Key) -> Trained:
-    """:func:`thinwire.run.train.train` of a task that ``chain`` takes. Its numbers may have become infinite."""
+def train_chains(
+    chain: Chain, tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequence[Key]
+) -> list[Trained]:
+    """:func:`thinwire.run.train.train` of clients whose task ``chain`` takes. Numbers may have become infinite."""
     lib = native.library()
     assert lib is not None
-    trainer = request.trainer
-    w = request.x.flat.clone()
-    places = table(len(task), trainer, key.generator("batches"))
-    own = None if task.indices is None else task.indices.long().contiguous()
-    if own is not None:
-        low, high = (int(end) for end in torch.aminmax(own))
-        if low < 0 or high >= len(task.inputs):
-            own = torch.arange(len(task.inputs))[own]  # as torch reads them: from the end, or not at all
-    velocity = None
-    if trainer.momentum:
-        velocity = torch.zeros_like(w) if request.momentum is None else request.momentum.flat.clone()
-    part = None if request.shift is None else request.shift.flat / len(places)
-    anchor = (request.anchor or request.x).flat if trainer.prox else None
-    offset, mask = (None if given is None else given.flat for given in (request.offset, request.mask))
-    bends = (anchor, offset, mask, part, velocity)
-    reals = (trainer.rate(key), trainer.weight_decay, trainer.prox, trainer.momentum)
-    bend = _Bend(*(None if bend is None else bend.data_ptr() for bend in bends), *reals)
+    examples, clients, held = Examples(tasks[0]), (_Client * len(tasks))(), []
+    for client, task, request, key in zip(clients, tasks, requests, keys, strict=True):
+        trainer, x = request.trainer, request.x
+        w, places = (
+            x.flat.clone(memory_format=torch.contiguous_format),
+            table(len(task), trainer, key.generator("batches")),
+        )
+        velocity = None
+        if trainer.momentum:
+            velocity = torch.zeros_like(w) if request.momentum is None else request.momentum.flat.clone()
+        part = None if request.shift is None else request.shift.flat / len(places)
+        anchor = (request.anchor or x).flat.contiguous() if trainer.prox else None
+        offset, mask = (None if p is None else p.flat.contiguous() for p in (request.offset, request.mask))
+        tensors = (w, _indices(task), places, anchor, offset, mask, part, velocity)
+        at = [None if t is None else t.data_ptr() for t in tensors]
+        reals = (trainer.rate(key), trainer.weight_decay, trainer.prox, trainer.momentum)
+        client.__init__(*at[:3], *places.shape, *at[3:], *reals)
+        held.append(tensors)
     layers = (ctypes.c_int64 * (5 * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
-    loss = ctypes.c_double()
-    status = lib.tw_chain(
-        w.data_ptr(),
-        w.numel(),
-        layers,
-        len(chain.layers),
-        ctypes.byref(examples),
-        None if own is None else own.data_ptr(),
-        places.data_ptr(),
-        len(places),
-        places.shape[1],
-        ctypes.byref(bend),
-        ctypes.byref(loss),
-    )
-    native.check(status)
-    x, seen = Params(request.x.layout, w), int((places >= 0).sum())
-    return Trained(x, len(places), loss.value / seen, None if velocity is None else Params(x.layout, velocity))
+    size, depth = requests[0].x.layout.size, len(chain.layers)
+    native.check(lib.tw_chains(clients, len(clients), size, layers, depth, ctypes.byref(examples)))
+    found = []
+    for client, request, (w, _, places, *_, velocity) in zip(clients, requests, held, strict=True):
+        layout, seen = request.x.layout, int((places >= 0).sum())
+        momentum = None if velocity is None else Params(layout, velocity)
+        found.append(Trained(Params(layout, w), len(places), client.loss / seen, momentum))
+    return found
+
+
+def _indices(task: Supervised) -> Tensor | None:
+    """Of a task's examples, as torch reads them."""
+    if task.indices is None:
+        return None
+    own = task.indices.long().contiguous()
+    low, high = (int(end) for end in torch.aminmax(own))
+    if low < 0 or high >= len(task.inputs):
+        own = torch.arange(len(task.inputs))[own]  # from the end, or not at all
+    return own
 
 
 def _stages(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

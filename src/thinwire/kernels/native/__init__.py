@@ -53,7 +53,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_gaps_decode": (INT, [POINTER, LONG, POINTER, LONG, LONG, INT, POINTER]),
     "tw_bits_encode": (INT, [POINTER, LONG, LONG, POINTER]),
     "tw_bits_decode": (None, [POINTER, LONG, POINTER]),
-    "tw_chain": (INT, [POINTER, LONG, POINTER, INT, POINTER, POINTER, POINTER, LONG, LONG, POINTER, POINTER]),
+    "tw_chains": (INT, [POINTER, LONG, LONG, POINTER, INT, POINTER]),
 }
 
 

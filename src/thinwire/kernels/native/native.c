@@ -718,11 +718,21 @@ static void example(const Examples *e, i64 at, i64 in, float *row) {
         for (i64 i = start; i < start + e->plane; i++) row[i] = table[bytes[i]];
 }
 
-/* SGD of one model, w, in place: step s sees this client's examples places[s][..], -1 where there are no more; `own`
- * says where those lie, null: in that order. The sum of the losses is written to `loss`. -1 where there is no memory.
- * The caller has checked places, own and targets. */
-int tw_chain(float *w, i64 n, const Linear *layers, int depth, const Examples *examples, const i64 *own, const i64 *places,
-             i64 steps, i64 size, const Bend *bend, double *loss) {
+/* A client: its model w is trained in place. Step s sees its examples places[s][..], -1 where there are no more; `own`
+ * says where those lie, null: in that order. The sum of the losses is written to `loss`. */
+typedef struct {
+    float *w;
+    const i64 *own, *places;
+    i64 steps, size;
+    Bend bend;
+    double loss;
+} Client;
+
+static int chain(Client *client, i64 n, const Linear *layers, int depth, const Examples *examples) {
+    float *w = client->w;
+    const i64 *own = client->own, *places = client->places;
+    i64 steps = client->steps, size = client->size;
+    const Bend *bend = &client->bend;
     i64 rows = (size + 4) / 5 * 5, floats = rows * padded(layers[0].in);
     for (int l = 0; l < depth; l++) floats += 2 * rows * padded(layers[l].out);
     int plain = bend->decay == 0 && !bend->anchor && !bend->offset && !bend->velocity && !bend->mask && !bend->part;
@@ -771,7 +781,15 @@ int tw_chain(float *w, i64 n, const Linear *layers, int depth, const Examples *e
             if (!plain) CALL(bend, w, g, bend, n);
         }
     }
-    *loss = total;
+    client->loss = total;
     free(room), free(values), free(labels);
+    return bad;
+}
+
+/* SGD of many clients' models of n parameters. -1 where there is no memory. The caller has checked places, own and
+ * targets. */
+int tw_chains(Client *clients, i64 num, i64 n, const Linear *layers, int depth, const Examples *examples) {
+    int bad = 0;
+    for (i64 i = 0; i < num; i++) bad |= chain(clients + i, n, layers, depth, examples);
     return bad ? -1 : 0;
 }
