@@ -341,26 +341,43 @@ def test_the_dither_is_uniform_and_neighbours_and_seeds_are_independent(seed: in
 # -- sketches -----------------------------------------------------------------------------------
 
 
-def test_a_sketch_is_what_its_description_says() -> None:
-    x, rows, cols, seed = normal(50), 3, 7, 11
-    expected = np.zeros((rows, cols), np.float32)
+@pytest.mark.parametrize(("cols", "run"), [(7, 1), (15, 1), (16, 16), (21, 16)])
+def test_a_sketch_is_what_its_description_says(cols: int, run: int) -> None:
+    x, rows, seed = normal(50), 3, 11
+    places = np.zeros((rows, 50), np.int64)
+    signs_of = np.zeros((rows, 50), np.float32)
     for r, key in enumerate(counter.keys(seed, rows)):
-        for i, value in enumerate(x.numpy()):
-            h = drawn(i, key)
-            expected[r, h * cols >> 32] += -value if h & 1 else value
+        for i in range(50):
+            number, lane = i // run, i % run
+            places[r, i] = ((drawn(2 * number, key) * cols >> 32) + lane) % cols
+            signs_of[r, i] = -1 if drawn(2 * number + 1, key) >> lane & 1 else 1
+    expected = np.zeros((rows, cols), np.float32)
+    for r in range(rows):
+        for i in range(50):
+            expected[r, places[r, i]] += signs_of[r, i] * x.numpy()[i]
     found = sketch.count_sketch(x, rows, cols, seed)
     assert found.numpy().tobytes() == expected.tobytes()
-    guesses = [[expected[r, drawn(i, k) * cols >> 32] * (1 - 2 * (drawn(i, k) & 1)) for r, k in
-                enumerate(counter.keys(seed, rows))] for i in range(50)]  # fmt: skip
-    assert sketch.estimate(found, 50, seed).tolist() == np.median(np.float32(guesses), 1).tolist()
+    guesses = np.take_along_axis(expected, places, 1) * signs_of
+    assert sketch.estimate(found, 50, seed).tolist() == np.median(guesses, 0).tolist()
 
 
 def test_an_even_number_of_rows_takes_the_mean_of_the_middle_two() -> None:
-    x = torch.zeros(1)
-    made = sketch.count_sketch(x, 4, 1, 3)
-    flips = torch.tensor([1.0 - 2 * (drawn(0, key) & 1) for key in counter.keys(3, 4)])
-    made[:, 0] = flips * torch.tensor([7.0, -1.0, 2.0, 5.0])
+    made = torch.tensor([[7.0], [-1.0], [2.0], [5.0]])
+    made *= torch.tensor([[1.0 - 2 * (drawn(1, key) & 1)] for key in counter.keys(3, 4)])
     assert sketch.estimate(made, 1, 3).tolist() == [3.5]
+
+
+def test_runs_side_by_side_leave_an_entry_the_error_of_a_hash_of_its_own() -> None:
+    # Pairwise: a row's estimate of entry i is x_i + sum of +-x_j over those it meets, of variance |x|^2 / columns.
+    x = normal(4_000, 2)
+    x[96:112] = 30.0  # large entries in a run, which meet another all at once
+    cols = 160
+    errors = [sketch.estimate(sketch.count_sketch(x, 1, cols, seed), 4_000, seed) - x for seed in range(400)]
+    variance = torch.stack(errors).double().square().mean(0)
+    elsewhere = torch.cat([variance[:96], variance[112:]]).mean()
+    assert elsewhere == pytest.approx(float(x.double().square().sum()) / cols, rel=0.05)
+    own = float(x.double().square().sum() - 16 * 900) / cols  # entries of one run never meet
+    assert variance[96:112].mean() == pytest.approx(own, rel=0.2)
 
 
 def test_what_is_heavy_is_found_again_and_sketches_add_up() -> None:

@@ -290,62 +290,69 @@ static int FN(dequantize)(const u8 *packed, i64 n, int levels, int bits, float s
 
 /* -- sketch -------------------------------------------------------------------------------------------------- */
 
-static inline void FN(places)(i64 start, u32 cols, u32 low, u32 high, u32 *column, u32 *flip) {
+/* Runs of 16 entries go side by side from a random column on, of a narrow table single entries; a bit each says whose
+ * sign is turned. */
+static inline void FN(places)(i64 run, u32 cols, u32 low, u32 high, u32 *column, u32 *turned) {
     for (int j = 0; j < 64; j++) {
-        u32 h = mix((u32)start + (u32)j, low, high);
-        column[j] = (u32)((u64)h * cols >> 32);
-        flip[j] = h << 31;
+        u32 i = 2 * ((u32)run + (u32)j);
+        column[j] = (u32)((u64)mix(i, low, high) * cols >> 32);
+        turned[j] = mix(i + 1, low, high);
     }
 }
 
-static void FN(count_row)(const float *x, i64 n, u32 cols, u32 low, u32 high, float *row, i64 first, i64 last) {
-    u32 column[64], flip[64];
-    float value[64], elsewhere[16] = {0};
-    int all = first == 0 && last == (i64)cols;
-    for (i64 i = 0; i < n; i += 64) {
-        i64 length = least(64, n - i);
-        const float *v = x + i;
-        SHORT(v, length)
-        FN(places)(i, cols, low, high, column, flip);
-        for (int j = 0; j < 64; j++) value[j] = real(word(v[j]) ^ flip[j]);
-        if (all)
-            for (i64 j = 0; j < length; j++) row[column[j]] += value[j];
-        else
-            for (i64 j = 0; j < length; j++) {
-                float *to = (u64)((i64)column[j] - first) < (u64)(last - first) ? row + column[j] : elsewhere + j % 16;
-                *to += value[j];
+INLINE v16 FN(turn)(v16 x, u32 turned) {
+    const w16 up = {31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16};
+    return (v16)((w16)x ^ (((w16){0} + turned) << up & 0x80000000u));
+}
+
+static void FN(count_row)(const float *x, i64 n, i64 cols, u32 low, u32 high, float *row, i64 first, i64 last) {
+    u32 column[64], turned[64];
+    i64 wide = cols < 16 ? 1 : 16;
+    for (i64 at = 0, run = 0; at < n; run += 64) {
+        FN(places)(run, (u32)cols, low, high, column, turned);
+        if (wide == 16)
+            for (int j = 0; j < 64; j++) __builtin_prefetch(row + column[j], 1);
+        for (int j = 0; j < 64 && at < n; j++, at += wide) {
+            i64 to = column[j], length = least(wide, n - at);
+            if (length == 16 && to >= first && to + 16 <= last) {
+                *(v16 *)(row + to) += FN(turn)(*(const v16 *)(x + at), turned[j]);
+                continue;
             }
+            for (i64 lane = 0; lane < length; lane++, to++) {
+                if (to == cols) to = 0;
+                if (to >= first && to < last) row[to] += real(word(x[at + lane]) ^ turned[j] >> lane << 31);
+            }
+        }
     }
 }
 
+/* `start` begins a run. */
 static void FN(estimate)(const float *sketch, i64 rows, i64 cols, const u64 *keys, i64 start, i64 stop, float *out) {
-    u32 column[64], flip[64];
-    float guess[MOST_ROWS][64];
-    for (i64 i = start; i < stop; i += 64) {
-        i64 length = least(64, stop - i);
+    v16 guess[MOST_ROWS];
+    i64 wide = cols < 16 ? 1 : 16;
+    for (i64 i = start; i < stop; i += wide) {
         for (i64 r = 0; r < rows; r++) {
             const float *row = sketch + r * cols;
-            FN(places)(i, (u32)cols, (u32)keys[r], (u32)(keys[r] >> 32), column, flip);
-            for (int j = 0; j < 64; j++) {
-                ONE_BY_ONE;
-                guess[r][j] = row[column[j]];
-            }
-            for (int j = 0; j < 64; j += 16) *(w16 *)&guess[r][j] ^= *(w16 *)&flip[j];
-        }
-        for (i64 pass = 0; pass < rows; pass++) /* exchanges of neighbours, 64 columns side by side */
-            for (i64 r = pass % 2; r + 1 < rows; r += 2)
-                for (int j = 0; j < 64; j += 16) {
-                    w16 *p = (w16 *)&guess[r][j], *q = (w16 *)&guess[r + 1][j];
-                    w16 change = (w16)((v16)*q < (v16)*p) & (*p ^ *q);
-                    *p ^= change, *q ^= change;
+            u32 low = (u32)keys[r], high = (u32)(keys[r] >> 32), run = (u32)(i / wide) * 2;
+            i64 at = (i64)((u64)mix(run, low, high) * (u64)cols >> 32);
+            v16 found = {0};
+            if (at + 16 <= cols) found = *(const v16 *)(row + at);
+            else
+                for (int lane = 0; lane < wide; lane++, at++) {
+                    if (at == cols) at = 0;
+                    found[lane] = row[at];
                 }
-        const float *upper = guess[rows / 2], *lower = guess[rows % 2 ? rows / 2 : rows / 2 - 1];
-        float found[64];
-        if (rows % 2)
-            for (int j = 0; j < 64; j++) found[j] = upper[j] + 0.0f;
-        else
-            for (int j = 0; j < 64; j++) found[j] = (lower[j] + upper[j]) * 0.5f + 0.0f;
-        memcpy(out + i, found, (size_t)length * 4);
+            guess[r] = FN(turn)(found, mix(run + 1, low, high));
+        }
+        for (i64 pass = 0; pass < rows; pass++) /* exchanges of neighbours, 16 columns side by side */
+            for (i64 r = pass % 2; r + 1 < rows; r += 2) {
+                w16 p = (w16)guess[r], q = (w16)guess[r + 1], change = (w16)((v16)q < (v16)p) & (p ^ q);
+                guess[r] = (v16)(p ^ change), guess[r + 1] = (v16)(q ^ change);
+            }
+        v16 found = guess[rows / 2];
+        if (rows % 2 == 0) found = (guess[rows / 2 - 1] + found) * 0.5f;
+        found += 0.0f;
+        memcpy(out + i, &found, (size_t)least(wide, stop - i) * 4);
     }
 }
 

@@ -438,7 +438,7 @@ static void count_sketch(void *job, int part, int parts) {
         if (r < whole && r % parts != part) continue;
         u32 low = (u32)s->keys[r], high = (u32)(s->keys[r] >> 32);
         i64 first = r < whole ? 0 : from, last = r < whole ? s->cols : to;
-        CALL(count_row, s->x, s->n, (u32)s->cols, low, high, s->sketch + r * s->cols, first, last);
+        CALL(count_row, s->x, s->n, s->cols, low, high, s->sketch + r * s->cols, first, last);
     }
 }
 
