@@ -4,7 +4,7 @@
 and each is compared with FedAvg's of its turn; the figures are medians of processor time, so that a busy neighbour
 counts little. ``adds`` is what a method's own definition asks for beyond FedAvg's steps, measured here too: forward
 passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator
-(FedGen). The goal is a ratio of at most 1.15 + adds.
+(FedGen), weights composed of factors (FedPara), sparse messages (PruneFL). The goal is a ratio of at most 1.15 + adds.
 
     python benchmarks/methods.py [--rounds 15] [--json]
 """
@@ -25,6 +25,7 @@ import thinwire as tw
 GOAL = 1.15
 CLIENTS, EACH, EPOCHS, BATCH = 8, 96, 2, 32
 LOCAL = tw.LocalSGD(0.05, epochs=EPOCHS, batch=BATCH)
+HEAVY = tw.LocalSGD(0.02, epochs=EPOCHS, batch=BATCH, momentum=0.6)
 METHODS: dict[str, tw.Algorithm] = {
     "FedAvg": tw.FedAvg(LOCAL),
     "FedAvg again": tw.FedAvg(LOCAL),
@@ -38,7 +39,18 @@ METHODS: dict[str, tw.Algorithm] = {
     "FedGen": tw.FedGen(LOCAL),
     "FedMut": tw.FedMut(LOCAL),
     "FedACG": tw.FedACG(LOCAL),
+    "FedAvgSM": tw.FedAvgSM(LOCAL),
+    "FedAvgLM": tw.FedAvgLM(HEAVY),
+    "FedAvgLMZ": tw.FedAvgLMZ(HEAVY),
+    "FedAvgSLM": tw.FedAvgSLM(HEAVY),
+    "FedAvgSLMZ": tw.FedAvgSLMZ(HEAVY),
+    "DOMO": tw.DOMO(0.9, HEAVY),
+    "DOMO-S": tw.DOMO(0.9, HEAVY, intra=True),
+    "FedPara": tw.FedPara(tw.FedAvg(LOCAL), ratio=0.5),
+    "PruneFL": tw.PruneFL(tw.FedAvg(LOCAL), every=10),
     "LUAR": tw.LUAR(tw.FedAvg(LOCAL), recycle=2),
+    "FLSS": tw.FLSS(tw.FedAvg(LOCAL), rank=4, start=5, every=5),
+    "Intrinsic": tw.Intrinsic(1000, local=LOCAL),
 }
 
 
@@ -91,7 +103,29 @@ def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
     zero = server.x.zeros()
     reply = generator.start.reply._replace(update=zero, labels=torch.ones(10))
     taught = statistics.median(seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(3))
-    found = {"MOON": 2 * forward, "FedNTD": forward, "SCAFFOLD I": everything, "FedGen": taught}
+    # FedPara composes every weight of its factors in each forward pass, and sends their gradients back through that.
+    batch = torch.rand(BATCH, 1, 16, 16)
+
+    def step(module: nn.Module) -> float:
+        module(batch).sum().backward()
+        return statistics.median(seconds(lambda: module(batch).sum().backward()) for _ in range(30))
+
+    composing = step(METHODS["FedPara"].prepare(model())) - step(net)
+    sparse, pruned = tw.Sparse(), zero.map(lambda f: torch.randn(f.shape) * (torch.rand(f.shape) < 0.5))
+
+    def carry() -> None:
+        tx, rx = sparse.open(pruned)
+        packet = sparse.send(pruned, tx, tw.Key(0, 1, 0))[0]
+        sparse.recv(tw.loads(tw.dumps(packet)), pruned.layout, rx, tw.Key(0, 1, 0))
+
+    found = {
+        "SCAFFOLD I": everything,
+        "MOON": 2 * forward,
+        "FedNTD": forward,
+        "FedGen": taught,
+        "FedPara": composing * CLIENTS * EPOCHS * EACH / BATCH,
+        "PruneFL": statistics.median(seconds(carry) for _ in range(30)) * CLIENTS,
+    }
     return {name: cost / fedavg for name, cost in found.items()}
 
 

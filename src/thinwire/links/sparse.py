@@ -16,7 +16,8 @@ from ..errors import check, require
 from ..kernels import gaps
 from ..kernels.select import above, sampled_threshold, top_k
 from ..key import Key
-from ..wire import Packet
+from ..params import Params
+from ..wire import Packet, State
 from .base import Codec, floats
 from .dense import Dense, octets, vector
 
@@ -71,6 +72,9 @@ class Sparse(_Chosen):
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         return self._unpack(packet, shape, Dense(), key)
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        return [self.encode(layer, key) for _, layer in x.items()], x, None  # nothing to find out by decoding
 
     def count(self, packet: Packet) -> float:
         return floats(packet[1])
