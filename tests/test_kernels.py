@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import WireError
-from thinwire.kernels import counter, fastfood, gaps, hadamard, native, quantize, select, signs, sketch
+from thinwire.kernels import counter, fastfood, gaps, hadamard, native, quantize, rans, select, signs, sketch
 from thinwire.kernels.native import build
 
 SIZES = [0, 1, 7, 8, 9, 63, 64, 65, 1_000, 5_000, (1 << 17) - 1, 1 << 17, (1 << 17) + 1]
@@ -149,6 +149,26 @@ def test_sketches_are_the_references(
     made = sketch.count_sketch(x, rows, cols, 5)
     agree(lambda: sketch.estimate(made, n, 5), levels)
     agree(lambda: sketch.heavy(made, n, n // 10, 5), levels)
+
+
+@sizes
+@pytest.mark.parametrize("spread", [0.0, 3.0, 300.0])
+def test_ranges_are_the_references(levels: list[str], n: int, spread: float) -> None:
+    if n == 0:
+        return
+    data = (normal(n) * spread).round().to(torch.int64).to(torch.uint8)
+    agree(lambda: rans.encode(data), levels)
+    coded = rans.encode(data)
+    agree(lambda: rans.decode(coded, n), levels)
+    odd = coded._replace(words=coded.words.flip(0))  # what no sender makes is read alike too
+
+    def refused() -> Tensor:
+        with pytest.raises(WireError) as said:
+            rans.decode(odd, n)
+        return torch.tensor([len(str(said.value))])
+
+    if not torch.equal(odd.words, coded.words):
+        agree(refused, levels)
 
 
 @sizes

@@ -8,7 +8,9 @@ grow beyond, its lower 16 bits are written out. Only integers: the same bytes ev
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from ctypes import CDLL
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import check
+from . import native
 
 PRECISION = 14  # frequencies add up to 2^14
 WHOLE = 1 << PRECISION
 WORD = 16
 LOWEST = 1 << WORD  # of a state
 
-Numbers = NDArray[np.uint64]
+Numbers = NDArray[Any]  # uint32, or uint64 where products are computed in numpy
+Symbols = NDArray[np.uint8]
+Words = NDArray[np.uint16]
 
 
 class Coded(NamedTuple):
@@ -44,21 +49,12 @@ def lanes(n: int) -> int:
 
 def encode(data: UInt8[Tensor, " n"]) -> Coded:
     """``data`` by its own frequencies; about its order-0 entropy, and 4 bytes a lane."""
-    symbols = data.numpy()
+    symbols = np.ascontiguousarray(data.numpy())
     present, counts = _frequencies(symbols)
-    frequency, start, _ = _tables(present, counts)
-    width = lanes(symbols.size)
-    state = np.full(width, LOWEST, np.uint64)
-    written: list[NDArray[np.uint16]] = []
-    for first in reversed(range(0, symbols.size, width)):
-        row = symbols[first : first + width]
-        f, x = frequency[row], state[: row.size]
-        full = x >= f << np.uint64(32 - PRECISION)
-        written.append(x[full].astype(np.uint16))
-        x = np.where(full, x >> np.uint64(WORD), x)
-        state[: row.size] = (x // f << np.uint64(PRECISION)) + x % f + start[row]
-    words = np.concatenate([state.astype(np.uint32).view(np.uint16), *reversed(written)])
-    return Coded(torch.from_numpy(present), torch.from_numpy(counts), torch.from_numpy(words.view(np.int16)))
+    lib = native.library(data)
+    states, written = (_encode if lib is None else partial(_encode_native, lib))(symbols, *_tables(present, counts)[:2])
+    words = torch.from_numpy(np.concatenate([states.view(np.uint16), written]).view(np.int16))
+    return Coded(torch.from_numpy(present), torch.from_numpy(counts), words)
 
 
 def decode(coded: Coded, n: int) -> UInt8[Tensor, " n"]:
@@ -66,23 +62,66 @@ def decode(coded: Coded, n: int) -> UInt8[Tensor, " n"]:
     present, counts = coded.present.numpy(), coded.counts.numpy()
     check(present.shape == (256,) and counts.shape == (int(present.sum()),), "a count for every value that occurs")
     check(n > 0 and bool((counts >= 0).all()) and int(counts.sum(dtype=np.int64)) + counts.size == WHOLE, "counts")
-    frequency, start, symbol = _tables(present, counts)
-    words, width = coded.words.numpy().view(np.uint16), lanes(n)
+    words, width = np.ascontiguousarray(coded.words.numpy()).view(np.uint16), lanes(n)
     check(words.size >= 2 * width, "a state for every lane")
-    state = np.ascontiguousarray(words[: 2 * width]).view(np.uint32).astype(np.uint64)
-    data, at = np.empty(n, np.uint8), 2 * width
-    for first in range(0, n, width):
-        x = state[: min(width, n - first)]
+    states, rest = words[: 2 * width].copy().view(np.uint32), words[2 * width :]
+    lib = native.library(coded.words)
+    symbols, read = (_decode if lib is None else partial(_decode_native, lib))(
+        rest, n, states, *_tables(present, counts)
+    )
+    check(read >= 0, "more words")
+    check(read == rest.size and bool((states == LOWEST).all()), "lanes that end where they began")
+    return torch.from_numpy(symbols)
+
+
+def _encode(symbols: Symbols, frequency: Numbers, start: Numbers) -> tuple[Numbers, Words]:
+    """The lanes' last states, and what they wrote."""
+    width, frequency, start = lanes(symbols.size), frequency.astype(np.uint64), start.astype(np.uint64)
+    state = np.full(width, LOWEST, np.uint64)
+    written: list[Words] = []
+    for first in reversed(range(0, symbols.size, width)):
+        row = symbols[first : first + width]
+        f, x = frequency[row], state[: row.size]
+        full = x >= f << np.uint64(32 - PRECISION)
+        written.append(x[full].astype(np.uint16))
+        x = np.where(full, x >> np.uint64(WORD), x)
+        state[: row.size] = (x // f << np.uint64(PRECISION)) + x % f + start[row]
+    return state.astype(np.uint32), np.concatenate(written[::-1])
+
+
+def _encode_native(lib: CDLL, symbols: Symbols, frequency: Numbers, start: Numbers) -> tuple[Numbers, Words]:
+    states, words = np.empty(lanes(symbols.size), np.uint32), np.empty(symbols.size, np.uint16)
+    arrays = [array.ctypes.data for array in (frequency, start, states, words)]
+    size = lib.tw_rans_encode(symbols.ctypes.data, symbols.size, states.size, *arrays, words.size)
+    return states, words[words.size - size :]
+
+
+def _decode(
+    words: Words, n: int, states: Numbers, frequency: Numbers, start: Numbers, value: Symbols
+) -> tuple[Symbols, int]:
+    """The bytes, and how many words were read, -1 where there are not enough; ``states`` become the last ones."""
+    frequency, start = frequency.astype(np.uint64), start.astype(np.uint64)
+    data, at = np.empty(n, np.uint8), 0
+    for first in range(0, n, states.size):
+        x = states[: n - first].astype(np.uint64)
         slot = x & np.uint64(WHOLE - 1)
-        row = data[first : first + width] = symbol[slot]
+        row = data[first : first + states.size] = value[slot]
         x = frequency[row] * (x >> np.uint64(PRECISION)) + slot - start[row]
         short = np.flatnonzero(x < LOWEST)
-        check(at + short.size <= words.size, "more words")
+        if at + short.size > words.size:
+            return data, -1
         x[short] = x[short] << np.uint64(WORD) | words[at : at + short.size]
         at += short.size
-        state[: x.size] = x
-    check(at == words.size and bool((state == LOWEST).all()), "lanes that end where they began")
-    return torch.from_numpy(data)
+        states[: x.size] = x
+    return data, at
+
+
+def _decode_native(
+    lib: CDLL, words: Words, n: int, states: Numbers, frequency: Numbers, start: Numbers, value: Symbols
+) -> tuple[Symbols, int]:
+    data = np.empty(n, np.uint8)
+    arrays = [array.ctypes.data for array in (frequency, start, value, states, data)]
+    return data, lib.tw_rans_decode(words.ctypes.data, words.size, n, states.size, *arrays)
 
 
 def _frequencies(symbols: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[np.int16]]:
@@ -97,7 +136,7 @@ def _frequencies(symbols: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray
 
 def _tables(present: NDArray[np.bool_], counts: NDArray[np.int16]) -> tuple[Numbers, Numbers, NDArray[np.uint8]]:
     """Each value's frequency and where its slots start; the value of each slot."""
-    frequency = np.zeros(256, np.uint64)
-    frequency[present] = counts.astype(np.uint64) + np.uint64(1)
-    start = frequency.cumsum() - frequency
+    frequency = np.zeros(256, np.uint32)
+    frequency[present] = counts.astype(np.uint32) + np.uint32(1)
+    start = frequency.cumsum(dtype=np.uint32) - frequency
     return frequency, start, np.repeat(np.arange(256, dtype=np.uint8), frequency.astype(np.int64))

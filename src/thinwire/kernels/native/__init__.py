@@ -53,6 +53,8 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_gaps_decode": (INT, [POINTER, LONG, POINTER, LONG, LONG, INT, POINTER]),
     "tw_bits_encode": (INT, [POINTER, LONG, LONG, POINTER]),
     "tw_bits_decode": (None, [POINTER, LONG, POINTER]),
+    "tw_rans_encode": (LONG, [POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, LONG]),
+    "tw_rans_decode": (LONG, [POINTER, LONG, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER]),
     "tw_chains": (INT, [POINTER, LONG, LONG, POINTER, INT, POINTER]),
 }
 

@@ -664,6 +664,43 @@ void tw_bits_decode(const u8 *bits, i64 length, i64 *positions) {
         for (u64 w = load(bits, at, length); w; w &= w - 1) *positions++ = at * 8 + __builtin_ctzll(w);
 }
 
+/* -- rans.py ------------------------------------------------------------------------------------------------- */
+
+#define PRECISION 14
+#define LOWEST (1u << 16)
+
+/* What the lanes write ends at words + room, in the order in which it is read; how much it is, is returned. The states
+ * are left in `states`. There is room for n words, and every symbol has a frequency. */
+i64 tw_rans_encode(const u8 *symbols, i64 n, i64 lanes, const u32 *frequency, const u32 *start, u32 *states, uint16_t *words, i64 room) {
+    uint16_t *at = words + room;
+    for (i64 l = 0; l < lanes; l++) states[l] = LOWEST;
+    for (i64 row = (n - 1) / lanes * lanes; row >= 0; row -= lanes)
+        for (i64 l = least(lanes, n - row) - 1; l >= 0; l--) {
+            u8 symbol = symbols[row + l];
+            u32 f = frequency[symbol], x = states[l];
+            if (x >= (u64)f << (32 - PRECISION)) *--at = (uint16_t)x, x >>= 16;
+            states[l] = ((x / f) << PRECISION) + x % f + start[symbol];
+        }
+    return words + room - at;
+}
+
+/* How many words were read; -1 where there are not enough. `value` says whose each of the 2^14 slots is. */
+i64 tw_rans_decode(const uint16_t *words, i64 length, i64 n, i64 lanes, const u32 *frequency, const u32 *start, const u8 *value, u32 *states, u8 *symbols) {
+    i64 at = 0;
+    for (i64 row = 0; row < n; row += lanes)
+        for (i64 l = 0; l < least(lanes, n - row); l++) {
+            u32 x = states[l], slot = x & ((1u << PRECISION) - 1);
+            u8 symbol = symbols[row + l] = value[slot];
+            x = frequency[symbol] * (x >> PRECISION) + slot - start[symbol];
+            if (x < LOWEST) {
+                if (at == length) return -1;
+                x = x << 16 | words[at++];
+            }
+            states[l] = x;
+        }
+    return at;
+}
+
 /* -- run/chain.py -------------------------------------------------------------------------------------------- */
 
 enum { IDENTITY, RELU, TANH, SIGMOID };
