@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--every", type=int, default=1, help="rounds between evaluations")
     parser.add_argument("--arm", action="append", help="of these names alone")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, action="append")
@@ -107,9 +108,8 @@ def main() -> None:
                 row = {"experiment": "luar, equal bytes", "data": o.data, "inner": text, "row": name}
                 row |= {"alpha": o.alpha, "paper_accuracy_cifar10": paper}
                 print(f"seed {seed} {text:24s} {name:16s}", end=" ")
-                found = record.run(
-                    method, settings[seed], o.rounds, o.into, row, sample=o.sample, seed=seed, device=o.device
-                )
+                options = {"sample": o.sample, "seed": seed, "device": o.device, "evaluate_every": o.every}
+                found = record.run(method, settings[seed], o.rounds, o.into, row, **options)
                 curves.setdefault(name, {})[seed] = found
         budget = min(spent(rounds)[-1] for by_seed in curves.values() for rounds in by_seed.values())
         heads = "".join(f"{share * budget / 1e6:>10.2f} MB" for share in SHARES)
