@@ -105,8 +105,8 @@ class AtOptimizer(Compressed):
                 p.grad = None  # an optimiser leaves such alone
         elif (scale := optimizer.grad_scale) is not None:  # type: ignore[attr-defined]
             torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], float(scale.double().reciprocal()))
-        # One that knows of scales itself finds everything done.
-        optimizer.found_inf, optimizer.grad_scale = torch.zeros_like(found), None  # type: ignore[attr-defined]
+        # The optimiser finds everything done; the scaler deletes both when it is back.
+        optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
