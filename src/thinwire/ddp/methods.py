@@ -236,7 +236,7 @@ class DEF(Feedback):
 
 @dataclass(frozen=True)
 class DEFA(DEF):
-    """DEF-A: trained as :class:`DEF`, but x itself is evaluated, an average of where y has been.
+    """DEF-A: trained as DEF, but x itself is evaluated, an average of where y has been.
 
     The thesis, section 2.3: it generalises sooner. Differences from the thesis: those of this module.
     """

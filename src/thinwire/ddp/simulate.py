@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +104,6 @@ class Worker:
         """The gradient of a mini-batch, at the point where the method takes it."""
         if isinstance(self.method, Feedback) and self.method.detach:
             place(self.rank, self.method.detach, self.vector.flat)
-        torch.manual_seed(key.number("dice") % (1 << 32))  # of dropout and the like
         self.optimizer.zero_grad()
         batch = to_device(task.batch(indices, key.generator("augment")), self.vector.flat.device)
         loss = task.loss(self.module, batch).mean()
@@ -131,12 +133,13 @@ def simulate(
 
     ``optimizer`` makes one of parameters; ``rate`` is a factor of its learning rate by step. Norm statistics are those
     of worker 0, as DistributedDataParallel has them. Every ``evaluate_every`` steps, and at the end, the model that
-    the method is judged by is tested, and x itself where that is another (``accuracy_x``). Raises ``NonFinite`` when
-    the loss of a worker does.
+    the method is judged by is tested, and x itself where that is another (``accuracy_x``). On a CPU as many workers
+    train at once as there are cores, but for models that throw dice (dropout). Raises ``NonFinite`` when the loss of
+    a worker does.
     """
     for name, value in (("workers", workers), ("steps", steps), ("batch", batch), ("evaluate_every", evaluate_every)):
         require(type(value) is int and value > 0, f"{name}={value}: a whole number of at least 1")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _threads(torch.device(device)) as threads:
         torch.manual_seed(Key(seed).number("model") % (1 << 32))
         first = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         first = first.to(device).train()
@@ -144,13 +147,25 @@ def simulate(
         rates = [[g["lr"] for g in worker.optimizer.param_groups] for worker in team]
         result = Result(complete(method), team[0].module, Traffic())
         losses, began = 0.0, time.monotonic()
+        dice = torch.device(device).type != "cpu"  # a GPU has a generator of its own, which is not looked at
         for step, rows in zip(range(steps), batches(len(train), workers, batch, seed), strict=False):
             keys = [Key(seed, step, k, "ddp") for k in range(workers)]
             _share_buffers(team)
-            for worker, rows_of_one, key, base in zip(team, rows, keys, rates, strict=True):
+            for worker, base in zip(team, rates, strict=True):
                 for param_group, lr in zip(worker.optimizer.param_groups, base, strict=True):
                     param_group["lr"] = lr * (rate(step) if rate else 1.0)
-                worker.backward(train, rows_of_one, key)
+            if step == 0 or dice:  # all threads draw from one generator
+                before = torch.get_rng_state()
+                for worker, indices, key in zip(team, rows, keys, strict=True):
+                    torch.manual_seed(key.number("dice") % (1 << 32))
+                    seeded = torch.get_rng_state()
+                    worker.backward(train, indices, key)
+                    dice = dice or not torch.equal(seeded, torch.get_rng_state())
+                torch.set_rng_state(before)
+            else:
+                list(
+                    threads.map(lambda one: one[0].backward(train, one[1], one[2]), zip(team, rows, keys, strict=True))
+                )
             one_step(team, keys, result.traffic)
             losses += sum(worker.loss for worker in team) / workers
             if (step + 1) % evaluate_every == 0 or step + 1 == steps:
@@ -164,6 +179,18 @@ def simulate(
                     on_record(record)
         _show(team, True)
     return result
+
+
+@contextmanager
+def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
+    """One torch thread each: with more a busy neighbour makes everything slow. On a GPU a single one."""
+    count, here = (os.cpu_count() or 1) if device.type == "cpu" else 1, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count, "worker", lambda: torch.set_num_threads(1)) as threads:
+            yield threads
+    finally:
+        torch.set_num_threads(here)
 
 
 @torch.no_grad()
