@@ -122,7 +122,7 @@ def here(names: list[str], steps: int, pairs: int) -> dict[str, Any]:
         env["OMP_NUM_THREADS"] = "1"
         command = child(names, steps, pairs, into)
         running = [subprocess.Popen(command, env={**env, "RANK": str(rank)}) for rank in (0, 1)]
-        if any([process.wait() for process in running]):
+        if any(process.wait() for process in running):
             raise SystemExit("a rank failed")
         found: dict[str, Any] = json.loads(into.read_text())
         return found

@@ -6,6 +6,7 @@ Parts of this module are run in processes of their own: see ``launch`` and the f
 from __future__ import annotations
 
 import datetime
+import difflib
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.config import complete
-from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compress
+from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compare, compress
 from thinwire.ddp.collectives import Traffic, together
 from thinwire.ddp.loop import Rank, average, blocks, ends, exchange, output, start
 from thinwire.ddp.simulate import Worker, batches, one_step, simulate
@@ -331,6 +332,26 @@ def test_a_link_that_is_not_finite_on_one_rank_delivers_nothing_and_keeps_its_st
     assert [f.flat.tolist() for f in found] == [[0, 2], [0, 2]]
 
 
+def test_powersgd_by_all_reduce_is_the_iteration_of_the_mean_and_owes_what_it_did_not_send():
+    """A layer of 8 x 6 at rank 2 and one of 8: 4 * (16 + 8 + 1) bytes, then 4 * 12."""
+    layout, link = Layout(("w", "b"), (torch.Size([8, 6]), torch.Size([8]))), tw.PowerSGD(2)
+    grads = [Params(layout, row) for row in torch.randn(3, 56, generator=torch.Generator().manual_seed(0))]
+    whole = Params(layout, torch.stack([g.flat for g in grads]).mean(0))
+    own, alone = [ends(link, layout, 3) for _ in grads], ends(link, layout, 1)
+    total, traffic = torch.zeros(56), Traffic()
+    for step in range(8):
+        talks = [average(link, o, g, Key(0, step, k)) for k, (o, g) in enumerate(zip(own, grads, strict=True))]
+        found = together(talks, traffic)
+        assert all(torch.equal(f.flat, found[0].flat) for f in found)
+        expected = together([average(link, alone, whole, Key(0, step, 0))])[0]
+        assert torch.allclose(found[0].flat, expected.flat, atol=1e-3)
+        total += found[0].flat
+        owed = torch.stack([o.sender.residual.flat for o in own]).mean(0)
+        assert torch.allclose(total + owed, whole.flat * (step + 1), atol=1e-3)
+    assert (traffic.reduced, traffic.gathered, traffic.calls) == (8 * 148, 0, 16)
+    assert torch.linalg.matrix_rank(found[0]["w"]) == 2
+
+
 def test_the_simulation_learns_and_says_what_it_cost():
     seen: list[dict[str, Any]] = []
     result = simulate(
@@ -400,6 +421,128 @@ def test_error_feedback_over_what_is_no_contraction_is_refused_with_the_reason()
         DEF(tw.QSGD(16))
     with pytest.raises(CombinationError, match=r"remembers on its own: take Hook"):
         EF(tw.EF21(tw.TopK(0.1)))
+
+
+# -- on the command line ------------------------------------------------------------
+
+
+TYPED = """DEF(ratio=64, lam=0.5)
+DEFA
+SAEF(16, average=4)
+EF21(TopK(0.1))
+PSync(16, scope='tensor')
+Hook(EF21(TopK(0.1)))
+DEF(Partition({'*.bias': Dense(), '*': TopK(0.1)}))"""
+
+
+@pytest.mark.parametrize("text", TYPED.splitlines())
+def test_a_method_is_typed_as_it_is_shown(text):
+    made = compare.method(text)
+    assert compare.method(repr(made)) == made
+    assert compare.method(complete(made)) == made
+    assert isinstance(made, Method)
+
+
+def test_inside_a_method_the_names_are_those_of_links():
+    assert compare.method("EF21(TopK(0.1))") == EF21(tw.TopK(0.1))
+    assert compare.method("Hook(EF21(TopK(0.1)))") == Hook(tw.EF21(tw.TopK(0.1)))
+
+
+def ddp_sim(capsys: Any, *words: str) -> tuple[int, list[str], str]:
+    from thinwire import cli
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["thinwire", "ddp-sim", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    out, err = capsys.readouterr()
+    return int(end.value.code), out.splitlines(), err
+
+
+def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, tmp_path):
+    pytest.importorskip("sklearn")
+    words = ["DEF(16)", "Hook(Dense())", "--workers", "4", "--steps", "40", "--evaluate-every", "20", "--lr", "0.05"]
+    code, lines, err = ddp_sim(capsys, *words, "--decay", "0.5,0.75", "--out", str(tmp_path / "a"), "--json")
+    assert code == 0, err
+    found = json.loads(lines[-1])
+    # 4,810 parameters: a block of 300 of them, and all of them with a flag.
+    assert [row["bytes_per_step"] for row in found["rows"]] == [1200, 19244]
+    assert found["rows"][0]["share"] == pytest.approx(1200 / 19244)
+    assert found["rows"][1]["accuracy"] > 0.6
+    records = [json.loads(r) for r in (tmp_path / "a/01-DEF-16.0/seed-0/records.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [20, 40]
+    assert "DEF(16.0)" in (tmp_path / "a/table.md").read_text()
+    # Again: nothing is trained twice, and what is missing is trained to the same numbers.
+    summary = tmp_path / "a/01-DEF-16.0/seed-0/summary.json"
+    before = json.loads(summary.read_text())
+    summary.unlink()
+    code, lines, err = ddp_sim(
+        capsys, *words, "--decay", "0.5,0.75", "--out", str(tmp_path / "a"), "--json", "--resume"
+    )
+    assert code == 0, err
+    assert "Hook(Dense()) step" not in err
+    assert json.loads(summary.read_text())["accuracy"] == before["accuracy"]
+    code, _, err = ddp_sim(capsys, *words, "--out", str(tmp_path / "a"), "--resume")
+    assert (code, err) == (2, f"error: {tmp_path / 'a'} is another study: decay is [0.5, 0.75], not []\n")
+    code, _, err = ddp_sim(capsys, *words, "--out", str(tmp_path / "a"))
+    assert (code, err) == (
+        2,
+        f"error: {tmp_path / 'a'} is not empty: choose another --out, or --resume it\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["DEV(64)"], "error: no data-parallel method 'DEV' (did you mean DEF?); known are DEF, DEFA, EF, SAEF, PSync"),
+        (["TopK(0.1)"], "error: no data-parallel method 'TopK'"),
+        (["DEF(0)"], "error: DEF(ratio=0.0): a number of at least 1, and finite, or a link such as TopK(0.01)"),
+        (["DEF(64)", "--workers", "0"], "error: --workers 0: it must be at least 1"),
+        (["DEF(64)", "--decay", "x"], "error: --decay x: shares of the steps separated by commas, such as 0.5,0.75"),
+        (["DEF(64)", "--decay", "1.5"], "error: --decay: shares of the steps, such as 0.5,0.75"),
+        (["DEF(64)", "DEF()"], "error: a method is named twice"),
+        (
+            ["DEF(64)", "--workers", "900"],
+            "error: 1438 examples are not one batch of 8 for each of 900 workers: take fewer",
+        ),
+    ],
+)
+def test_ddp_sim_says_in_one_line_what_is_wrong(words, said, capsys, tmp_path):
+    code, _, err = ddp_sim(capsys, *words, "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_a_method_that_diverges_is_an_error_after_the_table(capsys, tmp_path):
+    words = ["EF(64)", "Hook(Dense())", "--workers", "2", "--steps", "30", "--lr", "1e30"]
+    code, _, err = ddp_sim(capsys, *words, "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "lower the learning rate" in err.splitlines()[-1]
+
+
+# -- the example --------------------------------------------------------------------
+
+EXAMPLES = HERE.parent / "examples" / "ddp"
+
+
+def test_the_example_differs_from_a_plain_script_by_two_lines():
+    lines = [(EXAMPLES / name).read_text().splitlines() for name in ("cifar10.py", "cifar10_thin.py")]
+    changes = [line for line in difflib.ndiff(*lines) if line[0] in "+-"]
+    assert changes == [
+        "+ from thinwire.ddp import DEFA, compress",
+        "+     compress(model, optimizer, DEFA(ratio=64))",
+    ]
+
+
+@pytest.mark.slow
+def test_the_example_runs_under_torchrun(data_dir, tmp_path):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "cifar10_thin.py")]
+    command = [sys.executable, *launch, "--epochs", "2", "--examples", "256", "--batch", "16"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].startswith("epoch 2: loss ")
+    assert (tmp_path / "cifar10.pt").exists()
 
 
 # -- real processes ---------------------------------------------------------------

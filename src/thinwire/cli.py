@@ -296,8 +296,10 @@ def ddp_sim(
         typer.echo(f"interrupted; the same with --resume --out {out} trains what is left", err=True)
         raise typer.Exit(INTERRUPTED) from None
     rows = study.rows(out)
-    compare.show(rows, f"{data}, {workers} workers of {batch} examples, {steps} steps")
-    (out / "table.md").write_text(f"{compare.markdown(rows)}\n```\n{shlex.join(['thinwire', *sys.argv[1:]])}\n```\n")
+    if rows:
+        compare.show(rows, f"{data}, {workers} workers of {batch} examples, {steps} steps")
+        command = shlex.join(["thinwire", *sys.argv[1:]])
+        (out / "table.md").write_text(f"{compare.markdown(rows)}\n```\n{command}\n```\n")
     _print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
     if failures:
         raise ThinwireError("; ".join(failures))

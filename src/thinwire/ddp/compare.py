@@ -114,7 +114,7 @@ class Study:
         if not resume:
             require(
                 not out.exists() or not any(out.iterdir()),
-                f"{out} is not empty: choose another --out, or --resume what is in it",
+                f"{out} is not empty: choose another --out, or --resume it",
             )
             write_atomic(out / "ddp.json", text.encode())
             return

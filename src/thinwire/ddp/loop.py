@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ..errors import NonFinite, OutOfSync
 from ..key import Key
-from ..links import Link
+from ..links import Link, PowerSGD
 from ..params import Layout, Params, is_finite, mean
 from ..wire import Packet, State, dumps, loads
 from .collectives import Gather, Mean, Talk
 from .methods import Feedback
+from .powersgd import low_rank
 
 
 @dataclass
@@ -149,8 +150,15 @@ def ends(link: Link, layout: Layout, ranks: int) -> Ends:
 def average(link: Link, own: Ends, g: Params, key: Key) -> Talk[Params | None]:
     """The mean of what all ranks' links deliver of their gradients.
 
-    None, on every rank, where any has NaN or infinity in its own: nothing is kept of that step.
+    None, on every rank, where any has NaN or infinity in its own: nothing is kept of that step. PowerSGD has a
+    way of its own, for its iteration can be that of the mean.
     """
+    if isinstance(link, PowerSGD):
+        found = yield from low_rank(link, own.sender, g, key)
+        if found is None:
+            return None
+        arrived, own.sender = found
+        return arrived
     finite = g.finite()
     packet, _, sender = link.send(g if finite else g.zeros(), own.sender, key)
     arrived, receivers, all_finite = yield from deliver(link, packet, g.layout, own.receivers, key, finite)
