@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 RATIO = 64
-TRIES = 3  # of the measurement over the hub: the best of noisy ones is no result, their median is
 
 
 def network() -> Any:
@@ -92,8 +91,8 @@ def rank_main(names: list[str], steps: int, pairs: int, into: Path) -> None:
         step()
         step()
     times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(pairs):
-        for name in names:
+    for turn in range(pairs):
+        for name in names if turn % 2 else names[::-1]:
             dist.barrier()
             began = time.perf_counter()
             for _ in range(steps):

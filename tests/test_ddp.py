@@ -420,7 +420,7 @@ def test_error_feedback_over_what_is_no_contraction_is_refused_with_the_reason()
     with pytest.raises(CombinationError, match=r"the residual would grow without bound: take Hook\(QSGD\(16\)\)"):
         DEF(tw.QSGD(16))
     with pytest.raises(CombinationError, match=r"remembers on its own: take Hook"):
-        EF(tw.EF21(tw.TopK(0.1)))
+        EF(tw.LBGM(tw.Dense()))
 
 
 # -- on the command line ------------------------------------------------------------

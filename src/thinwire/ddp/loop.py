@@ -1,7 +1,7 @@
 """The loop of :mod:`.methods`, as functions of a rank's state: what a rank does with its step, and with a gradient.
 
-Large vectors are written in place, and there is no copy of one that is not needed: a step of
-the block compressor reads and writes x, e and the parameters twice.
+Large vectors are written in place, and none is copied that need not be: a step with the block compressor
+reads x, e and the parameters once after the optimiser, and x and e once before the next gradient.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ..wire import Packet, State, dumps, loads
 from .collectives import Gather, Mean, Talk
 from .methods import Feedback
 from .powersgd import low_rank
+
+PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
 
 
 @dataclass
@@ -50,39 +52,44 @@ def place(rank: Rank, lam: float, out: Float[Tensor, " d"]) -> None:
         out.copy_(rank.x)
 
 
-def exchange(method: Feedback, rank: Rank, after: Float[Tensor, " d"], key: Key, debug: bool = False) -> Talk[None]:
-    """One step of all ranks; ``after`` is where the optimiser went from x - lam * e. It is overwritten.
+def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, debug: bool = False) -> Talk[None]:
+    """One step of all ranks. ``w`` is where the optimiser went from x - lam * e; then it is x - applied * e.
 
     Raises :class:`~thinwire.errors.NonFinite`, and with ``debug`` :class:`~thinwire.errors.OutOfSync` where ranks
     are not at the same step and block.
     """
     lam, e = method.detach, rank.e
-    torch.sub(rank.x, after, out=after)  # u + lam * e
-    torch.add(after, e, alpha=1 - lam, out=e)  # p = u + e
-    runs = [] if method.link is not None else list(blocks(method, rank.layout, key))
+    resting = not (method.applied or method.estimate or method.every)  # w is x, but for what is about to be sent
+    piece = PIECE if e.device.type == "cpu" else max(1, len(e))
+    for x_part, w_part, e_part in zip(*(torch.split(part, piece) for part in (rank.x, w, e)), strict=True):
+        torch.sub(x_part, w_part, out=w_part)  # u + lam * e
+        torch.add(w_part, e_part, alpha=1 - lam, out=e_part)  # p = u + e
+        if resting:
+            w_part.copy_(x_part)
+    runs = [(0, len(e))] if method.link is not None else list(blocks(method, rank.layout, key))
     if debug:
-        finite = is_finite(e)
-        yield from agreed([key.round, [run[0] for run in runs[:1]], finite], key)
+        yield from agreed([key.round, [run[0] for run in runs[:1]], is_finite(e)])
     if method.link is None:
-        sent = torch.cat([e[a:b] for a, b in runs]) if len(runs) > 1 else e[slice(*runs[0])].clone()
+        arrived = torch.cat([e[a:b] for a, b in runs]) if len(runs) > 1 else e[slice(*runs[0])].clone()
         for a, b in runs:
             e[a:b] = 0  # p - C(p)
-        yield Mean(sent)
-        _apply(rank, sent, runs)
+        yield Mean(arrived)
     else:
-        link = method.link
-        p = Params(rank.layout, e.cpu())
-        packet, seen, rank.sender = link.send(p, rank.sender, key)
-        arrived, _, _ = yield from deliver(link, packet, rank.layout, None, key)
+        packet, seen, rank.sender = method.link.send(Params(rank.layout, e.cpu()), rank.sender, key)
+        mean, _, _ = yield from deliver(method.link, packet, rank.layout, None, key)
         e.sub_(seen.flat.to(e.device))
-        _apply(rank, arrived.flat.to(e.device), [(0, rank.layout.size)])
-    if method.estimate:
-        assert rank.total is not None
-        assert lam == 0
-        e.sub_(after)  # -(estimate): u is forgotten, what was sent of u - estimate is not
+        arrived = mean.flat.to(e.device)
+    _apply(rank, arrived, runs)
+    if rank.total is not None:
+        e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
         rank.x.sub_(rank.total)
     if method.every is not None and (key.round + 1) % method.every == 0:
         yield Mean(e)
+    if resting:
+        for a, b in runs:
+            w[a:b].copy_(rank.x[a:b])
+    else:
+        place(rank, method.applied, w)
 
 
 def _apply(rank: Rank, arrived: Tensor, runs: list[tuple[int, int]]) -> None:
@@ -109,7 +116,7 @@ def blocks(method: Feedback, layout: Layout, key: Key) -> Iterator[tuple[int, in
             yield first, first + begin + length - size
 
 
-def agreed(mine: list[Any], key: Key) -> Talk[None]:
+def agreed(mine: list[Any]) -> Talk[None]:
     """Raise on every rank unless all are at the same step and block with finite numbers."""
     found = yield Gather(dumps(mine))
     everyone = [loads(data) for data in found]

@@ -68,7 +68,10 @@ class AtOptimizer(Compressed):
             self._put(lam)
 
     def _put(self, lam: float) -> None:
-        place(self.rank, lam, self.vector.flat)
+        if self.at == 0:  # it is there, and may be in a cache
+            self.vector.flat.sub_(self.rank.e, alpha=lam)
+        else:
+            place(self.rank, lam, self.vector.flat)
         self.vector.push()
         self.at, self.version = lam, self.vector.version()
 
@@ -114,11 +117,13 @@ class AtOptimizer(Compressed):
             for p, grad in zip(self.optimised(), self.hidden, strict=True):
                 p.grad = grad
             self.hidden = []
+            self._put(self.method.applied)
         else:
             self.vector.pull()
             self.drive(exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug), "sending")
+            self.vector.push()
+            self.at, self.version = self.method.applied, self.vector.version()
             self.count()
-        self._put(self.method.applied)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -211,8 +211,6 @@ def one_step(team: Sequence[Worker], keys: Sequence[Key], traffic: Traffic | Non
         for worker in team:
             worker.optimizer.step()
         together([exchange(method, w.rank, w.vector.flat, k) for w, k in zip(team, keys, strict=True)], traffic)
-        for worker in team:
-            place(worker.rank, method.applied, worker.vector.flat)
     if traffic is not None:
         traffic.steps += 1
 
