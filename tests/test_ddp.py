@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -441,6 +442,15 @@ def test_a_method_is_typed_as_it_is_shown(text):
     assert compare.method(repr(made)) == made
     assert compare.method(complete(made)) == made
     assert isinstance(made, Method)
+
+
+def test_every_method_that_the_page_names_can_be_typed():
+    page = (HERE.parent / "docs" / "ddp.md").read_text()
+    found = re.findall(r"`((?:DEFA?|S?AEF|EF|EF21|PSync|Hook)\(\S.*?\))`", page)
+    found = [text for text in found if text != "Hook(link)"]
+    assert len(found) > 15
+    for text in found:
+        assert isinstance(compare.method(text), Method)
 
 
 def test_inside_a_method_the_names_are_those_of_links():

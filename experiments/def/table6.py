@@ -2,8 +2,8 @@
 
 Logical workers of one process, exactly. The thesis: VGG-16, 16 workers, batch 128 in all, momentum 0.9, weight
 decay 5e-4, 200 epochs, a tenth of the rate at epochs 100 and 150, crops and flips, one block of each tensor, three
-seeds. The options say how much of it is done here. DEF-A is the training of DEF judged by x, so each DEF line has both: ``accuracy``
-is that of y, ``accuracy_x`` that of x. A training that diverges is a line too.
+seeds. The options say how much of it is done here. DEF-A is the training of DEF judged by x, so each DEF line has
+both: ``accuracy`` is that of y, ``accuracy_x`` that of x. A training that diverges is a line too.
 
     python experiments/def/table6.py --model vgg_small --steps 2000 --lr 0.05
     python experiments/def/table6.py --model vgg_small --steps 2000 --lr 0.05 --lambdas 0.1 0.2 0.3 0.4 0.6 0.8
