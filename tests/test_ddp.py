@@ -1067,6 +1067,44 @@ def test_a_rank_that_is_lost_is_an_error_of_the_others_within_the_timeout(way, t
     assert found["seconds"] < 10
 
 
+def restarted(folder: Path) -> None:
+    """A script that begins where its checkpoint ends; on its first start rank 1 fails after the sixth step."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    loop = Loop(DEF(4))
+    saved = torch.tensor([len(list(folder.glob(f"{rank}-*.pt")))])
+    dist.all_reduce(saved, dist.ReduceOp.MIN)  # the last step that all have
+    if step := int(saved):
+        for part, state in zip(
+            (loop.model, loop.optimizer, loop.c), torch.load(folder / f"{rank}-{step}.pt"), strict=True
+        ):
+            part.load_state_dict(state)
+        loop.step = step
+    while loop.step < 12:
+        loop.run(1)
+        states = [part.state_dict() for part in (loop.model, loop.optimizer, loop.c)]
+        torch.save(states, folder / f"{rank}-{loop.step}.pt")
+        if rank == 1 and loop.step == 6 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os._exit(1)
+    (folder / f"{rank}.json").write_text(json.dumps([int(os.environ["TORCHELASTIC_RESTART_COUNT"]), loop.judged()]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_script_that_torchrun_restarts_goes_on_to_the_bits_of_one_that_was_never_stopped(tmp_path):
+    script = tmp_path / "script.py"
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r})\nimport test_ddp\nfrom pathlib import Path\n"
+    script.write_text(f"{code}test_ddp.restarted(Path({str(tmp_path)!r}))\n")
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(script)]
+    done = subprocess.run([sys.executable, *run], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = bits(*layers(judged(trained(DEF(4), 12))))
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [1, expected]
+
+
 def sharded(found: dict[str, Any]) -> None:
     """Two nodes of two ranks: FSDP within a node, DEF across nodes."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -55,26 +55,27 @@ def compress(
     else:
         raise ValueError(f"compress(method={method!r}): a method such as DEF(ratio=64) or Hook(TopK(0.01))")
     wiring = getattr(model, "_thinwire", None)
-    if wiring is None:
-        wiring = _Wiring()
-        model._thinwire = wiring  # type: ignore[assignment]
-        if isinstance(model, DistributedDataParallel):
-            model.register_comm_hook(wiring, _comm_hook)
-    wiring.compressed = made
+    if wiring is not None:
+        wiring.compressed = made
+        return made
+    model._thinwire = wiring = _Wiring(made)  # type: ignore[assignment]
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(wiring, _comm_hook)
     return made
 
 
 class _Wiring:
     """What a DDP object's one hook looks at, which cannot be taken back."""
 
-    compressed: Compressed | None = None
+    def __init__(self, compressed: Compressed) -> None:
+        self.compressed = compressed
 
 
 def _comm_hook(wiring, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own by identity
-    if wiring.compressed is not None and not wiring.compressed.removed:
+    if not wiring.compressed.removed:
         return wiring.compressed.bucket(bucket)
-    group = dist.group.WORLD
-    mean = bucket.buffer().div_(dist.get_world_size(group))
+    group = wiring.compressed.group.group
+    mean = bucket.buffer().div_(group.size())
     return dist.all_reduce(mean, group=group, async_op=True).get_future().then(_only)
 
 

@@ -46,6 +46,8 @@ class AtGradient(Compressed):
 
         By parameter and not by bucket: DDP rebuilds its buckets after the first step.
         """
+        if bucket.index() == 0:
+            self.waiting = []  # a backward pass may have raised half-way
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         gradients, places = bucket.gradients(), [self.places[p] for p in bucket.parameters()]
         torch._foreach_copy_(places, gradients)
