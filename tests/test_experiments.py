@@ -11,6 +11,25 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
+def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "mlp", "--augment", "--workers", "4", "--steps", "6"]
+    done = subprocess.run(
+        [sys.executable, "experiments/def/table6.py", *arguments, "--ratios", "64", "--into", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = list(map(json.loads, (tmp_path / "table6_digits_mlp.jsonl").read_text().splitlines()))
+    assert [line["paper"] for line in lines] == [93.76, 92.16, 91.88, 91.79, [93.75, 93.61]]
+    assert [line["accuracy_x"] is None for line in lines] == [True, True, True, False, False]
+    assert [line["curve"][-1][0] for line in lines] == [6] * 5
+    # 4,810 parameters in tensors of 4,096, 64, 640 and 10: blocks of 64, 1, 10 and 1.
+    assert lines[1]["bytes"] == 6 * 4 * 76
+
+
 def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--rounds", "5", "--clients", "6", "--sample", "2", "--every", "2"]
     for name in ("FedAvg (5", "EF21 down", "k = D / 5,000", "8 subspaces, D / 475"):  # one of each kind

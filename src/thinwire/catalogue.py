@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .algorithms.base import Algorithm
 from .config import Config
 from .data import Augment, Split
+from .ddp.methods import Method
 from .expression import settings, shape, vocabulary
 from .links import Link
 from .network import Network
@@ -29,6 +30,7 @@ class Entry(NamedTuple):
 KINDS: dict[type, str] = {
     Algorithm: "algorithm",
     Link: "link",
+    Method: "data-parallel",
     Optimizer: "server optimiser",
     Schedule: "learning rate",
     Split: "split",
@@ -41,7 +43,11 @@ KINDS: dict[type, str] = {
 
 def catalogue() -> list[Entry]:
     """Every name, by kind, then by name."""
-    found = [_entry(name, cls) for name, cls in {**vocabulary(), **settings(Split), **settings(Augment)}.items()]
+    from .ddp.compare import METHODS  # torch's own part for this takes a while to import
+
+    # One by one: EF21 is a link, and a data-parallel method too.
+    named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), *METHODS.items()]
+    found = [_entry(name, cls) for name, cls in named]
     order = list(KINDS.values())
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 

@@ -1,4 +1,4 @@
-"""The command line: ``thinwire run``, ``resume``, ``plot``, ``methods``, ``predict``."""
+"""The command line: ``thinwire run``, ``resume``, ``plot``, ``methods``, ``predict``, ``ddp-sim``."""
 
 from __future__ import annotations
 
@@ -238,6 +238,83 @@ def predict(
     found = [foresee(a, problem, rounds, sample, mbit, seed) for a in comparison.algorithms()]
     show(found, rounds, sample or len(problem.tasks), mbit)
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
+
+
+@app.command("ddp-sim")
+def ddp_sim(
+    methods: Annotated[
+        list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "DEF(ratio=64)" "Hook(Dense())".')
+    ],
+    data: Data = "digits",
+    model: Model = None,
+    workers: Annotated[int, typer.Option(help="Logical workers.")] = 16,
+    batch: Annotated[int, typer.Option(help="Examples a worker takes in a step.")] = 8,
+    steps: Annotated[int, typer.Option(help="Steps to train.")] = 1000,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.1,
+    momentum: Annotated[float, typer.Option(help="Of each worker's SGD.")] = 0.9,
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum.")] = False,
+    adamw: Annotated[bool, typer.Option("--adamw", help="AdamW in place of SGD.")] = False,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
+    decay: Annotated[str | None, typer.Option(help="A tenth of the rate after these shares, e.g. 0.5,0.75.")] = None,
+    augment: AugmentOption = None,
+    seed: Seed = 0,
+    seeds: Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")] = None,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 100,
+    device: Annotated[str, typer.Option(help="Where models train: cpu, cuda, cuda:1.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="A new folder for everything.")] = Path("runs/ddp"),
+    resume: Annotated[bool, typer.Option("--resume", help="Train what --out does not have yet.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Data-parallel methods by logical workers of one process, exactly; table and records in --out."""
+    from .config import complete
+    from .ddp import compare
+
+    study = compare.Study(
+        tuple(complete(compare.method(text)) for text in methods),
+        data=data,
+        model=model,
+        workers=workers,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        adamw=adamw,
+        decay=_shares(decay),
+        augment=tuple(augment or ()),
+        seeds=_seeds(seeds) if seeds is not None else (seed,),
+        evaluate_every=evaluate_every,
+        device=device,
+        data_dir=None if data_dir is None else str(data_dir),
+    )
+    study.claim(out, resume)
+    try:
+        failures = study.run(out, _log_step)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; the same with --resume --out {out} trains what is left", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    rows = study.rows(out)
+    if rows:
+        compare.show(rows, f"{data}, {workers} workers of {batch} examples, {steps} steps")
+        command = shlex.join(["thinwire", *sys.argv[1:]])
+        (out / "table.md").write_text(f"{compare.markdown(rows)}\n```\n{command}\n```\n")
+    _print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
+    if failures:
+        raise ThinwireError("; ".join(failures))
+
+
+def _log_step(name: str, record: dict[str, Any]) -> None:
+    shown = "" if record.get("accuracy") is None else f" accuracy {record['accuracy']:.3f}"
+    typer.echo(f"{name} step {record['step']} loss {record['loss']:.3f}{shown} {record['bytes']} B", err=True)
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        raise ValueError(f"--decay {text}: shares of the steps separated by commas, such as 0.5,0.75") from None
 
 
 def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] | None = None) -> None:

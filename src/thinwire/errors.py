@@ -9,6 +9,7 @@
     ├── CombinationError    two parts that have no meaning together       (also a ValueError)
     ├── NonFinite           a loss, an update or a model became NaN or infinite
     ├── OutOfSync           a message refers to a base its receiver does not hold
+    ├── RankLost            another process of a group died, stalled, or does something else
     └── RunError            a run folder that is in use, of another run, or not a run
 
 A plain ``ValueError`` is an argument out of its range; its text says what to change.
@@ -46,6 +47,10 @@ class NonFinite(ThinwireError, ArithmeticError):
 
 class OutOfSync(ThinwireError):
     """A message refers to a version that its receiver does not hold."""
+
+
+class RankLost(ThinwireError):
+    """A collective of several processes failed: one of the others is not there, or not where it should be."""
 
 
 class RunError(ThinwireError):

@@ -85,8 +85,12 @@ def iterate(
     x: Float[Tensor, "m n"], start: Float[Tensor, "rank n"], key: Key
 ) -> tuple[Float[Tensor, "m rank"], Float[Tensor, "rank n"]]:
     """Algorithm 1: P = orthonormal(M Q) and P^T M, for M = ``x`` and Q^T = ``start``."""
+    left = torch.linalg.qr(x @ unit(start, key).T).Q
+    return left, left.T @ x
+
+
+def unit(start: Float[Tensor, "rank n"], key: Key) -> Float[Tensor, "rank n"]:
+    """Rows of length one; random numbers for those that are zero."""
     length = torch.linalg.vector_norm(start, dim=1, keepdim=True, dtype=torch.float64)
     drawn = torch.randn(start.shape, generator=key.generator("start"))
-    unit = torch.where(length > 0, (start / length).float(), drawn)
-    left = torch.linalg.qr(x @ unit.T).Q
-    return left, left.T @ x
+    return torch.where(length > 0, (start / length).float(), drawn)

@@ -1,0 +1,203 @@
+"""Data-parallel training over slow links: step times, and bytes on the wire, as ratios measured in one run.
+
+Over loopback plain DistributedDataParallel and DEF take turns, step by step. With --slowlink, the path of a
+program that runs a command on hosts joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``,
+each host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and as its last line the bytes each host sent as JSON),
+also the step time at 100 Mbit/s and 10 ms round trip, and the bytes that crossed the hub.
+
+    python benchmarks/ddp.py [--quick] [--slowlink PROGRAM] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RATIO = 64
+
+
+def network() -> Any:
+    """1,333,642 parameters, and little to compute: what is measured is what is sent."""
+    from torch import nn
+
+    convs = [nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*convs, nn.Linear(4096, 320), nn.ReLU(), nn.Linear(320, 10))
+
+
+def methods() -> dict[str, Any]:
+    """Every arm: None for plain DDP, "fp16" for torch's own hook."""
+    import thinwire as tw
+    from thinwire.ddp import DEF, EF, Hook
+
+    return {
+        "dense": None,
+        "fp16": "fp16",
+        "def64": DEF(64),
+        "def64_tensor": DEF(64, scope="tensor"),
+        "def256": DEF(256),
+        "ef64": EF(64),
+        "topk1": Hook(tw.ErrorFeedback(tw.TopK(0.01))),
+        "powersgd2": Hook(tw.PowerSGD(2)),
+        "half": Hook(tw.Half()),
+    }
+
+
+def stepper(method: Any) -> tuple[Callable[[], None], Any]:
+    """A step of a training, and what compress returned."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel
+
+    from thinwire.ddp import compress
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    compressed = None
+    if method == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif method is not None:
+        compressed = compress(model, optimizer, method)
+    x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step, compressed
+
+
+def rank_main(names: list[str], steps: int, pairs: int, into: Path) -> None:
+    """One rank: blocks of steps of each arm in turn, or single steps of two."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    known = methods()
+    arms = {name: stepper(known[name]) for name in names}
+    for step, _ in arms.values():  # DDP rebuilds its buckets after the first step
+        step()
+        step()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(pairs):
+        for name in names if turn % 2 else names[::-1]:
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(steps):
+                arms[name][0]()
+            times[name].append((time.perf_counter() - began) / steps)
+    if dist.get_rank() == 0:
+        given = {n: c.ledger.bytes / c.ledger.steps for n, (_, c) in arms.items() if c is not None}
+        into.write_text(json.dumps({"times": times, "given": given}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def child(names: list[str], steps: int, pairs: int, into: Path) -> list[str]:
+    words = [sys.executable, __file__, "--rank", ",".join(names), "--steps", str(steps), "--pairs", str(pairs)]
+    return [*words, "--into", str(into)]
+
+
+def here(names: list[str], steps: int, pairs: int) -> dict[str, Any]:
+    """Two processes on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "found.json"
+        env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env["OMP_NUM_THREADS"] = "1"
+        command = child(names, steps, pairs, into)
+        running = [subprocess.Popen(command, env={**env, "RANK": str(rank)}) for rank in (0, 1)]
+        if any(process.wait() for process in running):
+            raise SystemExit("a rank failed")
+        found: dict[str, Any] = json.loads(into.read_text())
+        return found
+
+
+def slow(program: str, names: list[str], steps: int, pairs: int, rate: float, delay: float) -> dict[str, Any]:
+    """Two hosts joined by slow links."""
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "found.json"
+        command = [sys.executable, program, "--hosts", "2", "--rate", str(rate), "--delay", str(delay), "--"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, *child(names, steps, pairs, into)], env=env, stdout=subprocess.PIPE, text=True, check=True
+        )
+        found: dict[str, Any] = json.loads(into.read_text())
+        found["hosts"] = json.loads(done.stdout.splitlines()[-1])["hosts"]
+        return found
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def show(title: str, times: dict[str, float], given: dict[str, float]) -> None:
+    print(title, file=sys.stderr)
+    for name, seconds in times.items():
+        sent = f"{given[name]:>12,.0f} B given" if name in given else ""
+        print(f"  {name:14} {1000 * seconds:9.1f} ms  {seconds / times['dense']:6.3f} of dense {sent}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer arms and repetitions: under four minutes")
+    parser.add_argument("--slowlink", help="the program that joins hosts by slow links (it needs root)")
+    parser.add_argument("--rate", type=float, default=100, help="Mbit/s of every host's link")
+    parser.add_argument("--delay", type=float, default=2.5, help="ms from a host to the hub: a fourth of a round trip")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--pairs", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    o = parser.parse_args()
+    if o.rank:
+        rank_main(o.rank.split(","), o.steps, o.pairs, o.into)
+        return
+    few = ["dense", "fp16", "def64", "def256"]
+    every = few if o.quick else list(methods())
+    result: dict[str, Any] = {"slow": None, "loopback": None, "wire": None}
+
+    found = here(["dense", "def64"], 1, 40 if o.quick else 150)
+    ratios = [b / a for a, b in zip(found["times"]["dense"], found["times"]["def64"], strict=True)]
+    show("loopback, step by step in turn", medians(found["times"]), found["given"])
+    result["loopback"] = {"def64_over_dense": statistics.median(ratios), "pairs": len(ratios)}
+    if o.slowlink:
+        found = slow(o.slowlink, every, 4 if o.quick else 10, 3, o.rate, o.delay)
+        times = medians(found["times"])
+        show(f"{o.rate:g} Mbit/s, {4 * o.delay:g} ms round trip", times, found["given"])
+        result["slow"] = {
+            "def64_over_dense": times["def64"] / times["dense"],
+            "def64_over_fp16": times["def64"] / times["fp16"],
+            "ms": {name: 1000 * seconds for name, seconds in times.items()},
+        }
+        short, long = (slow(o.slowlink, ["def64"], n, 1, o.rate, o.delay) for n in (10, 110))
+        sent = [b["sent_bytes"] - a["sent_bytes"] for a, b in zip(short["hosts"], long["hosts"], strict=True)]
+        a_step = statistics.fmean(sent) / 100
+        d = sum(p.numel() for p in network().parameters())
+        theory = d * 4 / RATIO * 2 * (2 - 1) / 2
+        result["wire"] = {"over_theory": a_step / theory, "bytes_a_step": a_step, "theory": theory}
+        print(f"wire: {a_step:,.0f} B a host and step, {a_step / theory:.4f} of {theory:,.0f}", file=sys.stderr)
+    else:
+        print("no --slowlink: step times over slow links, and bytes on the wire, were not measured", file=sys.stderr)
+    if o.json:
+        print(json.dumps(result))
+    else:
+        print(result["loopback"])
+
+
+if __name__ == "__main__":
+    main()

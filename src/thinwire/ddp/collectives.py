@@ -1,0 +1,177 @@
+"""What ranks say to one another: a mean, or everyone's bytes.
+
+A method is a generator that asks for them. So the same lines run over a process group, where
+each rank drives its own generator (:class:`Group`), and for many logical workers of one process,
+whose generators are driven side by side (:func:`together`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import RankLost
+
+T = TypeVar("T")
+HEAD = 256  # bytes of a message that come with its length: more would be waited for by those who send little
+
+
+class Mean(NamedTuple):
+    """Asks for the mean over ranks, which is written over ``x``."""
+
+    x: Tensor
+
+
+class Gather(NamedTuple):
+    """Asks for the bytes of every rank, in the order of ranks."""
+
+    data: bytes
+
+
+Talk = Generator[Mean | Gather, Any, T]
+
+
+@dataclass
+class Traffic:
+    """Bytes that this rank gave to collectives, and how often: what it said, not what a ring makes of it.
+
+    Of an all-reduce of n bytes among W ranks 2 (W - 1) / W * n cross each rank's link, of an all-gather (W - 1) n.
+    """
+
+    steps: int = 0
+    reduced: int = 0  # bytes given to all-reduce
+    gathered: int = 0  # bytes given to all-gather, lengths and padding included
+    calls: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.reduced + self.gathered
+
+    def summary(self) -> dict[str, int]:
+        """As numbers, for a log."""
+        return {**asdict(self), "bytes": self.bytes}
+
+
+class Group:
+    """Answers a generator from a process group."""
+
+    def __init__(self, group: dist.ProcessGroup, traffic: Traffic) -> None:
+        self.group, self.traffic = group, traffic
+        self.size, self.rank = group.size(), group.rank()
+        # Bytes travel from where the backend can take them.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in _backend(group) else "cpu"
+
+    def drive(self, talk: Talk[T], where: str) -> T:
+        """Run ``talk`` to its end; ``where`` says what was being done, should a rank be lost meanwhile."""
+        answer: Any = None
+        while True:
+            try:
+                request = talk.send(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            try:
+                answer = self.mean(request.x) if isinstance(request, Mean) else self.gather(request.data)
+            except RuntimeError as error:  # torch.distributed knows no finer one that all backends raise
+                raise RankLost(
+                    f"rank {self.rank} of {self.size}, {where}: another rank died, stalled beyond the process group's "
+                    f"timeout, or is doing something else ({str(error).splitlines()[0]})"
+                ) from error
+
+    def mean(self, x: Tensor) -> Tensor:
+        """In place: scaled, then summed, as DistributedDataParallel does it."""
+        x.mul_(1 / self.size)
+        self.traffic.reduced += x.nbytes
+        self.traffic.calls += 1
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """The length and the first bytes of all; where they are not all, the rest, padded to the longest."""
+        head = torch.zeros(8 + HEAD, dtype=torch.uint8)
+        head[:8] = torch.tensor([len(data)]).view(torch.uint8)
+        _fill(head[8:], data[:HEAD])
+        heads = self._gather(head)
+        lengths = [int(h[:8].clone().view(torch.int64)) for h in heads]
+        firsts = [h[8 : 8 + min(n, HEAD)] for h, n in zip(heads, lengths, strict=True)]
+        if max(lengths) <= HEAD:
+            return [_bytes(first) for first in firsts]
+        rest = torch.zeros(max(lengths) - HEAD, dtype=torch.uint8)
+        _fill(rest, data[HEAD:])
+        rests = self._gather(rest)
+        joined = zip(firsts, rests, lengths, strict=True)
+        return [_bytes(torch.cat([first, part[: max(0, n - HEAD)]])) for first, part, n in joined]
+
+    def _gather(self, mine: Tensor) -> list[Tensor]:
+        self.traffic.gathered += mine.nbytes
+        self.traffic.calls += 1
+        mine = mine.to(self.device)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine, group=self.group)
+        return [one.cpu() for one in everyone]
+
+
+def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T]:
+    """Run the generators of all logical workers side by side: each gets what a process group would answer.
+
+    A mean is summed in the order of ranks, so that of two workers it has the bits of any all-reduce. ``traffic``
+    is charged what one rank would give.
+    """
+    answers: list[Any] = [None] * len(talks)
+    while True:
+        requests: list[Mean | Gather] = []
+        results: list[T] = []
+        for talk, answer in zip(talks, answers, strict=True):
+            try:
+                requests.append(talk.send(answer))
+            except StopIteration as end:
+                results.append(end.value)
+        if not requests:
+            return results
+        assert len(requests) == len(talks), "workers that do not ask alike"
+        means = [r.x for r in requests if isinstance(r, Mean)]
+        if means:
+            answers = _mean(means)
+            _charge(traffic, reduced=means[0].nbytes)
+            continue
+        data = [r.data for r in requests if isinstance(r, Gather)]
+        longest = max(map(len, data))
+        answers = [data] * len(talks)
+        _charge(traffic, gathered=8 + HEAD)
+        if longest > HEAD:
+            _charge(traffic, gathered=longest - HEAD)
+
+
+def _mean(parts: list[Tensor]) -> list[Tensor]:
+    total = parts[0].mul_(1 / len(parts))
+    for part in parts[1:]:
+        total.add_(part.mul_(1 / len(parts)))
+    for part in parts[1:]:
+        part.copy_(total)
+    return parts
+
+
+def _charge(traffic: Traffic | None, reduced: int = 0, gathered: int = 0) -> None:
+    if traffic is not None:
+        traffic.reduced += reduced
+        traffic.gathered += gathered
+        traffic.calls += 1
+
+
+def _fill(out: Tensor, data: bytes) -> None:
+    if data:
+        out[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _bytes(x: Tensor) -> bytes:
+    return x.numpy().tobytes()
+
+
+def _backend(group: dist.ProcessGroup) -> str:
+    return str(dist.get_backend(group))

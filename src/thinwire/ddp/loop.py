@@ -1,0 +1,234 @@
+"""The loop of :mod:`.methods`, as functions of a rank's state: what a rank does with its step, and with a gradient.
+
+Large vectors are written in place, and none is copied that need not be: a step with the block compressor
+reads x, e and the parameters once after the optimiser, and x and e once before the next gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import NonFinite, OutOfSync
+from ..key import Key
+from ..links import Link, PowerSGD
+from ..params import Layout, Params, is_finite, mean
+from ..wire import Packet, State, dumps, loads
+from .collectives import Gather, Mean, Talk
+from .methods import Feedback
+from .powersgd import low_rank
+
+PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
+
+
+@dataclass
+class Rank:
+    """What one rank keeps for a :class:`~thinwire.ddp.methods.Feedback` method."""
+
+    layout: Layout
+    x: Float[Tensor, " d"]  # the same on every rank
+    e: Float[Tensor, " d"]  # this rank's: not sent yet, or minus the estimate of its step
+    total: Float[Tensor, " d"] | None  # the mean of all estimates
+    sender: State  # of the link
+
+
+def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"]) -> Rank:
+    """A rank's state before its first step, from parameters ``x``."""
+    sender = None if method.link is None else method.link.open(layout.zeros())[0]
+    total = torch.zeros_like(x) if method.estimate else None
+    return Rank(layout, x.clone(), torch.zeros_like(x), total, sender)
+
+
+def place(rank: Rank, lam: float, out: Float[Tensor, " d"]) -> None:
+    """``out`` <- x - lam * e."""
+    if lam:
+        torch.sub(rank.x, rank.e, alpha=lam, out=out)
+    else:
+        out.copy_(rank.x)
+
+
+def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, debug: bool = False) -> Talk[None]:
+    """One step of all ranks. ``w`` is where the optimiser went from x - lam * e; then it is x - applied * e.
+
+    Raises :class:`~thinwire.errors.NonFinite`, and with ``debug`` :class:`~thinwire.errors.OutOfSync` where ranks
+    are not at the same step and block.
+    """
+    lam, e = method.detach, rank.e
+    resting = not (method.applied or method.estimate or method.every)  # w is x, but for what is about to be sent
+    piece = PIECE if e.device.type == "cpu" else max(1, len(e))
+    for x_part, w_part, e_part in zip(*(torch.split(part, piece) for part in (rank.x, w, e)), strict=True):
+        torch.sub(x_part, w_part, out=w_part)  # u + lam * e
+        torch.add(w_part, e_part, alpha=1 - lam, out=e_part)  # p = u + e
+        if resting:
+            w_part.copy_(x_part)
+    runs = [(0, len(e))] if method.link is not None else list(blocks(method, rank.layout, key))
+    if debug:
+        yield from agreed([key.round, [run[0] for run in runs[:1]], is_finite(e)])
+    if method.link is None:
+        arrived = torch.cat([e[a:b] for a, b in runs]) if len(runs) > 1 else e[slice(*runs[0])].clone()
+        for a, b in runs:
+            e[a:b] = 0  # p - C(p)
+        yield Mean(arrived)
+    else:
+        packet, seen, rank.sender = method.link.send(Params(rank.layout, e.cpu()), rank.sender, key)
+        mean, _, _ = yield from deliver(method.link, packet, rank.layout, None, key)
+        e.sub_(seen.flat.to(e.device))
+        arrived = mean.flat.to(e.device)
+    _apply(rank, arrived, runs)
+    if rank.total is not None:
+        e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
+        rank.x.sub_(rank.total)
+    if method.every is not None and (key.round + 1) % method.every == 0:
+        yield Mean(e)
+    if resting:
+        for a, b in runs:
+            w[a:b].copy_(rank.x[a:b])
+    else:
+        place(rank, method.applied, w)
+
+
+def _apply(rank: Rank, arrived: Tensor, runs: list[tuple[int, int]]) -> None:
+    """x <- x - mean C(p); of estimates the mean of all that was ever sent."""
+    at = 0
+    for a, b in runs:
+        part = arrived[at : at + b - a]
+        at += b - a
+        if rank.total is None:
+            rank.x[a:b].sub_(part)
+        else:
+            rank.total[a:b].add_(part)
+
+
+def blocks(method: Feedback, layout: Layout, key: Key) -> Iterator[tuple[int, int]]:
+    """The runs of entries that are sent at a step: one, or two where a block goes on at the beginning."""
+    spans = [("", 0, layout.size)]
+    if method.scope == "tensor":
+        spans = [(name, first, size) for name, (first, size, _) in layout.spans.items() if size]
+    for name, first, size in spans:
+        begin, length = method.block.block(size, key.at(name) if name else key)
+        yield first + begin, first + min(begin + length, size)
+        if begin + length > size:
+            yield first, first + begin + length - size
+
+
+def agreed(mine: list[Any]) -> Talk[None]:
+    """Raise on every rank unless all are at the same step and block with finite numbers."""
+    found = yield Gather(dumps(mine))
+    everyone = [loads(data) for data in found]
+    for number, (step, begin, finite) in enumerate(everyone):
+        if [step, begin] != everyone[0][:2]:
+            raise OutOfSync(
+                f"rank {number} is at step {step} and sends the block that starts at {begin}; "
+                f"rank 0 is at step {everyone[0][0]} with {everyone[0][1]}"
+            )
+        if not finite:
+            raise NonFinite(f"step {step}: rank {number} would send NaN or infinity; lower the learning rate or clip")
+
+
+def output(method: Feedback, rank: Rank) -> Talk[Float[Tensor, " d"]]:
+    """What is evaluated: x - given * mean e. One dense all-reduce, or none."""
+    if not method.given:
+        return rank.x
+    mine = rank.e.clone()
+    yield Mean(mine)
+    return torch.sub(rank.x, mine, alpha=method.given)
+
+
+@dataclass
+class Ends:
+    """What one rank keeps for a link: its own sender's half, and the receivers' halves of all ranks."""
+
+    sender: State
+    receivers: list[State] | None  # None for a link whose receivers keep nothing
+
+
+def ends(link: Link, layout: Layout, ranks: int) -> Ends:
+    """The states of a link before the first message."""
+    zeros = layout.zeros()
+    sender, receiver = link.open(zeros)
+    return Ends(sender, [receiver] * ranks if link.memory else None)
+
+
+def average(link: Link, own: Ends, g: Params, key: Key) -> Talk[Params | None]:
+    """The mean of what all ranks' links deliver of their gradients.
+
+    None, on every rank, where any has NaN or infinity in its own: nothing is kept of that step. PowerSGD has a
+    way of its own, for its iteration can be that of the mean.
+    """
+    if isinstance(link, PowerSGD):
+        found = yield from low_rank(link, own.sender, g, key)
+        if found is None:
+            return None
+        arrived, own.sender = found
+        return arrived
+    finite = g.finite()
+    packet, _, sender = link.send(g if finite else g.zeros(), own.sender, key)
+    arrived, receivers, all_finite = yield from deliver(link, packet, g.layout, own.receivers, key, finite)
+    if not all_finite:
+        return None
+    own.sender, own.receivers = sender, receivers
+    return arrived
+
+
+def deliver(
+    link: Link, packet: Packet, layout: Layout, receivers: list[State] | None, key: Key, finite: bool = True
+) -> Talk[tuple[Params, list[State] | None, bool]]:
+    """Send a packet to all; the mean of what all packets decode to, the receivers' next states, whether all are finite.
+
+    Linear links are averaged as packets: by all-reduce, in the packet's own precision, where it is nothing but
+    numbers, and else (which entries DropoutAvg kept is each rank's own) after an all-gather.
+    """
+    linear = link.linear and not link.memory
+    leaves = list(_leaves(packet))
+    if linear and all(leaf.is_floating_point() for leaf in leaves):
+        kinds = sorted({leaf.dtype for leaf in leaves}, key=str)
+        sums = {}
+        for number, kind in enumerate(kinds):
+            parts = [leaf.reshape(-1) for leaf in leaves if leaf.dtype == kind]
+            if number == 0:
+                parts.append(torch.full((1,), 0.0 if finite else 1.0, dtype=kind))
+            sums[kind] = torch.cat(parts)
+            yield Mean(sums[kind])
+        all_finite = not kinds or float(sums[kinds[0]][-1]) == 0
+        if not all_finite:
+            return layout.zeros(), receivers, False
+        seen, _ = link.recv(_filled(packet, sums, dict.fromkeys(kinds, 0)), layout, None, key)
+        return seen, receivers, True
+    found = yield Gather(dumps(packet) if finite else b"")
+    if not all(found):
+        return layout.zeros(), receivers, False
+    packets = [loads(data, max_values=None) for data in found]
+    if linear:
+        seen, _ = link.recv(link.mean(packets, [1.0] * len(packets)), layout, None, key)
+        return seen, receivers, True
+    parts, nexts = [], []
+    for number, received in enumerate(packets):
+        end = None if receivers is None else receivers[number]
+        part, end = link.recv(received, layout, end, key._replace(client=number))
+        parts.append(part.flat)
+        nexts.append(end)
+    whole = parts[0] if len(parts) == 1 else mean(parts, [1.0] * len(parts))
+    return Params(layout, whole), None if receivers is None else nexts, True
+
+
+def _leaves(packet: Packet) -> Iterator[Tensor]:
+    """The tensors of a packet, in order."""
+    if isinstance(packet, Tensor):
+        yield packet
+    elif isinstance(packet, list):
+        for part in packet:
+            yield from _leaves(part)
+
+
+def _filled(packet: Packet, sums: dict[torch.dtype, Tensor], at: dict[torch.dtype, int]) -> Packet:
+    """The packet with its tensors taken from ``sums``, one after the other."""
+    if isinstance(packet, Tensor):
+        begin = at[packet.dtype]
+        at[packet.dtype] += packet.numel()
+        return sums[packet.dtype][begin : at[packet.dtype]].view(packet.shape)
+    return [_filled(part, sums, at) for part in packet] if isinstance(packet, list) else packet

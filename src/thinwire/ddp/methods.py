@@ -1,0 +1,263 @@
+"""Error feedback and its kin for data-parallel training: one loop, four switches.
+
+An Xu, "New Efficient and Privacy-Preserving Methods for Distributed Training", PhD thesis,
+University of Pittsburgh, 2023, chapter 2; An Xu, Heng Huang, "Detached Error Feedback for
+Distributed SGD with Random Sparsification", ICML 2022.
+
+Every rank keeps the model x, which all share, and e, what it has not sent yet. Its optimiser,
+whichever that is, makes a step u from where the gradient was taken (momentum SGD: u = eta * m), and
+
+    p = u + e;  send C(p);  e <- p - C(p);  x <- x - mean C(p)
+
+The learning rate is in p, so e is in the units of parameters and a decay of the rate needs
+no correction. What a method is, its switches say:
+
+=========  =================  =======================  =====================  ===========
+method     gradient taken at  what is kept             applied to local       evaluated
+                                                       model at once
+=========  =================  =======================  =====================  ===========
+EF         x                  the error                nothing                x
+SAEF       x - e              the error, averaged      nothing                x
+                              every so many steps
+PSync      x - e              the error                e                      x - mean e
+EF21       x                  the estimate of u        nothing                x
+DEF        x - lam * e        the error                nothing                x - mean e
+DEFA       x - lam * e        the error                nothing                x
+=========  =================  =======================  =====================  ===========
+
+Differences from the thesis: C is a block of the whole vector (``scope="vector"``, what the
+analysis assumes: one run of memory, one all-reduce, and exactly 1 / ratio of the entries) where
+the authors' code takes a block of each tensor (``scope="tensor"``), which sends at least one
+entry of each. Equation 2-4 has lost an
+eta; the listing is right. Weight decay acts where the gradient is taken, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..config import Config
+from ..errors import CombinationError, require
+from ..links import Link, RandomBlock
+
+
+@dataclass(frozen=True)
+class Method(Config):
+    """What a rank sends of its step, and what it does with the rest."""
+
+
+@dataclass(frozen=True)
+class Feedback(Method):
+    """The loop; its subclasses are the settings of its switches.
+
+    ``ratio`` is the share of the entries that are sent, turned over: a random block of
+    neighbours, the same on every rank, wherever the shared seed says. ``scope`` is "vector", one
+    block of all parameters, or "tensor", one of each. In place of a number it may be a link that
+    always keeps a part (a contraction), ``DEF(TopK(0.01))``: linear ones are sent by all-reduce,
+    others by all-gather.
+    """
+
+    ratio: float | Link = 64.0
+    scope: Literal["vector", "tensor"] = field(default="vector", kw_only=True)
+
+    def __post_init__(self) -> None:
+        name, ratio = type(self).__name__, self.ratio
+        require(self.scope in ("vector", "tensor"), f"{name}(scope={self.scope!r}): scope is one of vector, tensor")
+        if not isinstance(ratio, Link):
+            number = isinstance(ratio, int | float) and 1 <= ratio < math.inf
+            require(
+                number, f"{name}(ratio={ratio!r}): a number of at least 1, and finite, or a link such as TopK(0.01)"
+            )
+            return
+        if not ratio.contraction:
+            raise CombinationError(
+                f"{name} needs a link that always keeps a part of what it is given (a contraction); "
+                f"{ratio!r} does not, and the residual would grow without bound: take Hook({ratio!r})"
+            )
+        if ratio.memory:
+            raise CombinationError(
+                f"{name} keeps what was not sent itself; {ratio!r} remembers on its own: take Hook({ratio!r})"
+            )
+
+    @property
+    def link(self) -> Link | None:
+        """What sends in place of the block."""
+        return self.ratio if isinstance(self.ratio, Link) else None
+
+    @property
+    def block(self) -> RandomBlock:
+        """Where the block is, and how long."""
+        assert not isinstance(self.ratio, Link)
+        return RandomBlock(self.ratio)
+
+    @property
+    def detach(self) -> float:
+        """lambda: the gradient is taken at x - lambda * e."""
+        return 0.0
+
+    @property
+    def applied(self) -> float:
+        """The local model between steps is x - applied * e."""
+        return 0.0
+
+    @property
+    def given(self) -> float:
+        """What is evaluated is x - given * mean e."""
+        return 0.0
+
+    @property
+    def estimate(self) -> bool:
+        """Whether the step itself is estimated: what is kept is minus the estimate."""
+        return False
+
+    @property
+    def every(self) -> int | None:
+        """Steps between averages of the residuals; None: they are never averaged."""
+        return None
+
+
+@dataclass(frozen=True)
+class EF(Feedback):
+    """Error feedback: what was not sent is added to the next step.
+
+    Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847; with
+    momentum, Zheng, Huang, Kwok, NeurIPS 2019. Differences from the papers: momentum is each
+    rank's own, as in the thesis.
+    """
+
+    paper = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
+
+
+@dataclass(frozen=True)
+class SAEF(Feedback):
+    """Step-ahead error feedback: the gradient is taken where the error has been applied.
+
+    Every ``average`` steps the residuals are averaged, all of them: as many bytes as a dense
+    gradient. None: never; then it is ``DEF(lam=1)`` evaluated at x. Xu, Huo, Huang, "Step-Ahead
+    Error Feedback for Distributed Training with Compressed Gradient", AAAI 2021.
+    """
+
+    paper = "Xu, Huo, Huang, AAAI 2021, arXiv:2008.05823"
+
+    average: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = self.average is None or (type(self.average) is int and self.average > 0)
+        require(whole, f"SAEF(average={self.average}): steps between averages, at least 1, or None")
+
+    @property
+    def detach(self) -> float:
+        return 1.0
+
+    @property
+    def every(self) -> int | None:
+        return self.average
+
+
+@dataclass(frozen=True)
+class PSync(Feedback):
+    """Partial synchronisation: every rank goes its own way, and one block at a time is made equal.
+
+    A rank's own model is x - e: it steps with its own gradient, and on the block all models
+    are averaged. Ranks therefore differ between steps; ``averaged()`` evaluates the mean of their
+    models, ``state_dict()`` saves what they share. Xie, Zheng, Koyejo, Gupta, Li, Lin, "CSER:
+    Communication-Efficient SGD with Error Reset", NeurIPS 2020, with an error reset at every step
+    and nothing else sent.
+
+    Differences from the paper: the recursion is written with x and e, where it is that of
+    ``DEF(lam=1)``; they differ in what a rank evaluates and where others look at the model.
+    """
+
+    paper = "Xie et al., NeurIPS 2020, arXiv:2007.13221"
+
+    @property
+    def detach(self) -> float:
+        return 1.0
+
+    @property
+    def applied(self) -> float:
+        return 1.0
+
+    @property
+    def given(self) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class EF21(Feedback):
+    """Both ends keep an estimate of each rank's step; what is sent is compressed progress towards the truth.
+
+    g <- g + C(u - g); x <- x - mean g. It needs a compressor that sends what is large,
+    ``EF21(TopK(0.1))``: over random blocks an estimate is ``ratio`` steps old and, as the
+    thesis says, training does not converge. Richtárik, Sokolov, Fatkhullin, NeurIPS 2021,
+    arXiv:2106.05203, Algorithm 2.
+
+    Differences from the paper: it estimates the optimiser's step in place of the gradient, so
+    momentum is each rank's own. ``Hook(EF21(TopK(0.1)))``, around the link of that name, estimates
+    gradients.
+    """
+
+    paper = "Richtárik, Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203"
+
+    @property
+    def estimate(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class DEF(Feedback):
+    """Detached error feedback: the gradient is taken at x - lam * e, between x and the rank's own model.
+
+    ``averaged()`` gives y = x - mean e, which follows uncompressed SGD: y <- y - mean u. The
+    thesis, Algorithm 1; with momentum, Equation 2-11.
+
+    Differences from the thesis: those of this module.
+    """
+
+    paper = "Xu, Huang, ICML 2022"
+
+    lam: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.lam <= 1, f"{type(self).__name__}(lam={self.lam}): lam must be from 0 to 1")
+
+    @property
+    def detach(self) -> float:
+        return self.lam
+
+    @property
+    def given(self) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class DEFA(DEF):
+    """DEF-A: trained as DEF, but x itself is evaluated, an average of where y has been.
+
+    The thesis, section 2.3: it generalises sooner. Differences from the thesis: those of this module.
+    """
+
+    @property
+    def given(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Hook(Method):
+    """Any link for the gradient: every rank sees the mean of what the links deliver.
+
+    It stands where DistributedDataParallel averages, so clipping, the optimiser and all that
+    follows see one gradient, the same on every rank. Linear links go by all-reduce, the others by
+    all-gather, and each rank keeps the receiving ends of all: ``Hook(LBGM(SignSGD()))``,
+    ``Hook(ErrorFeedback(TopK(0.01)))``, ``Hook(PowerSGD(2))``, ``Hook(Half())``. ``Hook(Dense())``
+    is plain data-parallel training.
+    """
+
+    link: Link
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.link, Link), f"Hook holds a link such as ErrorFeedback(TopK(0.01)), not {self.link!r}")

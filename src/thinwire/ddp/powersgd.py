@@ -1,0 +1,60 @@
+"""PowerSGD by all-reduce: the power iteration is one of the mean gradient's, in two rounds.
+
+T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+Distributed Optimization", NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2. The link of that name
+says which layers go in factors and keeps what is owed and where the iteration is; but where ranks
+send factors of their own through it, here all ranks share one P, the mean of theirs, and the mean of
+M^T P is exact for it.
+
+Differences from the paper: none. What is owed is M - P (M^T P)^T with each rank's own M, as
+printed, and P is that of the mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..key import Key
+from ..links.base import join
+from ..links.powersgd import PowerSGD, Sender, unit
+from ..params import Params
+from .collectives import Mean, Talk
+
+
+def low_rank(link: PowerSGD, own: Sender, g: Params, key: Key) -> Talk[tuple[Params, Sender] | None]:
+    """The mean gradient as all ranks see it, and what this rank keeps; None where any rank's is not finite.
+
+    Two all-reduces: of P = M Q, of layers that are sent whole and of a flag; and of M^T P.
+    """
+    finite = g.finite()
+    owed = (g if finite else g.zeros()) + own.residual
+    thin = {name: owed[name].reshape(len(owed[name]), -1) for name in owed.names if name in own.start}  # [m, n]
+    starts = {name: unit(own.start[name], key.everyone().at(name)) for name in thin}  # [rank, n]
+    first = {name: thin[name] @ starts[name].T if name in thin else owed[name] for name in owed.names}
+    flag = torch.zeros(1) if finite else torch.ones(1)
+    sums = torch.cat([*(part.reshape(-1) for part in first.values()), flag])
+    yield Mean(sums)
+    if float(sums[-1]) > 0:
+        return None
+    seen = _split(sums, first)
+    left = {name: torch.linalg.qr(seen[name]).Q for name in thin}  # P, [m, rank]
+    mine = {name: left[name].T @ matrix for name, matrix in thin.items()}  # (M^T P)^T, [rank, n]
+    rest = {name: owed[name] - (left[name] @ mine[name]).view(owed[name].shape) for name in thin}
+    second = torch.cat([part.reshape(-1) for part in mine.values()]) if mine else torch.zeros(0)
+    if mine:
+        yield Mean(second)
+    right = _split(second, mine)
+    arrived = [left[name] @ right[name] if name in thin else seen[name] for name in owed.names]
+    residual = [rest[name] if name in thin else torch.zeros_like(owed[name]) for name in owed.names]
+    start = right if link.warm else dict(own.start)
+    return join(owed.layout, arrived), Sender(join(owed.layout, residual), start)
+
+
+def _split(flat: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One tensor after the other, in the shapes of ``like``, in memory of their own."""
+    parts, at = {}, 0
+    for name, part in like.items():
+        parts[name] = flat[at : at + part.numel()].clone().view(part.shape)
+        at += part.numel()
+    return parts

@@ -1,0 +1,260 @@
+"""Many workers of data-parallel training in one process, exactly: the same lines that ranks run.
+
+Each logical worker has its own module, optimiser, residual and batches, and the generators of
+:mod:`.loop` are driven side by side. What comes out is what processes under
+DistributedDataParallel compute: to the bit with two workers, and with more but for the order in which
+an all-reduce adds (gloo's and NCCL's are their own).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..config import complete
+from ..errors import NonFinite, require
+from ..key import Key
+from ..params import Params
+from ..run.train import to_device
+from ..task import Task
+from .collectives import Traffic, together
+from .loop import average, ends, exchange, output, place, start
+from .methods import Feedback, Hook, Method
+from .vector import Vector
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Result:
+    """What a training by logical workers came to."""
+
+    expression: str
+    module: nn.Module  # holds the model that the method is judged by
+    traffic: Traffic  # what one rank gave to collectives
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def accuracy(self) -> float | None:
+        """At the end."""
+        return next((r["accuracy"] for r in reversed(self.records) if r.get("accuracy") is not None), None)
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The best that was measured."""
+        return max((r["accuracy"] for r in self.records if r.get("accuracy") is not None), default=None)
+
+
+def batches(examples: int, workers: int, size: int, seed: int) -> Iterator[list[Tensor]]:
+    """Positions of one mini-batch a worker, for ever: every epoch's order is dealt to the workers in turn.
+
+    What is left of an epoch after as many whole steps as there are is not used.
+    """
+    require(
+        examples >= workers * size,
+        f"{examples} examples are not one batch of {size} for each of {workers} workers: take fewer",
+    )
+    epoch = 0
+    while True:
+        order = torch.randperm(examples, generator=Key(seed, epoch).generator("order"))
+        for row in order[: examples - examples % (workers * size)].view(-1, size, workers):
+            yield list(row.T)
+        epoch += 1
+
+
+class Worker:
+    """One of them: a module, an optimiser, and what its method keeps."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], method: Method, workers: int
+    ) -> None:
+        self.module, self.method = module, method
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        require(bool(named), "the model has no trainable parameters: nothing would be sent")
+        self.vector = Vector(named)
+        self.optimizer = optimizer(p for _, p in named)
+        self.loss = 0.0
+        if isinstance(method, Feedback):
+            self.rank = start(method, self.vector.layout, self.vector.flat)
+        else:
+            assert isinstance(method, Hook)
+            # A link sees layers in their own shapes, whatever their order in memory.
+            self.gradient = Params.of((n, torch.zeros_like(p, device="cpu")) for n, p in named)
+            self.ends = ends(method.link, self.gradient.layout, workers)
+
+    @property
+    def grads(self) -> list[Tensor]:
+        """A gradient a parameter: zero for one that was not used."""
+        for p in self.vector.parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        return [p.grad for p in self.vector.parameters if p.grad is not None]
+
+    def backward(self, task: Task, indices: Tensor, key: Key) -> None:
+        """The gradient of a mini-batch, at the point where the method takes it."""
+        if isinstance(self.method, Feedback) and self.method.detach:
+            place(self.rank, self.method.detach, self.vector.flat)
+        self.optimizer.zero_grad()
+        batch = to_device(task.batch(indices, key.generator("augment")), self.vector.flat.device)
+        loss = task.loss(self.module, batch).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.loss = float(loss.detach())
+        if not math.isfinite(self.loss):
+            raise NonFinite(f"step {key.round}: the loss became {self.loss:.3g}; lower the learning rate")
+
+
+def simulate(
+    method: Method,
+    model: nn.Module | Callable[[], nn.Module],
+    train: Task,
+    test: Task | None = None,
+    *,
+    workers: int = 16,
+    steps: int = 1000,
+    batch: int = 8,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    rate: Callable[[int], float] | None = None,
+    seed: int = 0,
+    evaluate_every: int = 100,
+    device: torch.device | str = "cpu",
+    on_record: Callable[[Record], None] | None = None,
+) -> Result:
+    """Train by ``workers`` ranks with ``batch`` examples each.
+
+    ``optimizer`` makes one of parameters; ``rate`` is a factor of its learning rate by step. Norm statistics are those
+    of worker 0, as DistributedDataParallel has them. Every ``evaluate_every`` steps, and at the end, the model that
+    the method is judged by is tested, and x itself where that is another (``accuracy_x``). On a CPU as many workers
+    train at once as there are cores, but for models that throw dice (dropout). Raises ``NonFinite`` when the loss of
+    a worker does.
+    """
+    for name, value in (("workers", workers), ("steps", steps), ("batch", batch), ("evaluate_every", evaluate_every)):
+        require(type(value) is int and value > 0, f"{name}={value}: a whole number of at least 1")
+    with torch.random.fork_rng(devices=[]), _threads(torch.device(device)) as threads:
+        torch.manual_seed(Key(seed).number("model") % (1 << 32))
+        first = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        first = first.to(device).train()
+        team = [Worker(copy.deepcopy(first), optimizer, method, workers) for _ in range(workers)]
+        rates = [[g["lr"] for g in worker.optimizer.param_groups] for worker in team]
+        result = Result(complete(method), team[0].module, Traffic())
+        losses, began = 0.0, time.monotonic()
+        dice = torch.device(device).type != "cpu"  # a GPU has a generator of its own, which is not looked at
+        for step, rows in zip(range(steps), batches(len(train), workers, batch, seed), strict=False):
+            keys = [Key(seed, step, k, "ddp") for k in range(workers)]
+            _share_buffers(team)
+            for worker, base in zip(team, rates, strict=True):
+                for param_group, lr in zip(worker.optimizer.param_groups, base, strict=True):
+                    param_group["lr"] = lr * (rate(step) if rate else 1.0)
+            if step == 0 or dice:  # all threads draw from one generator
+                before = torch.get_rng_state()
+                for worker, indices, key in zip(team, rows, keys, strict=True):
+                    torch.manual_seed(key.number("dice") % (1 << 32))
+                    seeded = torch.get_rng_state()
+                    worker.backward(train, indices, key)
+                    dice = dice or not torch.equal(seeded, torch.get_rng_state())
+                torch.set_rng_state(before)
+            else:
+                list(
+                    threads.map(lambda one: one[0].backward(train, one[1], one[2]), zip(team, rows, keys, strict=True))
+                )
+            one_step(team, keys, result.traffic)
+            losses += sum(worker.loss for worker in team) / workers
+            if (step + 1) % evaluate_every == 0 or step + 1 == steps:
+                since = (step % evaluate_every) + 1
+                record = {"step": step + 1, "loss": losses / since, "bytes": result.traffic.bytes}
+                record |= _tested(team, test) if test is not None else {}
+                record["seconds"] = time.monotonic() - began
+                losses = 0.0
+                result.records.append(record)
+                if on_record is not None:
+                    on_record(record)
+        _show(team, True)
+    return result
+
+
+@contextmanager
+def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
+    """One torch thread each: with more a busy neighbour makes everything slow. On a GPU a single one."""
+    count, here = (os.cpu_count() or 1) if device.type == "cpu" else 1, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count, "worker", lambda: torch.set_num_threads(1)) as threads:
+            yield threads
+    finally:
+        torch.set_num_threads(here)
+
+
+@torch.no_grad()
+def one_step(team: Sequence[Worker], keys: Sequence[Key], traffic: Traffic | None = None) -> None:
+    """From gradients to the next model, on all workers."""
+    method = team[0].method
+    if isinstance(method, Hook):
+        for worker in team:
+            torch._foreach_copy_([layer for _, layer in worker.gradient.items()], worker.grads)
+        talks = [average(method.link, w.ends, w.gradient, key) for w, key in zip(team, keys, strict=True)]
+        for worker, arrived in zip(team, together(talks, traffic), strict=True):
+            if arrived is None:
+                raise NonFinite(f"step {keys[0].round}: a gradient became NaN or infinite; lower the learning rate")
+            torch._foreach_copy_(worker.grads, [layer for _, layer in arrived.items()])
+            worker.optimizer.step()
+    else:
+        assert isinstance(method, Feedback)
+        for worker in team:
+            worker.optimizer.step()
+        together([exchange(method, w.rank, w.vector.flat, k) for w, k in zip(team, keys, strict=True)], traffic)
+    if traffic is not None:
+        traffic.steps += 1
+
+
+def _share_buffers(team: Sequence[Worker]) -> None:
+    """Worker 0's, for all."""
+    buffers = list(team[0].module.buffers())
+    for worker in team[1:]:
+        for mine, theirs in zip(worker.module.buffers(), buffers, strict=True):
+            mine.copy_(theirs)
+
+
+@torch.no_grad()
+def _show(team: Sequence[Worker], judged: bool) -> None:
+    """Put into worker 0's module the model that the method is judged by, or x."""
+    method = team[0].method
+    if isinstance(method, Feedback):
+        x = together([output(method, worker.rank) for worker in team])[0] if judged else team[0].rank.x
+        team[0].vector.flat.copy_(x)
+
+
+def _tested(team: Sequence[Worker], test: Task) -> Record:
+    module, device = team[0].module, team[0].vector.flat.device
+    method = team[0].method
+    _show(team, True)
+    found = evaluate(module, test, device)
+    if isinstance(method, Feedback) and method.given:
+        _show(team, False)
+        found |= {f"{name}_x": value for name, value in evaluate(module, test, device).items()}
+    if isinstance(method, Feedback):
+        with torch.no_grad():
+            place(team[0].rank, method.applied, team[0].vector.flat)
+    return found
+
+
+@torch.no_grad()
+def evaluate(module: nn.Module, test: Task, device: torch.device | str, size: int = 500) -> dict[str, float]:
+    """The mean of every metric (``loss`` as ``test_loss``) over a task's examples."""
+    module.eval()
+    sums: dict[str, float] = {}
+    for first in range(0, len(test), size):
+        rows = torch.arange(first, min(first + size, len(test)))
+        values = test.metrics(module, to_device(test.batch(rows), torch.device(device)))
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+    module.train()
+    return {("test_loss" if name == "loss" else name): total / len(test) for name, total in sums.items()}

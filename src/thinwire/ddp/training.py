@@ -1,0 +1,199 @@
+"""What :func:`~thinwire.ddp.compress` returns: the part that all methods have in common."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..config import complete
+from ..errors import OutOfSync, check, require
+from ..key import Key
+from ..wire import dumps, loads, restore
+from .collectives import Gather, Group, Mean, Talk, Traffic
+from .methods import Method
+
+FORMAT = 1  # of a state_dict
+Named = list[tuple[str, nn.Parameter]]
+
+
+class Compressed(ABC):
+    """A model and its optimiser whose ranks send what a method sends.
+
+    ``ledger`` has the bytes that this rank gave to collectives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        method: Method,
+        named: Named,
+        group: dist.ProcessGroup,
+        seed: int,
+        debug: bool,
+    ) -> None:
+        self.ledger = Traffic()
+        self.group = Group(group, self.ledger)
+        self.model, self.optimizer, self.seed, self.debug = model, optimizer, seed, debug
+        self.name, self.complete = repr(method), complete(method)
+        self.step = 0
+        self.removed = False
+        # The module that holds the parameters, for whoever asks for its state.
+        self.inner = model.module if isinstance(model, DistributedDataParallel) else model
+        self._same_everywhere([self.complete, seed, debug, [[n, list(p.shape)] for n, p in named]])
+
+    @abstractmethod
+    def bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """What becomes of a bucket of gradients at the end of the backward pass."""
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model that the method is judged by, until the block ends: of DEF y = x - mean e. Everyone enters.
+
+        One dense all-reduce where that is not x. Buffers, running statistics of norm layers among them, stay as
+        they are.
+        """
+        yield
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale all ranks' gradients by one factor: the root mean square of their norms is then at most ``max_norm``.
+
+        Returns that root mean square before. One all-reduce of one number; for methods whose gradients are local
+        until the step: what torch's function clips is then each rank's own.
+        """
+        grads = [p.grad for p in self.optimised() if p.grad is not None]
+        own: Any = torch.nn.utils.get_total_norm(grads)
+        own = own.full_tensor() if hasattr(own, "full_tensor") else own
+        square = own.float().square().reshape(1)
+        self.drive(mean(square), "clipping")
+        norm = float(square.sqrt())
+        if norm > max_norm:
+            torch._foreach_mul_(grads, max_norm / norm)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """A rank's part of a checkpoint: with the model's and the optimiser's, all that a resume needs.
+
+        Plain tensors and numbers. Residuals, momentum and so the optimiser's state are each rank's own: save them on
+        every rank.
+        """
+        return {
+            "format": FORMAT,
+            "method": self.complete,
+            "seed": self.seed,
+            "ranks": self.group.size,
+            "rank": self.group.rank,
+            "step": self.step,
+            "ledger": copy.copy(vars(self.ledger)),
+            **self.kept(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        """Go on where a state was taken, bit for bit, once the model's and the optimiser's are loaded too.
+
+        For another number of ranks give the list of all old ranks' states: everyone goes on with their mean residual,
+        which leaves y where it was. (Momentum is the optimiser's: each rank takes that of any old rank.) Raises
+        ``ValueError`` for the state of another method, model or number of ranks, and changes nothing then.
+        """
+        states = [state] if isinstance(state, dict) else list(state)
+        require(bool(states), "load_state_dict: an empty list of states")
+        for one in states:
+            known = isinstance(one, dict) and one.get("format") == FORMAT
+            require(known, "this is no state of thinwire.ddp, or of another version: give what state_dict() returned")
+            for name, mine in (("method", self.complete), ("seed", self.seed)):
+                require(one[name] == mine, f"this state is of another {name}: {one[name]}, not {mine}")
+        first = states[0]
+        if isinstance(state, dict):
+            require(
+                first["ranks"] == self.group.size,
+                f"this state is of rank {first['rank']} of {first['ranks']}, and now there are {self.group.size}. "
+                f"Residuals are each rank's own: give load_state_dict the list of all {first['ranks']} states",
+            )
+            require(
+                first["rank"] == self.group.rank,
+                f"this state is of rank {first['rank']}, and this is rank {self.group.rank}: every rank loads its own",
+            )
+            self.take(first)
+            vars(self.ledger).update(first["ledger"])
+        else:
+            ranks, steps = {one["ranks"] for one in states}, {one["step"] for one in states}
+            whole = ranks == {len(states)} and sorted(one["rank"] for one in states) == list(range(len(states)))
+            require(whole and len(steps) == 1, "these are not the states of all ranks at one step")
+            self.merge(states)
+        self.step = first["step"]
+
+    @abstractmethod
+    def kept(self) -> dict[str, Any]:
+        """What a method keeps between steps."""
+
+    @abstractmethod
+    def take(self, state: dict[str, Any]) -> None:
+        """Go on with what :meth:`kept` gave."""
+
+    @abstractmethod
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on with what all of another number of ranks kept."""
+
+    def remove(self) -> None:
+        """Give model and optimiser back; DistributedDataParallel averages gradients again. What is not sent is lost."""
+        self.removed = True
+
+    def optimised(self) -> list[nn.Parameter]:
+        """The optimiser's parameters."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def key(self) -> Key:
+        """Of this rank's next step."""
+        return Key(self.seed, self.step, self.group.rank, "ddp")
+
+    def drive(self, talk: Talk[Any], where: str) -> Any:
+        """Run a generator over the process group."""
+        return self.group.drive(talk, f"step {self.step} of {self.name}, {where}")
+
+    def count(self) -> None:
+        """A step was made."""
+        self.step += 1
+        self.ledger.steps += 1
+
+    def _same_everywhere(self, mine: list[Any]) -> None:
+        """Raise on every rank unless all want the same."""
+        found = self.drive(gather(dumps(mine)), "comparing what is to be compressed")
+        first = loads(found[0], max_values=None)
+        names = ("method", "seed", "debug", "trained parameters")
+        for number, data in enumerate(found):
+            for name, theirs, expected in zip(names, loads(data, max_values=None), first, strict=True):
+                if theirs != expected:
+                    raise OutOfSync(f"rank {number} has another {name} than rank 0: give all ranks the same")
+
+
+def mean(x: Tensor) -> Talk[None]:
+    """The mean over ranks, in place."""
+    yield Mean(x)
+
+
+def gather(data: bytes) -> Talk[list[bytes]]:
+    """Everyone's bytes."""
+    found: list[bytes] = yield Gather(data)
+    return found
+
+
+def frozen(kept: Any) -> Tensor:
+    """A link's state as a tensor of bytes, which torch saves without pickling classes."""
+    return torch.frombuffer(bytearray(dumps(kept)), dtype=torch.uint8)
+
+
+def thawed(data: Any, like: Any) -> Any:
+    """What :func:`frozen` froze, with the types of ``like``."""
+    check(isinstance(data, Tensor) and data.dtype == torch.uint8, "a link's state")
+    return restore(loads(data.numpy().tobytes(), max_depth=100, max_values=None, finite=False), like)
