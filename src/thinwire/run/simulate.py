@@ -218,7 +218,8 @@ class Simulation(Rounds):
 
     def _at(self, key: Key, client: int) -> Key:
         """The key of a client's round."""
-        return key._replace(client=client)
+        mbit = None if self.network is None else self.network.rate(client, self.seed)
+        return key._replace(client=client, mbit=mbit)
 
     def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
         """Who is sampled this round, and who of them will not answer."""
