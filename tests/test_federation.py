@@ -436,10 +436,10 @@ def test_in_a_simulation_the_networks_rates_choose() -> None:
 def test_a_thousand_hostile_answers_are_refused_and_change_nothing(tmp_path: Path, caplog: Any) -> None:
     expression = "FedAvg(up=LBGM(TopK(0.5), threshold=0.6))"
     parties = Parties(expression, tmp_path)
-    call = parties.server.begin([2])[2]
-    before_this = {1: parties.node(2).answer(call), 2: parties.node(2).answer(call)}
-    parties.serve()
-    parties.round()
+    first = {client: parties.node(client).answer(call) for client, call in parties.server.begin().items()}
+    for client, answer in first.items():
+        assert parties.server.accept(client, answer)
+    parties.end()
     calls = parties.server.begin()
     honest = {client: parties.node(client).answer(call) for client, call in calls.items()}
     good = read_answer(honest[2], 10_000)
@@ -461,7 +461,7 @@ def test_a_thousand_hostile_answers_are_refused_and_change_nothing(tmp_path: Pat
         "another client's": lambda r: honest[r.choice([0, 1, 3, 4, 5])],
         "another base": lambda r: good._replace(base=good.base + r.choice([-1, 1, 7])).write(),
         "another round": lambda r: good._replace(round=good.round + r.randrange(1, 9)).write(),
-        "a replay": lambda r: before_this[r.choice([1, 2])],
+        "a replay": lambda _: first[2],
         "another run": lambda r: good._replace(incarnation=good.incarnation ^ 1 << r.randrange(60)).write(),
         "another codec": lambda r: good._replace(mbit=float(r.randrange(1, 9))).write(),
         "too many examples": lambda r: good._replace(examples=(1 << 32) + r.randrange(1, 9)).write(),
@@ -484,7 +484,7 @@ def test_a_thousand_hostile_answers_are_refused_and_change_nothing(tmp_path: Pat
             assert parties.server.accept(client, answer)
     record = parties.end()
     assert record["refused_replies"] + record["dropped_replies"] == 1_000
-    assert (record["dropped_replies"] > 50, record["lost_replies"]) == (True, 1)
+    assert (record["dropped_replies"] >= 50, record["lost_replies"]) == (True, 1)
     assert parties.held() == without(expression, 2, [2], 2)
 
 
