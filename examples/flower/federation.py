@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 METHODS = {
-    "fedluar": "LUAR(FedAvg(LocalSGD(0.05, batch=32)), recycle=1)",
+    "fedluar": "LUAR(FedAvg(LocalSGD(0.05, batch=32)), recycle=2)",
     "lbgm": "FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=0.5))",
 }
 

@@ -23,11 +23,11 @@ from ..errors import OutOfSync, RunError, WireError, require
 from ..key import Key
 from ..task import as_task
 from ..wire import restore
-from .client import ClientState, client_round, unheard
+from .client import ClientState, Reply, client_round, unheard
 from .folder import read_state, write_atomic, write_state
 from .header import Answer, Call, read_call
 from .identity import model_digest, run_digest
-from .messages import forms
+from .messages import Form, forms
 from .stream import Logged, Parcel, View, catch_up
 from .train import Slot, made
 
@@ -112,7 +112,7 @@ class Node:
         digest = run_digest(algorithm, model_digest(slot.module), call.seed, call.clients)
         if digest != call.run:
             raise RunError("the server runs another method or another model: start this client with the server's")
-        slot.probe(self.task)
+        self.probe(slot)
         statistics = slot.buffers()
         shared = statistics if algorithm.buffers == "mean" else None
         start = algorithm.init(slot.params(), call.clients, Key(call.seed))
@@ -120,7 +120,7 @@ class Node:
         heard = View(start.view, down.open()[1], shared)
         fresh = Held(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
         about = call.run, call.incarnation, call.client, call.round, call.base, call.mbit
-        blank = Answer(*about, held=False, examples=len(self.task), loss=0.0, steps=0, seconds=0.0, blob=b"")
+        blank = Answer(*about, held=False, examples=0, loss=0.0, steps=0, seconds=0.0, blob=b"")
 
         kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
         try:
@@ -130,9 +130,16 @@ class Node:
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = Key(call.seed, call.round, call.client, mbit=call.mbit or None)
-        reply = client_round(algorithm, up, slot, self.task, view, held.own, key)
+        reply = self.round(slot, up, view, held.own, key)
         kept.put(Held(VERSION, call.round, view, reply.next))
         loss = reply.loss if reply.steps else 0.0
-        return blank._replace(
-            held=True, loss=loss, steps=reply.steps, seconds=time.perf_counter() - began, blob=reply.blob
-        )
+        found = blank._replace(held=True, examples=reply.examples, loss=loss, steps=reply.steps, blob=reply.blob)
+        return found._replace(seconds=time.perf_counter() - began)
+
+    def probe(self, slot: Slot) -> None:
+        """Find out which buffers of the module training moves."""
+        slot.probe(self.task)
+
+    def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
+        """The client's half of the method."""
+        return client_round(self.algorithm, form, slot, self.task, view, own, key)

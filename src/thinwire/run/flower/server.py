@@ -1,53 +1,38 @@
-"""A run on a Flower deployment: SuperLink, SuperNodes, and between them one opaque blob each way.
-
-The server's side is a loop of our own over a Grid, for a ServerApp's ``main``; the clients'
-side is a ClientApp of a :class:`~thinwire.run.node.Node`, or a mod around a ClientApp that
-is there already. Flower carries the bytes, says which node they are from, encrypts and
-authenticates. What a client keeps between rounds lies on its own disk, for a SuperNode
-keeps its contexts in memory alone, and keeps them even when the client raised.
-"""
+"""The server's side: a loop over a Grid that can be killed and started again."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
 from torch import nn
 
-from ..algorithms.base import Algorithm
-from ..config import complete
-from ..errors import OutOfSync, WireError, check, require
-from .deployment import Deployment
-from .folder import Folder, locked
-from .node import Node
-from .result import Record, Result
+from ...algorithms.base import Algorithm
+from ...config import complete
+from ...errors import OutOfSync, WireError, check, require
+from ..deployment import Deployment
+from ..folder import Folder, locked
+from ..result import Record, Result
+from .blob import NAME, packed, unpacked
 
-try:
-    from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid
-except ImportError as error:
-    raise ImportError('a Flower deployment needs one more package: pip install "thinwire[flower]"') from error
+AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 
 log = logging.getLogger("thinwire")
-
-RECORD = "thinwire"
-# Bytes. An object whose upload takes longer than 180 s is lost with its message, a request that is not answered within
-# 30 s is sent again, and a heartbeat queues behind two of these for 5 s at most: at 0.1 Mbit/s all three still pass.
-PIECE = 1 << 15
-NAME = 200  # bytes of a client's name, at most
 
 
 def serve(
     grid: Grid,
     algorithm: Algorithm,
     model: nn.Module | Callable[[], nn.Module],
-    clients: int,
+    clients: int | Sequence[str],
     rounds: int,
     *,
     sample: int | None = None,
@@ -63,12 +48,12 @@ def serve(
 ) -> Result:
     """Train ``model`` on the clients of a Flower deployment: the body of a ServerApp's ``main``.
 
-    ``clients`` is how many there are in all; the first round waits for every one. Then each
-    round ``sample`` of those that are there (None: all) are called, the first ``take``
-    answers count (None: all), and whoever has not answered after ``deadline`` seconds is not
-    waited for. ``clip`` bounds the norm of what one client can add. ``poll`` is the pause, in
-    seconds, between two looks for answers. The other arguments are those of
-    :func:`thinwire.simulate`.
+    ``clients`` is how many there are in all, or their names: nobody else may take part. The
+    first round waits for every one. Then each round ``sample`` of those that are there (None:
+    all) are called, the first ``take`` answers count (None: all), and whoever has not answered
+    after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
+    can add. ``poll`` is the pause, in seconds, between two looks for answers. The other
+    arguments are those of :func:`thinwire.simulate`.
 
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
     again with the same arguments goes on from it, whatever killed the one before.
@@ -84,10 +69,17 @@ def serve(
             stack.enter_context(locked(folder.path))
         states = None if folder is None else folder.path / "states"
         options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "seed": seed, "test": test}
-        run = Deployment(algorithm, model, clients, states=states, **options)
+        names = [] if isinstance(clients, int) else ordered(clients)
+        require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
+        run = Deployment(
+            algorithm, model, clients if isinstance(clients, int) else len(names), states=states, **options
+        )
         stack.enter_context(run.pool)
         if folder is not None:
             run.open(folder, resume=True)
+        if names and run.names != names:
+            require(not run.names, f"clients={clients}: this run began with {run.names}")
+            run.names = names
         crew = Crew(grid, run, deadline, poll)
         while run.round < rounds:
             last = run.round + 1 == rounds
@@ -114,7 +106,7 @@ class Crew:
         self.nodes: dict[int, int] = {}  # client -> node
         self.named: dict[str, int] = {}  # name -> node, as long as there are fewer than clients
         self.asked: dict[str, int] = {}  # message -> node: who are you?
-        self.known: set[int] = set()  # nodes that were asked
+        self.since: dict[int, float] = {}  # node -> when it was asked
         self.waiting: dict[str, tuple[int, float]] = {}  # message -> client, when it was called
 
     # -- a round --------------------------------------------------------------
@@ -131,13 +123,13 @@ class Crew:
 
     def call(self, client: int, data: bytes) -> None:
         """Send a call. It outlives its round: a late answer may be of use."""
-        self.waiting |= {
-            sent: (client, time.monotonic()) for sent in self.push(self.nodes[client], data, MessageType.TRAIN)
-        }
+        self.waiting |= {sent: (client, time.monotonic()) for sent in self.push(self.nodes[client], data)}
 
-    def push(self, node: int, data: bytes, kind: str) -> list[str]:
-        """Send a blob; the number of the message, if it could be sent."""
-        message = Message(packed(data), node, kind, ttl=2 * self.deadline, group_id=str(self.run.round + 1))
+    def push(self, node: int, data: bytes) -> list[str]:
+        """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
+        message = Message(
+            packed(data), node, MessageType.TRAIN, ttl=2 * self.deadline, group_id=str(self.run.round + 1)
+        )
         return [sent for sent in self.grid.push_messages([message]) if sent]
 
     def out(self) -> bool:
@@ -169,25 +161,28 @@ class Crew:
     # -- who is there ---------------------------------------------------------
 
     def muster(self) -> list[int]:
-        """The clients that are there: all of them before the first round, later as many as count."""
+        """The clients that are there: all of them before the first round, later as many as count or come in time."""
+        end = time.monotonic() + self.deadline
         while True:
             online = self.enrol()
             there = sorted(client for client, node in self.nodes.items() if node in online)
-            if self.run.names and len(there) >= (self.run.first if self.run.round else self.run.num_clients):
+            enough = self.run.first if self.run.round else self.run.num_clients
+            if len(there) >= enough or (there and self.run.round and time.monotonic() > end):
                 return there
             time.sleep(self.poll)
 
     def enrol(self) -> set[int]:
         """Ask nodes that are new for their names; the nodes that are there."""
         online = set(self.grid.get_node_ids())
-        for node in sorted(online - self.known):
-            self.asked |= dict.fromkeys(self.push(node, b"", MessageType.QUERY), node)
-        self.known = online  # one that comes back is asked again
+        for node in sorted(online - set(self.nodes.values())):
+            if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
+                self.since[node] = time.monotonic()
+                self.asked |= dict.fromkeys(self.push(node, b""), node)
         for sent, message in pulled(self.grid, self.asked).items():
             node = self.asked.pop(sent)
             try:
-                check(message is not None and not message.has_error(), "a name")
-                assert message is not None
+                if message is None or message.has_error():
+                    raise WireError("it cannot be read" if message is None else message.error.reason)
                 name = unpacked(message.content, NAME).decode()
                 check(name.isprintable() and name, "a name")
                 self.admit(name, node, online)
@@ -205,7 +200,7 @@ class Crew:
             self.named[name] = node
             if len(self.named) < self.run.num_clients:
                 return
-            names.extend(sorted(self.named, key=lambda name: (len(name), name)))
+            names.extend(ordered(self.named))
             self.nodes = {client: self.named[name] for client, name in enumerate(names)}
         elif name not in names:
             log.warning("node %d says that it is %r, which this run does not know", node, name)
@@ -213,6 +208,11 @@ class Crew:
             log.warning("node %d says that it is %r, which another node is", node, name)
         else:
             self.nodes[names.index(name)] = node
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """In the order of their numbers, where they end in some."""
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 def pulled(grid: Grid, ids: Iterable[str]) -> dict[str, Message | None]:
@@ -226,59 +226,3 @@ def pulled(grid: Grid, ids: Iterable[str]) -> dict[str, Message | None]:
             log.warning("a reply that is no message: %s", error)
             found[sent] = None
     return found
-
-
-# -- clients ------------------------------------------------------------------
-
-
-def client_app(make: Callable[[Context], Node]) -> ClientApp:
-    """The ClientApp of a client: ``make`` gives its :class:`Node`, for the context that Flower has of it.
-
-    A client has a name, which it keeps as long as it lives: ``name`` in its SuperNode's
-    ``--node-config``, or the ``partition-id`` that is there. Clients are numbered in the
-    order of their names.
-    """
-    app = ClientApp()
-
-    @app.query()
-    def who(message: Message, context: Context) -> Message:
-        return Message(packed(name_of(context).encode()), reply_to=message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return Message(packed(make(context).answer(unpacked(message.content))), reply_to=message)
-
-    return app
-
-
-def name_of(context: Context) -> str:
-    """What a client is called."""
-    name = str(context.node_config.get("name", context.node_config.get("partition-id", "")))
-    require(bool(name), "a client needs a name: flower-supernode --node-config 'name=\"clinic-1\"'")
-    return name
-
-
-def folder_of(context: Context) -> Path:
-    """Where a client keeps its state: ``folder`` in its node's configuration, or one of its name in the user's home."""
-    folder = context.node_config.get("folder")
-    return Path(str(folder)) if folder else Path.home() / ".local" / "state" / "thinwire" / name_of(context)
-
-
-# -- blobs --------------------------------------------------------------------
-
-
-def packed(data: bytes) -> RecordDict:
-    """A blob as the content of a message, cut into pieces that slow links deliver."""
-    pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)] or [b""]
-    arrays = {str(i): Array("uint8", (len(piece),), RECORD, piece) for i, piece in enumerate(pieces)}
-    return RecordDict({RECORD: ArrayRecord(arrays)})
-
-
-def unpacked(content: RecordDict, most: int | None = None) -> bytes:
-    """The blob that :func:`packed` cut, of at most so many bytes. Raises ``WireError``."""
-    check(set(content) == {RECORD} and isinstance(content[RECORD], ArrayRecord), "one record of ours")
-    arrays = content.array_records[RECORD]
-    check(list(arrays) == [str(i) for i in range(len(arrays))], "pieces in their order")
-    parts = [array.data for array in arrays.values()]
-    check(most is None or sum(map(len, parts)) <= most, f"a blob of at most {most} bytes")
-    return b"".join(parts)
