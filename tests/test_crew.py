@@ -200,6 +200,21 @@ def test_where_clients_are_named_nobody_else_takes_part(tmp_path: Path, caplog: 
         serve(grid, "FedAvg()", 1, clients=["a", "a"])
 
 
+def test_mods_that_need_arrays_of_floats_are_refused_with_the_reason() -> None:
+    from flwr.client.mod.secure_aggregation import secaggplus_mod
+    from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
+
+    def make(context: Context) -> Node:
+        raise AssertionError
+
+    for mod in (secaggplus_mod, fixedclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)):
+        with pytest.raises(
+            CombinationError, match="works on a client's arrays of floats, and a packet here is an opaque"
+        ):
+            flower.client_app(make, [mod])
+    assert isinstance(flower.client_app(make, [message_size_mod]), ClientApp)
+
+
 def test_a_node_without_a_name_says_what_is_missing() -> None:
     with pytest.raises(ValueError, match="a client needs a name: flower-supernode --node-config"):
         flower.name_of(Context(1, 2, {}, RecordDict(), {}, 0))
