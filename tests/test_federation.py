@@ -395,6 +395,18 @@ def test_a_late_answer_of_a_method_whose_replies_mean_something_else_each_round_
     assert parties.end()["dropped_replies"] == 1
 
 
+def test_a_client_that_is_late_to_say_that_it_is_out_of_step_is_not_called_out_of_turn(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    parties.round()
+    call = parties.server.begin()[2]
+    shutil.rmtree(tmp_path / "client-2")
+    answer = parties.node(2).answer(call)
+    parties.end()
+    parties.server.begin([0, 1])
+    assert not parties.server.accept(2, answer)
+    assert parties.end()["dropped_replies"] == 1
+
+
 def test_the_measured_uplink_chooses_the_codec_and_both_ends_know(tmp_path: Path) -> None:
     wide = lambda: nn.Sequential(nn.Linear(6, 3000), nn.Linear(3000, 3))  # noqa: E731  30,003 parameters
     up = 'ByBandwidth({"1": Dense(), "0.1": Half(), "0": TopK(0.01)})'
@@ -499,6 +511,20 @@ def flipped(data: bytes, draw: random.Random) -> bytes:
     """One of the first bytes, the header's, is another: whatever it says now, it is not what was asked."""
     place = draw.randrange(30)
     return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
+
+
+def test_what_a_link_overlooks_does_not_take_the_server_with_it(tmp_path: Path, monkeypatch: Any) -> None:
+    parties = Parties("FedAvg(up=TopK(0.5))", tmp_path)
+    answer = parties.node(2).answer(parties.server.begin()[2])
+
+    def careless(*_: Any) -> Any:
+        raise RuntimeError("shape '[4]' is invalid for input of size 3")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tw.TopK, "recv", careless)
+        with pytest.raises(WireError, match=r"round 1, client 2: shape '\[4\]' is invalid"):
+            parties.server.accept(2, answer)
+    assert parties.server.accept(2, answer)
 
 
 def test_the_log_names_the_client_that_was_refused(tmp_path: Path, caplog: Any) -> None:

@@ -29,7 +29,7 @@ METHODS = {
     "fedavg": "FedAvg()",
     "lbgm": "FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.6))",
     "luar": "LUAR(FedAvg(opt=Adam(0.03)), recycle=2, layers='tensors')",
-    "flss": "FLSS(FedAvg(), rank=2, start=1, every=1)",
+    "flss": "FLSS(FedAvg(), rank=1, start=1, every=1)",
     "intrinsic": "Intrinsic(40, varying=True, epoch=2)",
     "scaffold": "SCAFFOLD()",
 }
@@ -88,11 +88,14 @@ def until(condition: Callable[[], Any], seconds: float = 120) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(federation: Federation, tmp_path: Path) -> None:
-    for name, expression in METHODS.items():  # all at once: nodes work on one while others wait
-        federation.submit({"method": expression, "out": str(tmp_path / name)}, APP)
-    for name, expression in METHODS.items():
-        federation.wait(tmp_path / name, 800)
-        assert_same(tmp_path / name, simulated(expression, 3))
+    expected = {name: simulated(expression, 3) for name, expression in METHODS.items()}
+    runs = {  # all at once: nodes work on one while others wait
+        name: federation.submit({"method": expression, "out": str(tmp_path / name)}, APP)
+        for name, expression in METHODS.items()
+    }
+    for name in METHODS:
+        federation.wait(runs[name], tmp_path / name, 800)
+        assert_same(tmp_path / name, expected[name])
 
 
 @pytest.mark.slow
@@ -103,15 +106,15 @@ def test_a_node_that_is_killed_in_a_round_has_not_taken_part_in_it(federation: F
     states = federation.folder / "client-2"
     before = set(states.glob("*"))
     config = {"method": METHODS["lbgm"], "out": str(out), "hold": str(hold), "deadline": 45.0}
-    federation.submit(config, APP)
+    run = federation.submit(config, APP)
     until(hold.with_suffix(".held").exists, 300)  # client 2 has its second call
     federation.kill("supernode-2")
     federation.start_node(2)
-    federation.wait(out, 300)
+    federation.wait(run, out, 300)
     hold.unlink()
     assert_same(out, simulated(METHODS["lbgm"], 3, absent=(2,)), payload=False)
-    (run,) = set(states.glob("*")) - before
-    assert (run / "committed.thinwire").exists()
+    (kept,) = set(states.glob("*")) - before
+    assert (kept / "committed.thinwire").exists()
 
 
 @pytest.mark.slow
@@ -127,6 +130,5 @@ def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
     until(lambda: any((run / "committed.thinwire").exists() for run in set(states.glob("*")) - before), 300)
     os.kill(int((out / "pid").read_text()), signal.SIGKILL)
     assert not (out / "summary.json").exists()
-    federation.submit(config, APP)
-    federation.wait(out, 300)
+    federation.wait(federation.submit(config, APP), out, 300)
     assert_same(out, simulated(METHODS["lbgm"], 3))

@@ -162,16 +162,18 @@ class Federation:
         found = json.loads(self.flwr("ls", "--run-id", str(run), "--format", "json"))
         return str(found["runs"][0]["status"])
 
-    def wait(self, out: Path, seconds: float = 600) -> dict[str, Any]:
-        """Wait until a run is complete in its folder; its summary."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if (out / "summary.json").exists():
-                return dict(json.loads((out / "summary.json").read_text()))
-            if self.processes["superlink"].poll() is not None:
-                break
+    def wait(self, run: int, out: Path, seconds: float = 900) -> dict[str, Any]:
+        """Wait until a run is complete in its folder; its summary. ``RuntimeError`` where it fails."""
+        end, look = time.monotonic() + seconds, time.monotonic() + 15
+        while not (out / "summary.json").exists():
             time.sleep(0.2)
-        raise RuntimeError(f"no summary in {out}; the SuperLink says:\n{self.log('superlink')[-8000:]}")
+            if self.processes["superlink"].poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"no summary in {out}; the SuperLink says:\n{self.log('superlink')[-8000:]}")
+            if time.monotonic() > look:
+                look = time.monotonic() + 15
+                if self.status(run) == "finished:failed" and not (out / "summary.json").exists():
+                    raise RuntimeError(f"the run failed:\n{self.flwr('log', str(run), '--show')[-8000:]}")
+        return dict(json.loads((out / "summary.json").read_text()))
 
 
 def show(name: str, out: Path) -> None:
@@ -214,8 +216,8 @@ def main() -> None:
             out = (options.out.resolve() if options.out else Path(temporary) / "runs") / name
             config = {"method": method, "rounds": options.rounds, "data": options.data, "model": options.model}
             sizes = {"clients": options.nodes, "sample": options.nodes, "take": options.nodes}
-            here.submit({**config, **sizes, "examples": options.examples, "out": str(out)})
-            here.wait(out)
+            run = here.submit({**config, **sizes, "examples": options.examples, "out": str(out)})
+            here.wait(run, out)
             show(f"{name}: {method}", out)
 
 

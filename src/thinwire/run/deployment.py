@@ -177,22 +177,25 @@ class Deployment(Rounds):
             if sent is None or answer.round < sent.round:
                 return self._drop(client, data, answer, "it was called again, or has answered")
             check(tuple(sent) == (answer.round, answer.base, answer.mbit), "an answer to the newest call")
+            late = sent.round < key.round
+            if late and not (self.algorithm.late and answer.held):
+                del self.sent[client]
+                return self._drop(client, data, answer, "it is too late to be of use")
             if not answer.held:
                 check(sent.base > 0, "an answer of a client that was opened anew")
                 self._enter(client, data, 0, used=False)
                 raise OutOfSync(f"client {client} does not hold what it held after round {sent.base}")
-            late = sent.round < key.round
-            if late and not self.algorithm.late:
-                del self.sent[client]
-                return self._drop(client, data, answer, f"{self.algorithm!r} cannot use it any more")
             body = loads(answer.blob, max_bytes=self.most)
             self.mean.opened(body, self.states.get(client).rx, self._at(client, sent), late)
-        except WireError as error:
-            self.refused += 1
-            self._enter(client, data[: self.most], 0, used=False)
-            log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
+            floats = self.up.floats(body)
+        except OutOfSync:
             raise
-        self._enter(client, data, len(answer.blob), used=True, floats=self.up.floats(body))
+        except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
+            self.refused += 1
+            self._enter(client, data, 0, used=False)
+            log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
+            raise WireError(f"round {key.round}, client {client}: {error}") from error
+        self._enter(client, data, len(answer.blob), used=True, floats=floats)
         self.taken[client] = Taken(answer, body)
         del self.sent[client]
         if seconds is not None:
