@@ -23,6 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
+BACK = "SuperNode ID: "  # what a SuperNode says when it is connected
 METHODS = {
     "fedluar": "LUAR(FedAvg(LocalSGD(0.05, batch=32)), recycle=2)",
     "lbgm": "FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=0.5))",
@@ -118,6 +119,22 @@ class Federation:
             *("--node-config", f'partition-id={node} folder="{folder}"'),
             *("--host", "127.0.0.1", "--port", str(free_port())),
         )
+
+    def restart_node(self, node: int, seconds: float = 150) -> None:
+        """Start a SuperNode that was killed, as its supervisor would: again and again.
+
+        The SuperLink takes it back only when the heartbeats of the one before have run out, after a minute.
+        """
+        end, name = time.monotonic() + seconds, f"supernode-{node}"
+        already = self.log(name).count(BACK)
+        while self.log(name).count(BACK) == already:
+            if time.monotonic() > end:
+                raise RuntimeError(f"the SuperNode does not start:\n{self.log(name)[-4000:]}")
+            if name not in self.processes:
+                self.start_node(node)
+            elif self.processes[name].poll() is not None:
+                self.kill(name)  # what it has started goes with it
+            time.sleep(1)
 
     def kill(self, name: str) -> None:
         """Kill a process and what it has started, at once."""
