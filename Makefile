@@ -1,6 +1,7 @@
 # make demo   compare seven methods on 20 clients; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
 # make soak   the long tests
+# make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled
 #
 # All of them build .venv when it is missing or when pyproject.toml, constraints.txt or the
@@ -27,7 +28,7 @@ DEMO_ROUNDS ?= 40
 DEMO_LR ?= 0.1
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test lint soak wheel clean
+.PHONY: demo test lint soak federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -55,6 +56,9 @@ lint: .venv/.installed-dev
 # Whatever else is typed, -m soak replaces the -m "not soak" of pyproject.toml.
 soak: .venv/.installed-dev
 	$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
+
+federation: .venv/.installed-all
+	$(BIN)/python examples/flower/federation.py $(ARGS)
 
 wheel: | .venv/pyvenv.cfg
 	$(PIP) wheel --no-deps --wheel-dir dist .

@@ -28,6 +28,7 @@ from thinwire.links import (
     QSGD,
     STC,
     Budget,
+    ByBandwidth,
     CountSketch,
     Dense,
     DropoutAvg,
@@ -126,6 +127,10 @@ ROWS = [
     Row(Budget(900, ladder=(Half(), Dense())), 900, "ca"),
     Row(ErrorFeedback(Budget(500, ladder=(TopK(0.01), ScaledSign(), Int8()))), 500, ""),
     Row(LBGM(Budget(396, (TopK(0.01), Half())), threshold=0.8, compare="dense", store="packet"), 400, "cm"),
+    Row(ByBandwidth({"1": Half(), "0.1": TopK(0.1), "0": ScaledSign()}), 760, "c"),
+    Row(ByBandwidth({"0": ErrorFeedback(TopK(0.1)), "10": LBGM(TopK(0.1), threshold=0.5)}), 390, "m"),
+    Row(ErrorFeedback(ByBandwidth({"1": Dense(), "0": TopK(0.1)})), 1_440, ""),
+    Row(LBGM(ByBandwidth({"1": TopK(0.1), "0": ErrorFeedback(ScaledSign())}), threshold=0.8), 390, "m"),
     Row(Projection(8), 150, "l"),
     Row(Projection(40, fixed=True), 430, "l"),
     Row(Flat(Projection(40)), 164, "l"),
@@ -1640,3 +1645,41 @@ def test_links_are_values() -> None:
     assert len({TopK(0.1), TopK(0.1), Dense(), Partition({"*": Dense()}), Partition({"*": Dense()})}) == 3
     with pytest.raises(AttributeError):
         TopK(0.1).share = 0.2
+
+
+# -- a link for each bandwidth ---------------------------------------------------------
+
+
+def test_the_link_of_the_highest_rate_that_is_reached_is_chosen() -> None:
+    link = ByBandwidth({"1": Dense(), "10": Half(), "0.5": TopK(0.5)})
+    found = {mbit: link.chosen(mbit) for mbit in (None, 0.1, 0.5, 0.99, 1.0, 9.9, 10.0, 1e6)}
+    expected = {None: "10", 0.1: "0.5", 0.5: "0.5", 0.99: "0.5", 1.0: "1", 9.9: "1", 10.0: "10", 1e6: "10"}
+    assert found == expected
+
+
+def test_each_link_of_a_bandwidth_keeps_its_own_residual() -> None:
+    link = ByBandwidth({"1": ErrorFeedback(TopK(0.5)), "0": ErrorFeedback(TopK(0.25))})
+    x = forty(1.0, 3.0)
+    fast, slow = key(0)._replace(mbit=2.0), key(0)._replace(mbit=0.5)
+    _, first, tx = link.send(x, link.open(x.zeros())[0], fast)
+    _, other, after = link.send(x, tx, slow)
+    assert after["1"] == tx["1"]
+    alone = ErrorFeedback(TopK(0.25))
+    assert torch.equal(other.flat, alone.send(x, alone.open(x.zeros())[0], slow)[1].flat)
+    assert not torch.equal(first.flat, other.flat)
+
+
+def test_a_packet_of_another_bandwidths_link_is_refused() -> None:
+    link = ByBandwidth({"1": Half(), "0": Dense()})
+    x = forty(1.0, 3.0)
+    packet, _, _ = link.send(x, link.open(x)[0], key(0)._replace(mbit=2.0))
+    with pytest.raises(WireError, match="a packet of the link for 0 Mbit/s"):
+        link.recv(packet, x.layout, link.open(x)[1], key(0)._replace(mbit=0.5))
+
+
+@pytest.mark.parametrize(
+    "links", [{}, {"fast": Dense()}, {"-1": Dense()}, {"1": Dense(), "1.0": Half()}, {"1e3": Dense()}]
+)
+def test_rates_are_different_numbers(links: dict[str, Link]) -> None:
+    with pytest.raises(ValueError, match="ByBandwidth"):
+        ByBandwidth(links)

@@ -19,6 +19,7 @@ class Key(NamedTuple):
     round: int = 0
     client: int | None = None
     where: str = ""  # "up/update/conv1.weight": no two fields or layers share a mask
+    mbit: float | None = None  # the client's uplink in Mbit/s, where it was measured; no draw depends on it
 
     def at(self, part: str) -> Key:
         """One step down: a direction, a field, a layer."""
@@ -26,7 +27,7 @@ class Key(NamedTuple):
 
     def everyone(self) -> Key:
         """The same for all clients: shared masks, dithers of the server."""
-        return self._replace(client=None)
+        return self._replace(client=None, mbit=None)
 
     def always(self) -> Key:
         """The same in all rounds: bases, hashes."""

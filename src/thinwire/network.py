@@ -48,15 +48,22 @@ class Network(Config):
             fits = not isinstance(rates, tuple) or len(rates) == clients
             require(fits, f"Network({name}={rates}): one rate for each of the {clients} clients, or one for all")
 
+    def rate(self, client: int, seed: int) -> float:
+        """A client's uplink in Mbit/s."""
+        return self._factor(client, seed) * _rate(self.mbit, client)
+
     def seconds(self, client: int, up: int, down: int, steps: int, seed: int) -> float:
         """From the broadcast to the reply's arrival, for bytes ``up`` and ``down``."""
-        factor = 1.0
-        if self.spread:
-            draw = torch.randn((), generator=Key(seed, client=client, where="network").generator("rate"))
-            factor = math.exp(self.spread * float(draw))
+        factor = self._factor(client, seed)
         sending = transfer(up, factor * _rate(self.mbit, client))
         receiving = transfer(down, factor * _rate(self.mbit if self.down is None else self.down, client))
         return 2 * self.latency + steps * self.step + sending + receiving
+
+    def _factor(self, client: int, seed: int) -> float:
+        if not self.spread:
+            return 1.0
+        draw = torch.randn((), generator=Key(seed, client=client, where="network").generator("rate"))
+        return math.exp(self.spread * float(draw))
 
 
 def _rate(rates: float | tuple[float, ...], client: int) -> float:
@@ -66,3 +73,14 @@ def _rate(rates: float | tuple[float, ...], client: int) -> float:
 def transfer(size: int, mbit: float) -> float:
     """Seconds for ``size`` bytes at a rate in Mbit/s."""
     return size * 8 / (mbit * 1e6)
+
+
+LARGE = 1 << 16  # bytes: what is sent faster than this shows the delays of a link, not its rate
+
+
+def measured(before: float | None, size: int, seconds: float) -> float | None:
+    """A client's uplink in Mbit/s, after ``size`` bytes took ``seconds``; None where that is not known yet."""
+    rate = size * 8 / 1e6 / max(seconds, 1e-3)
+    if size >= LARGE:
+        return rate
+    return None if before is None else max(before, rate)

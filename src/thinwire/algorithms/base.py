@@ -54,6 +54,8 @@ class Algorithm(Config, ABC):
     evaluated with the statistics it started with, each client's own model with its own).
     """
 
+    late: ClassVar[bool] = False
+    """A reply to an earlier broadcast means the same to the server: it may be averaged with replies to the newest."""
     remembers: ClassVar[str] = ""
     """What server and clients both derive from every update that was sent: why none of its layers may be recycled."""
 

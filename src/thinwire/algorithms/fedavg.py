@@ -59,6 +59,8 @@ class FedAvg(Algorithm):
 
     paper = "McMahan et al., AISTATS 2017, arXiv:1602.05629"
 
+    late = True
+
     local: LocalSGD = LocalSGD()
     opt: Optimizer = SGD(1.0)
     up: Link | dict[str, Link] = Dense()

@@ -57,6 +57,8 @@ class SCAFFOLD(Algorithm):
 
     paper = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
 
+    late = True
+
     local: LocalSGD = LocalSGD()
     opt: Optimizer = SGD(1.0)
     option: Literal["I", "II"] = "II"

@@ -2,6 +2,7 @@
 
 from ..kernels.select import top_k
 from .atomo import ATOMO
+from .bandwidth import ByBandwidth
 from .base import Codec, Link
 from .block import RandomBlock
 from .budget import Budget
@@ -28,6 +29,7 @@ __all__ = [
     "QSGD",
     "STC",
     "Budget",
+    "ByBandwidth",
     "Codec",
     "CountSketch",
     "Dense",

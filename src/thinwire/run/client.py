@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, Start
 from ..errors import NonFinite
 from ..key import Key
 from ..local import Local, Trained
@@ -28,6 +28,11 @@ class ClientState(NamedTuple):
     state: State  # the algorithm's
     tx: State  # the sending ends of `up`
     buffers: Params | None  # norm statistics, where they stay with the client
+
+
+def unheard(algorithm: Algorithm, start: Start, form: Form, statistics: Params | None) -> ClientState:
+    """What a client keeps before its first round."""
+    return ClientState(start.client, form.open()[0], statistics if algorithm.buffers == "local" else None)
 
 
 class Reply(NamedTuple):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from ..algorithms.base import Algorithm
+from ..config import complete
 from ..task import Supervised, Task
 from ..wire import dumps
 from .train import to_device
@@ -20,6 +23,12 @@ def model_digest(module: nn.Module) -> str:
     for name, tensor in module.state_dict().items():
         digest.update(f"{name}{_tensor_digest(tensor)}".encode())
     return digest.hexdigest()[:16]
+
+
+def run_digest(algorithm: Algorithm, model: str, seed: int, clients: int) -> str:
+    """What server and clients must agree on; ``model`` is its digest."""
+    text = json.dumps([complete(algorithm), model, seed, clients])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def data_digest(tasks: Sequence[Task]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
+from ..algorithms.base import Algorithm, Start
 from ..errors import CombinationError, check
 from ..key import Key
 from ..links import Dense, Link
@@ -136,6 +137,13 @@ class Form:
         return count
 
 
+def forms(algorithm: Algorithm, start: Start, buffers: Params | None) -> tuple[Form, Form]:
+    """The forms of a method's replies and of its broadcasts."""
+    message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
+    up = Form.of(start.reply, algorithm.up, "up", buffers)
+    return up, Form.of(message, algorithm.down, "down", buffers)
+
+
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
     """Which layers a Params leaf carries, and its link's packet."""
     check(isinstance(packet, list) and len(packet) == 2, f"layers and packet of {leaf.name}")
@@ -157,24 +165,37 @@ def _which(layers: Layout, whole: Layout) -> Packet:
     return whole.names.index(layers.names[0]) if len(layers.names) == 1 else whole.mask(layers.names)
 
 
+Groups = dict[tuple[Layout, bool], Any]
+"""The totals of a Params leaf, one for each set of layers: of packets, or (True) of what they were decoded to."""
+
+
 class Mean:
     """The runner's mean of replies: one rule, Σ w·p / Σ w, in packet space where the link is linear.
 
     ``add`` in client order; nothing but running totals is kept. Layers that some replies
-    carry and others do not count as zero in the others.
+    carry and others do not count as zero in the others. With ``clip``, a Params field that is
+    longer (in the Euclidean norm; norm statistics aside) counts as if it were that long.
     """
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
-        self.totals: list[Any] = [None] * len(form.leaves)  # of a Params leaf: a total for every set of layers
+    def __init__(self, form: Form, clip: float | None = None) -> None:
+        self.form, self.clip = form, clip
+        self.clipped: list[tuple[int, str, float]] = []  # client, field, its norm
+        self.totals: list[Any] = [None] * len(form.leaves)  # of a Params leaf Groups
         self.shapes: dict[tuple[int, Layout], Packet] = {}
         self.whole = 0.0
 
-    def add(self, client: int, weight: float, body: Packet, rx: State, key: Key) -> State:
-        """Take in one reply, whole or not at all; returns the receiving ends' next states. Raises ``WireError``."""
-        packets = self.form.check(body)
-        taken = [self._taken(i, packet, end, key) for i, (packet, end) in enumerate(zip(packets, rx, strict=True))]
+    def add(self, client: int, weight: float, body: Packet, rx: State, key: Key, late: bool = False) -> State:
+        """Take in one reply, whole or not at all; returns the receiving ends' next states. Raises ``WireError``.
+
+        One that is ``late``, of a round before (``key`` is that round's), is decoded by itself.
+        """
+        taken = self.opened(body, rx, key, late)
         for i, (leaf, (value, _)) in enumerate(zip(self.form.leaves, taken, strict=True)):
+            if self.clip is not None and isinstance(value, Params) and leaf.name != "buffers":
+                norm = value.norm()
+                if norm > self.clip:
+                    value = value * (self.clip / norm)
+                    self.clipped.append((client, leaf.name, norm))
             if leaf.kind == "each":
                 self.totals[i] = {**(self.totals[i] or {}), client: value}
             elif value is not None:
@@ -182,7 +203,12 @@ class Mean:
         self.whole += weight
         return [end for _, end in taken]
 
-    def _taken(self, i: int, packet: Packet, end: State, key: Key) -> tuple[Any, State]:
+    def opened(self, body: Packet, rx: State, key: Key, late: bool = False) -> list[tuple[Any, State]]:
+        """What a reply carries, checked and not yet added: of every leaf, with its end's next state."""
+        pairs = enumerate(zip(self.form.check(body), rx, strict=True))
+        return [self._taken(i, packet, end, key, late) for i, (packet, end) in pairs]
+
+    def _taken(self, i: int, packet: Packet, end: State, key: Key, late: bool) -> tuple[Any, State]:
         """What a leaf carries, checked, and its end's next state: a value, or layers and packet of a linear link."""
         leaf = self.form.leaves[i]
         if leaf.link is None:
@@ -196,7 +222,8 @@ class Mean:
                 zero = layout.zeros()
                 self.shapes[i, layout] = leaf.link.send(zero, leaf.link.open(zero)[0], where)[0]
             conform(inner, self.shapes[i, layout], leaf.name)
-            return (layout, _checked(inner, leaf.name)), end
+            if not late and self.clip is None:
+                return (layout, _checked(inner, leaf.name)), end
         value, end = leaf.link.recv(inner, layout, end, where)
         return _checked(value, leaf.name), end
 
@@ -214,14 +241,14 @@ class Mean:
                 values.append(self._joined(leaf, leaf.link, total or {}, whole, where))
         return self.form.build(values)
 
-    def _joined(self, leaf: Leaf, link: Link, groups: dict[Layout, Any], whole: float, key: Key) -> Params:
+    def _joined(self, leaf: Leaf, link: Link, groups: Groups, whole: float, key: Key) -> Params:
         """The totals of all sets of layers, decoded, over the layers that any of them has."""
         parts = []
-        for layout, total in groups.items():
-            if link.linear:
-                parts.append(link.recv(link.scale(total, whole), layout, None, key)[0])
-            else:
+        for (layout, decoded), total in groups.items():
+            if decoded:
                 parts.append(Params(layout, total / whole))
+            else:
+                parts.append(link.recv(link.scale(total, whole), layout, None, key)[0])
         if len(parts) == 1:
             return parts[0]
         layout = leaf.blank.layout.only({name for part in parts for name in part.names})
@@ -235,10 +262,13 @@ def _folded(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:
     """A leaf's total with one more value: of Params a total for every set of layers."""
     if leaf.link is None:
         return fold(total, value, weight) if isinstance(value, Tensor) else (total or 0.0) + value * weight
+    groups: Groups = total or {}
     if isinstance(value, Params):
-        return {**(total or {}), value.layout: fold((total or {}).get(value.layout), value.flat, weight)}
+        group = value.layout, True
+        return {**groups, group: fold(groups.get(group), value.flat, weight)}
     layout, packet = value
-    return {**(total or {}), layout: leaf.link.fold((total or {}).get(layout), packet, weight)}
+    group = layout, False
+    return {**groups, group: leaf.link.fold(groups.get(group), packet, weight)}
 
 
 MOST = 2.0**96  # no update comes near; sums of what is below, weighted and decoded, stay finite

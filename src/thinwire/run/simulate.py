@@ -7,10 +7,6 @@ state of an algorithm or a link.
 from __future__ import annotations
 
 import contextlib
-import copy
-import hashlib
-import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,24 +19,21 @@ from torch import nn
 
 from ..algorithms.base import Algorithm
 from ..config import complete
-from ..errors import NonFinite, RunError, WireError, require
-from ..expression import differing
+from ..errors import RunError, require
 from ..key import Key
-from ..ledger import Entry, Ledger
+from ..ledger import Entry
 from ..network import Network
-from ..params import Params
 from ..task import as_task
-from ..wire import Packet, dumps, loads, restore
-from .client import ClientState, Reply
+from ..wire import dumps, loads
+from .client import Reply
 from .distributed import Ranks, barrier, placed, rank, size
 from .folder import Folder, locked
-from .identity import data_digest, model_digest
-from .messages import Form, Mean
+from .identity import data_digest
 from .pool import Plan, Pool, Work
 from .result import Record, Result
-from .storage import Disk, Ends, Memory
-from .stream import Stream
-from .train import Slot
+from .rounds import Rounds
+from .storage import Disk, Ends
+from .train import Slot, made
 
 
 def simulate(
@@ -136,8 +129,8 @@ def simulate(
         return result
 
 
-class Simulation:
-    """A run between two rounds: :meth:`step` makes one more."""
+class Simulation(Rounds):
+    """A run between two rounds, with its clients: :meth:`step` makes one more."""
 
     def __init__(
         self,
@@ -163,7 +156,7 @@ class Simulation:
         require(workers is None or workers > 0, f"workers={workers}: it must be at least 1")
         if network is not None:
             network.check(len(tasks))
-        self.algorithm, self.seed, self.dropout, self.network = algorithm, seed, dropout, network
+        self.dropout, self.network = dropout, network
         self.tasks = [as_task(task) for task in tasks]
         self.sample = len(tasks) if sample is None else sample
         for name, value in (("seed", seed), ("sample", self.sample)):
@@ -173,82 +166,60 @@ class Simulation:
         require(0 < self.sample <= len(tasks), f"sample={sample}: it must be between 1 and the {len(tasks)} clients")
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(not empty, f"client {empty[:1]} has no examples: choose another split or fewer clients")
-        self.test = None if test is None else as_task(test)
-        self.client_tests = [as_task(task) for task in client_tests or ()]
-        require(self.test is None or len(self.test) > 0, "the test set has no examples")
-        require(all(len(task) > 0 for task in self.client_tests), "client_tests has a task without examples")
+        tested = None if test is None else as_task(test)
+        apart = [as_task(task) for task in client_tests or ()]
+        require(tested is None or len(tested) > 0, "the test set has no examples")
+        require(all(len(task) > 0 for task in apart), "client_tests has a task without examples")
         require(
-            client_tests is None or len(client_tests) == len(tasks),
-            f"client_tests has {len(self.client_tests)} entries for {len(tasks)} clients",
+            client_tests is None or len(apart) == len(tasks),
+            f"client_tests has {len(apart)} entries for {len(tasks)} clients",
         )
 
-        module = algorithm.prepare(model if isinstance(model, nn.Module) else _made(model, seed))
-        slot = Slot(module, placed(device))
+        slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), placed(device))
         slot.probe(max(self.tasks[:100], key=len))
-        statistics = slot.buffers()
-        averaged = statistics if algorithm.buffers == "mean" else None
-        start = algorithm.init(slot.params(), len(tasks), Key(seed))
-        self.server, self.buffers, self.start, self.slot = start.server, averaged, start, slot
-        self.initial_buffers = statistics
-        self.up = Form.of(start.reply, algorithm.up, "up", averaged)
-        message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
-        self.stream = Stream(algorithm, Form.of(message, algorithm.down, "down", averaged), start.view, averaged)
-        self.model_digest = model_digest(slot.module)
-        self.states = Memory(self.ends) if states is None else Disk(self.ends, states, writes=rank() == 0)
-        self.round, self.clock, self.plan = 0, 0.0, plan
-        self.ledger, self.records = Ledger(), list[Record]()
+        super().__init__(algorithm, slot, len(tasks), seed, tested)
+        self.client_tests, self.plan = apart, plan
+        if states is not None:
+            self.states = Disk(self.ends, states, writes=rank() == 0)
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own)
         kind = Ranks if size() > 1 else Pool
         self.pool = kind(slot, workers or max(1, (os.cpu_count() or 1) // size()), work)
-
-    def ends(self) -> Ends:
-        """Both ends of a client's wire before its first reply."""
-        kept = self.initial_buffers if self.algorithm.buffers == "local" else None
-        tx, rx = self.up.open()
-        return Ends(0, rx, ClientState(self.start.client, tx, kept))
 
     # -- a round --------------------------------------------------------------
 
     def step(self, evaluate: bool = True) -> Record:
         """Broadcast, train the cohort, average, step. Returns the round's record."""
         began = time.perf_counter()
-        key = Key(self.seed, self.round + 1)
-        msg = self.algorithm.broadcast(self.server, self.stream.view.state)
-        self.stream.publish(msg, self.buffers, key)
+        key = self.publish()
         cohort, silent = self._cohort(key)
         down = {client: self._deliver(client, key.round) for client in cohort}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
-        jobs = [(key._replace(client=client), ends[client].own) for client in active]
+        jobs = [(self._at(key, client), ends[client].own) for client in active]
         if self.plan is None:
             self.plan = self.pool.choose(jobs, self.stream.view)
         self.pool.plan = self.plan
 
-        mean, losses, examples, lost, slowest = Mean(self.up), 0.0, 0, len(silent), 0.0
+        lost, slowest = len(silent), 0.0
         for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
             used, seconds = self._arrive(client, reply, down[client], key)
             if not used:
                 lost += 1
                 continue
             slowest = max(slowest, seconds)
-            self._commit(client, reply, ends[client], mean, key._replace(client=client))
-            if reply.steps:  # a client may answer without training
-                losses, examples = losses + reply.loss * reply.examples, examples + reply.examples
-        if mean.whole:
-            reply_mean, buffers = mean.result(key)
-            self.server = self.algorithm.server(self.server, self.stream.view.state, reply_mean, key)
-            self.buffers = buffers if self.buffers is not None else None
-            if not self.algorithm.model(self.server).finite():
-                raise NonFinite(f"round {key.round}: the server's model became NaN or infinite; lower the server's lr")
+            loss = reply.loss if reply.steps else None  # a client may answer without training
+            rx = self.add(loads(reply.blob), reply.examples, loss, ends[client].rx, self._at(key, client))
+            self.states.put(client, Ends(self.stream.version, rx, reply.next))  # both ends move on, and only now
+        self.serve(key)
         if self.network is not None and lost and self.network.deadline is not None:
             slowest = self.network.deadline  # the round waited for those that did not come
         self.pool.settle()
-        self.round, self.clock = key.round, self.clock + slowest
-        record = self._record(losses / examples if examples else None, len(active), lost)
-        record |= self._evaluate() if evaluate else {}
-        record["seconds"] = time.perf_counter() - began
-        self.records.append(record)
-        return record
+        return self.finish(began, slowest, len(active), lost, evaluate)
+
+    def _at(self, key: Key, client: int) -> Key:
+        """The key of a client's round."""
+        mbit = None if self.network is None else self.network.rate(client, self.seed)
+        return key._replace(client=client, mbit=mbit)
 
     def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
         """Who is sampled this round, and who of them will not answer."""
@@ -275,69 +246,6 @@ class Simulation:
         self.ledger.add(Entry(key.round, client, "up", len(reply.blob), len(header), 0, reply.floats, used))
         return used, seconds
 
-    def _commit(self, client: int, reply: Reply, ends: Ends, mean: Mean, key: Key) -> None:
-        """Take a reply into the mean; both ends move on, and only now."""
-        weight = float(reply.examples) if self.algorithm.weights == "examples" else 1.0
-        try:
-            rx = mean.add(client, weight, loads(reply.blob), ends.rx, key)
-        except WireError as error:
-            raise WireError(f"round {key.round}, client {client}: {error}") from error
-        self.states.put(client, Ends(self.stream.version, rx, reply.next))
-
-    # -- looking --------------------------------------------------------------
-
-    def _record(self, loss: float | None, replies: int, lost: int) -> Record:
-        up, down = self.ledger.of("up", self.round), self.ledger.of("down", self.round)
-        return {
-            "round": self.round,
-            "train_loss": loss,
-            "clients": replies,
-            "lost_replies": lost,
-            "up_bytes": sum(e.total for e in up),
-            "down_bytes": sum(e.total for e in down),
-            "up_payload": sum(e.payload for e in up),
-            "up_framing": sum(e.framing for e in up),
-            "down_payload": sum(e.payload for e in down),
-            "down_framing": sum(e.framing for e in down),
-            "up_floats": sum(e.floats for e in up),
-            "down_floats": sum(e.floats for e in down),
-            "slowest_bytes": self.ledger.slowest(self.round),
-            "clock": self.clock,
-        }
-
-    def _evaluate(self) -> Record:
-        values: Record = {}
-        if self.test is not None:
-            found = self.pool.evaluate(self.algorithm.model(self.server), self._statistics(None), self.test)
-            values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
-        if self.client_tests:
-            found_by = [
-                self.pool.evaluate(self.algorithm.model(self.server, client), self._statistics(client), task)
-                for client, task in enumerate(self.client_tests)
-            ]
-            for name in found_by[0]:
-                each = torch.tensor([found[name] for found in found_by], dtype=torch.float64)
-                values[f"client_{name}"] = float(each.mean())
-                values[f"client_{name}_p10"] = float(each.quantile(0.1))
-        # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
-        return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-    def _statistics(self, client: int | None) -> Params | None:
-        """Whose norm statistics a model is evaluated with: the mean, or the client's own."""
-        if self.algorithm.buffers == "mean":
-            return self.buffers
-        return self.initial_buffers if client is None else self.states.get(client).own.buffers
-
-    def result(self, path: Path | None = None) -> Result:
-        """The run so far."""
-        params = self.algorithm.model(self.server).clone()  # the caller's own
-        self.slot.load(params)
-        self.slot.load_buffers(self._statistics(None))
-        module = self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
-        return Result(
-            self.algorithm, {**self.setting(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
-        )
-
     def setting(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
         examples = [len(task) for task in self.tasks]
@@ -351,69 +259,11 @@ class Simulation:
             "network": None if self.network is None else complete(self.network),
         }
 
-    # -- to disk and back -----------------------------------------------------
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint must agree on to be continued."""
-        digests = {"model": self.model_digest, **self.data}
-        return {"method": complete(self.algorithm), **self.setting(), "device": self.slot.device.type, **digests}
-
     @cached_property
     def data(self) -> dict[str, str | None]:
         """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
         tests = [*([] if self.test is None else [self.test]), *self.client_tests]
         return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
-
-    def identity(self) -> str:
-        """The fingerprint in short, for the checkpoint."""
-        return hashlib.sha256(json.dumps(self.fingerprint()).encode()).hexdigest()[:32]
-
-    def open(self, folder: Folder, resume: bool) -> None:
-        """Start a run in ``folder``, or continue the one that is there."""
-        about = folder.about()
-        if about is not None and not resume:
-            raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
-        packet = folder.load()
-        for name, value in self.fingerprint().items():
-            if about is not None and about.get(name) != value:
-                raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
-        folder.describe(self.fingerprint())
-        if packet is None:
-            folder.cut(0)
-            self.states.load({self.states.kind: {}})
-            return
-        try:
-            self._restore(packet)
-        except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"the checkpoint in {folder.path} does not fit this version ({error})") from error
-        self.records, text = folder.cut(self.round)
-        self.ledger = Ledger.parse(text)
-
-    def save(self, folder: Folder) -> None:
-        """Write a checkpoint."""
-        folder.save(
-            {
-                "run": self.identity(),
-                "round": self.round,
-                "clock": self.clock,
-                "plan": self.plan,
-                "server": self.server,
-                "buffers": self.buffers,
-                "stream": self.stream.state(),
-                "states": self.states.state(),
-            }
-        )
-        self.states.settle()  # only now: until then the checkpoint before refers to what is dropped
-
-    def _restore(self, packet: Packet) -> None:
-        if packet["run"] != self.identity():
-            raise WireError("it is the checkpoint of another run")
-        if self.plan not in (None, packet["plan"]):
-            raise RunError(f"this run began with plan={packet['plan']!r}: another one would move its last bits")
-        self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
-        self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
-        self.stream.load(packet["stream"], Key(self.seed))
-        self.states.load(packet["states"])
 
 
 def _there(device: str) -> bool:
@@ -423,13 +273,6 @@ def _there(device: str) -> bool:
     except (RuntimeError, AssertionError):  # torch raises the latter where it was built without CUDA
         return False
     return True
-
-
-def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A module initialised under ``seed``; torch's own generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Key(seed).number("model"))
-        return factory()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -117,6 +117,13 @@ class Slot:
         floats = [name for name, b in self.first.items() if b.is_floating_point()]
         self.moving = tuple(name for name in floats if not torch.equal(there[name], self.first[name]))
         self.load_buffers(None)
+
+
+def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module initialised under ``seed``; torch's own generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Key(seed).number("model"))
+        return factory()
 
 
 def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:

@@ -1,0 +1,242 @@
+"""A whole federation on this machine: a SuperLink and its SuperNodes, with TLS and authenticated nodes.
+
+``python federation.py`` starts them on free ports of the loopback interface, runs the app
+beside this file with FedLUAR and with LBGM, prints what crossed the wire, and stops what it
+started. Nothing outlives it, and nothing is written outside a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+BACK = "SuperNode ID: "  # what a SuperNode says when it is connected
+METHODS = {
+    "fedluar": "LUAR(FedAvg(LocalSGD(0.05, batch=32)), recycle=2)",
+    "lbgm": "FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=0.5))",
+}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Federation:
+    """A SuperLink and ``nodes`` SuperNodes, in ``folder``: started on entry, stopped on exit, by their process ids."""
+
+    def __init__(self, folder: Path, nodes: int = 3, environment: Mapping[str, str] | None = None) -> None:
+        self.folder, self.nodes, self.port = folder, nodes, free_port()
+        self.keys = folder / "keys"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",  # Flower starts commands of its own
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # what runs is what is installed here
+            **(environment or {}),
+        }
+
+    def __enter__(self) -> Federation:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            subprocess.run([HERE / "certificates.sh", self.keys, str(self.nodes)], check=True)
+            home = self.folder / "flwr"
+            home.mkdir(exist_ok=True)
+            (home / "config.toml").write_text(
+                f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+                f'root-certificates = "{self.keys / "ca.pem"}"\n'
+            )
+            self.start_link()
+            for node in range(self.nodes):
+                self.flwr("supernode", "register", str(self.keys / f"node-{node}.pub"))
+            for node in range(self.nodes):
+                self.start_node(node)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- processes ------------------------------------------------------------
+
+    def start(self, name: str, *command: str) -> None:
+        """Start a process; its output goes to a file of its name, after what is there."""
+        with open(self.folder / f"{name}.log", "ab") as file:
+            self.processes[name] = subprocess.Popen(
+                [BIN / command[0], *command[1:]],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that it can be stopped with what it has started
+            )
+
+    def start_link(self) -> None:
+        """Start the SuperLink, and wait until it answers."""
+        keys = self.keys
+        self.start(
+            *("superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")),
+            *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
+            *("--database", str(self.folder / "superlink.db")),
+        )
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            if self.processes["superlink"].poll() is not None:
+                break
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            time.sleep(0.2)
+        raise RuntimeError(f"the SuperLink does not start:\n{self.log('superlink')}")
+
+    def start_node(self, node: int) -> None:
+        """Start a SuperNode. Its key is its identity: it may be killed and started again."""
+        folder = self.folder / f"client-{node}"
+        self.start(
+            *(f"supernode-{node}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}"),
+            *("--root-certificates", str(self.keys / "ca.pem")),
+            *("--auth-supernode-private-key", str(self.keys / f"node-{node}")),
+            *("--node-config", f'partition-id={node} folder="{folder}"'),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+        )
+
+    def restart_node(self, node: int, seconds: float = 150) -> None:
+        """Start a SuperNode that was killed, as its supervisor would: again and again.
+
+        The SuperLink takes it back only when the heartbeats of the one before have run out, after a minute.
+        """
+        end, name = time.monotonic() + seconds, f"supernode-{node}"
+        already = self.log(name).count(BACK)
+        while self.log(name).count(BACK) == already:
+            if time.monotonic() > end:
+                raise RuntimeError(f"the SuperNode does not start:\n{self.log(name)[-4000:]}")
+            if name not in self.processes:
+                self.start_node(node)
+            elif self.processes[name].poll() is not None:
+                self.kill(name)  # what it has started goes with it
+            time.sleep(1)
+
+    def kill(self, name: str) -> None:
+        """Kill a process and what it has started, at once."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """Stop everything that was started: SuperNodes first."""
+        for name in reversed(list(self.processes)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.processes[name].pid, signal.SIGTERM)
+        for name in reversed(list(self.processes)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.processes[name].wait(10)
+            self.kill(name)
+
+    def log(self, name: str) -> str:
+        """What a process has said."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    # -- runs -----------------------------------------------------------------
+
+    def flwr(self, *arguments: str) -> str:
+        """Run a command of Flower's, and give what it says."""
+        done = subprocess.run(
+            [BIN / "flwr", *arguments], env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if done.returncode:
+            raise RuntimeError(f"flwr {arguments[0]} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def submit(self, config: Mapping[str, Any], app: Path = HERE) -> int:
+        """Start a run of the app with this configuration; its number."""
+        text = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        found = json.loads(self.flwr("run", str(app), "--run-config", text, "--format", "json"))
+        return int(found["run-id"])
+
+    def status(self, run: int) -> str:
+        """How a run stands, as Flower says it: running, finished:completed and so on."""
+        found = json.loads(self.flwr("ls", "--run-id", str(run), "--format", "json"))
+        return str(found["runs"][0]["status"])
+
+    def wait(self, run: int, out: Path, seconds: float = 900) -> dict[str, Any]:
+        """Wait until a run is complete in its folder; its summary. ``RuntimeError`` where it fails."""
+        end, look = time.monotonic() + seconds, time.monotonic() + 15
+        while not (out / "summary.json").exists():
+            time.sleep(0.2)
+            if self.processes["superlink"].poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"no summary in {out}; the SuperLink says:\n{self.log('superlink')[-8000:]}")
+            if time.monotonic() > look:
+                look = time.monotonic() + 15
+                if self.status(run) == "finished:failed" and not (out / "summary.json").exists():
+                    raise RuntimeError(f"the run failed:\n{self.flwr('log', str(run), '--show')[-8000:]}")
+        return dict(json.loads((out / "summary.json").read_text()))
+
+
+def show(name: str, out: Path) -> None:
+    """The rounds of a run and its ledger, as bytes."""
+    print(f"\n{name}")
+    print(f"{'round':>5} {'accuracy':>9} {'up, payload':>12} {'framing':>8} {'down, payload':>14} {'framing':>8}")
+    for record in map(json.loads, (out / "rounds.jsonl").read_text().splitlines()):
+        accuracy = f"{record['accuracy']:.1%}"
+        print(
+            f"{record['round']:5} {accuracy:>9} {record['up_payload']:12,} {record['up_framing']:8,} "
+            f"{record['down_payload']:14,} {record['down_framing']:8,}"
+        )
+    print(f"{'client':>6} {'bytes up':>12} {'bytes down':>12}")
+    entries = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    for client in sorted({e["client"] for e in entries}):
+        sums = {
+            d: sum(e["payload"] + e["framing"] for e in entries if e["client"] == client and e["direction"] == d)
+            for d in ("up", "down")
+        }
+        print(f"{client:6} {sums['up']:12,} {sums['down']:12,}")
+
+
+def main() -> None:
+    """Start everything, run both methods, stop everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=3, help="SuperNodes, each of them a client")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--data", default="fashion_mnist")
+    parser.add_argument("--model", default="fedavg_cnn")
+    parser.add_argument("--examples", type=int, default=600, help="of each client")
+    parser.add_argument("--out", type=Path, help="where the runs are kept (default: nowhere)")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
+    with (
+        tempfile.TemporaryDirectory(prefix="thinwire-") as temporary,
+        Federation(Path(temporary), options.nodes) as here,
+    ):
+        print(f"a SuperLink on port {here.port} and {options.nodes} SuperNodes, logs in {temporary}", flush=True)
+        for name, method in METHODS.items():
+            out = (options.out.resolve() if options.out else Path(temporary) / "runs") / name
+            config = {"method": method, "rounds": options.rounds, "data": options.data, "model": options.model}
+            sizes = {"clients": options.nodes, "sample": options.nodes, "take": options.nodes}
+            run = here.submit({**config, **sizes, "examples": options.examples, "out": str(out)})
+            here.wait(run, out)
+            show(f"{name}: {method}", out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""An app for a Flower deployment: copy it, and put your own model and data into task.py."""

@@ -1,0 +1,16 @@
+"""The ClientApp: one SuperNode is one client."""
+
+from flwr.app import Context
+
+from quickstart.task import method, problem
+from thinwire.run import flower
+
+
+def client(context: Context) -> flower.Node:
+    """The client of a SuperNode that was started with --node-config 'partition-id=0'."""
+    parts = problem(context.run_config)
+    task = parts.tasks[int(context.node_config["partition-id"])]
+    return flower.Node(method(context.run_config), parts.model, task, flower.folder_of(context))
+
+
+app = flower.client_app(client)

@@ -1,0 +1,25 @@
+"""What is trained, on what: the part to write anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import thinwire as tw
+from thinwire.data import IID
+from thinwire.problem import Problem, standard
+
+
+def problem(config: Mapping[str, Any]) -> Problem:
+    """The model, every client's part, the test set. A client with data of its own reads that, and no others'."""
+    data, most = str(config["data"]), int(config["examples"])
+    folder = str(config["data-dir"]) or None
+    found = standard(data, str(config["model"]), int(config["clients"]), IID(), data_dir=folder)
+    tasks = [replace(task, indices=task.indices[: most or None]) for task in found.tasks]
+    return replace(found, tasks=tasks)
+
+
+def method(config: Mapping[str, Any]) -> tw.Algorithm:
+    """The method, as it is typed."""
+    return tw.parse(str(config["method"]))

@@ -1,0 +1,67 @@
+"""A link for each speed: clients on thin uplinks send less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import check, require
+from ..key import Key
+from ..params import Layout, Params
+from ..wire import Packet, State
+from .base import Link
+from .wrappers import adopt
+
+
+@dataclass(frozen=True)
+class ByBandwidth(Link):
+    """The link of the highest rate that a client's uplink reaches: ``ByBandwidth({"1": Half(), "0": TopK(0.01)})``.
+
+    Rates are in Mbit/s, written as texts. Both ends know what was measured: in a deployment
+    the server says it in each call, in a simulation it is the rate of ``network``. An uplink
+    below all rates takes the lowest, one that was not measured yet the highest. Every link
+    keeps its own states: what error feedback owes stays with the link that owes it.
+    """
+
+    links: dict[str, Link]
+
+    def __post_init__(self) -> None:
+        require(bool(self.links), 'ByBandwidth needs a link for each rate, such as {"1": Half(), "0": TopK(0.01)}')
+        for rate in self.links:
+            require(
+                rate.replace(".", "", 1).isdecimal() and rate.isascii(),
+                f'ByBandwidth({{{rate!r}: ...}}): a rate in Mbit/s is written such as "1" or "0.5"',
+            )
+        require(len(set(self.rates)) == len(self.links), f"{self!r}: the same rate is there twice")
+        adopt(self, *self.links.values())
+        object.__setattr__(self, "linear", False)  # clients differ in what they send
+
+    @property
+    def rates(self) -> list[float]:
+        """In the order of ``links``."""
+        return [float(rate) for rate in self.links]
+
+    def chosen(self, mbit: float | None) -> str:
+        """Which of ``links`` goes with an uplink."""
+        rates = dict(zip(self.rates, self.links, strict=True))
+        reached = [rate for rate in rates if mbit is None or rate <= mbit]
+        return rates[max(reached) if reached else min(rates)]
+
+    def open(self, like: Params) -> tuple[State, State]:
+        ends = {rate: link.open(like) for rate, link in self.links.items()}
+        tx = {rate: end[0] for rate, end in ends.items()}
+        return tx, {rate: end[1] for rate, end in ends.items()} if self.memory else None
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        rate = self.chosen(key.mbit)
+        packet, seen, own = self.links[rate].send(x, tx[rate], key)
+        return [float(rate), packet], seen, {**tx, rate: own}
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        rate = self.chosen(key.mbit)
+        pair = isinstance(packet, list) and len(packet) == 2 and type(packet[0]) is float
+        check(pair and packet[0] == float(rate), f"a packet of the link for {rate} Mbit/s")
+        seen, own = self.links[rate].recv(packet[1], layout, rx[rate] if rx else None, key)
+        return seen, {**rx, rate: own} if rx else None
+
+    def floats(self, packet: Packet) -> float:
+        return dict(zip(self.rates, self.links.values(), strict=True))[packet[0]].floats(packet[1])

@@ -1,0 +1,281 @@
+"""The server of clients that are elsewhere: what it calls out, what it accepts, what it makes of it.
+
+It knows nothing of the transport, which brings bytes and says which client they are from.
+An answer is checked when it arrives, counts from :meth:`Deployment.end` on, and is
+acknowledged in the next call to its client, after a checkpoint. Nothing that a client sends
+changes anything but that client's share of the mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from ..algorithms.base import Algorithm
+from ..errors import OutOfSync, WireError, check, require
+from ..key import Key
+from ..ledger import Entry
+from ..network import measured
+from ..params import Params
+from ..task import as_task
+from ..wire import Packet, Several, State, length, loads, restore
+from .client import ClientState
+from .header import SMALL, Answer, Call, Piece, read_answer
+from .identity import data_digest, run_digest
+from .pool import Pool, Work
+from .result import Record
+from .rounds import Rounds
+from .storage import Disk, Ends
+from .train import Slot, made
+
+log = logging.getLogger("thinwire")
+
+
+class Sent(NamedTuple):
+    """The newest call to a client, until it is answered."""
+
+    round: int
+    base: int
+    mbit: float
+
+
+class Taken(NamedTuple):
+    """An answer that was accepted."""
+
+    answer: Answer
+    body: Packet
+
+
+class Deployment(Rounds):
+    """A run between two rounds, whose clients are elsewhere.
+
+    Each round ``sample`` of ``clients`` are called (None: all that are there) and the first
+    ``take`` answers count (None: all of them). ``clip`` bounds the Euclidean norm of every
+    Params field of a reply: a longer one counts as if it were that long, and the log names
+    its client. ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers
+    needs it, to see which of them training moves. With ``states``, a folder, what is kept of
+    every client lies there between its rounds.
+
+    A reply to an earlier round is used if the method allows it (``Algorithm.late``) and its
+    client was not called again; else it is dropped, and the record counts it.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module | Callable[[], nn.Module],
+        clients: int,
+        *,
+        sample: int | None = None,
+        take: int | None = None,
+        clip: float | None = None,
+        seed: int = 0,
+        test: Any = None,
+        device: str = "cpu",
+        states: Path | None = None,
+    ) -> None:
+        require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
+        require(clients > 0, f"clients={clients}: there must be at least one")
+        self.sample = clients if sample is None else sample
+        self.first = self.sample if take is None else take
+        require(0 < self.sample <= clients, f"sample={sample}: it must be between 1 and the {clients} clients")
+        require(0 < self.first <= self.sample, f"take={take}: it must be between 1 and the {self.sample} sampled")
+        require(clip is None or clip > 0, f"clip={clip}: a norm is positive")
+        require(0 <= seed < 1 << 63, f"seed={seed}: it must not be negative, and fit 63 bits")
+        slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), device)
+        tested = None if test is None else as_task(test)
+        if tested is not None:
+            require(len(tested) > 0, "the test set has no examples")
+            slot.probe(tested)
+        require(
+            tested is not None or not any(b.is_floating_point() for b in slot.first.values()),
+            "the model has buffers: give test=..., on which the server sees which of them training moves",
+        )
+        self.clip = clip
+        super().__init__(algorithm, slot, clients, seed, tested)
+        if states is not None:
+            self.states = Disk(self.ends, states)
+        self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
+        self.digest = run_digest(algorithm, self.model_digest, seed, clients)
+        self.incarnation = secrets.randbits(62)
+        self.names: list[str] = []  # of the clients, where they have some
+        self.sent: dict[int, Sent] = {}
+        self.rates: dict[int, float] = {}  # Mbit/s, upwards
+        self.taken: dict[int, Taken] = {}
+        self.key: Key | None = None  # of the round that is under way
+        self.refused = self.dropped = 0
+
+    def ends(self) -> Ends:
+        """The server's end of a client's wire before its first reply."""
+        return Ends(0, self.up.open()[1], ClientState(None, None, None))
+
+    @cached_property
+    def most(self) -> int:
+        """Bytes that no honest answer has: twice what dense noise takes."""
+        form, key = self.up, Key(self.seed)
+        draw = key.generator("noise")
+        blank = [leaf.blank for leaf in form.leaves]
+        noise = [v.map(lambda x: torch.randn(x.shape, generator=draw)) if isinstance(v, Params) else v for v in blank]
+        bodies = [form.send(values, form.open()[0], key._replace(client=0))[0] for values in (blank, noise)]
+        return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL
+
+    # -- a round --------------------------------------------------------------
+
+    def begin(self, available: Iterable[int] | None = None) -> dict[int, bytes]:
+        """Begin a round with those of the sampled clients that are there; the calls to send them."""
+        require(self.key is None, "the round before has not ended")
+        self.began = time.perf_counter()
+        self.key = self.publish()
+        self.mean.clip = self.clip
+        self.taken, self.refused, self.dropped = {}, 0, 0
+        there = set(range(self.num_clients) if available is None else available)
+        order = torch.randperm(self.num_clients, generator=self.key.generator("sample")).tolist()
+        cohort = sorted([client for client in order if client in there][: self.sample])
+        self.called = len(cohort)
+        return {client: self.call(client) for client in cohort}
+
+    def call(self, client: int) -> bytes:
+        """What a client is sent in this round: a call to train from what it acknowledged."""
+        key = self._key()
+        base, mbit = self.states.version(client), self.rates.get(client, 0.0)
+        parcel = self.stream.parcel(base)
+        pieces = Several([Piece(m.round, m.blob) for m in parcel.messages], Piece(0, b""))
+        about = self.digest, self.incarnation, self.seed, self.num_clients
+        data = Call(*about, client, key.round, base, mbit, parcel.snapshot, pieces).write()
+        self.sent[client] = Sent(key.round, base, mbit)
+        self.ledger.add(Entry(key.round, client, "down", parcel.size, len(data) - parcel.size, floats=parcel.floats))
+        return data
+
+    def reopen(self, client: int) -> bytes:
+        """Forget what was kept of a client, which is out of step, and call it with one full message."""
+        self.states.put(client, self.ends())
+        return self.call(client)
+
+    def accept(self, client: int, data: bytes, seconds: float | None = None) -> bool:
+        """Check an answer and keep it for the mean; False where it comes too late to be of use.
+
+        ``seconds`` are those since the client was called, from which its uplink is measured.
+        Raises ``WireError`` where it is no answer to what this client was asked, and
+        :class:`OutOfSync` where the client does not hold the base: :meth:`reopen` it. Either
+        way nothing has changed.
+        """
+        key = self._key()
+        try:
+            answer = read_answer(data, self.most)
+            check((answer.run, answer.incarnation) == (self.digest, self.incarnation), "an answer of this run")
+            check(answer.client == client, f"an answer of client {client}, not of {answer.client},")
+            check(answer.round <= key.round, "an answer to a round that has begun")
+            sent = self.sent.get(client)
+            if sent is None or answer.round < sent.round:
+                return self._drop(client, data, answer, "it was called again, or has answered")
+            check(tuple(sent) == (answer.round, answer.base, answer.mbit), "an answer to the newest call")
+            late = sent.round < key.round
+            if late and not (self.algorithm.late and answer.held):
+                del self.sent[client]
+                return self._drop(client, data, answer, "it is too late to be of use")
+            if not answer.held:
+                check(sent.base > 0, "an answer of a client that was opened anew")
+                self._enter(client, data, 0, used=False)
+                raise OutOfSync(f"client {client} does not hold what it held after round {sent.base}")
+            body = loads(answer.blob, max_bytes=self.most)
+            self.mean.opened(body, self.states.get(client).rx, self._at(client, sent), late)
+            floats = self.up.floats(body)
+        except OutOfSync:
+            raise
+        except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
+            self.refused += 1
+            self._enter(client, data, 0, used=False)
+            log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
+            raise WireError(f"round {key.round}, client {client}: {error}") from error
+        self._enter(client, data, len(answer.blob), used=True, floats=floats)
+        self.taken[client] = Taken(answer, body)
+        del self.sent[client]
+        if seconds is not None:
+            rate = measured(self.rates.get(client), len(data), seconds - answer.seconds)
+            self.rates |= {} if rate is None else {client: rate}
+        return True
+
+    @property
+    def full(self) -> bool:
+        """Whether as many answers to this round's call are there as count."""
+        now = self._key().round
+        return sum(taken.answer.round == now for taken in self.taken.values()) >= min(self.first, self.called)
+
+    def end(self, evaluate: bool = True) -> Record:
+        """Average what was accepted and make the server's step; returns the round's record."""
+        key, moved = self._key(), dict[int, Ends]()
+        now = [client for client, taken in self.taken.items() if taken.answer.round == key.round]
+        try:
+            for client in sorted(self.taken):
+                answer, body = self.taken[client]
+                own, loss = self._at(client, Sent(*answer[3:6])), answer.loss if answer.steps else None
+                rx = self.add(body, answer.examples, loss, self.states.get(client).rx, own, answer.round < key.round)
+                moved[client] = Ends(answer.round, rx, self.ends().own)
+            self.serve(key)
+        except Exception:  # of the method's server half, over replies whose form was right
+            log.exception("round %d: the server could not use the answers of clients %s", key.round, sorted(self.taken))
+            self.gather()
+            moved = {}
+        for client, norm in ((client, norm) for client, _, norm in self.mean.clipped if client in moved):
+            log.warning("round %d: client %d sent a norm of %.3g; it counts as %g", key.round, client, norm, self.clip)
+        for client, ends in moved.items():
+            self.states.put(client, ends)
+        used = len([client for client in now if client in moved])
+        record = self.finish(self.began, 0.0, self.called, self.called - used, evaluate)
+        record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
+        self.key = None
+        return record
+
+    def _key(self) -> Key:
+        require(self.key is not None, "no round has begun")
+        assert self.key is not None
+        return self.key
+
+    def _at(self, client: int, sent: Sent) -> Key:
+        return Key(self.seed, sent.round, client, mbit=sent.mbit or None)
+
+    def _drop(self, client: int, data: bytes, answer: Answer, why: str) -> Literal[False]:
+        log.warning("an answer of client %d to round %d is dropped: %s", client, answer.round, why)
+        self.dropped += 1
+        self._enter(client, data, len(answer.blob), used=False)
+        return False
+
+    def _enter(self, client: int, data: bytes, payload: int, used: bool, floats: float = 0.0) -> None:
+        self.ledger.add(Entry(self._key().round, client, "up", payload, len(data) - payload, 0, floats, used))
+
+    # -- to disk and back -----------------------------------------------------
+
+    def setting(self) -> dict[str, Any]:
+        """What, besides the algorithm, makes this run what it is."""
+        return {
+            "seed": self.seed,
+            "clients": self.num_clients,
+            "sample": self.sample,
+            "take": self.first,
+            "clip": self.clip,
+            "parameters": self.slot.layout.size,
+        }
+
+    @cached_property
+    def data(self) -> dict[str, str | None]:
+        """A digest of what is evaluated: the clients' data are not here."""
+        return {"test": None if self.test is None else data_digest([self.test])}
+
+    def state(self) -> dict[str, State]:
+        """Everything, for a checkpoint between two rounds."""
+        mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
+        return {**super().state(), **mine}
+
+    def restore(self, packet: Packet) -> None:
+        """Continue from what :meth:`state` gave, after bytes and back."""
+        super().restore(packet)
+        self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
+        self.sent = {client: restore(sent, Sent(0, 0, 0.0)) for client, sent in packet["sent"].items()}

@@ -1,0 +1,23 @@
+"""A run on a Flower deployment: SuperLink, SuperNodes, and between them one opaque blob each way.
+
+The server's side is :func:`serve`, a loop of our own over a Grid for a ServerApp's ``main``;
+the clients' side a ClientApp made by :func:`client_app`, or :func:`mod` around a ClientApp
+that is there already. Flower carries the bytes, says which node they are from, encrypts and
+authenticates. What a client keeps between rounds lies on its own disk, for a SuperNode
+keeps its contexts in memory alone, and keeps them even when the client raised.
+"""
+
+from importlib import import_module
+
+try:
+    import_module("flwr.clientapp")
+except ImportError as error:
+    raise ImportError(f'a Flower deployment needs flwr ({error}): pip install "thinwire[flower]"') from error
+
+from ..node import Node
+from .client import client_app, folder_of, name_of
+from .mod import mod
+from .server import serve
+from .strategy import Strategy
+
+__all__ = ["Node", "Strategy", "client_app", "folder_of", "mod", "name_of", "serve"]

@@ -1,0 +1,59 @@
+"""The clients' side: a ClientApp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+
+from ...errors import CombinationError, require
+from ..node import Node
+from .blob import packed, unpacked
+
+ARRAYS = ("secagg_mod", "secaggplus_mod", "fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
+"""Mods of Flower's that work on arrays of floats."""
+
+
+def client_app(make: Callable[[Context], Node], mods: Sequence[Mod] = ()) -> ClientApp:
+    """The ClientApp of a client: ``make`` gives its :class:`Node`, for the context that Flower has of it.
+
+    A client has a name, which it keeps as long as it lives: ``name`` in its SuperNode's
+    ``--node-config``, or the ``partition-id`` that is there. Clients are numbered in the
+    order of their names. ``mods`` go around it; those that need arrays of floats are refused.
+    """
+    for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in ARRAYS:
+            raise CombinationError(
+                f"{name} works on a client's arrays of floats, and a packet here is an opaque blob whose sum means "
+                f"nothing: see docs/decisions/0004-federation.md; serve(..., clip=...) bounds what one client can add"
+            )
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return replied(message, context, lambda: make(context))
+
+    return app
+
+
+def replied(message: Message, context: Context, make: Callable[[], Node]) -> Message:
+    """The reply to a message of the server's: to one without a word, the client's name."""
+    call = unpacked(message.content)
+    return Message(packed(make().answer(call) if call else name_of(context).encode()), reply_to=message)
+
+
+def name_of(context: Context) -> str:
+    """What a client is called."""
+    name = str(context.node_config.get("name", context.node_config.get("partition-id", "")))
+    require(bool(name), "a client needs a name: flower-supernode --node-config 'name=\"clinic-1\"'")
+    return name
+
+
+def folder_of(context: Context) -> Path:
+    """Where a client keeps its state: ``folder`` in its node's configuration, or one of its name in the user's home."""
+    folder = context.node_config.get("folder")
+    return Path(str(folder)) if folder else Path.home() / ".local" / "state" / "thinwire" / name_of(context)

@@ -1,0 +1,132 @@
+"""A mod around a Flower client that is there already: its train function stays as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ...algorithms.base import Algorithm
+from ...errors import CombinationError, require
+from ...key import Key
+from ...local import Local, Trained
+from ..client import ClientState, Reply, Round
+from ..messages import Form
+from ..node import Node
+from ..stream import View
+from ..train import Slot
+from .client import folder_of, replied
+
+ARRAYS, CONFIG = "arrays", "config"  # the names of the records in Flower's own strategies
+
+
+def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module]) -> Mod:
+    """Two added lines for a ClientApp that trains in its own way::
+
+        from thinwire.run import flower
+        app = ClientApp(mods=[flower.mod(FedAvg(up=TopK(0.01)), Net)])
+
+    Its train function gets an ArrayRecord ``arrays`` (the model's ``state_dict``) and a
+    ConfigRecord ``config`` (``server-round`` and ``lr``), and answers with ``arrays`` and a
+    MetricRecord with ``num-examples`` and, if it likes, ``train_loss`` and ``num-steps``, as
+    for Flower's own strategies. A method that bends local steps (SCAFFOLD, FedProx, ...) is
+    refused: for these a client gives its task to :func:`client_app`.
+    """
+
+    def around(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return call_next(message, context)
+        folder = folder_of(context)
+        return replied(message, context, lambda: Theirs(algorithm, model, folder, message, context, call_next))
+
+    return around
+
+
+class Theirs(Node):
+    """A client whose training is somebody else's function."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module | Callable[[], nn.Module],
+        folder: Path,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+    ) -> None:
+        self.unseen = Unseen()
+        super().__init__(algorithm, model, self.unseen, folder)
+        self.message, self.context, self.call_next = message, context, call_next
+
+    def probe(self, slot: Slot) -> None:
+        """Norm layers say which buffers move: there is nothing here to train on."""
+        norms = [
+            f"{name}.{buffer}" if name else buffer
+            for name, layer in slot.module.named_modules()
+            if isinstance(layer, _NormBase) and layer.track_running_stats
+            for buffer in ("running_mean", "running_var")
+        ]
+        slot.moving = tuple(name for name in slot.first if name in norms)
+
+    def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
+        """The client's half of the method, where each request for training goes to their function."""
+        began = time.perf_counter()
+        round = Round(self.algorithm, form, self.unseen, view, own, key)
+        slot.load_buffers(round.buffers)
+        while round.request is not None:
+            round.take(self.train(slot, round.request, key))
+        return round.reply(slot.buffers(), time.perf_counter() - began)
+
+    def train(self, slot: Slot, request: Local, key: Key) -> Trained:
+        """What their function makes of a model."""
+        bent = [name for name, value in zip(request._fields[2:], request[2:], strict=True) if value]
+        bent += [name for name in ("prox", "momentum") if getattr(request.trainer, name)]
+        if bent:
+            raise CombinationError(
+                f"{self.algorithm!r} asks for more than plain training ({', '.join(bent)}), which a train function of "
+                f"one's own does not do: give a task to flower.client_app(...)"
+            )
+        slot.load(request.x)
+        config = ConfigRecord({"server-round": key.round, "lr": request.trainer.rate(key)})
+        arrays = ArrayRecord({name: value.cpu() for name, value in slot.module.state_dict().items()})
+        content = self.message.content
+        self.message.content = RecordDict({ARRAYS: arrays, CONFIG: config})
+        try:
+            reply = self.call_next(self.message, self.context)
+        finally:
+            self.message.content = content
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+        metrics: Mapping[str, Any] = next(iter(reply.content.metric_records.values()), MetricRecord())
+        require("num-examples" in metrics, "the train function must answer with a metric num-examples")
+        require(len(reply.content.array_records) == 1, "the train function must answer with the model's arrays")
+        found = next(iter(reply.content.array_records.values())).to_torch_state_dict()
+        slot.module.load_state_dict(found)
+        self.unseen.examples = int(metrics["num-examples"])
+        steps = int(metrics.get("num-steps", request.trainer.num_steps(self.unseen.examples)))
+        return Trained(slot.params(), steps, float(metrics.get("train_loss", 0.0)))
+
+
+class Unseen:
+    """The task of a client whose examples are in a function of its own."""
+
+    examples = 1  # until it has said how many there are
+
+    def __len__(self) -> int:
+        return self.examples
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> NoReturn:
+        raise CombinationError("this method looks at examples, which only the train function has")
+
+    def loss(self, module: nn.Module, batch: Any) -> NoReturn:
+        raise CombinationError("this method looks at examples, which only the train function has")
+
+    def metrics(self, module: nn.Module, batch: Any) -> NoReturn:
+        raise CombinationError("this method looks at examples, which only the train function has")

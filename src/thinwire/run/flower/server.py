@@ -1,0 +1,228 @@
+"""The server's side: a loop over a Grid that can be killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+from torch import nn
+
+from ...algorithms.base import Algorithm
+from ...config import complete
+from ...errors import OutOfSync, WireError, check, require
+from ..deployment import Deployment
+from ..folder import Folder, locked
+from ..result import Record, Result
+from .blob import NAME, packed, unpacked
+
+AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
+
+log = logging.getLogger("thinwire")
+
+
+def serve(
+    grid: Grid,
+    algorithm: Algorithm,
+    model: nn.Module | Callable[[], nn.Module],
+    clients: int | Sequence[str],
+    rounds: int,
+    *,
+    sample: int | None = None,
+    take: int | None = None,
+    deadline: float = 3600.0,
+    clip: float | None = None,
+    test: Any = None,
+    evaluate_every: int = 1,
+    seed: int = 0,
+    out: str | Path | None = None,
+    poll: float = 0.5,
+    on_round: Callable[[Record], None] | None = None,
+) -> Result:
+    """Train ``model`` on the clients of a Flower deployment: the body of a ServerApp's ``main``.
+
+    ``clients`` is how many there are in all, or their names: nobody else may take part. The
+    first round waits for every one. Then each round ``sample`` of those that are there (None:
+    all) are called, the first ``take`` answers count (None: all), and whoever has not answered
+    after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
+    can add. ``poll`` is the pause, in seconds, between two looks for answers. The other
+    arguments are those of :func:`thinwire.simulate`.
+
+    With ``out``, a folder, there is a checkpoint after every round; a server that is started
+    again with the same arguments goes on from it, whatever killed the one before.
+    """
+    require(rounds > 0, f"rounds={rounds}: it must be at least 1")
+    require(deadline > 0, f"deadline={deadline}: seconds to wait for answers are positive")
+    require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # the bits of a sum must not depend on the machine's cores
+        folder = None if out is None else Folder(Path(out))
+        if folder is not None:
+            stack.enter_context(locked(folder.path))
+        states = None if folder is None else folder.path / "states"
+        options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "seed": seed, "test": test}
+        names = [] if isinstance(clients, int) else ordered(clients)
+        require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
+        run = Deployment(
+            algorithm, model, clients if isinstance(clients, int) else len(names), states=states, **options
+        )
+        stack.enter_context(run.pool)
+        if folder is not None:
+            run.open(folder, resume=True)
+        if names and run.names != names:
+            require(not run.names, f"clients={clients}: this run began with {run.names}")
+            run.names = names
+        crew = Crew(grid, run, deadline, poll)
+        while run.round < rounds:
+            last = run.round + 1 == rounds
+            crew.round()
+            record = run.end(evaluate=last or (run.round + 1) % evaluate_every == 0)
+            if folder is not None:
+                folder.append(record, run.ledger.lines(run.round))
+                run.save(folder)
+            log.info("round %d of %d: %s", run.round, rounds, record)
+            if on_round is not None:
+                on_round(record)
+        result = run.result(None if folder is None else folder.path)
+        if folder is not None:
+            folder.model(result.module.state_dict(), {"expression": complete(algorithm), "seed": str(seed)})
+            folder.summary(result.summary())
+        return result
+
+
+class Crew:
+    """The nodes of a deployment, and which client each of them is."""
+
+    def __init__(self, grid: Grid, run: Deployment, deadline: float, poll: float) -> None:
+        self.grid, self.run, self.deadline, self.poll = grid, run, deadline, poll
+        self.nodes: dict[int, int] = {}  # client -> node
+        self.named: dict[str, int] = {}  # name -> node, as long as there are fewer than clients
+        self.asked: dict[str, int] = {}  # message -> node: who are you?
+        self.since: dict[int, float] = {}  # node -> when it was asked
+        self.waiting: dict[str, tuple[int, float]] = {}  # message -> client, when it was called
+
+    # -- a round --------------------------------------------------------------
+
+    def round(self) -> None:
+        """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
+        for client, data in self.run.begin(self.muster()).items():
+            self.call(client, data)
+        end = time.monotonic() + self.deadline
+        while not self.run.full and self.out() and time.monotonic() < end:
+            if not self.collect():
+                self.enrol()
+                time.sleep(self.poll)
+
+    def call(self, client: int, data: bytes) -> None:
+        """Send a call. It outlives its round: a late answer may be of use."""
+        self.waiting |= {sent: (client, time.monotonic()) for sent in self.push(self.nodes[client], data)}
+
+    def push(self, node: int, data: bytes) -> list[str]:
+        """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
+        message = Message(
+            packed(data), node, MessageType.TRAIN, ttl=2 * self.deadline, group_id=str(self.run.round + 1)
+        )
+        return [sent for sent in self.grid.push_messages([message]) if sent]
+
+    def out(self) -> bool:
+        """Whether an answer to this round's call may still come."""
+        now = self.run.round + 1
+        return any(self.run.sent[c].round == now for c, _ in self.waiting.values() if c in self.run.sent)
+
+    def collect(self) -> bool:
+        """Hand in what has arrived; whether anything has."""
+        found = pulled(self.grid, self.waiting)
+        for sent, message in found.items():
+            client, since = self.waiting.pop(sent)
+            if message is None or message.has_error():
+                why = "its message cannot be read" if message is None else message.error.reason
+                log.warning("client %d failed: %s", client, why)
+                continue
+            try:
+                data = unpacked(message.content, self.run.most)
+            except WireError:
+                data = b""  # which is refused in the same way
+            with contextlib.suppress(WireError):  # it is in the log and in the record
+                try:
+                    self.run.accept(client, data, time.monotonic() - since)
+                except OutOfSync as error:
+                    log.warning("%s: it is sent everything", error)
+                    self.call(client, self.run.reopen(client))
+        return bool(found)
+
+    # -- who is there ---------------------------------------------------------
+
+    def muster(self) -> list[int]:
+        """The clients that are there: all of them before the first round, later as many as count or come in time."""
+        end = time.monotonic() + self.deadline
+        while True:
+            online = self.enrol()
+            there = sorted(client for client, node in self.nodes.items() if node in online)
+            enough = self.run.first if self.run.round else self.run.num_clients
+            if len(there) >= enough or (there and self.run.round and time.monotonic() > end):
+                return there
+            time.sleep(self.poll)
+
+    def enrol(self) -> set[int]:
+        """Ask nodes that are new for their names; the nodes that are there."""
+        online = set(self.grid.get_node_ids())
+        for node in sorted(online - set(self.nodes.values())):
+            if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
+                self.since[node] = time.monotonic()
+                self.asked |= dict.fromkeys(self.push(node, b""), node)
+        for sent, message in pulled(self.grid, self.asked).items():
+            node = self.asked.pop(sent)
+            try:
+                if message is None or message.has_error():
+                    raise WireError("it cannot be read" if message is None else message.error.reason)
+                name = unpacked(message.content, NAME).decode()
+                check(name.isprintable() and name, "a name")
+                self.admit(name, node, online)
+            except (WireError, UnicodeDecodeError) as error:
+                log.warning("node %d does not say which client it is: %s", node, error)
+        return online
+
+    def admit(self, name: str, node: int, online: set[int]) -> None:
+        """Note which node a client is. A name belongs to the first that says it, as long as that is there."""
+        names = self.run.names
+        if not names:
+            if self.named.get(name, node) in online - {node}:
+                log.warning("node %d says that it is %r, which another node is", node, name)
+                return
+            self.named[name] = node
+            if len(self.named) < self.run.num_clients:
+                return
+            names.extend(ordered(self.named))
+            self.nodes = {client: self.named[name] for client, name in enumerate(names)}
+        elif name not in names:
+            log.warning("node %d says that it is %r, which this run does not know", node, name)
+        elif self.nodes.get(names.index(name), node) in online - {node}:
+            log.warning("node %d says that it is %r, which another node is", node, name)
+        else:
+            self.nodes[names.index(name)] = node
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """In the order of their numbers, where they end in some."""
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def pulled(grid: Grid, ids: Iterable[str]) -> dict[str, Message | None]:
+    """The replies that have arrived, by what they reply to; None for one that Flower cannot put together."""
+    found: dict[str, Message | None] = {}
+    for sent in list(ids):  # one by one: of several, those before a broken one would be lost with it
+        try:
+            for message in grid.pull_messages([sent]):
+                found[sent] = message
+        except (ValueError, TypeError, KeyError) as error:
+            log.warning("a reply that is no message: %s", error)
+            found[sent] = None
+    return found

@@ -1,0 +1,145 @@
+"""A client that is a process, or a machine, of its own: it answers calls, and keeps its state on disk.
+
+Two states are kept: one committed, one pending for the newest answer. A call says which
+answer the server has in its checkpoint. If it is the pending one's, that becomes the
+committed one; if not, that answer was lost, and the client goes on from where it was. So a
+client that dies after it has trained, an answer that is lost and an acknowledgement that is
+lost leave what there would be if it had not taken part.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..algorithms.base import Algorithm
+from ..errors import OutOfSync, RunError, WireError, require
+from ..key import Key
+from ..task import as_task
+from ..wire import restore
+from .client import ClientState, Reply, client_round, unheard
+from .folder import read_state, write_atomic, write_state
+from .header import Answer, Call, read_call
+from .identity import model_digest, run_digest
+from .messages import Form, forms
+from .stream import Logged, Parcel, View, catch_up
+from .train import Slot, made
+
+VERSION = 1  # of the files
+
+
+class Held(NamedTuple):
+    """What a client keeps between two calls."""
+
+    version: int  # of the file
+    round: int  # of the answer that it was made with
+    view: View
+    own: ClientState
+
+
+class Kept:
+    """The states of one client in one run, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.committed, self.pending = folder / "committed.thinwire", folder / "pending.thinwire"
+
+    def at(self, base: int, like: Held) -> Held:
+        """What was held when the answer to round ``base`` was made; it is committed from now on.
+
+        Raises :class:`OutOfSync` where that is not here any more, or never was.
+        """
+        if base == 0:
+            return like
+        for path in (self.pending, self.committed):
+            try:
+                held: Held = restore(read_state(path), like)
+            except (OSError, WireError):  # none, or damaged: as good as none
+                continue
+            if (held.version, held.round) == (VERSION, base):
+                if path is self.pending:
+                    os.replace(self.pending, self.committed)
+                return held
+        raise OutOfSync(f"what was held after round {base} is not here")
+
+    def put(self, held: Held) -> None:
+        """Keep a state until it is known whether its answer arrived."""
+        write_atomic(self.pending, lambda file: write_state(file, held))
+
+
+class Node:
+    """One client: a method, a model, a task, and a folder for what it keeps. :meth:`answer` does the rest.
+
+    ``model`` and the method must be the server's: a call of another run is refused. The
+    folder is the client's identity: it must outlive restarts, and no two clients share one.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module | Callable[[], nn.Module],
+        task: Any,
+        folder: str | Path,
+        device: str = "cpu",
+    ) -> None:
+        require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
+        self.algorithm, self.model, self.task, self.folder = algorithm, model, as_task(task), Path(folder)
+        self.device = device
+        require(len(self.task) > 0, "this client's task has no examples")
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
+        began, call = time.perf_counter(), read_call(data)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the bits of a sum must not depend on the machine's cores
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return self._answer(call, began).write()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _answer(self, call: Call, began: float) -> Answer:
+        algorithm = self.algorithm
+        slot = Slot(
+            algorithm.prepare(self.model if isinstance(self.model, nn.Module) else made(self.model, call.seed)),
+            self.device,
+        )
+        digest = run_digest(algorithm, model_digest(slot.module), call.seed, call.clients)
+        if digest != call.run:
+            raise RunError("the server runs another method or another model: start this client with the server's")
+        self.probe(slot)
+        statistics = slot.buffers()
+        shared = statistics if algorithm.buffers == "mean" else None
+        start = algorithm.init(slot.params(), call.clients, Key(call.seed))
+        up, down = forms(algorithm, start, shared)
+        heard = View(start.view, down.open()[1], shared)
+        fresh = Held(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
+        about = call.run, call.incarnation, call.client, call.round, call.base, call.mbit
+        blank = Answer(*about, held=False, examples=0, loss=0.0, steps=0, seconds=0.0, blob=b"")
+
+        kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
+        try:
+            held = kept.at(call.base, fresh)
+        except OutOfSync:
+            return blank
+        parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])
+        view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
+        key = Key(call.seed, call.round, call.client, mbit=call.mbit or None)
+        reply = self.round(slot, up, view, held.own, key)
+        kept.put(Held(VERSION, call.round, view, reply.next))
+        loss = reply.loss if reply.steps else 0.0
+        found = blank._replace(held=True, examples=reply.examples, loss=loss, steps=reply.steps, blob=reply.blob)
+        return found._replace(seconds=time.perf_counter() - began)
+
+    def probe(self, slot: Slot) -> None:
+        """Find out which buffers of the module training moves."""
+        slot.probe(self.task)
+
+    def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
+        """The client's half of the method."""
+        return client_round(self.algorithm, form, slot, self.task, view, own, key)

@@ -1,0 +1,235 @@
+"""The server's half of a run, whoever carries the messages: the simulator and a real deployment share it.
+
+A runner owns loops, means, storage, sampling, time and failure. It never looks inside a
+state of an algorithm or a link.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..algorithms.base import Algorithm
+from ..config import complete
+from ..errors import NonFinite, RunError, WireError
+from ..expression import differing
+from ..key import Key
+from ..ledger import Ledger
+from ..params import Params
+from ..task import Task
+from ..wire import Packet, State, restore
+from .client import unheard
+from .folder import Folder
+from .identity import model_digest
+from .messages import Mean, forms
+from .pool import Plan, Pool
+from .result import Record, Result
+from .storage import Ends, Memory
+from .stream import Stream
+from .train import Slot
+
+
+class Rounds:
+    """A run between two rounds: what the server keeps, and what of it is recorded."""
+
+    pool: Pool  # evaluates, and trains where clients are here
+
+    def __init__(self, algorithm: Algorithm, slot: Slot, num_clients: int, seed: int, test: Task | None) -> None:
+        self.algorithm, self.slot, self.num_clients, self.seed, self.test = algorithm, slot, num_clients, seed, test
+        self.client_tests: Sequence[Task] = ()
+        self.initial_buffers = slot.buffers()
+        self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
+        self.start = algorithm.init(slot.params(), num_clients, Key(seed))
+        self.server = self.start.server
+        self.up, down = forms(algorithm, self.start, self.buffers)
+        self.stream = Stream(algorithm, down, self.start.view, self.buffers)
+        self.model_digest = model_digest(slot.module)
+        self.states = Memory(self.ends)
+        self.round, self.clock = 0, 0.0
+        self.plan: Plan | None = None
+        self.ledger, self.records = Ledger(), list[Record]()
+        self.gather()
+
+    def ends(self) -> Ends:
+        """Both ends of a client's wire before its first reply."""
+        return Ends(0, self.up.open()[1], unheard(self.algorithm, self.start, self.up, self.initial_buffers))
+
+    # -- a round --------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Begin to add replies."""
+        self.mean, self.losses, self.examples = Mean(self.up), 0.0, 0
+
+    def publish(self) -> Key:
+        """Put the next round's broadcast into the stream; returns the round's key."""
+        key = Key(self.seed, self.round + 1)
+        message = self.algorithm.broadcast(self.server, self.stream.view.state)
+        self.stream.publish(message, self.buffers, key)
+        self.gather()
+        return key
+
+    def add(self, body: Packet, examples: int, loss: float | None, rx: State, key: Key, late: bool = False) -> State:
+        """Take the reply of ``key.client`` into the mean; returns the receiving ends' next states.
+
+        ``loss`` is None where it did not train. Raises ``WireError``, naming round and client.
+        """
+        assert key.client is not None
+        weight = float(examples) if self.algorithm.weights == "examples" else 1.0
+        try:
+            rx = self.mean.add(key.client, weight, body, rx, key, late)
+        except WireError as error:
+            raise WireError(f"round {key.round}, client {key.client}: {error}") from error
+        if loss is not None:
+            self.losses, self.examples = self.losses + loss * examples, self.examples + examples
+        return rx
+
+    def serve(self, key: Key) -> None:
+        """The server's half of the round, given the replies that were added. Raises :class:`NonFinite`."""
+        if not self.mean.whole:
+            return
+        mean, buffers = self.mean.result(key)
+        server = self.algorithm.server(self.server, self.stream.view.state, mean, key)
+        if not self.algorithm.model(server).finite():
+            raise NonFinite(f"round {key.round}: the server's model became NaN or infinite; lower the server's lr")
+        self.server, self.buffers = server, buffers if self.buffers is not None else None
+
+    def finish(self, began: float, seconds: float, replies: int, lost: int, evaluate: bool) -> Record:
+        """End the round that was published; returns its record. ``seconds`` are those of a simulated clock."""
+        self.round, self.clock = self.round + 1, self.clock + seconds
+        record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
+        record |= self._evaluate() if evaluate else {}
+        record["seconds"] = time.perf_counter() - began
+        self.records.append(record)
+        return record
+
+    # -- looking --------------------------------------------------------------
+
+    def _record(self, loss: float | None, replies: int, lost: int) -> Record:
+        up, down = self.ledger.of("up", self.round), self.ledger.of("down", self.round)
+        return {
+            "round": self.round,
+            "train_loss": loss,
+            "clients": replies,
+            "lost_replies": lost,
+            "up_bytes": sum(e.total for e in up),
+            "down_bytes": sum(e.total for e in down),
+            "up_payload": sum(e.payload for e in up),
+            "up_framing": sum(e.framing for e in up),
+            "down_payload": sum(e.payload for e in down),
+            "down_framing": sum(e.framing for e in down),
+            "up_floats": sum(e.floats for e in up),
+            "down_floats": sum(e.floats for e in down),
+            "slowest_bytes": self.ledger.slowest(self.round),
+            "clock": self.clock,
+        }
+
+    def _evaluate(self) -> Record:
+        values: Record = {}
+        if self.test is not None:
+            found = self.pool.evaluate(self.algorithm.model(self.server), self._statistics(None), self.test)
+            values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
+        if self.client_tests:
+            found_by = [
+                self.pool.evaluate(self.algorithm.model(self.server, client), self._statistics(client), task)
+                for client, task in enumerate(self.client_tests)
+            ]
+            for name in found_by[0]:
+                each = torch.tensor([found[name] for found in found_by], dtype=torch.float64)
+                values[f"client_{name}"] = float(each.mean())
+                values[f"client_{name}_p10"] = float(each.quantile(0.1))
+        # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+    def _statistics(self, client: int | None) -> Params | None:
+        """Whose norm statistics a model is evaluated with: the mean, or the client's own."""
+        if self.algorithm.buffers == "mean":
+            return self.buffers
+        return self.initial_buffers if client is None else self.states.get(client).own.buffers
+
+    def result(self, path: Path | None = None) -> Result:
+        """The run so far."""
+        params = self.algorithm.model(self.server).clone()  # the caller's own
+        self.slot.load(params)
+        self.slot.load_buffers(self._statistics(None))
+        module = self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
+        return Result(
+            self.algorithm, {**self.setting(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
+        )
+
+    def setting(self) -> dict[str, Any]:
+        """What, besides the algorithm, makes this run what it is."""
+        raise NotImplementedError
+
+    # -- to disk and back -----------------------------------------------------
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint must agree on to be continued."""
+        digests = {"model": self.model_digest, **self.data}
+        return {"method": complete(self.algorithm), **self.setting(), "device": self.slot.device.type, **digests}
+
+    @property
+    def data(self) -> dict[str, str | None]:
+        """Digests of the data that are here."""
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        """The fingerprint in short, for the checkpoint."""
+        return hashlib.sha256(json.dumps(self.fingerprint()).encode()).hexdigest()[:32]
+
+    def open(self, folder: Folder, resume: bool) -> None:
+        """Start a run in ``folder``, or continue the one that is there."""
+        about = folder.about()
+        if about is not None and not resume:
+            raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
+        packet = folder.load()
+        for name, value in self.fingerprint().items():
+            if about is not None and about.get(name) != value:
+                raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
+        folder.describe(self.fingerprint())
+        if packet is None:
+            folder.cut(0)
+            self.states.load({self.states.kind: {}})
+            return
+        try:
+            self.restore(packet)
+        except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"the checkpoint in {folder.path} does not fit this version ({error})") from error
+        self.records, text = folder.cut(self.round)
+        self.ledger = Ledger.parse(text)
+
+    def save(self, folder: Folder) -> None:
+        """Write a checkpoint."""
+        folder.save(self.state())
+        self.states.settle()  # only now: until then the checkpoint before refers to what is dropped
+
+    def state(self) -> dict[str, State]:
+        """Everything, for a checkpoint."""
+        return {
+            "run": self.identity(),
+            "round": self.round,
+            "clock": self.clock,
+            "plan": self.plan,
+            "server": self.server,
+            "buffers": self.buffers,
+            "stream": self.stream.state(),
+            "states": self.states.state(),
+        }
+
+    def restore(self, packet: Packet) -> None:
+        """Continue from what :meth:`state` gave, after bytes and back."""
+        if packet["run"] != self.identity():
+            raise WireError("it is the checkpoint of another run")
+        if self.plan not in (None, packet["plan"]):
+            raise RunError(f"this run began with plan={packet['plan']!r}: another one would move its last bits")
+        self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
+        self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
+        self.stream.load(packet["stream"], Key(self.seed))
+        self.states.load(packet["states"])

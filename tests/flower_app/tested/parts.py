@@ -1,0 +1,26 @@
+"""The problem: points of three classes that a line separates, dealt to three clients of different size."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import thinwire as tw
+
+SIZES = (24, 40, 32)
+SEED = 5
+
+
+def tasks() -> list[tw.Supervised]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(sum(SIZES), 6, generator=generator)
+    targets = (inputs @ torch.randn(6, 3, generator=generator)).argmax(1)
+    return [tw.Supervised(inputs, targets, part) for part in torch.arange(sum(SIZES)).split(list(SIZES))]
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def method(expression: str) -> tw.Algorithm:
+    return tw.parse(expression, {"lr": 0.2, "batch": 8})

@@ -1,0 +1,21 @@
+"""The server, which notes its process."""
+
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from tested.parts import SEED, method, model, tasks
+from thinwire.run import flower
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config, out = context.run_config, Path(str(context.run_config["out"]))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "pid").write_text(str(os.getpid()))
+    options = {"deadline": float(config["deadline"]), "seed": SEED, "test": tasks()[0], "poll": 1.0}
+    flower.serve(grid, method(str(config["method"])), model, 3, int(config["rounds"]), out=out, **options)

@@ -1,0 +1,329 @@
+"""The loop of a ServerApp and the ClientApps of its nodes, with a post between them that delivers at once, or not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from test_simulate import blobs, mlp, normed
+from thinwire.errors import CombinationError, WireError
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from thinwire.run import flower
+from thinwire.run.flower.blob import PIECE, packed, unpacked
+from thinwire.run.node import Node
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _task() -> None:
+    """Which task of Flower's this process is: it says so in messages."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+class Post(Grid):
+    """A Grid whose nodes are ClientApps in this process. ``spoil`` may put something else in the place of a reply."""
+
+    def __init__(self, apps: dict[int, ClientApp], configs: dict[int, dict[str, Any]]) -> None:
+        self.apps, self.replies, self.sent = apps, dict[str, Message](), 0
+        self.spoil: Callable[[int, Message, Message], Message | None] = lambda node, message, reply: reply
+        self.contexts = {n: Context(1, n, configs[n], RecordDict(), {}, 0) for n in apps}
+
+    def set_run(self, run: Run) -> None:
+        raise AssertionError
+
+    @property
+    def run(self) -> Run:
+        raise AssertionError
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise AssertionError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.apps)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        raise AssertionError
+
+    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
+        raise AssertionError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            self.sent += 1
+            node, number = message.metadata.dst_node_id, f"message-{self.sent}"
+            message.metadata.__dict__["_message_id"] = number
+            try:
+                reply: Message | None = self.apps[node](message, self.contexts[node])
+            except Exception as error:
+                reply = Message(Error(1, str(error)), reply_to=message)
+            assert reply is not None
+            if (reply := self.spoil(node, message, reply)) is not None:
+                self.replies[number] = reply
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.replies.pop(number) for number in list(message_ids) if number in self.replies]
+
+
+def post(expression: str, folder: Path, model: Any = mlp, names: tuple[str, ...] = ("a", "b", "c")) -> Post:
+    """Nodes 11, 12 and 13, clients of these names."""
+
+    def make(context: Context) -> Node:
+        task = blobs()[context.node_id - 11]
+        return Node(tw.parse(expression, {"lr": 0.2, "batch": 8}), model, task, flower.folder_of(context))
+
+    nodes = range(11, 11 + len(names))
+    configs = {n: {"name": name, "folder": str(folder / name)} for n, name in zip(nodes, names, strict=True)}
+    return Post({n: flower.client_app(make) for n in nodes}, configs)
+
+
+def serve(grid: Grid, expression: str, rounds: int = 3, **options: Any) -> tw.Result:
+    options = {"model": mlp, "clients": 3, "seed": 5, "poll": 0.0, "test": blobs((60,))[0]} | options
+    return flower.serve(grid, tw.parse(expression, {"lr": 0.2, "batch": 8}), rounds=rounds, **options)
+
+
+def simulated(expression: str, rounds: int = 3, model: Any = mlp, clients: int = 3) -> tw.Result:
+    method = tw.parse(expression, {"lr": 0.2, "batch": 8})
+    options: dict[str, Any] = {"test": blobs((60,))[0], "seed": 5, "workers": 1, "plan": "each"}
+    return tw.simulate(method, model, blobs()[:clients], rounds, **options)
+
+
+def test_the_loop_gives_the_model_of_a_simulation_and_leaves_its_files(tmp_path: Path) -> None:
+    expression = "FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6))"
+    result = serve(post(expression, tmp_path, normed), expression, model=normed, out=tmp_path / "run")
+    assert torch.equal(result.params.flat, simulated(expression, model=normed).params.flat)
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"run.json", "rounds.jsonl", "ledger.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= found
+
+
+def test_its_files_are_plotted_beside_a_simulated_run(tmp_path: Path) -> None:
+    from thinwire.report.read import arms
+
+    serve(post("FedAvg()", tmp_path), "FedAvg()", out=tmp_path / "runs" / "deployed")
+    method = tw.parse("SCAFFOLD()", {"lr": 0.2, "batch": 8})
+    tw.simulate(method, mlp, blobs()[:3], 3, out=tmp_path / "runs" / "simulated", workers=1, plan="each")
+    found = arms([tmp_path / "runs"])
+    assert [arm.label for arm in found] == ["FedAvg()", "SCAFFOLD()"]
+
+
+def test_a_client_that_fails_is_left_out_of_the_round(tmp_path: Path, caplog: Any) -> None:
+    grid = post("FedAvg()", tmp_path)
+    grid.spoil = lambda node, message, reply: (
+        Message(Error(1, "no memory left"), reply_to=message)
+        if node == 12 and message.metadata.group_id == "2" and unpacked(message.content)
+        else reply
+    )
+    result = serve(grid, "FedAvg()")
+    assert [r["lost_replies"] for r in result.rounds] == [0, 1, 0]
+    assert "client 1 failed: no memory left" in caplog.text
+
+
+def test_a_client_that_does_not_answer_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    grid = post("FedAvg()", tmp_path)
+    grid.spoil = lambda node, message, reply: (
+        None if node == 12 and message.metadata.group_id == "2" and unpacked(message.content) else reply
+    )
+    result = serve(grid, "FedAvg()", deadline=0.5, poll=0.05)
+    assert [r["lost_replies"] for r in result.rounds] == [0, 1, 0]
+
+
+def test_a_client_without_its_state_is_opened_anew_in_the_same_round(tmp_path: Path) -> None:
+    expression = "FedAvg(up=ErrorFeedback(TopK(0.2)))"
+    grid = post(expression, tmp_path)
+
+    def forget(node: int, message: Message, reply: Message) -> Message:
+        if node == 13 and message.metadata.group_id == "1":
+            for path in (tmp_path / "c").rglob("*.thinwire"):
+                path.unlink()
+        return reply
+
+    grid.spoil = forget
+    result = serve(grid, expression)
+    assert [r["lost_replies"] for r in result.rounds] == [0, 0, 0]
+    assert [e.used for e in result.ledger.of("up", 2) if e.client == 2] == [False, True]
+
+
+def test_hostile_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> None:
+    grid, kinds = post("FedAvg()", tmp_path), iter(hostile())
+    grid.spoil = lambda node, message, reply: (
+        Message(next(kinds), reply_to=message) if node == 12 and unpacked(message.content) else reply
+    )
+    rounds = len(list(hostile()))
+    result = serve(grid, "FedAvg()", rounds)
+    assert [(r["lost_replies"], r["refused_replies"]) for r in result.rounds] == [(1, 1)] * rounds
+
+
+def hostile() -> Iterable[RecordDict]:
+    whole = Array("uint8", (1,), "thinwire", b"\1")
+    yield RecordDict()
+    yield RecordDict({"thinwire": MetricRecord({"a": 1.0})})
+    yield RecordDict({"other": ArrayRecord({"0": whole})})
+    yield RecordDict({"thinwire": ArrayRecord({"0": whole}), "more": ConfigRecord({"a": 1})})
+    yield RecordDict({"thinwire": ArrayRecord({"1": whole})})
+    yield RecordDict({"thinwire": ArrayRecord({"0": Array("uint8", (1 << 20,), "thinwire", bytes(1 << 20))})})
+    yield packed(b"")
+    yield packed(bytes(100))
+
+
+def test_a_name_belongs_to_the_node_that_said_it_first(tmp_path: Path, caplog: Any) -> None:
+    grid = post("FedAvg()", tmp_path, names=("a", "b", "b", "c"))
+    result = serve(grid, "FedAvg()", 1)
+    assert "node 13 says that it is 'b', which another node is" in caplog.text
+    assert result.rounds[0]["clients"] == 3
+
+
+def test_where_clients_are_named_nobody_else_takes_part(tmp_path: Path, caplog: Any) -> None:
+    grid = post("FedAvg()", tmp_path, names=("a", "mallory", "c"))
+    result = serve(grid, "FedAvg()", 1, clients=["c", "a"])
+    assert "node 12 says that it is 'mallory', which this run does not know" in caplog.text
+    assert [e.client for e in result.ledger.of("up")] == [0, 1]
+    with pytest.raises(ValueError, match="the same name is there twice"):
+        serve(grid, "FedAvg()", 1, clients=["a", "a"])
+
+
+def test_mods_that_need_arrays_of_floats_are_refused_with_the_reason() -> None:
+    from flwr.client.mod.secure_aggregation import secaggplus_mod
+    from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
+
+    def make(context: Context) -> Node:
+        raise AssertionError
+
+    for mod in (secaggplus_mod, fixedclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)):
+        with pytest.raises(
+            CombinationError, match="works on a client's arrays of floats, and a packet here is an opaque"
+        ):
+            flower.client_app(make, [mod])
+    assert isinstance(flower.client_app(make, [message_size_mod]), ClientApp)
+
+
+def test_a_node_without_a_name_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="a client needs a name: flower-supernode --node-config"):
+        flower.name_of(Context(1, 2, {}, RecordDict(), {}, 0))
+    assert flower.name_of(Context(1, 2, {"partition-id": 7}, RecordDict(), {}, 0)) == "7"
+
+
+def test_a_blob_is_cut_into_pieces_that_slow_links_deliver() -> None:
+    data = torch.arange(100_000, dtype=torch.int32).numpy().tobytes()
+    content = packed(data)
+    sizes = [len(array.data) for array in content.array_records["thinwire"].values()]
+    assert (sizes[:-1], sum(sizes)) == ([PIECE] * 12, 400_000)
+    assert unpacked(content, 400_000) == data
+    with pytest.raises(WireError, match="a blob of at most 399999 bytes"):
+        unpacked(content, 399_999)
+
+
+# -- a client of Flower's own ---------------------------------------------------------
+
+
+def theirs(message: Message, context: Context) -> Message:
+    """Three steps of plain gradient descent, as somebody has written them for Flower."""
+    model = mlp()
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    task = blobs()[context.node_id - 11]
+    optimiser = torch.optim.SGD(model.parameters(), lr=float(message.content.config_records["config"]["lr"]))  # type: ignore[arg-type]
+    for _ in range(3):
+        optimiser.zero_grad()
+        loss = task.loss(model, task.batch(torch.arange(len(task)))).mean()
+        loss.backward()
+        optimiser.step()
+    metrics = MetricRecord({"num-examples": len(task), "train_loss": float(loss.detach())})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+def modded(expression: str, folder: Path) -> Post:
+    app = ClientApp(mods=[flower.mod(tw.parse(expression, {"lr": 0.2}), mlp)])
+    app.train()(theirs)
+    nodes = (11, 12, 13)
+    return Post(dict.fromkeys(nodes, app), {n: {"partition-id": n - 11, "folder": str(folder / str(n))} for n in nodes})
+
+
+@pytest.mark.parametrize("wrap", ["FedAvg({})", "FedAvg({}, up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6))"])
+def test_with_the_mod_a_train_function_of_flowers_does_what_plain_descent_does(wrap: str, tmp_path: Path) -> None:
+    expression = wrap.format("LocalSGD(batch=None, epochs=3.0)")
+    method = tw.parse(expression, {"lr": 0.2})
+    expected = tw.simulate(method, mlp, blobs()[:3], 3, seed=5, workers=1, plan="each")
+    result = flower.serve(modded(expression, tmp_path), method, mlp, 3, 3, seed=5, poll=0.0)
+    torch.testing.assert_close(result.params.flat, expected.params.flat, rtol=1e-4, atol=1e-5)
+    assert result.rounds[-1]["up_payload"] == pytest.approx(expected.rounds[-1]["up_payload"], abs=40)
+
+
+def test_the_mod_refuses_a_method_that_bends_local_steps(tmp_path: Path, caplog: Any) -> None:
+    method = tw.parse("FedProx(mu=0.1)", {"lr": 0.2})
+    flower.serve(modded("FedProx(mu=0.1)", tmp_path), method, mlp, 3, 1, seed=5, poll=0.0)
+    assert "asks for more than plain training" in caplog.text
+
+
+def test_the_mod_leaves_other_messages_alone(tmp_path: Path) -> None:
+    app = ClientApp(mods=[flower.mod(tw.FedAvg(), mlp)])
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"m": MetricRecord({"seen": 1})}), reply_to=message)
+
+    message = Message(RecordDict(), 11, "evaluate")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = app(message, Context(1, 11, {"name": "a"}, RecordDict(), {}, 0))
+    assert reply.content.metric_records["m"]["seen"] == 1
+
+
+# -- a strategy -----------------------------------------------------------------------
+
+
+def test_the_strategy_is_the_loop_in_another_shape(tmp_path: Path) -> None:
+    method = tw.parse("FedAvg()", {"lr": 0.2, "batch": 8})
+    strategy = flower.Strategy(method, mlp, 3, seed=5, poll=0.0, test=blobs((60,))[0])
+    result = strategy.start(post("FedAvg()", tmp_path), num_rounds=3)
+    expected = simulated("FedAvg()")
+    for name, tensor in result.arrays.to_torch_state_dict().items():
+        assert torch.equal(tensor, expected.module.state_dict()[name])
+    assert result.train_metrics_clientapp[2]["up_bytes"] == 3 * (344 + 73)
+    assert result.evaluate_metrics_serverapp[3]["accuracy"] == expected.rounds[2]["accuracy"]
+
+
+def test_the_strategy_says_what_it_cannot_do() -> None:
+    strategy = flower.Strategy(tw.FedAvg(), mlp, 3)
+    with pytest.raises(NotImplementedError, match=r"a round here is one piece.*call start\(\)"):
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
+    grid = Post({}, {})
+    with pytest.raises(ValueError, match="initial_arrays: both ends make the model under one seed"):
+        strategy.start(grid, ArrayRecord())
+    with pytest.raises(ValueError, match="clients are told what to do by the method"):
+        strategy.start(grid, train_config=ConfigRecord({"lr": 0.1}))
+    with pytest.raises(ValueError, match="give test= to the strategy"):
+        strategy.start(grid, evaluate_fn=lambda round, arrays: None)
+
+
+def test_without_flower_one_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("thinwire.run.flower")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
+    with pytest.raises(ImportError, match=r'a Flower deployment needs flwr .*: pip install "thinwire\[flower\]"'):
+        __import__("thinwire.run.flower")
+
+
+def test_a_task_that_only_their_function_has_cannot_be_looked_at() -> None:
+    from thinwire.run.flower.mod import Unseen
+
+    with pytest.raises(CombinationError, match="which only the train function has"):
+        Unseen().batch(torch.arange(1))
+    with pytest.raises(CombinationError, match="which only the train function has"):
+        Unseen().loss(nn.Linear(1, 1), None)

@@ -1,0 +1,586 @@
+"""A server and clients that share nothing but bytes, with everything that gets lost between them."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import tracemalloc
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from test_simulate import Chosen, blobs, mlp, normed, random_layers
+from thinwire import FedAvg, Key, Simulation
+from thinwire.errors import OutOfSync, RunError, WireError
+from thinwire.run.deployment import Deployment
+from thinwire.run.folder import Folder
+from thinwire.run.header import Answer, Call, Piece, read_answer, read_call
+from thinwire.run.node import Node
+from thinwire.wire import Several
+
+ALL = range(6)
+METHODS = [
+    "FedAvg()",
+    "FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6), down=EF21(TopK(0.3)))",
+    "LUAR(FedAvg(opt=Adam(0.03)), recycle=1, layers='tensors')",
+    "FLSS(FedAvg(up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)",
+    "Intrinsic(40, subspaces=2, varying=True, epoch=2)",
+    "SCAFFOLD()",
+]
+
+
+def method(expression: str) -> tw.Algorithm:
+    return tw.parse(expression, {"lr": 0.2, "batch": 8})  # type: ignore[no-any-return]
+
+
+class Failing(Node):
+    """A client that dies once its reply is encoded, and its next state written."""
+
+    def answer(self, data: bytes) -> bytes:
+        super().answer(data)
+        raise MemoryError
+
+
+class Parties:
+    """A server and six clients. What is between them may lose what it likes; both may be started again."""
+
+    def __init__(self, expression: str, folder: Path, model: Any = mlp, **options: Any) -> None:
+        self.method, self.model, self.path, self.options = method(expression), model, folder, options
+        self.serve()
+
+    def serve(self) -> None:
+        """Start the server, with nothing but what is on its disk."""
+        folder = Folder(self.path / "server")
+        options: dict[str, Any] = {"seed": 5, "test": blobs((60,))[0], "states": folder.path / "states"} | self.options
+        self.server, self.folder = Deployment(self.method, self.model, 6, **options), folder
+        self.server.open(folder, resume=True)
+
+    def node(self, client: int, kind: type[Node] = Node) -> Node:
+        """Start a client, likewise."""
+        return kind(self.method, self.model, blobs()[client], self.path / f"client-{client}")
+
+    def end(self) -> dict[str, Any]:
+        record = self.server.end()
+        self.folder.append(record, self.server.ledger.lines(self.server.round))
+        self.server.save(self.folder)
+        return record
+
+    def round(self, there: Iterable[int] = ALL, unheard: Collection[int] = (), lost: Collection[int] = ()) -> Any:
+        """One round: calls to ``unheard`` and answers of ``lost`` do not arrive. Returns the record."""
+        for client, call in self.server.begin(there).items():
+            if client not in unheard:
+                answer = self.node(client).answer(call)
+                if client not in lost:
+                    assert self.server.accept(client, answer)
+        return self.end()
+
+    def held(self) -> list[bytes]:
+        """What the server holds, to the last bit."""
+        return held(self.server)
+
+
+def held(run: Simulation | Deployment) -> list[bytes]:
+    ends = [[run.states.get(client).version, run.states.get(client).rx] for client in ALL]
+    return [tw.dumps(state) for state in (run.server, run.buffers, run.stream.state(), ends)]
+
+
+def without(expression: str, client: int, rounds: Collection[int], of: int, model: Any = mlp) -> list[bytes]:
+    """What a simulated server holds after a run in which a client did not take part in these rounds."""
+    cohorts: Any = [([c for c in ALL if c != client or t not in rounds], set()) for t in range(1, of + 1)]
+    run = Chosen(method(expression), model, blobs(), cohorts=cohorts, seed=5, test=blobs((60,))[0])
+    with run.pool:
+        for _ in cohorts:
+            run.step()
+    return held(run)
+
+
+# -- the same as a simulation ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(("expression", "model"), [*((m, normed) for m in METHODS), (METHODS[1], random_layers)])
+def test_a_deployment_is_a_simulation_bit_for_bit_and_byte_for_byte(
+    expression: str, model: Any, tmp_path: Path
+) -> None:
+    parties = Parties(expression, tmp_path, model, sample=3)
+    for _ in range(4):
+        parties.round()
+    run = Simulation(method(expression), model, blobs(), 3, blobs((60,))[0], seed=5, workers=1, plan="each")
+    with run.pool:
+        for _ in range(4):
+            run.step()
+    assert parties.held() == held(run)
+    ours, theirs = ([e._replace(framing=0) for e in sorted(r.ledger)] for r in (parties.server, run))
+    assert ours == theirs
+    for left, right in zip(parties.server.records, run.records, strict=True):
+        for name in ("train_loss", "test_loss", "accuracy", "up_payload", "down_payload", "clients", "lost_replies"):
+            assert left[name] == right[name], name
+
+
+def test_a_header_takes_so_many_bytes(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    parties.server.incarnation = 1 << 61
+    parties.round()
+    down, up = (parties.server.ledger.of(direction)[0] for direction in ("down", "up"))  # type: ignore[arg-type]
+    assert (down.payload, down.framing) == (344, 61)
+    assert (up.payload, up.framing) == (344, 73)
+
+
+# -- what gets lost -------------------------------------------------------------------
+
+
+def reply_is_lost(p: Parties) -> None:
+    p.round()
+    p.round(lost=[2])
+    p.round()
+
+
+def client_dies_after_encoding(p: Parties) -> None:
+    p.round()
+    for client, call in p.server.begin().items():
+        if client == 2:
+            with pytest.raises(MemoryError):
+                p.node(2, Failing).answer(call)
+        else:
+            p.server.accept(client, p.node(client).answer(call))
+    p.end()
+    p.round()
+
+
+def acknowledgement_is_lost(p: Parties) -> None:
+    p.round()
+    p.round(unheard=[2])  # the call said that the first answer was taken
+    p.round()
+
+
+def away_for_five_rounds(p: Parties) -> None:
+    p.round()
+    for _ in range(5):
+        p.round([c for c in ALL if c != 2])
+    p.round()
+
+
+def lost_and_then_not_heard_and_lost_again(p: Parties) -> None:
+    p.round()
+    p.round(lost=[2])
+    p.round(unheard=[2])
+    p.round(lost=[2])
+    p.round()
+
+
+FAULTS: dict[Callable[[Parties], None], tuple[list[int], int]] = {
+    reply_is_lost: ([2], 3),
+    client_dies_after_encoding: ([2], 3),
+    acknowledgement_is_lost: ([2], 3),
+    away_for_five_rounds: ([2, 3, 4, 5, 6], 7),
+    lost_and_then_not_heard_and_lost_again: ([2, 3, 4], 5),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("expression", METHODS)
+def test_after_a_fault_it_is_as_if_the_client_had_not_taken_part(expression: str, fault: Any, tmp_path: Path) -> None:
+    parties = Parties(expression, tmp_path)
+    fault(parties)
+    rounds, of = FAULTS[fault]
+    assert parties.held() == without(expression, 2, rounds, of)
+
+
+@pytest.mark.parametrize("expression", METHODS)
+def test_a_server_killed_mid_round_goes_on_as_if_nothing_had_happened(expression: str, tmp_path: Path) -> None:
+    parties = Parties(expression, tmp_path, normed)
+    incarnation = parties.server.incarnation
+    parties.round()
+    for client, call in parties.server.begin().items():
+        answer = parties.node(client).answer(call)
+        if client % 2:  # of the others the answers are still out
+            parties.server.accept(client, answer)
+    parties.serve()
+    assert parties.server.round == 1
+    assert parties.server.incarnation == incarnation
+    parties.round()
+    # Killed once the round had ended, its lines written, and before the checkpoint.
+    for client, call in parties.server.begin().items():
+        parties.server.accept(client, parties.node(client).answer(call))
+    parties.folder.append(parties.server.end(), parties.server.ledger.lines(3))
+    parties.serve()
+    parties.round()
+    parties.round()
+    assert parties.held() == without(expression, 2, [], 4, normed)
+    assert [r["round"] for r in parties.server.records] == [1, 2, 3, 4]
+
+
+def test_answers_to_a_call_before_the_server_was_killed_are_answers_to_the_same_call_after(tmp_path: Path) -> None:
+    parties = Parties("FedAvg(up=ErrorFeedback(TopK(0.2)))", tmp_path)
+    parties.round()
+    before = parties.server.begin()
+    answers = {client: parties.node(client).answer(call) for client, call in before.items()}
+    parties.serve()
+    assert parties.server.begin() == before
+    for client, answer in answers.items():
+        assert parties.server.accept(client, answer)
+    parties.end()
+    assert parties.held() == without("FedAvg(up=ErrorFeedback(TopK(0.2)))", 2, [], 2)
+
+
+def test_a_second_answer_of_a_client_changes_nothing(tmp_path: Path) -> None:
+    parties = Parties("FedAvg(up=LBGM(threshold=0.6))", tmp_path)
+    parties.round()
+    calls = parties.server.begin()
+    for client, call in calls.items():
+        assert parties.server.accept(client, parties.node(client).answer(call))
+    again = parties.node(2).answer(calls[2])
+    assert not parties.server.accept(2, again)
+    assert not parties.server.accept(2, again)
+    assert parties.end()["dropped_replies"] == 2
+    assert parties.held() == without("FedAvg(up=LBGM(threshold=0.6))", 2, [], 2)
+    unused = [e for e in parties.server.ledger.of("up", 2) if not e.used]
+    assert [(e.client, e.total) for e in unused] == [(2, len(again))] * 2
+
+
+# -- out of step ----------------------------------------------------------------------
+
+
+def test_a_client_whose_disk_is_lost_is_opened_anew_with_one_full_message(tmp_path: Path) -> None:
+    expression = "FedAvg(up=LBGM(threshold=1.0), down=EF21(TopK(0.1)))"
+    parties = Parties(expression, tmp_path)
+    parties.round()
+    parties.round()
+    shutil.rmtree(tmp_path / "client-2")
+    for client, call in parties.server.begin().items():
+        answer = parties.node(client).answer(call)
+        if client != 2:
+            parties.server.accept(client, answer)
+            continue
+        assert not read_answer(answer, 10_000).held
+        before = parties.held()
+        with pytest.raises(OutOfSync, match="client 2 does not hold what it held after round 2"):
+            parties.server.accept(2, answer)
+        assert parties.held() == before
+        full = parties.server.reopen(2)
+        opened = read_call(full)
+        assert (opened.base, opened.snapshot, len(opened.pieces)) == (0, True, 1)
+        assert parties.server.accept(2, parties.node(2).answer(full))
+    entries = [(e.payload > 300, e.used) for e in parties.server.ledger.of(round=3) if e.client == 2]
+    assert entries == [(False, True), (False, False), (True, True), (True, True)]  # called, "?", whole, a whole reply
+    assert parties.end()["lost_replies"] == 0
+    parties.round()
+    assert parties.server.records[-1]["clients"] == 6
+
+
+def test_of_a_method_without_memory_nothing_is_lost_with_a_clients_disk(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    parties.round()
+    shutil.rmtree(tmp_path / "client-2")
+    for client, call in parties.server.begin().items():
+        try:
+            parties.server.accept(client, parties.node(client).answer(call))
+        except OutOfSync:
+            parties.server.accept(client, parties.node(client).answer(parties.server.reopen(client)))
+    parties.end()
+    assert parties.held()[:3] == without("FedAvg()", 2, [], 2)[:3]
+
+
+def test_a_damaged_state_is_as_good_as_none(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    parties.round()
+    (path,) = (tmp_path / "client-2").rglob("*.thinwire")
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    answer = parties.node(2).answer(parties.server.begin()[2])
+    with pytest.raises(OutOfSync):
+        parties.server.accept(2, answer)
+
+
+def test_two_runs_of_one_method_do_not_meet_in_a_clients_folder(tmp_path: Path) -> None:
+    first, second = (Parties("FedAvg(up=ErrorFeedback(TopK(0.2)))", tmp_path / name) for name in "ab")
+    for parties in (first, second):
+        for _ in range(2):
+            for client, call in parties.server.begin().items():
+                node = Node(parties.method, mlp, blobs()[client], tmp_path / f"shared-{client}")
+                assert parties.server.accept(client, node.answer(call))
+            parties.end()
+    assert first.held() == second.held()
+
+
+def test_a_client_of_another_method_or_model_says_so(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    call = parties.server.begin()[0]
+    for node in (Node(method("SCAFFOLD()"), mlp, blobs()[0], tmp_path), Node(FedAvg(), mlp, blobs()[0], tmp_path)):
+        with pytest.raises(RunError, match="the server runs another method or another model"):
+            node.answer(call)
+
+
+# -- who is waited for ----------------------------------------------------------------
+
+
+def test_of_the_sampled_the_first_answers_are_taken(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path, sample=4, take=2)
+    calls = parties.server.begin()
+    assert len(calls) == 4
+    for n, (client, call) in enumerate(calls.items()):
+        assert parties.server.full == (n >= 2)
+        if not parties.server.full:
+            parties.server.accept(client, parties.node(client).answer(call))
+    assert parties.server.end()["lost_replies"] == 2
+
+
+def test_only_clients_that_are_there_are_called(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path, sample=3)
+    assert sorted(parties.server.begin([1, 4])) == [1, 4]
+
+
+class Still(nn.Module):
+    """One number, w; a step of 1 on the loss w*x moves it by the mean of -x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x
+
+
+def pulls(*values: float) -> list[tw.Supervised]:
+    return [
+        tw.Supervised(torch.tensor([[-v]]), torch.zeros(1), loss_of=lambda y, _: y.flatten(), metrics_of={})
+        for v in values
+    ]
+
+
+@pytest.mark.parametrize("up", ["Dense()", "TopK(1.0)"])
+def test_a_late_answer_counts_in_the_next_round_while_its_client_was_not_called_again(up: str, tmp_path: Path) -> None:
+    algorithm = tw.parse(f"FedAvg(LocalSGD(1.0), up={up}, opt=SGD(1.0))")
+    tasks, server = pulls(1.0, 2.0, 6.0), Deployment(algorithm, Still, 3)
+    nodes = [Node(algorithm, Still, task, tmp_path / str(i)) for i, task in enumerate(tasks)]
+    calls = server.begin()
+    late = nodes[2].answer(calls[2])
+    for client in (0, 1):
+        server.accept(client, nodes[client].answer(calls[client]))
+    server.end()
+    assert server.server.x.flat.tolist() == [1.5]  # (1 + 2) / 2
+    calls = server.begin([0, 1])
+    assert server.accept(2, late)
+    assert not server.full
+    assert server.accept(0, nodes[0].answer(calls[0]))
+    record = server.end()
+    assert server.server.x.flat.tolist() == [5.0]  # + (6 + 1) / 2
+    assert (record["clients"], record["late_replies"], record["lost_replies"]) == (2, 1, 1)
+    # Its client knows it: the next call is based on the round that it answered.
+    assert read_call(server.begin()[2]).base == 1
+
+
+def test_a_late_answer_of_a_client_that_was_called_again_is_dropped_and_counted(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    calls = parties.server.begin()
+    late = parties.node(2).answer(calls[2])
+    parties.end()
+    parties.server.begin()
+    assert not parties.server.accept(2, late)
+    assert parties.end()["dropped_replies"] == 1
+
+
+def test_a_late_answer_of_a_method_whose_replies_mean_something_else_each_round_is_dropped(tmp_path: Path) -> None:
+    parties = Parties("LUAR(FedAvg(), recycle=1, layers='tensors')", tmp_path)
+    late = parties.node(2).answer(parties.server.begin()[2])
+    parties.end()
+    parties.server.begin([0, 1])
+    assert not parties.server.accept(2, late)
+    assert parties.end()["dropped_replies"] == 1
+
+
+def test_a_client_that_is_late_to_say_that_it_is_out_of_step_is_not_called_out_of_turn(tmp_path: Path) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    parties.round()
+    call = parties.server.begin()[2]
+    shutil.rmtree(tmp_path / "client-2")
+    answer = parties.node(2).answer(call)
+    parties.end()
+    parties.server.begin([0, 1])
+    assert not parties.server.accept(2, answer)
+    assert parties.end()["dropped_replies"] == 1
+
+
+def test_the_measured_uplink_chooses_the_codec_and_both_ends_know(tmp_path: Path) -> None:
+    wide = lambda: nn.Sequential(nn.Linear(6, 3000), nn.Linear(3000, 3))  # noqa: E731  30,003 parameters
+    up = 'ByBandwidth({"1": Dense(), "0.1": Half(), "0": TopK(0.01)})'
+    parties = Parties(f"FedAvg(up={up})", tmp_path, wide)
+    expected = {0: (None, 120_000), 1: (10.0, 120_000), 2: (0.5, 60_000), 3: (0.01, 1_400)}
+    for client, call in parties.server.begin([0, 1, 2, 3]).items():
+        answer = parties.node(client).answer(call)
+        mbit = expected[client][0]
+        waited = None if mbit is None else len(answer) * 8e-6 / mbit + read_answer(answer, 1 << 20).seconds
+        assert parties.server.accept(client, answer, waited)
+    parties.end()
+    parties.serve()  # what was measured is in the checkpoint
+    parties.round([0, 1, 2, 3])
+    sizes = {e.client: e.payload for e in parties.server.ledger.of("up", 2)}
+    for client, (_, about) in expected.items():
+        assert about <= sizes[client] <= 1.2 * about + 100
+
+
+def test_small_answers_show_no_rate_that_they_are_not_at_least_sent_with() -> None:
+    from thinwire.network import measured
+
+    assert measured(None, 100, 3.0) is None
+    assert measured(2.0, 100, 3.0) == 2.0
+    assert measured(0.001, 1_000, 1.0) == 0.008
+    assert measured(2.0, 125_000, 4.0) == 0.25
+
+
+def test_in_a_simulation_the_networks_rates_choose() -> None:
+    link = tw.ByBandwidth({"1": tw.Dense(), "0": tw.TopK(0.1)})
+    network = tw.Network(mbit=(0.5, 1.0, 20.0, 0.1, 2.0, 0.9))
+    result = tw.simulate(FedAvg(up=link), mlp, blobs(), 1, network=network, workers=1, plan="each")
+    sizes = {e.client: e.payload for e in result.ledger.of("up")}
+    assert [sizes[c] > 300 for c in ALL] == [False, True, True, False, True, False]
+
+
+# -- hostile replies ------------------------------------------------------------------
+
+
+def test_a_thousand_hostile_answers_are_refused_and_change_nothing(tmp_path: Path, caplog: Any) -> None:
+    expression = "FedAvg(up=LBGM(TopK(0.5), threshold=0.6))"
+    parties = Parties(expression, tmp_path)
+    first = {client: parties.node(client).answer(call) for client, call in parties.server.begin().items()}
+    for client, answer in first.items():
+        assert parties.server.accept(client, answer)
+    parties.end()
+    calls = parties.server.begin()
+    honest = {client: parties.node(client).answer(call) for client, call in calls.items()}
+    good = read_answer(honest[2], 10_000)
+    deep: Any = torch.ones(3)
+    for _ in range(90):
+        deep = [deep]
+    nan = [None, [[[torch.zeros(0, dtype=torch.uint8), torch.full((48,), float("nan"))]]]]
+    kinds: dict[str, Callable[[random.Random], bytes]] = {
+        "noise": lambda r: r.randbytes(r.randrange(400)),
+        "cut": lambda r: honest[2][: r.randrange(len(honest[2]) - 1)],
+        "flipped": lambda r: flipped(honest[2], r),
+        "oversized": lambda r: good._replace(blob=bytes(parties.server.most + r.randrange(100))).write(),
+        "deep": lambda r: good._replace(blob=tw.dumps([[None, deep]])).write(),
+        "shape": lambda r: good._replace(
+            blob=tw.dumps([[None, [[torch.zeros(r.randrange(1, 9)) for _ in "abcd"]]]])
+        ).write(),
+        "nan": lambda r: good._replace(blob=tw.dumps([nan])).write(),
+        "huge": lambda r: good._replace(blob=tw.dumps([[None, torch.tensor(1e33)]])).write(),
+        "another client's": lambda r: honest[r.choice([0, 1, 3, 4, 5])],
+        "another base": lambda r: good._replace(base=good.base + r.choice([-1, 1, 7])).write(),
+        "another round": lambda r: good._replace(round=good.round + r.randrange(1, 9)).write(),
+        "a replay": lambda _: first[2],
+        "another run": lambda r: good._replace(incarnation=good.incarnation ^ 1 << r.randrange(60)).write(),
+        "another codec": lambda r: good._replace(mbit=float(r.randrange(1, 9))).write(),
+        "too many examples": lambda r: good._replace(examples=(1 << 32) + r.randrange(1, 9)).write(),
+        "no examples": lambda r: good._replace(examples=-r.randrange(9)).write(),
+        "no loss": lambda r: good._replace(loss=r.choice([float("nan"), float("inf"), 1e30])).write(),
+        "long header": lambda r: good._replace(run="x" * r.randrange(2_000, 9_000)).write(),
+        "wrong types": lambda r: tw.dumps([r.choice([None, 1, "x", 0.5, [], {}]) for _ in good]),
+    }
+    before, draw = parties.held(), random.Random(1)
+    caplog.set_level(logging.ERROR)
+    tracemalloc.start()
+    for n in range(1_000):
+        kind = list(kinds)[n % len(kinds)]
+        assert not taken(parties.server, 2, kinds[kind](draw)), kind
+    assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    tracemalloc.stop()
+    assert parties.held() == before
+    for client, answer in honest.items():
+        if client != 2:
+            assert parties.server.accept(client, answer)
+    record = parties.end()
+    assert record["refused_replies"] + record["dropped_replies"] == 1_000
+    assert (record["dropped_replies"] >= 50, record["lost_replies"]) == (True, 1)
+    assert parties.held() == without(expression, 2, [2], 2)
+
+
+def taken(server: Deployment, client: int, data: bytes) -> bool:
+    try:
+        return server.accept(client, data)
+    except WireError:
+        return False
+
+
+def flipped(data: bytes, draw: random.Random) -> bytes:
+    """One of the first bytes, the header's, is another: whatever it says now, it is not what was asked."""
+    place = draw.randrange(30)
+    return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
+
+
+def test_what_a_link_overlooks_does_not_take_the_server_with_it(tmp_path: Path, monkeypatch: Any) -> None:
+    parties = Parties("FedAvg(up=TopK(0.5))", tmp_path)
+    answer = parties.node(2).answer(parties.server.begin()[2])
+
+    def careless(*_: Any) -> Any:
+        raise RuntimeError("shape '[4]' is invalid for input of size 3")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tw.TopK, "recv", careless)
+        with pytest.raises(WireError, match=r"round 1, client 2: shape '\[4\]' is invalid"):
+            parties.server.accept(2, answer)
+    assert parties.server.accept(2, answer)
+
+
+def test_the_log_names_the_client_that_was_refused(tmp_path: Path, caplog: Any) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    parties.server.begin()
+    with pytest.raises(WireError):
+        parties.server.accept(4, b"\x01\x00")
+    assert "round 1: an answer of client 4 was refused" in caplog.text
+
+
+@pytest.mark.parametrize("up", ["Dense()", "TopK(1.0)"])
+def test_a_reply_that_is_longer_than_the_clip_counts_as_if_it_were_that_long(
+    up: str, tmp_path: Path, caplog: Any
+) -> None:
+    algorithm = tw.parse(f"FedAvg(LocalSGD(1.0), up={up}, opt=SGD(1.0))")
+    server = Deployment(algorithm, Still, 2, clip=2.0)
+    for client, call in server.begin().items():
+        server.accept(client, Node(algorithm, Still, pulls(1.0, -50.0)[client], tmp_path / str(client)).answer(call))
+    server.end()
+    assert server.server.x.flat.tolist() == [-0.5]  # (1 - 2) / 2
+    assert "client 1 sent a norm of 50; it counts as 2" in caplog.text
+
+
+def test_a_round_that_the_server_cannot_use_leaves_it_as_it_was(tmp_path: Path, caplog: Any) -> None:
+    parties = Parties("FedAvg()", tmp_path)
+    parties.round()
+    before = parties.held()
+    call = parties.server.begin([2])[2]
+    answer = read_answer(parties.node(2).answer(call), 10_000)
+    parties.server.accept(2, answer._replace(blob=tw.dumps([[0, torch.zeros(48)]])).write())  # one layer alone
+    record = parties.end()
+    assert record["lost_replies"] == 1
+    assert "the server could not use the answers of clients [2]" in caplog.text
+    after = parties.held()
+    assert (after[0], after[3]) == (before[0], before[3])
+    parties.round()
+
+
+def test_what_a_call_says_is_checked() -> None:
+    call = Call("run", 1, 5, 6, 2, 1, 0, 0.0, False, Several([Piece(1, b"\x01\x00")], Piece(0, b"")))
+    assert read_call(call.write()) == call
+    for bad in (
+        call._replace(client=6),
+        call._replace(client=-1),
+        call._replace(base=1),
+        call._replace(pieces=Several([], None)),
+    ):
+        with pytest.raises(WireError):
+            read_call(bad.write())
+    assert read_answer(Answer("run", 1, 2, 1, 0, 0.0, True, 8, 0.5, 1, 0.1, b"\x01").write(), 100).blob == b"\x01"
+
+
+def test_a_model_with_buffers_needs_a_test_set() -> None:
+    with pytest.raises(ValueError, match="the model has buffers: give test="):
+        Deployment(FedAvg(), normed, 2)
+
+
+def test_keys_of_clients_with_different_uplinks_draw_alike() -> None:
+    assert Key(1, 2, 3, "up", 0.5).number("mask") == Key(1, 2, 3, "up").number("mask")
