@@ -1,6 +1,7 @@
 """Data-parallel training over slow links: step times, and bytes on the wire, as ratios measured in one run.
 
-Over loopback plain DistributedDataParallel and DEF take turns, step by step. With --slowlink, the path of a
+Over loopback plain DistributedDataParallel and DEF take turns, step by step, with a network that has little to compute,
+which is the hardest case, and with that of examples/ddp. With --slowlink, the path of a
 program that runs a command on hosts joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``,
 each host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and as its last line the bytes each host sent as JSON),
 also the step time at 100 Mbit/s and 10 ms round trip, and the bytes that crossed the hub.
@@ -26,9 +27,15 @@ from typing import Any
 RATIO = 64
 
 
-def network() -> Any:
-    """1,333,642 parameters, and little to compute: what is measured is what is sent."""
+def network(example: bool = False) -> Any:
+    """1,333,642 parameters, and little to compute: what is measured is what is sent. Or that of examples/ddp."""
     from torch import nn
+
+    if example:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "ddp"))
+        import cifar10
+
+        return cifar10.network()
 
     convs = [nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*convs, nn.Linear(4096, 320), nn.ReLU(), nn.Linear(320, 10))
@@ -52,7 +59,7 @@ def methods() -> dict[str, Any]:
     }
 
 
-def stepper(method: Any) -> tuple[Callable[[], None], Any]:
+def stepper(method: Any, example: bool) -> tuple[Callable[[], None], Any]:
     """A step of a training, and what compress returned."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -61,7 +68,7 @@ def stepper(method: Any) -> tuple[Callable[[], None], Any]:
     from thinwire.ddp import compress
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(network())
+    model = DistributedDataParallel(network(example))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     compressed = None
     if method == "fp16":
@@ -78,7 +85,7 @@ def stepper(method: Any) -> tuple[Callable[[], None], Any]:
     return step, compressed
 
 
-def rank_main(names: list[str], steps: int, pairs: int, into: Path) -> None:
+def rank_main(names: list[str], steps: int, pairs: int, into: Path, example: bool) -> None:
     """One rank: blocks of steps of each arm in turn, or single steps of two."""
     import torch
     import torch.distributed as dist
@@ -86,7 +93,7 @@ def rank_main(names: list[str], steps: int, pairs: int, into: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     known = methods()
-    arms = {name: stepper(known[name]) for name in names}
+    arms = {name: stepper(known[name], example) for name in names}
     for step, _ in arms.values():  # DDP rebuilds its buckets after the first step
         step()
         step()
@@ -110,7 +117,7 @@ def child(names: list[str], steps: int, pairs: int, into: Path) -> list[str]:
     return [*words, "--into", str(into)]
 
 
-def here(names: list[str], steps: int, pairs: int) -> dict[str, Any]:
+def here(names: list[str], steps: int, pairs: int, example: bool = False) -> dict[str, Any]:
     """Two processes on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -119,7 +126,7 @@ def here(names: list[str], steps: int, pairs: int) -> dict[str, Any]:
         into = Path(folder) / "found.json"
         env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         env["OMP_NUM_THREADS"] = "1"
-        command = child(names, steps, pairs, into)
+        command = child(names, steps, pairs, into) + ["--example"] * example
         running = [subprocess.Popen(command, env={**env, "RANK": str(rank)}) for rank in (0, 1)]
         if any(process.wait() for process in running):
             raise SystemExit("a rank failed")
@@ -163,18 +170,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--pairs", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--example", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.rank:
-        rank_main(o.rank.split(","), o.steps, o.pairs, o.into)
+        rank_main(o.rank.split(","), o.steps, o.pairs, o.into, o.example)
         return
     few = ["dense", "fp16", "def64", "def256"]
     every = few if o.quick else list(methods())
     result: dict[str, Any] = {"slow": None, "loopback": None, "wire": None}
 
-    found = here(["dense", "def64"], 1, 40 if o.quick else 150)
-    ratios = [b / a for a, b in zip(found["times"]["dense"], found["times"]["def64"], strict=True)]
-    show("loopback, step by step in turn", medians(found["times"]), found["given"])
-    result["loopback"] = {"def64_over_dense": statistics.median(ratios), "pairs": len(ratios)}
+    result["loopback"] = {}
+    for name, example in (("def64_over_dense", False), ("def64_over_dense_example", True)):
+        found = here(["dense", "def64"], 1, (30 if example else 40) if o.quick else 150, example)
+        ratios = [b / a for a, b in zip(found["times"]["dense"], found["times"]["def64"], strict=True)]
+        show(f"loopback, step by step in turn{', the network of the example' * example}", medians(found["times"]), {})
+        result["loopback"] |= {name: statistics.median(ratios), f"{name}_pairs": len(ratios)}
     if o.slowlink:
         found = slow(o.slowlink, every, 4 if o.quick else 10, 3, o.rate, o.delay)
         times = medians(found["times"])

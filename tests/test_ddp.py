@@ -1070,8 +1070,9 @@ def test_a_rank_that_is_lost_is_an_error_of_the_others_within_the_timeout(way, t
 def restarted(folder: Path) -> None:
     """A script that begins where its checkpoint ends; on its first start rank 1 fails after the sixth step."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, start = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    # A store of each start's own: from torchrun's, gloo now and then reads the addresses of the start before.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{start}", rank=rank, world_size=2)
     loop = Loop(DEF(4))
     saved = torch.tensor([len(list(folder.glob(f"{rank}-*.pt")))])
     dist.all_reduce(saved, dist.ReduceOp.MIN)  # the last step that all have
@@ -1084,10 +1085,11 @@ def restarted(folder: Path) -> None:
     while loop.step < 12:
         loop.run(1)
         states = [part.state_dict() for part in (loop.model, loop.optimizer, loop.c)]
-        torch.save(states, folder / f"{rank}-{loop.step}.pt")
-        if rank == 1 and loop.step == 6 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        torch.save(states, folder / f"{rank}.draft")  # renamed once it is whole: it may be killed while it writes
+        (folder / f"{rank}.draft").rename(folder / f"{rank}-{loop.step}.pt")
+        if rank == 1 and loop.step == 6 and start == "0":
             os._exit(1)
-    (folder / f"{rank}.json").write_text(json.dumps([int(os.environ["TORCHELASTIC_RESTART_COUNT"]), loop.judged()]))
+    (folder / f"{rank}.json").write_text(json.dumps([int(start), loop.judged()]))
     dist.barrier()
     dist.destroy_process_group()
 
