@@ -26,7 +26,7 @@ BIN = Path(sys.executable).parent
 BACK = "SuperNode ID: "  # what a SuperNode says when it is connected
 METHODS = {
     "fedluar": "LUAR(FedAvg(LocalSGD(0.05, batch=32)), recycle=2)",
-    "lbgm": "FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=0.5))",
+    "lbgm": "FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=0.7))",
 }
 
 
