@@ -435,7 +435,7 @@ def test_small_answers_show_no_rate_that_they_are_not_at_least_sent_with() -> No
 
 
 def test_in_a_simulation_the_networks_rates_choose() -> None:
-    link = tw.ByBandwidth({"1": tw.Dense(), "0": tw.TopK(0.1)})
+    link = tw.ByBandwidth({"1": tw.Dense(), "*": tw.TopK(0.1)})
     network = tw.Network(mbit=(0.5, 1.0, 20.0, 0.1, 2.0, 0.9))
     result = tw.simulate(FedAvg(up=link), mlp, blobs(), 1, network=network, workers=1, plan="each")
     sizes = {e.client: e.payload for e in result.ledger.of("up")}

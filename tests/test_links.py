@@ -128,7 +128,7 @@ ROWS = [
     Row(ErrorFeedback(Budget(500, ladder=(TopK(0.01), ScaledSign(), Int8()))), 500, ""),
     Row(LBGM(Budget(396, (TopK(0.01), Half())), threshold=0.8, compare="dense", store="packet"), 400, "cm"),
     Row(ByBandwidth({"1": Half(), "0.1": TopK(0.1), "0": ScaledSign()}), 760, "c"),
-    Row(ByBandwidth({"0": ErrorFeedback(TopK(0.1)), "10": LBGM(TopK(0.1), threshold=0.5)}), 390, "m"),
+    Row(ByBandwidth({"*": ErrorFeedback(TopK(0.1)), "10": LBGM(TopK(0.1), threshold=0.5)}), 390, "m"),
     Row(ErrorFeedback(ByBandwidth({"1": Dense(), "0": TopK(0.1)})), 1_440, ""),
     Row(LBGM(ByBandwidth({"1": TopK(0.1), "0": ErrorFeedback(ScaledSign())}), threshold=0.8), 390, "m"),
     Row(Projection(8), 150, "l"),

@@ -80,7 +80,7 @@ class PruneFL(Around):
         require(self.initial >= 0, f"PruneFL(initial={self.initial}): initial must not be negative")
         require(self.batch is None or self.batch >= 1, f"PruneFL(batch={self.batch}): batch must be positive, or None")
         if isinstance(self.inner, PruneFL):
-            raise CombinationError("PruneFL(PruneFL(...)) prunes what is pruned: leave one of them")
+            raise CombinationError("PruneFL goes around a method that prunes nothing yet: leave one of the two")
         if isinstance(self.inner, Around):
             name = type(self.inner).__name__
             raise CombinationError(f"PruneFL goes inside of {name}, not around it: {name}(PruneFL(FedAvg(...)), ...)")

@@ -14,22 +14,23 @@ from .wrappers import adopt
 
 @dataclass(frozen=True)
 class ByBandwidth(Link):
-    """The link of the highest rate that a client's uplink reaches: ``ByBandwidth({"1": Half(), "0": TopK(0.01)})``.
+    """The link of the highest rate that a client's uplink reaches: ``ByBandwidth({"1": Half(), "*": TopK(0.01)})``.
 
-    Rates are in Mbit/s, written as texts. Both ends know what was measured: in a deployment
-    the server says it in each call, in a simulation it is the rate of ``network``. An uplink
-    below all rates takes the lowest, one that was not measured yet the highest. Every link
-    keeps its own states: what error feedback owes stays with the link that owes it.
+    Rates are in Mbit/s, written as texts; ``"*"`` is any, as ``"0"`` is. Both ends know what
+    was measured: in a deployment the server says it in each call, in a simulation it is the rate
+    of ``network``. An uplink below all rates takes the lowest, one that was not measured yet the
+    highest. Every link keeps its own states: what error feedback owes stays with the link that
+    owes it.
     """
 
     links: dict[str, Link]
 
     def __post_init__(self) -> None:
-        require(bool(self.links), 'ByBandwidth needs a link for each rate, such as {"1": Half(), "0": TopK(0.01)}')
+        require(bool(self.links), 'ByBandwidth needs a link for each rate, such as {"1": Half(), "*": TopK(0.01)}')
         for rate in self.links:
             require(
-                rate.replace(".", "", 1).isdecimal() and rate.isascii(),
-                f'ByBandwidth({{{rate!r}: ...}}): a rate in Mbit/s is written such as "1" or "0.5"',
+                rate == "*" or (rate.replace(".", "", 1).isdecimal() and rate.isascii()),
+                f'ByBandwidth({{{rate!r}: ...}}): a rate in Mbit/s is written such as "1" or "0.5", any rate as "*"',
             )
         require(len(set(self.rates)) == len(self.links), f"{self!r}: the same rate is there twice")
         adopt(self, *self.links.values())
@@ -38,7 +39,7 @@ class ByBandwidth(Link):
     @property
     def rates(self) -> list[float]:
         """In the order of ``links``."""
-        return [float(rate) for rate in self.links]
+        return [_mbit(rate) for rate in self.links]
 
     def chosen(self, mbit: float | None) -> str:
         """Which of ``links`` goes with an uplink."""
@@ -54,14 +55,18 @@ class ByBandwidth(Link):
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         rate = self.chosen(key.mbit)
         packet, seen, own = self.links[rate].send(x, tx[rate], key)
-        return [float(rate), packet], seen, {**tx, rate: own}
+        return [_mbit(rate), packet], seen, {**tx, rate: own}
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         rate = self.chosen(key.mbit)
         pair = isinstance(packet, list) and len(packet) == 2 and type(packet[0]) is float
-        check(pair and packet[0] == float(rate), f"a packet of the link for {rate} Mbit/s")
+        check(pair and packet[0] == _mbit(rate), f"a packet of the link for {rate} Mbit/s")
         seen, own = self.links[rate].recv(packet[1], layout, rx[rate] if rx else None, key)
         return seen, {**rx, rate: own} if rx else None
 
     def floats(self, packet: Packet) -> float:
         return dict(zip(self.rates, self.links.values(), strict=True))[packet[0]].floats(packet[1])
+
+
+def _mbit(rate: str) -> float:
+    return 0.0 if rate == "*" else float(rate)
