@@ -20,6 +20,7 @@ pytest.importorskip("flwr")
 from test_flower import APP, ROOT, assert_same, simulated
 
 SMALL, CNN = 50_890 * 4, 582_026 * 4  # bytes of the models mlp and fedavg_cnn
+# For a shorter soak, or another one.
 ROUNDS, SEED = int(os.environ.get("SOAK_ROUNDS", "200")), int(os.environ.get("SOAK_SEED", "0"))
 SOAKED = "LUAR(FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.6)), recycle=1, layers='tensors')"
 DOWN = "down=EF21(TopK(0.01))"  # the server's uplink is as slow as the clients'
