@@ -127,7 +127,7 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
 @pytest.mark.timeout(3 * 3600)
 def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(tmp_path: Path) -> None:
     rounds, expression = ROUNDS, SOAKED
-    draw, seconds, cuts, at = random.Random(SEED), 60.0 + 25 * rounds, list[str](), 60.0
+    draw, seconds, cuts, at = random.Random(SEED), 120.0 + 45 * rounds, list[str](), 60.0
     while (at := at + draw.expovariate(1 / 60)) < seconds:  # a cut a minute, of up to a minute
         cuts += ["--cut-host", f"{draw.randrange(1, 4)}:{at:.1f}:{at + draw.uniform(2, 60):.1f}"]
     plan = {
