@@ -19,6 +19,13 @@ export THINWIRE_DATA := $(abspath ../shared/data)
 endif
 endif
 
+# So is the program that makes slow links, for the tests of a federation behind them.
+ifndef THINWIRE_SLOWLINK
+ifneq ($(wildcard ../shared/tools/slowlink.py),)
+export THINWIRE_SLOWLINK := $(abspath ../shared/tools/slowlink.py)
+endif
+endif
+
 DEMO_DATA ?= digits
 DEMO_MODEL ?= mlp
 DEMO_CLIENTS ?= 20

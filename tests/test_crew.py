@@ -173,13 +173,18 @@ def test_hostile_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
 
 
 def hostile() -> Iterable[RecordDict]:
-    whole = Array("uint8", (1,), "thinwire", b"\1")
+    piece = ConfigRecord({"thinwire": b"\1"})
     yield RecordDict()
-    yield RecordDict({"thinwire": MetricRecord({"a": 1.0})})
-    yield RecordDict({"other": ArrayRecord({"0": whole})})
-    yield RecordDict({"thinwire": ArrayRecord({"0": whole}), "more": ConfigRecord({"a": 1})})
-    yield RecordDict({"thinwire": ArrayRecord({"1": whole})})
-    yield RecordDict({"thinwire": ArrayRecord({"0": Array("uint8", (1 << 20,), "thinwire", bytes(1 << 20))})})
+    yield RecordDict({"0": MetricRecord({"a": 1.0})})
+    yield RecordDict({"0": ArrayRecord({"thinwire": Array("uint8", (1,), "thinwire", b"\1")})})
+    yield RecordDict({"0": ConfigRecord({"other": b"\1"})})
+    yield RecordDict({"0": ConfigRecord({"thinwire": "text"})})
+    yield RecordDict({"0": ConfigRecord({"thinwire": [b"\1"]})})
+    yield RecordDict({"0": ConfigRecord({"thinwire": b"\1", "more": 1})})
+    yield RecordDict({"0": piece, "more": piece})
+    yield RecordDict({"1": piece})
+    yield RecordDict({"0": piece, "1": MetricRecord({"a": 1.0})})
+    yield RecordDict({"0": ConfigRecord({"thinwire": bytes(1 << 20)})})
     yield packed(b"")
     yield packed(bytes(100))
 
@@ -224,7 +229,7 @@ def test_a_node_without_a_name_says_what_is_missing() -> None:
 def test_a_blob_is_cut_into_pieces_that_slow_links_deliver() -> None:
     data = torch.arange(100_000, dtype=torch.int32).numpy().tobytes()
     content = packed(data)
-    sizes = [len(array.data) for array in content.array_records["thinwire"].values()]
+    sizes = [len(record["thinwire"]) for record in content.config_records.values()]  # type: ignore[arg-type]
     assert (sizes[:-1], sum(sizes)) == ([PIECE] * 12, 400_000)
     assert unpacked(content, 400_000) == data
     with pytest.raises(WireError, match="a blob of at most 399999 bytes"):

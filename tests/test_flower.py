@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -47,18 +48,19 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield found
 
 
-class Absent(Simulation):
-    """A simulated run in which client 2 does not take part in some rounds."""
+class Chosen(Simulation):
+    """A simulated run in which it is said who takes part."""
 
-    absent: tuple[int, ...] = ()
+    cohorts: dict[int, list[int]]
 
     def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
-        return [0, 1] if key.round in self.absent else [0, 1, 2], set()
+        return self.cohorts.get(key.round, [0, 1, 2]), set()
 
 
-def simulated(expression: str, rounds: int, absent: tuple[int, ...] = ()) -> tw.Result:
-    run = Absent(method(expression), model, tasks(), test=tasks()[0], seed=SEED, workers=1, plan="each")
-    run.absent = absent
+def simulated(expression: str, rounds: int, cohorts: dict[int, list[int]] | None = None) -> tw.Result:
+    """A simulated run in which all take part but in these rounds."""
+    run = Chosen(method(expression), model, tasks(), test=tasks()[0], seed=SEED, workers=1, plan="each")
+    run.cohorts = cohorts or {}
     with run.pool:
         for _ in range(rounds):
             run.step()
@@ -100,20 +102,22 @@ def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(federation: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_node_that_is_killed_in_a_round_has_not_taken_part_in_it(federation: Federation, tmp_path: Path) -> None:
+def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
+    federation: Federation, tmp_path: Path
+) -> None:
     out, hold = tmp_path / "run", tmp_path / "hold"
-    hold.touch()
+    hold.write_text("after")
     states = federation.folder / "client-2"
     before = set(states.glob("*"))
     config = {"method": METHODS["lbgm"], "out": str(out), "hold": str(hold), "deadline": 240.0}
     run = federation.submit(config, APP)
-    until(hold.with_suffix(".held").exists, 300)  # client 2 has its second call
+    until(hold.with_suffix(".held").exists, 300)  # what it keeps of its second reply is written
     federation.kill("supernode-2")
     hold.unlink()
     federation.restart_node(2)
     federation.wait(run, out, 300)
-    assert_same(out, simulated(METHODS["lbgm"], 3, absent=(2,)), payload=False)
-    (kept,) = set(states.glob("*")) - before
+    assert_same(out, simulated(METHODS["lbgm"], 3, {2: [0, 1]}), payload=False)
+    (kept,) = {path for path in set(states.glob("*")) - before if path.is_dir()}
     assert (kept / "committed.thinwire").exists()
 
 
@@ -132,3 +136,55 @@ def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
     assert not (out / "summary.json").exists()
     federation.wait(federation.submit(config, APP), out, 300)
     assert_same(out, simulated(METHODS["lbgm"], 3))
+
+
+# What client 2 does, and what the log says of it.
+REFUSED = {
+    "noise": "",
+    "cut": "",
+    "oversized": "cut short",  # it is not even put together
+    "nested": "nested deeper than 32",
+    "shape": "",
+    "nan": "NaN or infinity in a message",
+    "base": "an answer to the newest call",
+    "round": "an answer to a round that has begun",
+    "client": "an answer of client 2, not of",
+}
+FAULTS = {
+    "replay": "an answer of client 2 to round 1 is dropped: it was called again",
+    "lost": "client 2 failed",
+    "unheard": "client 2 failed",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param(1, marks=pytest.mark.timeout(600)),
+        pytest.param(12, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_a_node_that_lies_or_fails_is_named_and_changes_nothing(
+    federation: Federation, tmp_path: Path, times: int
+) -> None:
+    out, expression = tmp_path / "run", METHODS["lbgm"]
+    spoil = [*REFUSED, *FAULTS] * times
+    rounds = len(spoil) + 2  # the first and the last are honest
+    config = {"method": expression, "out": str(out), "spoil": " ".join(spoil), "rounds": rounds}
+    federation.wait(federation.submit(config, APP), out, 500 * times)
+    assert_same(out, simulated(expression, rounds, {t: [0, 1] for t in range(2, rounds)}), payload=False)
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [r["lost_replies"] for r in records] == [0, *[1] * len(spoil), 0]
+    assert [r["refused_replies"] for r in records] == [0, *[int(kind in REFUSED) for kind in spoil], 0]
+    assert [r["dropped_replies"] for r in records] == [0, *[int(kind == "replay") for kind in spoil], 0]
+    log = (out / "log").read_text().splitlines()
+    for t, kind in enumerate(spoil, 2):
+        if kind in REFUSED:
+            (line,) = (line for line in log if line.startswith(f"round {t}: an answer of client 2 was refused"))
+            assert REFUSED[kind] in line
+    assert len([line for line in log if line.startswith("client 2 sent no blob of ours: a packet")]) == times
+    for kind, said in FAULTS.items():
+        assert len([line for line in log if line.startswith(said)]) >= times, kind
+    peaks = [int(line) for line in (out / "peaks").read_text().splitlines()]
+    assert peaks[-1] - peaks[0] < 64 << 20  # bytes; each of the oversized has 4 MiB

@@ -38,10 +38,15 @@ def free_port() -> int:
 
 
 class Federation:
-    """A SuperLink and ``nodes`` SuperNodes, in ``folder``: started on entry, stopped on exit, by their process ids."""
+    """A SuperLink and ``nodes`` SuperNodes, in ``folder``: started on entry, stopped on exit, by their process ids.
 
-    def __init__(self, folder: Path, nodes: int = 3, environment: Mapping[str, str] | None = None) -> None:
-        self.folder, self.nodes, self.port = folder, nodes, free_port()
+    ``address`` is where the SuperLink is reached, ``HOST:PORT``: by default a free port of this machine alone.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: int = 3, environment: Mapping[str, str] | None = None, address: str = ""
+    ) -> None:
+        self.folder, self.nodes, self.address = folder, nodes, address or f"127.0.0.1:{free_port()}"
         self.keys = folder / "keys"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
@@ -56,17 +61,7 @@ class Federation:
 
     def __enter__(self) -> Federation:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            subprocess.run([HERE / "certificates.sh", self.keys, str(self.nodes)], check=True)
-            home = self.folder / "flwr"
-            home.mkdir(exist_ok=True)
-            (home / "config.toml").write_text(
-                f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
-                f'root-certificates = "{self.keys / "ca.pem"}"\n'
-            )
-            self.start_link()
-            for node in range(self.nodes):
-                self.flwr("supernode", "register", str(self.keys / f"node-{node}.pub"))
+            self.open()
             for node in range(self.nodes):
                 self.start_node(node)
         except BaseException:
@@ -76,6 +71,21 @@ class Federation:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def open(self) -> None:
+        """Make keys, start the SuperLink, and tell it the SuperNodes' public keys."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        host = self.address.rpartition(":")[0]
+        subprocess.run([HERE / "certificates.sh", self.keys, str(self.nodes), host], check=True)
+        home = self.folder / "flwr"
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n'
+            f'root-certificates = "{self.keys / "ca.pem"}"\n'
+        )
+        self.start_link()
+        for node in range(self.nodes):
+            self.flwr("supernode", "register", str(self.keys / f"node-{node}.pub"))
 
     # -- processes ------------------------------------------------------------
 
@@ -93,9 +103,9 @@ class Federation:
 
     def start_link(self) -> None:
         """Start the SuperLink, and wait until it answers."""
-        keys = self.keys
+        keys, (host, _, port) = self.keys, self.address.rpartition(":")
         self.start(
-            *("superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("superlink", "flower-superlink", "--host", host, "--port", port),
             *("--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")),
             *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
             *("--database", str(self.folder / "superlink.db")),
@@ -104,7 +114,7 @@ class Federation:
         while time.monotonic() < end:
             if self.processes["superlink"].poll() is not None:
                 break
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
                 return
             time.sleep(0.2)
         raise RuntimeError(f"the SuperLink does not start:\n{self.log('superlink')}")
@@ -113,7 +123,7 @@ class Federation:
         """Start a SuperNode. Its key is its identity: it may be killed and started again."""
         folder = self.folder / f"client-{node}"
         self.start(
-            *(f"supernode-{node}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}"),
+            *(f"supernode-{node}", "flower-supernode", "--superlink", self.address),
             *("--root-certificates", str(self.keys / "ca.pem")),
             *("--auth-supernode-private-key", str(self.keys / f"node-{node}")),
             *("--node-config", f'partition-id={node} folder="{folder}"'),
@@ -228,7 +238,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="thinwire-") as temporary,
         Federation(Path(temporary), options.nodes) as here,
     ):
-        print(f"a SuperLink on port {here.port} and {options.nodes} SuperNodes, logs in {temporary}", flush=True)
+        print(f"a SuperLink at {here.address} and {options.nodes} SuperNodes, logs in {temporary}", flush=True)
         for name, method in METHODS.items():
             out = (options.out.resolve() if options.out else Path(temporary) / "runs") / name
             config = {"method": method, "rounds": options.rounds, "data": options.data, "model": options.model}

@@ -1,6 +1,8 @@
-"""The server, which notes its process."""
+"""The server, which notes its process, its log and the most memory that it has had."""
 
+import logging
 import os
+import resource
 from pathlib import Path
 
 from flwr.app import Context
@@ -16,6 +18,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config, out = context.run_config, Path(str(context.run_config["out"]))
     out.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("thinwire").addHandler(logging.FileHandler(out / "log"))
+
+    def peak(record: object) -> None:
+        with open(out / "peaks", "a") as file:
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, file=file)
+
     (out / "pid").write_text(str(os.getpid()))
-    options = {"deadline": float(config["deadline"]), "seed": SEED, "test": tasks()[0], "poll": 1.0}
+    options = {"deadline": float(config["deadline"]), "seed": SEED, "test": tasks()[0], "poll": 1.0, "on_round": peak}
     flower.serve(grid, method(str(config["method"])), model, 3, int(config["rounds"]), out=out, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from ...errors import check
 
@@ -14,17 +14,19 @@ NAME = 200  # bytes of a client's name, at most
 
 
 def packed(data: bytes) -> RecordDict:
-    """A blob as the content of a message, cut into pieces that slow links deliver."""
+    """A blob as the content of a message, cut into pieces that slow links deliver.
+
+    Each piece is a ConfigRecord, which Flower sends in one request; an array takes two.
+    """
     pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)] or [b""]
-    arrays = {str(i): Array("uint8", (len(piece),), RECORD, piece) for i, piece in enumerate(pieces)}
-    return RecordDict({RECORD: ArrayRecord(arrays)})
+    return RecordDict({str(i): ConfigRecord({RECORD: piece}) for i, piece in enumerate(pieces)})
 
 
 def unpacked(content: RecordDict, most: int | None = None) -> bytes:
     """The blob that :func:`packed` cut, of at most so many bytes. Raises ``WireError``."""
-    check(set(content) == {RECORD} and isinstance(content[RECORD], ArrayRecord), "one record of ours")
-    arrays = content.array_records[RECORD]
-    check(list(arrays) == [str(i) for i in range(len(arrays))], "pieces in their order")
-    parts = [array.data for array in arrays.values()]
+    check(list(content) == [str(i) for i in range(len(content))], "pieces in their order")
+    records = [r for r in content.values() if isinstance(r, ConfigRecord) and list(r) == [RECORD]]
+    parts = [piece for piece in (record[RECORD] for record in records) if isinstance(piece, bytes)]
+    check(parts and len(parts) == len(content), "records of ours")
     check(most is None or sum(map(len, parts)) <= most, f"a blob of at most {most} bytes")
     return b"".join(parts)

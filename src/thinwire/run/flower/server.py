@@ -148,8 +148,9 @@ class Crew:
                 continue
             try:
                 data = unpacked(message.content, self.run.most)
-            except WireError:
-                data = b""  # which is refused in the same way
+            except WireError as error:
+                log.warning("client %d sent no blob of ours: %s", client, error)
+                data = b""  # which is refused, and counted, like any other
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
                     self.run.accept(client, data, time.monotonic() - since)

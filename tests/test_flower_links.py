@@ -1,0 +1,147 @@
+"""A Flower deployment whose hosts are behind slow links, which are cut at times; they need THINWIRE_SLOWLINK."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import thinwire as tw
+
+pytest.importorskip("flwr")
+
+from test_flower import APP, ROOT, assert_same, simulated
+
+SMALL, CNN = 50_890 * 4, 582_026 * 4  # bytes of the models mlp and fedavg_cnn
+# For a shorter soak, or another one.
+ROUNDS, SEED = int(os.environ.get("SOAK_ROUNDS", "200")), int(os.environ.get("SOAK_SEED", "0"))
+SOAKED = "LUAR(FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.6)), recycle=1, layers='tensors')"
+DOWN = "down=EF21(TopK(0.01))"  # the server's uplink is as slow as the clients'
+
+
+class Seen(NamedTuple):
+    """What there is to see of a run."""
+
+    seconds: list[float]  # of each round
+    largest: list[int]  # bytes: the largest answer of each round
+    ledger: list[int]  # bytes of all answers of each round, payload and framing
+    wire: list[int]  # IP bytes that the server's host was sent since the end of the round before
+
+
+def behind(folder: Path, plan: dict[str, Any], *options: str, seconds: float) -> dict[str, Any]:
+    """Run a plan on a SuperLink and three SuperNodes, one host each; what the hub between them counted."""
+    program = os.environ.get("THINWIRE_SLOWLINK")
+    if not program:
+        pytest.skip("THINWIRE_SLOWLINK is not set: no program that makes slow links")
+    if not os.access("/dev/net/tun", os.W_OK) or os.geteuid():
+        pytest.skip("slow links need root and /dev/net/tun")
+    environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HOME": str(folder / "home")}
+    environment |= plan.get("environment", {})
+    plan = {"seed": 0, "server": 0, "nodes": 0, "seconds": seconds, **plan, "environment": environment}
+    (folder / "home").mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    host = [sys.executable, str(APP / "host.py"), str(folder)]
+    command = [sys.executable, program, "--hosts", "4", "--timeout", str(seconds + 120), *options, "--", *host]
+    with open(folder / "hub.log", "wb") as log:
+        hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, **environment})
+    try:
+        said = hub.communicate(timeout=seconds + 60)[0].decode().splitlines()
+    finally:
+        (folder / "stop").touch()  # each host stops what it has started
+        if hub.poll() is None:
+            try:
+                hub.wait(60)
+            except subprocess.TimeoutExpired:
+                hub.send_signal(signal.SIGINT)
+                hub.wait()
+    found = dict(json.loads(said[-1]))
+    assert found["exit_codes"] == [0] * 4, "\n".join(p.read_text()[-3000:] for p in sorted(folder.glob("*.log")))
+    return found
+
+
+def seen(folder: Path, name: str) -> Seen:
+    """What a run has left."""
+    records = [json.loads(line) for line in (folder / "runs" / name / "rounds.jsonl").read_text().splitlines()]
+    ledger = tw.Ledger.parse((folder / "runs" / name / "ledger.jsonl").read_text())
+    rounds = range(1, len(records) + 1)
+    lines = [json.loads(line) for line in (folder / "received.jsonl").read_text().splitlines()]
+    starts = [0, *(line["bytes"] for line in lines)]
+    wire = {(line["run"], line["round"]): line["bytes"] - before for line, before in zip(lines, starts, strict=False)}
+    return Seen(
+        [record["seconds"] for record in records],
+        [max(e.total for e in ledger.of("up", t)) for t in rounds],
+        [ledger.bytes("up", t) for t in rounds],
+        [wire[name, t] for t in rounds],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "size", "seconds"),
+    [
+        pytest.param("mlp", SMALL, 400, marks=pytest.mark.timeout(500)),
+        pytest.param("fedavg_cnn", CNN, 1500, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
+    model: str, size: int, seconds: float, data_dir: Path, tmp_path: Path, capsys: Any
+) -> None:
+    given = {"model": model, "examples": 60, "deadline": 900.0, "data-dir": str(data_dir), "rounds": 2}
+    methods = {
+        "fedavg": f"FedAvg(LocalSGD(0.05, batch=32), {DOWN})",
+        "lbgm": f"FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=1.0), {DOWN})",
+    }
+    runs = {name: {**given, "method": method} for name, method in methods.items()}
+    # The SuperLink's uplink is as slow, for all three: with two objects for each on the way, heartbeats come too late.
+    environment = {"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "1"}
+    plan = {"app": str(ROOT / "examples" / "flower"), "runs": runs, "environment": environment}
+    hub = behind(tmp_path, plan, "--rate", "0.3", "--down", "10", "--delay", "20", seconds=seconds)
+    found = {name: seen(tmp_path, name) for name in runs}
+    with capsys.disabled():
+        print(f"\n{'':>7} {'round':>5} {'s':>6} {'answer':>9} {'ledger':>9} {'IP bytes':>9}")
+        for name, run in found.items():
+            for t, row in enumerate(zip(*run, strict=True), 1):
+                print(f"{name:>7} {t:5} {row[0]:6.1f} {row[1]:9,} {row[2]:9,} {row[3]:9,}")
+    fedavg, lbgm = (found[name] for name in methods)
+    assert size < fedavg.largest[1] < size + 1000
+    # Three replies of all numbers: what they are on the wire, with all that Flower, TLS and TCP add. Of a small reply
+    # that is more, for TCP has to find out how slow the link is, and polls are on the wire as long as the round takes.
+    assert fedavg.wire[1] - lbgm.wire[1] < (1.1 if size == CNN else 1.25) * 3 * size
+    counted = json.loads((tmp_path / "received.jsonl").read_text().splitlines()[-1])["bytes"]
+    assert hub["hosts"][0]["received_bytes"] == pytest.approx(counted, rel=0.02)  # the hub's count is the interface's
+    # One number instead of all, and what is left: polls, processes, the evaluation.
+    assert lbgm.largest[1] < 100
+    spared = (fedavg.largest[1] - lbgm.largest[1]) * 8 / 0.3e6  # seconds
+    assert fedavg.seconds[1] - lbgm.seconds[1] > 0.7 * spared
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(tmp_path: Path) -> None:
+    rounds, expression = ROUNDS, SOAKED
+    draw, seconds, cuts, at = random.Random(SEED), 120.0 + 45 * rounds, list[str](), 60.0
+    while (at := at + draw.expovariate(1 / 60)) < seconds:  # a cut a minute, of up to a minute
+        cuts += ["--cut-host", f"{draw.randrange(1, 4)}:{at:.1f}:{at + draw.uniform(2, 60):.1f}"]
+    plan = {
+        "app": str(APP),
+        "runs": {"soak": {"method": expression, "rounds": rounds, "deadline": 60.0}},
+        "seed": SEED,
+        "server": 150.0,  # seconds between two kills, on average
+        "nodes": 400.0,
+    }
+    behind(tmp_path, plan, "--rate", "20", "--delay", "5", *cuts, seconds=seconds)
+    out = tmp_path / "runs" / "soak"
+    ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())
+    came = {t: sorted(e.client for e in ledger.of("up", t) if e.used) for t in range(1, rounds + 1)}
+    assert_same(out, simulated(expression, rounds, came), payload=False)
+    killed = (tmp_path / "killed").read_text().split("\n")
+    absent = sum(3 - len(clients) for clients in came.values())
+    print(f"{rounds} rounds, {len(killed) - 1} kills, {len(cuts) // 2} cuts, {absent} answers lost")
