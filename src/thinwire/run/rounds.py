@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from .stream import Stream
 from .train import Slot
 
 
-class Rounds:
+class Rounds(ABC):
     """A run between two rounds: what the server keeps, and what of it is recorded."""
 
     pool: Pool  # evaluates, and trains where clients are here
@@ -164,9 +165,9 @@ class Rounds:
             self.algorithm, {**self.setting(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
         )
 
+    @abstractmethod
     def setting(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
-        raise NotImplementedError
 
     # -- to disk and back -----------------------------------------------------
 
@@ -176,9 +177,9 @@ class Rounds:
         return {"method": complete(self.algorithm), **self.setting(), "device": self.slot.device.type, **digests}
 
     @property
+    @abstractmethod
     def data(self) -> dict[str, str | None]:
         """Digests of the data that are here."""
-        raise NotImplementedError
 
     def identity(self) -> str:
         """The fingerprint in short, for the checkpoint."""
