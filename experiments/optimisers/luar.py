@@ -13,6 +13,7 @@ spent in all, and a half and a quarter of them.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from dataclasses import replace
@@ -73,6 +74,21 @@ def within(rounds: list[dict], budget: float) -> float | None:
     return last
 
 
+def table(into: Path) -> None:
+    """Of the runs in a file: the rounds that fit into the bytes up of the thriftiest, and what they cost down."""
+    lines = [json.loads(line) for line in into.read_text().splitlines()]
+    for inner in dict.fromkeys(line["inner"] for line in lines):
+        own = [line for line in lines if line["inner"] == inner]
+        budget = min(line["bytes_up"] for line in own)
+        print(f"{inner}: within {budget / 1e6:.0f} MB up, at each run's mean rate, and at the end")
+        for name in dict.fromkeys(line["row"] for line in own):
+            runs = [line for line in own if line["row"] == name]
+            fit = statistics.mean(budget / line["bytes_up"] for line in runs)
+            rounds, down = fit * runs[0]["rounds"], fit * runs[0]["bytes_down"] / 1e6
+            end = 100 * statistics.mean(line["accuracy"] for line in runs)
+            print(f"{name:16s}{rounds:6.1f} rounds{down:8.0f} MB down{end:8.1f} %")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inner", action="append", help="methods to go around")
@@ -93,7 +109,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results" / "luar.jsonl")
+    parser.add_argument("--table", action="store_true", help="train nothing: what the results there cost")
     o = parser.parse_args()
+    if o.table:
+        table(o.into)
+        return
     defaults = {"lr": o.lr, "batch": o.batch, "steps": o.steps}
     seeds = o.seed or [0]
     settings = {seed: problem(o, seed) for seed in seeds}

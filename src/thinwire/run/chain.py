@@ -110,10 +110,8 @@ def train_chains(
     examples, clients, held = Examples(tasks[0]), (_Client * len(tasks))(), []
     for client, task, request, key in zip(clients, tasks, requests, keys, strict=True):
         trainer, x = request.trainer, request.x
-        w, places = (
-            x.flat.clone(memory_format=torch.contiguous_format),
-            table(len(task), trainer, key.generator("batches")),
-        )
+        w = x.flat.clone(memory_format=torch.contiguous_format)
+        places = table(len(task), trainer, key.generator("batches"))
         velocity = None
         if trainer.momentum:
             velocity = torch.zeros_like(w) if request.momentum is None else request.momentum.flat.clone()
