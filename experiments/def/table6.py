@@ -16,11 +16,13 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
+import torch
 
 import thinwire as tw
 from thinwire.config import complete
@@ -83,6 +85,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="EF, SAEF, PSync, DEF or Hook; may be repeated")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--evaluate-every", type=int, default=250)
+    parser.add_argument("--tested", type=int, default=10_000, help="examples of the test set that are looked at")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results")
     o = parser.parse_args()
@@ -119,9 +122,9 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
     try:
         simulate(
             method,
-            problem.model,
+            lambda: problem.model().to(memory_format=torch.channels_last),  # a third faster on a CPU
             problem.tasks[0],
-            problem.test,
+            replace(problem.test, indices=torch.arange(o.tested)),
             workers=o.workers,
             steps=o.steps,
             batch=o.batch,
@@ -145,6 +148,7 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
         "workers": o.workers,
         "batch": o.batch,
         "lr": o.lr,
+        "tested": o.tested,
         "data": o.data,
         "model": o.model,
         "seed": seed,
