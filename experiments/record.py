@@ -15,7 +15,10 @@ from typing import Any
 import torch
 
 import thinwire as tw
+from thinwire.config import complete
+from thinwire.errors import NonFinite
 from thinwire.problem import Problem
+from thinwire.version import code_version
 
 
 def hardware() -> str:
@@ -36,6 +39,24 @@ def command() -> str:
     return shlex.join(["python", str(script.relative_to(root)), *sys.argv[1:]])
 
 
+def about(expression: str, began: float) -> dict[str, Any]:
+    """What made a line: the complete method, the code, how long it took, and how to do it again."""
+    return {
+        "expression": expression,
+        "version": code_version(),
+        "seconds": round(time.time() - began, 1),
+        "command": command(),
+        "hardware": hardware(),
+    }
+
+
+def write(into: Path, line: dict[str, Any]) -> None:
+    """Append a JSON line."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with open(into, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def run(
     method: tw.Algorithm,
     problem: Problem,
@@ -45,12 +66,17 @@ def run(
     measure: Callable[[tw.Result], dict[str, Any]] = lambda result: {},
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Train, print a line, append a JSON line to ``into``; returns the rounds.
+    """Train, print a line, append a JSON line to ``into``; returns the rounds, none of a training that diverged.
 
     ``row`` is said besides, and what ``measure`` finds in the result.
     """
     began = time.time()
-    result = tw.simulate(method, problem.model, problem.tasks, rounds, test=problem.test, **options)
+    try:
+        result = tw.simulate(method, problem.model, problem.tasks, rounds, test=problem.test, **options)
+    except NonFinite as error:
+        write(into, {**row, "name": repr(method), "diverged": str(error), **about(complete(method), began)})
+        print(f"diverged: {error}  {method!r}", flush=True)
+        return []
     summary = result.summary()
     looked = [r for r in result.rounds if r.get("accuracy") is not None]
     tail = [r["accuracy"] for r in looked[-5:]]
@@ -69,20 +95,14 @@ def run(
         "sample": summary["sample"],
         "examples": summary["examples"],
         "seed": summary["seed"],
-        "expression": summary["expression"],
-        "version": summary["version"],
-        "seconds": round(time.time() - began, 1),
-        "command": command(),
-        "hardware": hardware(),
+        **about(summary["expression"], began),
         "curve": [
             [r["round"], r["accuracy"], r["up_bytes"], r["down_bytes"]]
             for r in result.rounds
             if r.get("accuracy") is not None
         ],
     }
-    into.parent.mkdir(parents=True, exist_ok=True)
-    with open(into, "a") as file:
-        file.write(json.dumps(line) + "\n")
+    write(into, line)
     print(
         f"{100 * line['accuracy']:5.1f} %  best {100 * line['best_accuracy']:5.1f} %  "
         f"{line['bytes_up'] / 1e6:8.2f} MB up {line['bytes_down'] / 1e6:8.2f} MB down  "

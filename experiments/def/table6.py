@@ -124,7 +124,7 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
             method,
             lambda: problem.model().to(memory_format=torch.channels_last),  # a third faster on a CPU
             problem.tasks[0],
-            replace(problem.test, indices=torch.arange(o.tested)),
+            replace(problem.test, indices=torch.arange(min(o.tested, len(problem.test)))),
             workers=o.workers,
             steps=o.steps,
             batch=o.batch,

@@ -108,13 +108,9 @@ def main(arguments: list[str] | None = None) -> None:
             about = {"experiment": "fetchsgd, table 2", "data": o.data, "row": row.name, "lr": lr, "paper": row.paper}
             options = {"sample": o.sample, "seed": o.seed, "evaluate_every": max(1, o.every // row.share)}
             num = max(1, o.rounds // row.share)
-            try:
-                found = record.run(row.method, problem, num, into, about, **options)
-            except tw.errors.NonFinite as error:  # at this rate
-                print(f"diverged: {row.name}, {error}", flush=True)
-                continue
-            runs.setdefault(row.name, []).append(found)
-            papers[row.name] = row.paper
+            if found := record.run(row.method, problem, num, into, about, **options):  # at this rate
+                runs.setdefault(row.name, []).append(found)
+                papers[row.name] = row.paper
     if "uncompressed" not in runs:
         sys.exit("nothing to compare with: training without compression diverged; give a lower --lr")
     summary(runs, papers, [b * MB for b in o.budget or (1, 3, 10, 30, 100, 300, 1000)], into)

@@ -25,7 +25,6 @@ import record
 
 import thinwire as tw
 from thinwire import data as sets
-from thinwire.errors import NonFinite
 from thinwire.problem import standard
 
 
@@ -67,10 +66,8 @@ def main() -> None:
             known = getattr(method, "known", False)
             row = {"experiment": "intrinsic, equal bytes", "data": o.data, "known_start": known}
             options = {"sample": o.sample, "seed": o.seed, "evaluate_every": o.every}
-            try:
-                tried[repr(method)] = record.run(method, problem, o.rounds, into, row, **options)
-            except NonFinite as error:
-                print(f"diverged                                                     {method!r}: {error}", flush=True)
+            if rounds := record.run(method, problem, o.rounds, into, row, **options):
+                tried[repr(method)] = rounds
         if tried:
             name = max(tried, key=lambda name: max(r.get("accuracy") or 0.0 for r in tried[name]))
             curves[name] = tried[name]

@@ -129,8 +129,8 @@ def main() -> None:
                 row |= {"alpha": o.alpha, "paper_accuracy_cifar10": paper}
                 print(f"seed {seed} {text:24s} {name:16s}", end=" ")
                 options = {"sample": o.sample, "seed": seed, "device": o.device, "evaluate_every": o.every}
-                found = record.run(method, settings[seed], o.rounds, o.into, row, **options)
-                curves.setdefault(name, {})[seed] = found
+                if found := record.run(method, settings[seed], o.rounds, o.into, row, **options):
+                    curves.setdefault(name, {})[seed] = found
         budget = min(spent(rounds)[-1] for by_seed in curves.values() for rounds in by_seed.values())
         heads = "".join(f"{share * budget / 1e6:>10.2f} MB" for share in SHARES)
         print(f"\n{text}: accuracy % when so much was sent up\n{'':16s}{heads}")

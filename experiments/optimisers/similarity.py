@@ -126,14 +126,9 @@ def main() -> None:
                 "paper_points_behind_domo_cifar10_vgg16_s5": BEHIND.get(name),
             }
             print(f"seed {seed} {name:11s}", end=" ")
-            try:
-                rounds = record.run(
-                    method, setting, o.rounds, o.into, row, seed=seed, evaluate_every=o.every, device=o.device
-                )
-            except tw.errors.NonFinite as error:
-                print(f"diverged: {error}")
-                continue
-            found.setdefault(name, []).append(100 * rounds[-1]["accuracy"])
+            options = {"seed": seed, "evaluate_every": o.every, "device": o.device}
+            if rounds := record.run(method, setting, o.rounds, o.into, row, **options):
+                found.setdefault(name, []).append(100 * rounds[-1]["accuracy"])
     print("\naccuracy %, and points behind DOMO (in the thesis: CIFAR-10, VGG-16, s = 5 %)")
     domo = statistics.mean(found["DOMO"]) if "DOMO" in found else None
     for name, values in found.items():
