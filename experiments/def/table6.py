@@ -13,7 +13,6 @@ both: ``accuracy`` is that of y, ``accuracy_x`` that of x. A training that diver
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import replace
@@ -90,13 +89,11 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results")
     o = parser.parse_args()
     into = o.into / f"table{5 if o.lambdas else 6}_{o.data}_{o.model}.jsonl"
-    into.parent.mkdir(parents=True, exist_ok=True)
     for seed in o.seeds:
         for method, paper in rows(o):
             line = train(o, method, seed)
             line["paper"] = paper
-            with open(into, "a") as file:
-                file.write(json.dumps(line) + "\n")
+            record.write(into, line)
             end = line["diverged"] or f"{100 * line['accuracy']:5.1f} %"
             x = "" if line["accuracy_x"] is None else f"  of x {100 * line['accuracy_x']:5.1f} %"
             print(
@@ -152,11 +149,7 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
         "data": o.data,
         "model": o.model,
         "seed": seed,
-        "expression": complete(method),
-        "version": tw.code_version(),
-        "seconds": round(time.time() - began, 1),
-        "command": record.command(),
-        "hardware": record.hardware(),
+        **record.about(complete(method), began),
         "curve": [[r["step"], r["loss"], r["accuracy"], r.get("accuracy_x"), r["bytes"]] for r in curve],
     }
 

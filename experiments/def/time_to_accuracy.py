@@ -6,7 +6,7 @@ With --real a named method is also trained end to end over such links, for so ma
 accuracy stand beside what the product says. --model is a name of thinwire.models, "example" for the network of
 examples/ddp, or "strided" for that of benchmarks/ddp.py, which has as many parameters and less to compute.
 
-    python experiments/def/time_to_accuracy.py --slowlink PROGRAM --steps 3000 --target 0.7
+    python experiments/def/time_to_accuracy.py --slowlink PROGRAM --steps 3000 --target 0.7 --seeds 0 1 2
     python experiments/def/time_to_accuracy.py --slowlink PROGRAM --real "DEFA(64)" --real-steps 500
 """
 
@@ -66,23 +66,24 @@ def rate(o: argparse.Namespace, step: int) -> float:
     return 0.1 ** sum(step >= at * o.steps for at in (0.5, 0.75))
 
 
-def made(o: argparse.Namespace) -> torch.nn.Module:
+def made(o: argparse.Namespace, seed: int) -> torch.nn.Module:
     """The network as both kinds of runs begin with it."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Key(o.seed).number("model") % (1 << 32))
+        torch.manual_seed(Key(seed).number("model") % (1 << 32))
         if o.model in ("example", "strided"):
             return example.network() if o.model == "example" else benchmark.network()
         return models.build(o.model, (3, 32, 32), 10)
 
 
-def curve(o: argparse.Namespace, text: str) -> tuple[list[dict[str, Any]], str | None]:
-    """Accuracy by step, and why it ended early."""
+def curve(o: argparse.Namespace, text: str, seed: int) -> dict[str, Any]:
+    """Accuracy by step, the first step at which it was as asked for, and why it ended early."""
     train, test = tasks(o)
     found: list[dict[str, Any]] = []
+    diverged = None
     try:
         simulate(
             compare.method(text),
-            made(o),
+            made(o, seed),
             train,
             test,
             workers=WORKERS,
@@ -90,13 +91,19 @@ def curve(o: argparse.Namespace, text: str) -> tuple[list[dict[str, Any]], str |
             batch=o.batch,
             optimizer=lambda parameters: optimizer(o, parameters),
             rate=lambda step: rate(o, step),
-            seed=o.seed,
+            seed=seed,
             evaluate_every=o.every,
             on_record=found.append,
         )
     except NonFinite as error:
-        return found, str(error)
-    return found, None
+        diverged = str(error)
+    return {
+        "seed": seed,
+        "steps_to_target": next((r["step"] for r in found if r["accuracy"] >= o.target), None),
+        "accuracy": found[-1]["accuracy"] if found else None,
+        "diverged": diverged,
+        "curve": [[r["step"], r["accuracy"], r.get("accuracy_x")] for r in found],
+    }
 
 
 def rank_main(o: argparse.Namespace) -> None:
@@ -110,13 +117,14 @@ def rank_main(o: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     rank, device = dist.get_rank(), torch.device("cpu")
     train, test = tasks(o)
-    model = DistributedDataParallel(made(o))
+    seed = o.seeds[0]
+    model = DistributedDataParallel(made(o, seed))
     sgd = optimizer(o, model.parameters())
-    c = compress(model, sgd, compare.method(o.rank), seed=o.seed)
+    c = compress(model, sgd, compare.method(o.rank), seed=seed)
     seconds = []
-    for step, rows in zip(range(o.real_steps), batches(len(train), WORKERS, o.batch, o.seed), strict=False):
+    for step, rows in zip(range(o.real_steps), batches(len(train), WORKERS, o.batch, seed), strict=False):
         began = time.perf_counter()
-        batch = to_device(train.batch(rows[rank], Key(o.seed, step, rank, "ddp").generator("augment")), device)
+        batch = to_device(train.batch(rows[rank], Key(seed, step, rank, "ddp").generator("augment")), device)
         sgd.param_groups[0]["lr"] = o.lr * rate(o, step)
         sgd.zero_grad()
         train.loss(model, batch).mean().backward()
@@ -137,8 +145,9 @@ def real(o: argparse.Namespace, text: str, steps: int, tested: int) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         words = [sys.executable, __file__, "--rank", text, "--real-steps", str(steps), "--found", str(found)]
-        for name in ("steps", "batch", "lr", "data", "model", "examples", "seed"):
+        for name in ("steps", "batch", "lr", "data", "model", "examples"):
             words += [f"--{name}", str(getattr(o, name))]
+        words += ["--seeds", str(o.seeds[0])]
         links = [sys.executable, o.slowlink, "--hosts", str(WORKERS), "--rate", str(o.rate), "--delay", str(o.delay)]
         command = [*links, "--timeout", "36000", "--", *words, "--tested", str(tested)]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -165,7 +174,7 @@ def main() -> None:
     parser.add_argument("--timed", type=int, default=30, help="steps that are timed over slow links")
     parser.add_argument("--real", action="append", default=[], help="a method to train end to end; may be repeated")
     parser.add_argument("--real-steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="the real training has the first")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
@@ -175,23 +184,23 @@ def main() -> None:
         return
     if not o.slowlink:
         parser.error("--slowlink PROGRAM is needed: the seconds of a step are measured")
-    o.into.mkdir(parents=True, exist_ok=True)
     dense = None
     for text in o.only or METHODS:
-        method = compare.method(text)
+        began = time.time()
         timed = real(o, text, o.timed, 0)
-        found, diverged = curve(o, text)
-        reached = next((r["step"] for r in found if r["accuracy"] >= o.target), None)
-        seconds = None if reached is None else reached * timed["step_seconds"]
+        runs = [curve(o, text, seed) for seed in o.seeds]
+        steps = [run["steps_to_target"] for run in runs]
+        seconds = None if None in steps else statistics.mean(steps) * timed["step_seconds"]
         dense = seconds if text == "Hook(Dense())" else dense
+        ends = [100 * run["accuracy"] for run in runs if run["accuracy"] is not None]
         line: dict[str, Any] = {
-            "name": repr(method),
+            "name": repr(compare.method(text)),
             "target": o.target,
-            "steps_to_target": reached,
+            "steps_to_target": steps,
             "seconds_to_target": seconds,
             "over_dense": seconds / dense if seconds and dense else None,
-            "accuracy": found[-1]["accuracy"] if found else None,
-            "diverged": diverged,
+            "accuracy_mean": statistics.mean(ends) if ends else None,
+            "accuracy_deviation": statistics.stdev(ends) if len(ends) > 1 else None,
             "step_seconds": timed["step_seconds"],
             "bytes_a_step": timed["bytes"],
             "mbit": o.rate,
@@ -199,9 +208,9 @@ def main() -> None:
         }
         if text in o.real:
             whole = real(o, text, o.real_steps, o.tested)
-            product = o.real_steps * timed["step_seconds"]
-            line["real"] = {**whole, "steps": o.real_steps, "seconds_foretold": product}
-            line["real"]["accuracy_foretold"] = next((r["accuracy"] for r in found if r["step"] == o.real_steps), None)
+            first = {step: accuracy for step, accuracy, _ in runs[0]["curve"]}
+            line["real"] = {**whole, "steps": o.real_steps, "seconds_foretold": o.real_steps * timed["step_seconds"]}
+            line["real"]["accuracy_foretold"] = first.get(o.real_steps)
         line |= {
             "steps": o.steps,
             "batch": o.batch,
@@ -209,18 +218,19 @@ def main() -> None:
             "data": o.data,
             "model": o.model,
             "examples": o.examples,
-            "seed": o.seed,
-            "expression": complete(method),
-            "version": tw.code_version(),
-            "command": record.command(),
-            "hardware": record.hardware(),
-            "curve": [[r["step"], r["accuracy"], r.get("accuracy_x")] for r in found],
+            "tested": o.tested,
+            "runs": runs,
+            **record.about(complete(compare.method(text)), began),
         }
-        with open(o.into / f"time_to_accuracy_{o.data}.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        record.write(o.into / f"time_to_accuracy_{o.data}.jsonl", line)
         shown = "not reached" if seconds is None else f"{seconds:8.0f} s"
         share = "" if line["over_dense"] is None else f"{line['over_dense']:6.3f} of dense"
-        print(f"{shown} {share}  {1000 * timed['step_seconds']:7.1f} ms a step  {method!r}  {line.get('real', '')}")
+        end = f"{statistics.mean(ends):5.1f} ± {statistics.stdev(ends) if len(ends) > 1 else 0:.1f} %" if ends else ""
+        print(
+            f"{shown} {share}  {1000 * timed['step_seconds']:7.1f} ms a step  {timed['bytes']:9.0f} B a step  "
+            f"steps {steps}  end {end}  {line['name']}  {line.get('real', '')}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
