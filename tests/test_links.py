@@ -1355,6 +1355,20 @@ def test_how_the_look_back_is_stored_changes_nothing_that_is_sent_or_seen(inner:
     assert 0 < whole < 12
 
 
+@pytest.mark.parametrize("compare", ["delivered", "dense"])
+def test_a_look_back_gradient_is_decoded_by_the_link_of_the_rate_it_was_sent_at(compare: Any) -> None:
+    inner = ByBandwidth({"1": Half(), "0": RandK(0.5)})
+    dense, packet = (LBGM(inner, 0.9, compare, store) for store in ("dense", "packet"))  # type: ignore[arg-type]
+    ends, others, kinds = dense.open(LAYOUT.zeros()), packet.open(LAYOUT.zeros()), []
+    for t, (x, mbit) in enumerate(zip(drifting(8), [2.0, 0.5] * 4, strict=True)):
+        data, seen, *ends = through(dense, x, *ends, key(t)._replace(mbit=mbit))
+        other, again, *others = through(packet, x, *others, key(t)._replace(mbit=mbit))
+        assert data == other
+        assert bits(seen) == bits(again)
+        kinds.append(isinstance(loads(data), list))
+    assert kinds[:2] == [True, False]  # what was sent at 2 Mbit/s is looked back on at 0.5
+
+
 @memoryless
 @pytest.mark.parametrize("compare", ["delivered", "dense"])
 def test_at_threshold_zero_lbgm_sees_what_the_link_it_holds_sees(inner: Link, compare: Any) -> None:
@@ -1378,13 +1392,13 @@ def test_over_a_dense_link_it_is_all_the_same_what_is_compared() -> None:
 
 
 # Bytes of the receiver's state after one update of a thousand entries; 4,008 where l is kept dense. Beside the packet
-# (see BYTES) there are 22 for the round, the layer's name, its shape and the padding.
+# (see BYTES) there are some 40 for the key, the layer's name, its shape and the padding.
 STORED = [
-    (Dense(), 4_027),
-    (Half(), 2_029),
-    (TopK(0.1), 499),
-    (ScaledSign(), 160),
-    (ErrorFeedback(TopK(0.1)), 499),
+    (Dense(), 4_047),
+    (Half(), 2_047),
+    (TopK(0.1), 515),
+    (ScaledSign(), 180),
+    (ErrorFeedback(TopK(0.1)), 515),
 ]
 
 
