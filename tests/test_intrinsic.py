@@ -399,7 +399,7 @@ def test_digits_are_learnt_in_a_third_of_the_dimensions(form: str) -> None:
         ("Intrinsic(8, varying=True, epoch=0)", "Intrinsic(epoch=0): an epoch has at least 1 round"),
         ("Intrinsic(84)", "Intrinsic(dim=84, subspaces=1): more than the model's 83 parameters"),
         ("Intrinsic(42, subspaces=2)", "Intrinsic(dim=42, subspaces=2): more than the model's 83 parameters"),
-        ("Intrinsic(8, opt=Dense())", "Intrinsic(opt=Dense()): Optimizer is expected"),
+        ("Intrinsic(8, opt=Dense())", "Intrinsic(opt=Dense()): Optimizer such as Adam(0.03) is expected"),
         ("Intrinsic(8, down=TopK(0.1))", "down=TopK(0.1) cannot carry a broadcast"),
     ],
 )

@@ -1621,20 +1621,18 @@ def test_arguments_out_of_range_say_what_to_change(make: Callable[[], Any], mess
 
 
 WRONG_KINDS = {
-    "Flat(ErrorFeedback(Half()))": "Flat holds a codec such as TopK(0.01), not ErrorFeedback(Half()); put it inside",
-    "Flat(Flat(Half()))": "Flat holds a codec such as TopK(0.01), not Flat(Half()); put it inside",
-    "TopK(0.1, values=ErrorFeedback())": "TopK(values=ErrorFeedback()): values must be a codec such as Half()",
-    "ErrorFeedback(3)": "ErrorFeedback holds a link such as TopK(0.01), not 3",
-    "EF21(None)": "EF21 holds a link such as TopK(0.01), not None",
-    "LBGM('TopK')": "LBGM holds a link such as TopK(0.01), not 'TopK'",
-    "LBGM(compare='angle')": "LBGM(compare='angle'): compare is one of delivered, dense",
-    "LBGM(store='disk')": "LBGM(store='disk'): store is one of dense, packet",
-    "Budget(9, ladder=[Half()])": "Budget(ladder=[Half()]): a tuple of codecs such as (TopK(0.01), Half())",
-    "Budget(9, ladder=(Flat(Half()),))": (
-        "Budget(ladder=(Flat(Half()),)): a tuple of codecs such as (TopK(0.01), Half())"
-    ),
-    "Layerwise(None)": "Layerwise holds links such as TopK(0.01), not None",
-    "Partition({'*': 0.1})": "Partition holds links such as TopK(0.01), not 0.1",
+    "Flat(ErrorFeedback(Half()))": "Flat(inner=ErrorFeedback(Half())): Codec such as Half() is expected",
+    "Flat(Flat(Half()))": "Flat(inner=Flat(Half())): Codec such as Half() is expected",
+    "TopK(0.1, values=ErrorFeedback())": "TopK(values=ErrorFeedback()): Codec such as Half() is expected",
+    "ErrorFeedback(3)": "ErrorFeedback(inner=3): Link such as TopK(0.01) is expected",
+    "EF21(None)": "EF21(inner=None): Link such as TopK(0.01) is expected",
+    "LBGM('TopK')": "LBGM(inner='TopK'): Link such as TopK(0.01) is expected",
+    "LBGM(compare='angle')": "LBGM(compare='angle'): one of 'delivered', 'dense' is expected",
+    "LBGM(store='disk')": "LBGM(store='disk'): one of 'dense', 'packet' is expected",
+    "Budget(9, ladder=[Half()])": "Budget(ladder=[Half()]): tuple[Codec, ...] is expected",
+    "Budget(9, ladder=(Flat(Half()),))": "Budget(ladder=(Flat(Half()),)): tuple[Codec, ...] is expected",
+    "Layerwise(None)": "Layerwise(inner=None): Link such as TopK(0.01) is expected",
+    "Partition({'*': 0.1})": "Partition(links={'*': 0.1}): dict[str, Link] is expected",
 }
 
 

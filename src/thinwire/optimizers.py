@@ -22,6 +22,8 @@ from .wire import State
 class Optimizer(Config, ABC):
     """``init`` gives the state for a model like ``x``; ``step`` the next model and state."""
 
+    example = "Adam(0.03)"
+
     def init(self, x: Params) -> State:
         return None
 

@@ -25,6 +25,8 @@ CHUNK = 1 << 16  # entries of a Gaussian matrix drawn at a time, the same for ev
 class Basis(Config, ABC):
     """How the matrix is made. The key says which one of its kind it is."""
 
+    example = "Fastfood()"
+
     @abstractmethod
     def expand(self, s: Float[Tensor, " d"], size: int, key: Key) -> Float[Tensor, " size"]:
         """A s, for a matrix of ``size`` rows."""

@@ -105,11 +105,6 @@ class Intrinsic(Algorithm):
     chained = True  # a chain is an epoch, and every broadcast has the final coefficients of the epoch before
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("dim", "subspaces", "epoch"):
-            value = getattr(self, name)
-            require(type(value) is int, f"Intrinsic({name}={value!r}): {name} is a whole number")
-        require(isinstance(self.basis, Basis), f"Intrinsic(basis={self.basis!r}): a basis such as Fastfood()")
         require(self.dim > 0, f"Intrinsic(dim={self.dim}): dim must be positive")
         require(self.subspaces > 0, f"Intrinsic(subspaces={self.subspaces}): at least 1")
         if self.varying and any(link != Dense() for link in _links(self.down)):

@@ -69,7 +69,6 @@ class PruneFL(Around):
     paper = "Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.inner, Algorithm), f"PruneFL goes around a method such as FedAvg(), not {self.inner!r}")
         require(self.every >= 1, f"PruneFL(every={self.every}): every must be at least 1")
         require(0 <= self.share < 1, f"PruneFL(share={self.share}): share must be at least 0 and below 1")
         require(0 < self.least <= 1, f"PruneFL(least={self.least}): least must be above 0 and at most 1")

@@ -24,6 +24,8 @@ class Link(Config, ABC):
     of the layers that were sent (the message says which).
     """
 
+    example = "TopK(0.01)"
+
     linear: bool = False
     """The mean of packets decodes to the mean (of count sketches to its estimate): the server decodes once,
     all-reduce is allowed."""
@@ -77,6 +79,8 @@ class Link(Config, ABC):
 
 class Codec(Link):
     """A link without memory that treats each layer alone: write ``encode`` and ``decode``."""
+
+    example = "Half()"
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:

@@ -60,8 +60,6 @@ class Budget(Link):
 
     def __post_init__(self) -> None:
         require(self.bytes > 0, f"Budget(bytes={self.bytes}): bytes must be positive")
-        good = isinstance(self.ladder, tuple) and all(isinstance(codec, Codec) for codec in self.ladder)
-        require(good, f"Budget(ladder={self.ladder!r}): a tuple of codecs such as (TopK(0.01), Half())")
         require(0 < len(self.ladder) <= 256, f"Budget(ladder=...): {len(self.ladder)} codecs; it takes 1 to 256")
         for flag in ("contraction", "absolute"):
             object.__setattr__(self, flag, all(getattr(codec, flag) for codec in self.ladder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
@@ -108,11 +108,9 @@ class EF21(Link):
         return self.inner.floats(packet)
 
 
-def _contraction(outer: Link, inner: object) -> None:
-    name = type(outer).__name__
-    require(isinstance(inner, Link), f"{name} holds a link such as TopK(0.01), not {inner!r}")
-    if isinstance(inner, Link) and not inner.contraction:
+def _contraction(outer: Link, inner: Link) -> None:
+    if not inner.contraction:
         raise CombinationError(
-            f"{name} needs a link that always keeps a part of what it is given (a contraction); "
+            f"{type(outer).__name__} needs a link that always keeps a part of what it is given (a contraction); "
             f"{inner!r} does not, and the residual would grow without bound"
         )

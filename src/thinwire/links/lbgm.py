@@ -71,13 +71,7 @@ class LBGM(Link):
     memory = True
 
     def __post_init__(self) -> None:
-        require(isinstance(self.inner, Link), f"LBGM holds a link such as TopK(0.01), not {self.inner!r}")
         require(0 <= self.threshold <= 1, f"LBGM(threshold={self.threshold}): threshold is a squared sine, 0 to 1")
-        for name, value, known in (
-            ("compare", self.compare, ("delivered", "dense")),
-            ("store", self.store, ("dense", "packet")),
-        ):
-            require(value in known, f"LBGM({name}={value!r}): {name} is one of {', '.join(known)}")
         if self.inner.memory:
             raise CombinationError(f"LBGM needs an inner link whose receiver has no memory; {self.inner!r} has one")
 

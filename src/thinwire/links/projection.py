@@ -33,8 +33,6 @@ class Projection(Codec):
     paper = "Melas-Kyriazi, Wang, 2021"
 
     def __post_init__(self) -> None:
-        require(type(self.dim) is int, f"Projection(dim={self.dim!r}): dim is a whole number")
-        require(isinstance(self.basis, Basis), f"Projection(basis={self.basis!r}): a basis such as Fastfood()")
         require(self.dim > 0, f"Projection(dim={self.dim}): dim must be positive")
 
     def _key(self, key: Key) -> Key:

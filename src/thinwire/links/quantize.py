@@ -48,7 +48,6 @@ class QSGD(Codec):
     def __post_init__(self) -> None:
         require(1 <= self.levels <= 127, f"QSGD(levels={self.levels}): levels must be from 1 to 127")
         require(self.bucket is None or self.bucket >= 1, f"QSGD(bucket={self.bucket}): bucket must be at least 1")
-        require(self.norm in ("l2", "max"), f"QSGD(norm={self.norm!r}): norm is one of l2, max")
 
     @property
     def bits(self) -> int:

@@ -100,7 +100,6 @@ class TopK(_Chosen):
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, f"TopK(share={self.share}): share must be above 0 and at most 1")
-        require(isinstance(self.values, Codec), f"TopK(values={self.values!r}): values must be a codec such as Half()")
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
