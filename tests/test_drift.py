@@ -641,6 +641,7 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "contraction",
         "goes around",
         "goes inside",
+        "does not go around",
         "products already",
         "cannot carry",
         "receiver has",
