@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Size, Tensor
 
 from thinwire import params
-from thinwire.errors import CombinationError, WireError
+from thinwire.errors import CombinationError, NonFinite, WireError
 from thinwire.key import Key
 from thinwire.links import (
     ATOMO,
@@ -342,6 +342,58 @@ def test_a_layer_that_was_not_sent_keeps_its_state(row: Row) -> None:
     _, _, after_tx, after_rx = through(row.link, xs[0].drop(LAYOUT.names), tx, rx, key(4))
     assert dumps(after_tx) == dumps(tx)
     assert dumps(after_rx) == dumps(rx)
+
+
+NO_NUMBERS = {"nan": [math.nan], "inf": [1.0, math.inf], "huge": [3.2e38, -3.2e38, 3.1e38]}
+
+
+@every
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+def test_what_is_not_finite_or_nearly_not_is_refused_by_name_and_no_state_is_the_worse_for_it(
+    row: Row, kind: str
+) -> None:
+    values = torch.tensor(NO_NUMBERS[kind]).repeat(352)[:352]
+    tx, rx = row.link.open(LAYOUT.zeros())
+    _, _, tx, rx = through(row.link, UPDATES[0], tx, rx, key(0))
+    for t in range(1, 5):
+        try:
+            packet, seen, after = row.link.send(Params(LAYOUT, values), tx, key(t))
+        except NonFinite as error:
+            named = re.fullmatch(
+                r"(\S.*) was given NaN, infinity, or numbers too large .*; lower the .* or clip", str(error)
+            )
+            assert named is not None
+            assert named[1] in repr(row.link)
+            return
+        try:
+            got, rx = row.link.recv(loads(dumps(packet)), LAYOUT, rx, key(t))
+        except WireError:  # the policy of every receiver: the message is lost, and its sender does not go on from it
+            assert kind != "huge"
+            return
+        assert bits(got) == bits(seen)
+        assert seen.finite()
+        loads(dumps([after, rx]))  # raises where a state holds what is no number
+        tx = after
+    assert kind != "nan" or "s" in row.flags or "sampled" in repr(row.link)  # signs alone; above a threshold is nothing
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        *[LowRank(1), ATOMO(1), PowerSGD(1), CountSketch(1, 3), Projection(3), Flat(CountSketch(3, 5)), Budget(9_000)],
+        *[RandK(0.1, unbiased=True), RandomBlock(8.0, unbiased=True), TopK(0.5, values=Projection(3))],
+        *[QSGD(16), QSGD(16, bucket=7), Ternary(), Int8()],
+    ],
+    ids=repr,
+)
+def test_numbers_that_a_link_can_make_nothing_of_are_named_as_such(link: Link) -> None:
+    layout = Layout(("a",), (Size([12, 12]),))
+    x = torch.full((144,), 3e38)
+    if "Q" in repr(link) or repr(link) in ("Ternary()", "Int8()", "Budget(9000)"):
+        x[5] = math.inf  # what is merely large they take
+    tx, _ = link.open(layout.zeros())
+    with pytest.raises(NonFinite, match=re.escape(f"{link!r} was given NaN, infinity, or numbers too large")):
+        link.send(Params(layout, x), tx, key(0))
 
 
 @every

@@ -14,7 +14,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, length
-from .base import Codec, Link, join
+from .base import Codec, Link, finite, join
 from .dense import Dense, Half, vector
 from .quantize import Int8
 from .sign import ScaledSign
@@ -99,8 +99,8 @@ class Budget(Link):
         for choice, codec in enumerate(self.ladder):
             packet = codec.encode(layer, key)
             lost = layer - codec.decode(packet, layer.shape, key)
-            error = float(torch.linalg.vector_norm(lost, dtype=torch.float64)) ** 2
-            options.append(_Option(choice, packet, length(packet), error))
+            norm = finite(self, torch.linalg.vector_norm(lost, dtype=torch.float64))
+            options.append(_Option(choice, packet, length(packet), float(norm) ** 2))
         return options
 
     def _decode(self, packet: Packet, layout: Layout, key: Key) -> Params:

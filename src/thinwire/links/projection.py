@@ -30,6 +30,7 @@ class Projection(Codec):
     fixed: bool = False
 
     linear = True
+    grows = True
     paper = "Melas-Kyriazi, Wang, 2021"
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ class CountSketch(Codec):
     fixed: bool = False
 
     linear = True
+    grows = True
     paper = "Charikar, Chen, Farach-Colton, ICALP 2002"
 
     def __post_init__(self) -> None:

@@ -105,6 +105,10 @@ class TopK(_Chosen):
     def contraction(self) -> bool:  # type: ignore[override]
         return self.values.contraction
 
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.values.grows
+
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat, k = x.reshape(-1), kept(self.share, x.numel())
         about = above(flat, sampled_threshold(flat, k, key.generator("sample"))) if self.sampled else None
@@ -139,6 +143,10 @@ class RandK(Codec):
     @property
     def contraction(self) -> bool:  # type: ignore[override]
         return not self.unbiased
+
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.unbiased
 
     def _positions(self, n: int, key: Key) -> Tensor:
         return torch.randperm(n, generator=key.everyone().generator("positions"))[: kept(self.share, n)]

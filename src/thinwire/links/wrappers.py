@@ -13,7 +13,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, Link, join
+from .base import Codec, Link, finite, join
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,10 @@ class Flat(Link):
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet = self.inner.encode(x.flat, key)
-        return packet, self._decode(packet, x.layout, key), None
+        seen = self._decode(packet, x.layout, key)
+        if self.inner.grows:
+            finite(self, seen.flat)
+        return packet, seen, None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self._decode(packet, layout, key), None
