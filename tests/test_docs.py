@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from thinwire.expression import vocabulary
 from thinwire.problem import standard
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +121,17 @@ def test_every_method_that_the_readme_names_can_be_typed():
     assert len(found) > 30
     for word in found:
         assert tw.parse(word)
+
+
+def test_whatever_names_a_paper_says_how_it_differs_from_it():
+    from thinwire.ddp.compare import METHODS
+
+    silent, named = [], {**vocabulary(), **{f"ddp.{name}": cls for name, cls in METHODS.items()}}
+    for name, cls in named.items():
+        said = [cls.__doc__, sys.modules[cls.__module__].__doc__]
+        if cls.paper and not re.search(r"Differences from the\s(paper|thesis)", "".join(filter(None, said))):
+            silent.append(name)
+    assert silent == []
 
 
 def test_the_example_of_the_readme_runs(tmp_path, capsys):

@@ -23,6 +23,11 @@ class Projection(Codec):
     they are decoded. Not a contraction: the error is about D/d times as long as x, so no
     error feedback goes around it. By layer; ``Flat(Projection(...))`` takes the whole vector.
     A layer of at most ``dim`` entries is sent whole. Melas-Kyriazi, Wang, 2021.
+
+    Differences from the paper: its matrix is one, over the whole vector, in which the model
+    itself moves, so that the downlink is small too: that is :class:`~thinwire.Intrinsic`. Here
+    updates alone are projected, by layer, and another matrix each round lets them reach every
+    direction. The constant is the one that makes E[A Aᵀ] = I, as there.
     """
 
     dim: int

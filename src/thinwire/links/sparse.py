@@ -128,6 +128,11 @@ class RandK(Codec):
     The same positions for every client of a round, so packets can be averaged before they
     are decoded. With ``unbiased`` the values are divided by the share kept (then it is no
     contraction). Wangni et al., NeurIPS 2018, arXiv:1710.09854, uniform probabilities.
+
+    Differences from the paper: the same number of entries is kept each time, where the paper
+    tosses a coin for each; they are the same for all clients, and so need not be sent; all are
+    as likely, where its best probabilities grow with the magnitude (which no seed could tell
+    the receiver). Without ``unbiased`` nothing is rescaled.
     """
 
     paper = "Wangni et al., NeurIPS 2018, arXiv:1710.09854"
