@@ -1,5 +1,6 @@
 """What was once wrong: a test for every mistake that was found by trying to break things."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -481,3 +482,19 @@ def test_a_bit_that_flips_in_a_state_on_disk_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(RunError, match=r"the state of client 0 cannot be read from .*: its checksum is another"):
         tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 3, out=tmp_path, states="disk", resume=True)
+
+
+# -- many clients --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here says the most memory a process had")
+def test_a_client_that_is_not_sampled_takes_no_more_memory_than_is_said() -> None:
+    # 18,000 more of them, 36 MB at most; a client's states, which lie on disk, would be 400 kB each.
+    program = Path(__file__).parents[1] / "benchmarks" / "scale.py"
+    words = ["--clients", "2000", "--clients", "20000", "--rounds", "2", "--json"]
+    done = subprocess.run([sys.executable, str(program), *words], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["bytes_a_client"] < 2_000
+    for clients in ("2000", "20000"):
+        assert 100 < found[clients]["states_on_disk"] <= 200  # of those that were sampled: 100 a round
