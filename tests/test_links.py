@@ -19,6 +19,7 @@ from torch import Size, Tensor
 
 from thinwire import params
 from thinwire.errors import CombinationError, NonFinite, WireError
+from thinwire.kernels import native
 from thinwire.key import Key
 from thinwire.links import (
     ATOMO,
@@ -193,6 +194,9 @@ everyones_mean = [r for r in ROWS if "l" in r.flags and "e" not in r.flags and r
 linear = pytest.mark.parametrize("row", everyones_mean, ids=lambda row: repr(row.link))
 
 
+without_a_compiler_too = pytest.mark.usefixtures("kernels")
+
+
 def bits(x: Params) -> bytes:
     assert x.flat.dtype == torch.float32
     return x.flat.contiguous().view(torch.uint8).numpy().tobytes()
@@ -240,12 +244,17 @@ def through(link: Link, x: Params, tx: Any, rx: Any, k: Key) -> tuple[bytes, Par
 # -- every link ---------------------------------------------------------------
 
 
+def test_tests_are_made_without_a_compiler_too(kernels: str) -> None:
+    assert (native.library(torch.zeros(1)) is None) is (kernels == "reference")
+
+
 @every
 def test_what_is_said_of_a_link_is_what_the_table_says(row: Row) -> None:
     for letter, flag in zip("lcma", ("linear", "contraction", "memory", "absolute"), strict=True):
         assert getattr(row.link, flag) is (letter in row.flags), flag
 
 
+@without_a_compiler_too
 @every
 def test_the_receiver_sees_bit_for_bit_what_the_sender_says_in_every_round(row: Row) -> None:
     tx, rx = row.link.open(LAYOUT.zeros())
@@ -678,6 +687,7 @@ BYTES = [
 ]
 
 
+@without_a_compiler_too
 @pytest.mark.parametrize(("link", "one", "two"), BYTES, ids=lambda v: repr(v) if isinstance(v, Link) else "")
 def test_messages_of_a_thousand_entries_have_these_bytes(link: Link, one: int, two: int) -> None:
     for layout, expected in ((ONE, one), (TWO, two)):
@@ -695,6 +705,7 @@ SECOND = [
 ]
 
 
+@without_a_compiler_too
 @pytest.mark.parametrize(("link", "one", "two"), SECOND, ids=lambda v: repr(v) if isinstance(v, Link) else "")
 def test_an_update_of_the_same_direction_takes_these_bytes(link: Link, one: int, two: int) -> None:
     for layout, expected in ((ONE, one), (TWO, two)):
@@ -820,6 +831,7 @@ def test_positions_by_hand() -> None:
     assert unpack_positions([b, quotients, rests], 100).tolist() == [9, 30, 45, 80]
 
 
+@without_a_compiler_too
 def test_positions_by_hand_in_bytes() -> None:
     packet = pack_positions(torch.tensor([9, 30, 45, 80]), 100)
     # list of 3; 4; a byte and two of them; 1011001 and 1001001001110100 lowest bit first
@@ -838,6 +850,7 @@ def test_all_positions_need_no_bytes_and_dense_ones_a_bit_each() -> None:
     assert unpack_positions(None, 0).tolist() == []
 
 
+@without_a_compiler_too
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_packed_positions_are_read_by_an_independent_reader(case: tuple[int, set[int]]) -> None:
     n, positions = case[0], sorted(case[1])
@@ -1001,6 +1014,7 @@ def replaced(packet: Any) -> Iterator[Any]:
         yield packet.tolist()
 
 
+@without_a_compiler_too
 @every
 def test_hostile_packets_are_refused_or_fit_and_nothing_else(row: Row) -> None:
     layout = LAYOUT.only(["conv.bias", "scale", "fc.bias"])
@@ -1128,6 +1142,7 @@ def seen_by(link: Link, *xs: Params) -> list[list[float]]:
     return [seen for _, seen, _ in rounds(link, *xs)]
 
 
+@without_a_compiler_too
 def test_top_k_takes_the_largest_magnitudes_in_ascending_order_of_place() -> None:
     assert top_k(torch.tensor([1.0, -5.0, 3.0, 0.0, -4.0]), 3).tolist() == [1, 2, 4]
     assert top_k(torch.zeros(0), 0).tolist() == []
@@ -1157,6 +1172,7 @@ def test_sparse_loses_nothing_not_even_the_sign_of_zero() -> None:
     assert packet[0][1].tolist() == [-0.0, 1.401298464324817e-45, -3.0]
 
 
+@without_a_compiler_too
 def test_scaled_sign_by_hand() -> None:
     assert seen_by(ScaledSign(), vector(1.0, -5.0, 0.0, -2.0)) == [[2.0, -2.0, 2.0, -2.0]]  # (1 + 5 + 0 + 2) / 4
     assert seen_by(ScaledSign(), vector(-0.0, -4.0)) == [[2.0, -2.0]]
