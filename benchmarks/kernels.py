@@ -8,9 +8,11 @@ leaves it by default for some milliseconds after each operator, it takes a core 
 eight messages of ``dumps`` are not timed: a virtual machine may have to ask its host for fresh memory.
 
 Then every link on an update of the size of ResNet-18 (11.2 million entries in 62 layers): encoding is ``send`` and
-``dumps``, decoding ``loads`` and ``recv``.
+``dumps``, decoding ``loads`` and ``recv``, both together in copies of the update; and the most memory that ``send`` and
+``recv`` take beside what they are given, in vectors of the update (44.7 MB), what they return included (Linux alone
+tells). Those that take long are timed fewer times. The table is Markdown, for docs/links.md.
 
-    python benchmarks/kernels.py [--rounds 7] [--threads 2] [--json]
+    python benchmarks/kernels.py [--rounds 7] [--threads 2] [--links] [--json]
 
 Needs 2.5 GB. Other work on the machine makes every figure larger, also the ratios: the load is printed.
 """
@@ -18,11 +20,15 @@ Needs 2.5 GB. Other work on the machine makes every figure larger, also the rati
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded
 
@@ -55,16 +61,37 @@ LINKS = [
     "TopK(0.01)",
     "TopK(0.1)",
     "TopK(0.01, values=Half())",
+    "TopK(0.01, sampled=True)",
     "Flat(TopK(0.01))",
     "RandK(0.01)",
+    "RandomBlock(64)",
+    "STC(0.01)",
+    "DropoutAvg(0.5)",
+    "SignSGD()",
     "ScaledSign()",
+    "QSGD(16)",
+    "QSGD(16, bucket=512)",
+    "Int8()",
+    "Ternary()",
+    "LowRank(2)",
+    "ATOMO(2)",
+    "PowerSGD(2)",
+    "Flat(CountSketch(5, 100000))",
+    "Projection(16384)",
+    "Flat(Projection(16384))",
     "ErrorFeedback(TopK(0.01))",
     "ErrorFeedback(ScaledSign())",
     "EF21(TopK(0.01))",
     "LBGM(threshold=0.2)",
-    "Projection(16384)",
-    "Flat(Projection(16384))",
+    "LBGM(TopK(0.1), store='packet')",
+    "Entropy(QSGD(16))",
+    "Budget(1000000)",
+    "Layerwise(TopK(0.01))",
+    "Partition({'<1000': Dense(), '*': TopK(0.01)})",
+    "ByBandwidth({'*': TopK(0.01)})",
 ]
+LONG = 3.0  # seconds, after which a link is not timed again
+MMAP_THRESHOLD = -3  # malloc.h
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -150,17 +177,22 @@ def resnet18() -> tw.Layout:
     return tw.Layout(tuple(shapes), tuple(map(Size, shapes.values())))
 
 
+def two(layout: tw.Layout) -> list[tw.Params]:
+    g = torch.Generator().manual_seed(1)
+    return [tw.Params(layout, 0.01 * torch.randn(layout.size, generator=g)) for _ in range(2)]
+
+
 def links(rounds: int) -> dict[str, dict[str, float]]:
     layout = resnet18()
-    g = torch.Generator().manual_seed(1)
-    updates = [tw.Params(layout, 0.01 * torch.randn(layout.size, generator=g)) for _ in range(2)]
+    updates = two(layout)
     target = torch.empty(layout.size)
     found = {}
     for text in LINKS:
         link = tw.parse(text)
         tx, rx = link.open(updates[0].zeros())
-        encodings, decodings, copies = [], [], []
-        for t in range(rounds + 1):
+        encodings, decodings, copies, began = [], [], [], time.perf_counter()
+        while len(copies) <= rounds and (len(copies) < 2 or time.perf_counter() - began < LONG):
+            t = len(copies)
             x, key = updates[t % 2], tw.Key(0, t, 0, "up/update")
             copies.append(seconds(lambda x=x: target.copy_(x.flat)))
             start = time.perf_counter()
@@ -181,25 +213,74 @@ def links(rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def memory() -> dict[str, dict[str, float]]:
+    """Of every link's second round. For a process of its own: what was there before would be filled first."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(MMAP_THRESHOLD, 1 << 16)  # whatever is larger goes back to the system when it is freed
+    layout, found = resnet18(), {}
+    first, second = two(layout)
+
+    def most(work: Callable[[], object]) -> tuple[object, float]:
+        """What ``work`` returns, and the most vectors it had at a time beside those that were there."""
+        libc.malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = status("VmRSS")
+        made = work()
+        return made, (status("VmHWM") - before) / (4 * layout.size)
+
+    for text in LINKS:
+        link = tw.parse(text)
+        keys = [tw.Key(0, t, 0, "up/update") for t in range(2)]
+        tx, rx = link.open(first.zeros())
+        packet, _, tx = link.send(first, tx, keys[0])
+        _, rx = link.recv(loads(dumps(packet)), layout, rx, keys[0])
+        del packet, _
+        sent, sending = most(lambda link=link, tx=tx, key=keys[1]: link.send(second, tx, key))
+        packet = loads(dumps(sent[0]))
+        del sent, tx
+        _, receiving = most(lambda link=link, packet=packet, rx=rx, key=keys[1]: link.recv(packet, layout, rx, key))
+        del packet, rx, _
+        found[text] = {"send_vectors": round(sending, 2), "recv_vectors": round(receiving, 2)}
+    return found
+
+
+def status(name: str) -> int:
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) * 1024
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print one object last")
+    parser.add_argument("--links", action="store_true", help="only the links")
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    if chosen.memory:
+        print(json.dumps(memory()))
+        return
     load = os.getloadavg()[0]
     level = native._level()
     print(f"kernels: {level}, {chosen.threads} threads, load of the machine before: {load:.1f}")
-    print(f"{'':20}{'ratio':>8}{'bar':>7}{'ms':>10}{'copy ms':>10}")
-    found = kernels(chosen.rounds)
+    found = {} if chosen.links else kernels(chosen.rounds)
+    if found:
+        print(f"{'':20}{'ratio':>8}{'bar':>7}{'ms':>10}{'copy ms':>10}")
     for name, of in found.items():
         bar = f"{of['bar']:7.1f}" if "bar" in of else " " * 7
         print(f"{name:20}{of['ratio']:8.2f}{bar}{of['ms']:10.1f}{of['copy_ms']:10.1f}")
-    print(f"\n{'11.2 M entries':32}{'bytes':>12}{'encode ms':>12}{'decode ms':>12}{'copies':>9}")
     table = links(max(3, chosen.rounds // 2))
+    if os.access("/proc/self/clear_refs", os.W_OK):
+        command = [sys.executable, __file__, "--memory", "--threads", str(chosen.threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        for name, vectors in json.loads(done.stdout).items():
+            table[name] |= vectors
+    print(f"\n| {'11.2 M entries':48} |      bytes | encode ms | decode ms | copies | send, vectors | recv, vectors |")
+    print(f"| :{'-' * 47} | {'-' * 9}: | --------: | --------: | -----: | ------------: | ------------: |")
     for name, of in table.items():
-        print(f"{name:32}{of['bytes']:12,}{of['encode_ms']:12.1f}{of['decode_ms']:12.1f}{of['ratio']:9.1f}")
+        vectors = [f"{of[end]:.1f}" if end in of else "" for end in ("send_vectors", "recv_vectors")]
+        times = f"{of['encode_ms']:9.1f} | {of['decode_ms']:9.1f} | {of['ratio']:6.1f}"
+        print(f"| {f'`{name}`':48} | {of['bytes']:10,} | {times} | {vectors[0]:>13} | {vectors[1]:>13} |")
     if chosen.json:
         ratios = {name: round(of["ratio"], 3) for name, of in found.items()}
         about = {"kernels": level, "threads": chosen.threads, "load": [round(load, 2), round(os.getloadavg()[0], 2)]}

@@ -2,7 +2,9 @@
 
 Every client has 20 pictures of its own choice from 60,000 random ones; 100 are sampled a round and send
 LBGM(TopK(0.1)) of an MLP's update (50,890 parameters). What a client keeps (its look-back gradient, 200 kB at each
-end) lies on disk from its first contact on. Each size is a process of its own.
+end) lies on disk from its first contact on. Each size is a process of its own. Last comes what a client costs that is
+not sampled, its task included: the growth of the peak from the fewest clients to the most, over their difference. It is
+to stay below 2,000 bytes.
 
     python benchmarks/scale.py [--rounds 10] [--clients 1000 --clients 100000] [--json]
 """
@@ -66,7 +68,7 @@ def measure(clients: int, rounds: int, folder: Path) -> dict[str, float]:
         "setup_seconds": round(time.perf_counter() - given - sum(seconds), 2),
         "tasks_seconds": round(given - began, 2),
         "tasks_mb": round(tasks_mb),
-        "peak_mb": round(peak()),
+        "peak_mb": round(peak(), 1),
         "states_on_disk": len(files),
         "states_mb": round(sum(f.stat().st_size for f in files) / 1e6),
     }
@@ -86,12 +88,19 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
         return
-    found = {}
+    found: dict[str, dict[str, float] | float] = {}
+    sizes = []
     for clients in o.clients or [1_000, 10_000, 100_000]:
         command = [sys.executable, __file__, "--one", str(clients), "--rounds", str(o.rounds)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[str(clients)] = json.loads(done.stdout.splitlines()[-1])
-        print(found[str(clients)], file=sys.stderr)
+        sizes.append(json.loads(done.stdout.splitlines()[-1]))
+        found[str(clients)] = sizes[-1]
+        print(sizes[-1], file=sys.stderr)
+    fewest, most = (choose(sizes, key=lambda size: size["clients"]) for choose in (min, max))
+    if most != fewest:
+        grown = (most["peak_mb"] - fewest["peak_mb"]) * 2**20
+        found["bytes_a_client"] = round(grown / (most["clients"] - fewest["clients"]))
+        print(f"{found['bytes_a_client']:,} bytes a client that is not sampled", file=sys.stderr)
     if o.json:
         print(json.dumps(found))
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _one_thread() -> None:
     # How a sum is split over threads changes its last bits, and golden runs compare those.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=["compiled", "reference"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Twice: with the kernels in C, and with the references in torch that run where there was no compiler."""
+    from thinwire.kernels import native
+
+    if request.param == "compiled":
+        if native.library() is None:
+            pytest.skip("the kernels are not compiled here, or not asked for")
+        yield request.param
+        return
+    before = native._level()
+    yield native.use("reference")
+    native.use(before)
 
 
 @pytest.fixture(scope="session")

@@ -888,13 +888,13 @@ def test_scaffold_with_local_momentum_is_refused_with_the_reason() -> None:
 
 
 REFUSED = {
-    "LUAR(FedAvg(), 1, layers='kernel')": "LUAR(layers='kernel'): layers is one of kernels, tensors, modules",
+    "LUAR(FedAvg(), 1, layers='kernel')": ("LUAR(layers='kernel'): one of 'kernels', 'tensors', 'modules' is expected"),
     "LUAR(FedAvg(), 1, select='best')": (
-        "LUAR(select='best'): select is one of metric, uniform, round-robin, gradient-norm"
+        "LUAR(select='best'): one of 'metric', 'uniform', 'round-robin', 'gradient-norm' is expected"
     ),
-    "LUAR(TopK(), 1)": "LUAR goes around an algorithm such as FedAvg(), not TopK(0.01)",
+    "LUAR(TopK(), 1)": "LUAR(inner=TopK(0.01)): Algorithm such as FedAvg() is expected",
     "LUAR(FedAvg, 1)": (
-        "LUAR goes around an algorithm such as FedAvg(), not <class 'thinwire.algorithms.fedavg.FedAvg'>"
+        "LUAR(inner=<class 'thinwire.algorithms.fedavg.FedAvg'>): Algorithm such as FedAvg() is expected"
     ),
 }
 

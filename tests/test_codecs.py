@@ -51,6 +51,8 @@ from thinwire.problem import standard
 from thinwire.run.messages import Form, Mean
 from thinwire.wire import dumps, loads
 
+pytestmark = pytest.mark.usefixtures("kernels")  # without a compiler too
+
 
 def key(round: int, client: int | None = 4) -> Key:
     return Key(1, round, client).at("up").at("update")

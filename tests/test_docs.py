@@ -1,5 +1,6 @@
 """What the pages say works, works: their code is run."""
 
+import ast
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from thinwire.expression import vocabulary
 from thinwire.problem import standard
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +122,26 @@ def test_every_method_that_the_readme_names_can_be_typed():
     assert len(found) > 30
     for word in found:
         assert tw.parse(word)
+
+
+def test_what_every_link_takes_is_measured_and_said():
+    code = (ROOT / "benchmarks" / "kernels.py").read_text()
+    measured = ast.literal_eval(code[code.index("\nLINKS = ") :].partition("= ")[2].partition("\n]")[0] + "]")
+    said = re.findall(r"^\| `(.+?)` \| [0-9,]+ \| [0-9.]+ \| [0-9.]+ \|$", (ROOT / "docs/links.md").read_text(), re.M)
+    assert said == measured
+    links = {name for name, cls in vocabulary().items() if issubclass(cls, tw.Link)}
+    assert links - set(re.findall(r"\w+(?=\()", " ".join(measured))) == set()
+
+
+def test_whatever_names_a_paper_says_how_it_differs_from_it():
+    from thinwire.ddp.compare import METHODS
+
+    silent, named = [], {**vocabulary(), **{f"ddp.{name}": cls for name, cls in METHODS.items()}}
+    for name, cls in named.items():
+        said = [cls.__doc__, sys.modules[cls.__module__].__doc__]
+        if cls.paper and not re.search(r"Differences from the\s(paper|thesis)", "".join(filter(None, said))):
+            silent.append(name)
+    assert silent == []
 
 
 def test_the_example_of_the_readme_runs(tmp_path, capsys):

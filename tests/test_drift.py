@@ -567,7 +567,7 @@ class Wrong:
         Wrong("FedACG(momentum=1)", "FedACG(momentum=1.0): momentum must be in [0, 1)"),
         Wrong("FedACG(beta=-1)", "FedACG(beta=-1.0): beta must not be negative"),
         Wrong("FedGen(weight=-1)", "FedGen(weight=-1.0): weight must not be negative"),
-        Wrong("FedGen(steps=0)", "FedGen(steps=0): steps is a whole number, at least 1"),
+        Wrong("FedGen(steps=0)", "FedGen(steps=0): steps must be at least 1"),
         Wrong("SCAFFOLD(option='III')", "SCAFFOLD(option='III'): one of 'I', 'II' is expected"),
         Wrong("FedProx(LocalSGD(prox=0.1))", "FedProx pulls by its own mu; leave prox at 0"),
         Wrong("FedDyn(LocalSGD(prox=0.1))", "FedDyn pulls by its own alpha; leave prox at 0"),
@@ -641,12 +641,13 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "contraction",
         "goes around",
         "goes inside",
+        "does not go around",
         "products already",
         "cannot carry",
         "receiver has",
         "memory itself",
     )
-    known = (*known, "holds a codec", "has none")
+    known = (*known, "Codec such as Half() is expected", "has none")
     unknown = [r for r in cells.values() if r and not any(word in r for word in (*known, "LUAR over"))]
     assert unknown == []
     show([Pair(**pair) for pair in pairs])

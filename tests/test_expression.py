@@ -5,10 +5,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import pickle
 import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -330,15 +332,15 @@ ERRORS = {
     "TopK(True)": "TopK(share=True): float is expected",
     "TopK(None)": "TopK(share=None): float is expected",
     "TopK([0.1])": "TopK(share=[0.1]): float is expected",
-    "TopK(0.1, values=ErrorFeedback())": "TopK(values=ErrorFeedback()): Codec is expected",
-    "Flat(LBGM())": "Flat(inner=LBGM(threshold=0.2)): Codec is expected",
+    "TopK(0.1, values=ErrorFeedback())": "TopK(values=ErrorFeedback()): Codec such as Half() is expected",
+    "Flat(LBGM())": "Flat(inner=LBGM(threshold=0.2)): Codec such as Half() is expected",
     "LUAR(FedAvg(), recycle=1.5)": "LUAR(recycle=1.5): int is expected",
     "LUAR(FedAvg(), recycle=True)": "LUAR(recycle=True): int is expected",
-    "LUAR(TopK(), recycle=1)": "LUAR(inner=TopK(0.01)): Algorithm is expected",
+    "LUAR(TopK(), recycle=1)": "LUAR(inner=TopK(0.01)): Algorithm such as FedAvg() is expected",
     "LUAR(FedAvg(), 1, select='best')": "LUAR(select='best'): one of 'metric', 'uniform', 'round-robin', "
     "'gradient-norm' is expected",
     "FedAvg(weights='n')": "FedAvg(weights='n'): one of 'examples', 'uniform' is expected",
-    "FedAvg(up=3)": "FedAvg(up=3): Link or dict[str, Link] is expected",
+    "FedAvg(up=3)": "FedAvg(up=3): Link such as TopK(0.01) or dict[str, Link] is expected",
     "FedAvg(up={1: Dense()})": "'{1: Dense()}': its keys are different texts, 1 is not",
     "FedAvg(LocalSGD(batch=2.5))": "LocalSGD(batch=2.5): int or None is expected",
     "Decay(0.1, rounds=[1])": "Decay(rounds=[1]): tuple[int, ...] is expected",
@@ -423,9 +425,85 @@ def test_a_name_leaves_out_defaults_and_names_all_but_the_first_field() -> None:
     assert tw.complete(Holder()) == "Holder(first=1, items=[], flag=False)"
 
 
-def test_one_and_true_are_not_the_same_default() -> None:
-    assert repr(Holder(True)) == "Holder(True)"
-    assert repr(Holder(flag=0)) == "Holder(1, flag=0)"
+@dataclass(frozen=True)
+class Typed(Config):
+    count: int = 1
+    rate: float = 0.5
+    flag: bool = False
+    rates: tuple[float, ...] = ()
+    each: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    word: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ValueError(f"{type(self).__name__}(rate={self.rate}): rate must not be negative")
+
+
+@dataclass(frozen=True)
+class Narrower(Typed):
+    more: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.more > self.count:
+            raise ValueError(f"Narrower(more={self.more}): no more than count")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"count": 2.0}, "Typed(count=2.0): int is expected"),
+        ({"count": True}, "Typed(count=True): int is expected"),
+        ({"count": None}, "Typed(count=None): int is expected"),
+        ({"rate": "0.1"}, "Typed(rate='0.1'): float is expected"),
+        ({"rate": False}, "Typed(rate=False): float is expected"),
+        ({"flag": 1}, "Typed(flag=1): bool is expected"),
+        ({"rates": (1, "2")}, "Typed(rates=(1, '2')): tuple[float, ...] is expected"),
+        ({"rates": [1.0]}, "Typed(rates=[1.0]): tuple[float, ...] is expected"),
+        ({"each": {"a": 1.5}}, "Typed(each={'a': 1.5}): dict[str, int or None] is expected"),
+        ({"word": 3}, "Typed(word=3): str or None is expected"),
+        ({"rate": -1}, "Typed(rate=-1.0): rate must not be negative"),
+    ],
+)
+def test_fields_are_of_their_types_before_their_values_are_checked(arguments: dict[str, Any], message: str) -> None:
+    for cls in (Typed, Narrower):  # what a class adds or does not add to its check changes nothing
+        with pytest.raises(ValueError, match=f"^{re.escape(message.replace('Typed', cls.__name__, 1))}$"):
+            cls(**arguments)
+    with pytest.raises(ValueError, match=re.escape("Narrower(more='x'): int is expected")):
+        Narrower(more="x")  # type: ignore[arg-type]
+
+
+def test_numbers_become_pythons_own_so_that_what_is_written_can_be_typed_back() -> None:
+    x = Typed(np.int64(3), np.float64(0.1), np.True_, (1, np.float32(0.5)), {"a": np.int8(2)}, np.str_("b"))  # type: ignore[arg-type]
+    assert repr(x) == "Typed(3, rate=0.1, flag=True, rates=(1.0, 0.5), each={'a': 2}, word='b')"
+    assert [type(v) for v in dataclasses.astuple(x)] == [int, float, bool, tuple, dict, str]
+    assert parse(repr(x), names={"Typed": Typed}) == x
+    assert repr(Typed(rate=2)) == "Typed(1, rate=2.0)"
+
+
+def test_a_configuration_keeps_a_dict_of_its_own() -> None:
+    given: dict[str, int | None] = {"a": 1}
+    x = Typed(each=given)
+    given["b"] = 2
+    assert x.each == {"a": 1}
+
+
+def test_configurations_survive_pickling_and_replacing() -> None:
+    x = Narrower(4, each={"a": None}, more=2)
+    assert pickle.loads(pickle.dumps(x)) == x
+    assert dataclasses.replace(x, rate=1) == Narrower(4, 1.0, each={"a": None}, more=2)
+
+
+def test_an_annotation_that_only_a_function_knows_is_not_checked() -> None:
+    class Inside:
+        pass
+
+    @dataclass(frozen=True)
+    class Local(Config):
+        inside: Inside
+        count: int = 1
+
+    assert isinstance(Local(Inside()).inside, Inside)
 
 
 def test_a_users_own_configuration_can_be_typed() -> None:

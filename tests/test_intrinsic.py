@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import thinwire as tw
 from test_algorithms import Point, Quadratic, handwriting
 from test_algorithms import mlp as digits_mlp
 from test_simulate import assert_same_model, assert_same_run, bills, blobs, chosen, mlp, normed, simulate
-from thinwire import SGD, Adam, Basis, FedAvg, Gaussian, Intrinsic, Key, LocalSGD, Simulation
+from thinwire import SGD, Adam, Basis, FedAvg, Gaussian, Intrinsic, Key, LocalSGD, PerTensor, Simulation
 from thinwire.run.stream import Parcel, catch_up
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
@@ -173,6 +173,36 @@ def test_a_square_orthonormal_matrix_makes_it_fedavg(basis: Basis, model: Any) -
     torch.testing.assert_close(static.params.flat, uniform.params.flat, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("basis", [Identity(), Shuffled()], ids=repr)
+def test_a_square_orthonormal_matrix_of_the_only_tensor_makes_it_fedavg_too(basis: Basis) -> None:
+    plain = stepped(FedAvg(STEP), Point(*START), [TASK], 4)
+    method = Intrinsic(5, varying=True, epoch=1, local=STEP, basis=PerTensor(basis))
+    found = stepped(method, Point(*START), [TASK], 4)
+    assert [method.model(s).flat.tolist() for s in found] == [s.x.flat.tolist() for s in plain]
+
+
+def test_by_tensor_the_path_is_gradient_descent_on_the_shared_coefficients() -> None:
+    # Two parameters p and q, each with a matrix of its own: the gradient of Sigma is A_p^T g_p + A_q^T g_q.
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.q = nn.Parameter(torch.tensor(START[:2])), nn.Parameter(torch.tensor(START[2:]))
+
+        def vector(self) -> Tensor:
+            return torch.cat([self.p, self.q])
+
+    method = Intrinsic(3, local=LocalSGD(lr=0.05, batch=None, steps=1), opt=SGD(0.5), basis=PerTensor(Gaussian()))
+    states = stepped(method, Two(), [TASK], 7, seed=9)
+    key, units = Key(9, 0, None, "intrinsic/subspace0"), torch.eye(3)
+    parts = [[Gaussian().expand(u, size, key.at(name)) for u in units] for name, size in (("p", 2), ("q", 3))]
+    a = torch.cat([torch.stack(columns, 1) for columns in parts]).double().numpy()
+    h, target, sigma = H.double().numpy(), TASK.targets[0].double().numpy(), np.zeros(3)
+    for t in range(7):
+        sigma = sigma - 0.5 * 0.05 * a.T @ (h * (np.array(START) + a @ sigma - target))
+        np.testing.assert_allclose(method.model(states[t + 1]).flat.numpy(), np.array(START) + a @ sigma, atol=3e-6)
+    assert np.abs(a @ sigma).max() > 0.05
+
+
 @pytest.mark.parametrize("method", ["Intrinsic(20)", "Intrinsic(10, subspaces=2, opt=Adam(0.03))"])
 def test_an_epoch_that_does_not_end_is_the_static_form(method: str) -> None:
     static, varying = simulate(method), simulate(f"{method[:-1]}, varying=True, epoch=5)")
@@ -302,7 +332,7 @@ def test_a_client_that_was_away_is_billed_for_what_it_got() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("form", ["", ", varying=True, epoch=3"])
+@pytest.mark.parametrize("form", ["", ", varying=True, epoch=3", ", varying=True, epoch=2, basis=PerTensor()"])
 def test_a_client_that_was_away_holds_what_the_others_hold_bit_for_bit(form: str, known: bool) -> None:
     method = tw.parse(f"Intrinsic(8, subspaces=2{form}, known={known})", {"lr": 0.2, "batch": 8})
     run = Simulation(method, normed, blobs(), sample=2, seed=3, workers=1, plan="each")
@@ -345,6 +375,7 @@ def test_clients_train_from_the_very_model_that_is_evaluated(form: str, model: A
         "Intrinsic(8, subspaces=3, opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)))",
         "Intrinsic(8, varying=True, epoch=2, opt=Momentum(0.5))",
         "Intrinsic(8, subspaces=2, varying=True, epoch=3, basis=Gaussian(), buffers='local')",
+        "Intrinsic(8, subspaces=2, varying=True, epoch=2, basis=PerTensor(Gaussian()))",
     ],
 )
 def test_a_run_that_goes_on_is_the_run_that_never_stopped(method: str, tmp_path: Path) -> None:
@@ -379,7 +410,7 @@ def test_states_survive_the_wire_and_nobody_writes_into_them() -> None:
 # -- learning, and what is refused ------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["150, subspaces=2", "300, varying=True, epoch=5"])
+@pytest.mark.parametrize("form", ["150, subspaces=2", "300, varying=True, epoch=5", "300, basis=PerTensor()"])
 def test_digits_are_learnt_in_a_third_of_the_dimensions(form: str) -> None:
     tasks, test = handwriting()
     method = tw.parse(f"Intrinsic({form})", {"lr": 0.2, "batch": 16, "epochs": 2})  # of 910
@@ -399,7 +430,7 @@ def test_digits_are_learnt_in_a_third_of_the_dimensions(form: str) -> None:
         ("Intrinsic(8, varying=True, epoch=0)", "Intrinsic(epoch=0): an epoch has at least 1 round"),
         ("Intrinsic(84)", "Intrinsic(dim=84, subspaces=1): more than the model's 83 parameters"),
         ("Intrinsic(42, subspaces=2)", "Intrinsic(dim=42, subspaces=2): more than the model's 83 parameters"),
-        ("Intrinsic(8, opt=Dense())", "Intrinsic(opt=Dense()): Optimizer is expected"),
+        ("Intrinsic(8, opt=Dense())", "Intrinsic(opt=Dense()): Optimizer such as Adam(0.03) is expected"),
         ("Intrinsic(8, down=TopK(0.1))", "down=TopK(0.1) cannot carry a broadcast"),
     ],
 )

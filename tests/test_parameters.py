@@ -361,7 +361,10 @@ REFUSED = {
     "PruneFL(FedAvg(), overhead=-1.0)": "PruneFL(overhead=-1.0): overhead must not be negative or infinite",
     "PruneFL(FedAvg(), initial=-1)": "PruneFL(initial=-1): initial must not be negative",
     "PruneFL(FedAvg(), batch=0)": "PruneFL(batch=0): batch must be positive, or None",
-    "PruneFL(LUAR(FedAvg(), 1))": "PruneFL goes inside of LUAR, not around it: LUAR(PruneFL(FedAvg(...)), ...)",
+    "PruneFL(LUAR(FedAvg(), 1))": (
+        "PruneFL goes inside of LUAR, not around it: LUAR(PruneFL(FedAvg(), every=50), recycle=1)"
+    ),
+    "PruneFL(FLSS(FedAvg()), 20)": ("PruneFL does not go around FLSS, nor FLSS around PruneFL: leave one of the two"),
     "PruneFL(SCAFFOLD())": (
         "PruneFL goes around FedAvg and what its arguments make of it (FedProx, FedAdam, FedAvgSM, local momentum); "
         "SCAFFOLD keeps or sends more than the model, which would not be pruned"
@@ -377,6 +380,15 @@ REFUSED = {
 def test_a_setting_without_meaning_is_refused_in_one_line(expression: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(REFUSED[expression])}$"):
         tw.parse(expression)
+
+
+@pytest.mark.parametrize("expression", ["PruneFL(LUAR(FedAvg(), 1), 20)", "PruneFL(FedPara(FedAvg(opt=Adam())))"])
+def test_what_is_advised_in_its_place_can_be_had(expression: str) -> None:
+    with pytest.raises(CombinationError) as refused:
+        tw.parse(expression)
+    other = tw.parse(str(refused.value).partition("not around it: ")[2])
+    asked = expression.removeprefix("PruneFL(").partition("(")[0]
+    assert [type(part).__name__ for part in (other, other.inner, other.inner.inner)] == [asked, "PruneFL", "FedAvg"]
 
 
 def test_a_model_that_would_not_get_smaller_is_refused() -> None:

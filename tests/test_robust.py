@@ -1,5 +1,6 @@
 """What was once wrong: a test for every mistake that was found by trying to break things."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -319,21 +320,39 @@ def test_a_second_training_in_a_round_draws_other_batches() -> None:
 # -- configurations without checked annotations ------------------------------------
 
 WRONG = {
-    "FedAvg(weights='example')": "FedAvg(weights='example'): weights is one of examples, uniform",
-    "FedAvg(buffers='average')": "FedAvg(buffers='average'): buffers is one of mean, local",
-    "FedAvg(up='TopK(0.1)')": "FedAvg(up='TopK(0.1)'): a link is expected, such as TopK(0.01)",
-    "FedAvg(opt='adam')": "FedAvg(opt='adam'): opt is written as Adam(0.03)",
-    "FedAvg(0.1)": "FedAvg(local=0.1): local is written as LocalSGD(0.1)",
-    "LUAR(FedAvg(), recycle=1.0)": "LUAR(recycle=1.0): recycle is a number of layers, 0 or more",
-    "LocalSGD(batch=2.5)": "LocalSGD(batch=2.5): a whole number, or None",
-    "FLSS(FedAvg(), rank=2, start=3, every=2.5)": "FLSS(every=2.5): every is a whole number or None",
-    "FLSS(FedAvg(), rank='a', start=3)": "FLSS(rank='a'): rank is a whole number",
-    "FLSS(FedAvg(), rank=2.5, start=3)": "FLSS(rank=2.5): rank is a whole number",
-    "Intrinsic(8.5)": "Intrinsic(dim=8.5): dim is a whole number",
-    "Intrinsic(8, varying=True, epoch=2.5)": "Intrinsic(epoch=2.5): epoch is a whole number",
-    "Intrinsic(8, basis=3)": "Intrinsic(basis=3): a basis such as Fastfood()",
-    "Projection(8, basis='x')": "Projection(basis='x'): a basis such as Fastfood()",
-    "Projection(8.5)": "Projection(dim=8.5): dim is a whole number",
+    "FedAvg(weights='example')": "FedAvg(weights='example'): one of 'examples', 'uniform' is expected",
+    "FedAvg(buffers='average')": "FedAvg(buffers='average'): one of 'mean', 'local' is expected",
+    "FedAvg(up='TopK(0.1)')": "FedAvg(up='TopK(0.1)'): Link such as TopK(0.01) or dict[str, Link] is expected",
+    "FedAvg(opt='adam')": "FedAvg(opt='adam'): Optimizer such as Adam(0.03) is expected",
+    "FedAvg(0.1)": "FedAvg(local=0.1): LocalSGD such as LocalSGD(0.1) is expected",
+    "LUAR(FedAvg(), recycle=1.0)": "LUAR(recycle=1.0): int is expected",
+    "LocalSGD(batch=2.5)": "LocalSGD(batch=2.5): int or None is expected",
+    "FLSS(FedAvg(), rank=2, start=3, every=2.5)": "FLSS(every=2.5): int or None is expected",
+    "FLSS(FedAvg(), rank='a', start=3)": "FLSS(rank='a'): int is expected",
+    "FLSS(FedAvg(), rank=2.5, start=3)": "FLSS(rank=2.5): int is expected",
+    "Intrinsic(8.5)": "Intrinsic(dim=8.5): int is expected",
+    "Intrinsic(8, varying=True, epoch=2.5)": "Intrinsic(epoch=2.5): int is expected",
+    "Intrinsic(8, basis=3)": "Intrinsic(basis=3): Basis such as Fastfood() is expected",
+    "Projection(8, basis='x')": "Projection(basis='x'): Basis such as Fastfood() is expected",
+    "Projection(8.5)": "Projection(dim=8.5): int is expected",
+    "QSGD(1.5)": "QSGD(levels=1.5): int is expected",
+    "QSGD(16, bucket=1.5)": "QSGD(bucket=1.5): int or None is expected",
+    "LowRank(2.0)": "LowRank(rank=2.0): int is expected",
+    "CountSketch(1.5, 3)": "CountSketch(rows=1.5): int is expected",
+    "TopK('a')": "TopK(share='a'): float is expected",
+    "TopK(True)": "TopK(share=True): float is expected",
+    "RandK(0.1, unbiased=1)": "RandK(unbiased=1): bool is expected",
+    "Budget(200.5)": "Budget(bytes=200.5): int is expected",
+    "ATOMO(1.5)": "ATOMO(rank=1.5): int is expected",
+    "PowerSGD('2')": "PowerSGD(rank='2'): int is expected",
+    "FetchSGD(10.5, 5)": "FetchSGD(cols=10.5): int is expected",
+    "ClusteredLBGM(None)": "ClusteredLBGM(clusters=None): int is expected",
+    "Momentum(beta='0.9')": "Momentum(beta='0.9'): float is expected",
+    "Decay(0.1, rounds=[100])": "Decay(rounds=[100]): tuple[int, ...] is expected",
+    "MOON(layer=3)": "MOON(layer=3): str or None is expected",
+    "Network('fast')": "Network(mbit='fast'): float or tuple[float, ...] is expected",
+    "sets.Dirichlet('0.1')": "Dirichlet(alpha='0.1'): float is expected",
+    "ddp.DEF(lam=None)": "DEF(lam=None): float is expected",
     "simulate(FedAvg(), 3, [1], 1)": "int is not a task",
     "simulate(FedAvg(), 3, data, 1)": "3 is neither a module nor makes one",
     "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, sample=2.0)": "sample=2.0: a whole number is expected",
@@ -343,7 +362,12 @@ WRONG = {
 
 
 def test_a_wrong_kind_of_argument_is_one_clear_line_for_users_of_the_library() -> None:
-    lines = ["from thinwire import *", "import torch", "data = [(torch.zeros(4, 6), torch.zeros(4).long())] * 2"]
+    lines = [
+        "from thinwire import *",
+        "import torch",
+        "from thinwire import data as sets, ddp",
+        "data = [(torch.zeros(4, 6), torch.zeros(4).long())] * 2",
+    ]
     for text in WRONG:
         lines += ["try:", f"    {text}", "    print('accepted')", "except ValueError as e:", "    print(e)"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
@@ -458,3 +482,19 @@ def test_a_bit_that_flips_in_a_state_on_disk_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(RunError, match=r"the state of client 0 cannot be read from .*: its checksum is another"):
         tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 3, out=tmp_path, states="disk", resume=True)
+
+
+# -- many clients --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here says the most memory a process had")
+def test_a_client_that_is_not_sampled_takes_no_more_memory_than_is_said() -> None:
+    # 18,000 more of them, 36 MB at most; a client's states, which lie on disk, would be 400 kB each.
+    program = Path(__file__).parents[1] / "benchmarks" / "scale.py"
+    words = ["--clients", "2000", "--clients", "20000", "--rounds", "2", "--json"]
+    done = subprocess.run([sys.executable, str(program), *words], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["bytes_a_client"] < 2_000
+    for clients in ("2000", "20000"):
+        assert 100 < found[clients]["states_on_disk"] <= 200  # of those that were sampled: 100 a round

@@ -15,7 +15,19 @@ import scipy.stats
 import torch
 from torch import Size, Tensor
 
-from thinwire import Dense, ErrorFeedback, Fastfood, FedAvg, Flat, Gaussian, Key, Layout, Params, Projection
+from thinwire import (
+    Dense,
+    ErrorFeedback,
+    Fastfood,
+    FedAvg,
+    Flat,
+    Gaussian,
+    Key,
+    Layout,
+    Params,
+    PerTensor,
+    Projection,
+)
 from thinwire.errors import CombinationError
 from thinwire.kernels import counter, fastfood
 from thinwire.kernels.hadamard import hadamard_
@@ -161,6 +173,55 @@ def test_another_seed_round_or_place_is_another_matrix(basis: Basis) -> None:
     for i, one in enumerate(found):
         for other in found[:i]:
             assert abs(float((one * other).sum())) < 0.25 * float((one * one).sum())  # 0.03 is one standard deviation
+
+
+# -- a matrix for every tensor ------------------------------------------------------
+
+SMALL = Layout(("w", "none", "b"), (Size([2, 3]), Size([0, 4]), Size([2])))
+
+
+def whole(basis: Basis, layout: Layout, dim: int, key: Key = KEY) -> Tensor:
+    """A over all tensors, column by column."""
+    return torch.stack([basis.expand_model(unit, layout, key).flat for unit in torch.eye(dim)], 1).double()
+
+
+@bases
+def test_by_tensor_projecting_is_the_adjoint_of_expanding(basis: Basis) -> None:
+    layout = Layout(("w", "scale", "b"), (Size([20, 40]), Size([]), Size([30])))
+    for seed, dim in enumerate([1, 7, 64]):  # the last one more than most tensors have entries
+        s, x = normal(dim, seed), Params(layout, normal(831, 100 + seed))
+        expanded, projected = (
+            PerTensor(basis).expand_model(s, layout, KEY),
+            PerTensor(basis).project_model(x, dim, KEY),
+        )
+        assert (expanded.layout, projected.shape) == (layout, (dim,))
+        assert abs(expanded @ x - float(s.double() @ projected.double())) < 2e-6 * expanded.norm() * x.norm()
+
+
+@bases
+@pytest.mark.parametrize("dim", [1, 3, 8])
+def test_by_tensor_what_was_projected_is_right_on_average_across_tensors_too(basis: Basis, dim: int) -> None:
+    found = torch.stack([a @ a.T for a in (whole(PerTensor(basis), SMALL, dim, Key(12, t)) for t in range(300))])
+    error = found.std(0) / 300**0.5
+    assert error.max() < 0.26
+    assert ((found.mean(0) - torch.eye(8)).abs() <= 5 * error + 1e-6).all()
+
+
+@bases
+def test_each_tensor_has_a_matrix_of_its_own_and_a_model_of_one_is_its_matrix(basis: Basis) -> None:
+    twins = Layout(("w", "v"), (Size([30, 10]), Size([30, 10])))
+    a = whole(PerTensor(basis), twins, 5)
+    one, other = a[:300], a[300:]
+    assert abs(float((one * other).sum())) < 0.25 * float((one * one).sum())
+    assert torch.equal(one, whole(PerTensor(basis), twins.only(["w"]), 5))  # whatever else the model has
+    assert torch.equal(one, matrix(basis, 300, 5, KEY.at("w")))
+
+
+def test_a_matrix_over_the_whole_vector_does_not_see_the_tensors() -> None:
+    for basis in (Fastfood(), Gaussian()):
+        assert torch.equal(whole(basis, SMALL, 3), matrix(basis, 8, 3))
+        assert not torch.equal(whole(PerTensor(basis), SMALL, 3), matrix(basis, 8, 3))
+        assert torch.equal(matrix(PerTensor(basis), 8, 3), matrix(basis, 8, 3))  # a vector is one tensor
 
 
 # -- Fastfood -----------------------------------------------------------------

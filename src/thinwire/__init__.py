@@ -80,7 +80,7 @@ from .optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Y
 from .params import Layout, Params
 from .run import Result, Simulation, simulate
 from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
-from .subspace import Basis, Fastfood, Gaussian
+from .subspace import Basis, Fastfood, Gaussian, PerTensor
 from .task import Supervised, Task
 from .version import code_version
 from .wire import dumps, loads, restore
@@ -152,6 +152,7 @@ __all__ = [
     "Optimizer",
     "Params",
     "Partition",
+    "PerTensor",
     "PowerSGD",
     "Projection",
     "PruneFL",

@@ -19,7 +19,8 @@ from .algorithms.base import Algorithm
 from .config import complete
 from .data import Augment, Split
 from .errors import NonFinite, RunError, WireError, require
-from .expression import NO_FIT, configurations, fitted, hint, parse, settings, vocabulary
+from .expression import configurations, parse, settings, vocabulary
+from .fit import NO_FIT, fitted, hint
 from .network import Network
 from .problem import Problem, custom, imported, standard
 from .run.distributed import rank

@@ -4,7 +4,7 @@
 
     ThinwireError
     ├── WireError           bytes that are not a message (or not the one expected)
-    ├── ExpressionError     a typed method that cannot be understood      (also a ValueError)
+    ├── ExpressionError     a method with a name or an argument that is none  (also a ValueError)
     ├── DataError           a data file that is missing, cut or of another kind  (also a ValueError)
     ├── CombinationError    two parts that have no meaning together       (also a ValueError)
     ├── NonFinite           a loss, an update or a model became NaN or infinite
@@ -30,7 +30,7 @@ class WireError(ThinwireError):
 
 
 class ExpressionError(ThinwireError, ValueError):
-    """An expression that names no known method or argument."""
+    """An expression, typed or in Python, with an unknown name, or an argument of another type than is asked for."""
 
 
 class DataError(ThinwireError, ValueError):

@@ -10,11 +10,11 @@ import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from .config import Config
 from .errors import ExpressionError, nearest
+from .fit import fit
 from .local import LocalSGD
 
 
@@ -111,11 +111,7 @@ class _Parser:
             bound = signature.bind(*arguments, **keywords).arguments
         except TypeError as error:
             raise ExpressionError(f"{name}: {error}; it is {name}{shape(cls)}") from None
-        hints = get_type_hints(cls)
-        for argument, value in bound.items():
-            bound[argument] = fitted(value, hints[argument])
-            if bound[argument] is NO_FIT:
-                raise ExpressionError(f"{name}({argument}={value!r}): {hint(hints[argument])} is expected")
+        bound = fit(cls, bound)
         filled = {k: v for k, v in self.defaults.items() if v is not None}
         local = signature.parameters.get("local")
         if cls is LocalSGD:
@@ -128,24 +124,6 @@ class _Parser:
         return repr(ast.get_source_segment(self.text.strip(), node) or self.text)
 
 
-NO_FIT = object()
-
-
-def fitted(value: Any, expected: Any) -> Any:
-    """The value as the type asks for it (1 where a float is expected becomes 1.0, in tuples too), or ``NO_FIT``."""
-    from beartype.door import is_bearable  # where it is used: it takes a tenth of a second to import
-
-    if isinstance(value, bool):  # Python's True is an int; a number of layers is not
-        return value if bool in (expected, *get_args(expected)) else NO_FIT
-    rows = [kind for kind in (expected, *get_args(expected)) if get_origin(kind) is tuple]
-    if isinstance(value, tuple) and rows:  # item by item: of a tuple is_bearable looks at one, drawn at random
-        items = tuple(fitted(item, get_args(rows[0])[0]) for item in value)
-        return NO_FIT if any(item is NO_FIT for item in items) else items
-    if is_bearable(value, expected):
-        return value
-    return float(value) if type(value) is int and is_bearable(float(value), expected) else NO_FIT
-
-
 def shape(cls: type) -> str:
     """The signature of a configuration: its fields, and the defaults where they are short."""
     words = []
@@ -153,20 +131,6 @@ def shape(cls: type) -> str:
         default = parameter.default
         words.append(parameter.name if default is parameter.empty else f"{parameter.name}={default!r}")
     return f"({', '.join(words)})"
-
-
-def hint(expected: Any) -> str:
-    """A type as a user would say it."""
-    if get_origin(expected) is Literal:
-        return f"one of {', '.join(map(repr, get_args(expected)))}"
-    if isinstance(expected, UnionType) or get_origin(expected) is Union:
-        return " or ".join(map(hint, get_args(expected)))
-    if expected is type(None):
-        return "None"
-    if get_origin(expected) is not None:
-        inside = ", ".join("..." if a is Ellipsis else hint(a) for a in get_args(expected))
-        return f"{get_origin(expected).__name__}[{inside}]"
-    return str(getattr(expected, "__name__", expected))
 
 
 def differing(name: str, one: Any, other: Any) -> str:

@@ -35,6 +35,8 @@ class LocalSGD(Config):
     left out for models with batch norm, which cannot be trained on it.
     """
 
+    example = "LocalSGD(0.1)"
+
     lr: float | Schedule = 0.05
     epochs: float = 1.0
     batch: int | None = 32
@@ -48,8 +50,6 @@ class LocalSGD(Config):
         if not isinstance(self.lr, Schedule):
             require(math.isfinite(self.lr) and self.lr > 0, where.format("lr", self.lr, "lr must be positive"))
         require(self.epochs > 0, where.format("epochs", self.epochs, "epochs must be positive"))
-        for name, value in (("batch", self.batch), ("steps", self.steps)):
-            require(value is None or type(value) is int, where.format(name, value, "a whole number, or None"))
         require(
             self.batch is None or self.batch > 0, where.format("batch", self.batch, "batch must be positive or None")
         )

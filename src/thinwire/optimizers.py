@@ -2,6 +2,11 @@
 
 ``delta`` points downhill: plain averaging is ``SGD(1.0)``. The adaptive ones are those of
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv:2003.00295, Algorithm 2.
+
+Differences from the paper, for these: its ``delta`` is the plain mean over the clients sampled;
+here it is that of those who replied, by examples unless the method's ``weights`` are uniform. v
+starts at tau^2 exactly, the least that the listing allows. ``tau`` and the server's ``lr`` have
+one default for all problems, where the paper tunes both for each.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from .wire import State
 
 class Optimizer(Config, ABC):
     """``init`` gives the state for a model like ``x``; ``step`` the next model and state."""
+
+    example = "Adam(0.03)"
 
     def init(self, x: Params) -> State:
         return None
@@ -70,7 +77,11 @@ class MajorityVote(Optimizer):
 
 @dataclass(frozen=True)
 class Momentum(Optimizer):
-    """FedAvgM: m <- beta m + delta, x + lr m. Hsu, Qi, Brown, 2019, arXiv:1909.06335."""
+    """FedAvgM: m <- beta m + delta, x + lr m. Hsu, Qi, Brown, 2019, arXiv:1909.06335.
+
+    Differences from the paper: ``lr``, which is 1 there. ``delta`` is the mean update of the
+    clients that replied, by examples unless the method's ``weights`` are uniform.
+    """
 
     paper = "Hsu, Qi, Brown, 2019, arXiv:1909.06335"
 
@@ -131,7 +142,10 @@ class _Adaptive(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(_Adaptive):
-    """FedAdam: v <- beta2 v + (1 - beta2) delta^2."""
+    """FedAdam: v <- beta2 v + (1 - beta2) delta^2.
+
+    Differences from the paper: those of this module.
+    """
 
     def _second(self, v: Params, square: Params) -> Params:
         return v * self.beta2 + square * (1 - self.beta2)
@@ -139,7 +153,10 @@ class Adam(_Adaptive):
 
 @dataclass(frozen=True)
 class Yogi(_Adaptive):
-    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
+    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2).
+
+    Differences from the paper: those of this module.
+    """
 
     def _second(self, v: Params, square: Params) -> Params:
         return v - square * (v - square).map(lambda f: f.sign()) * (1 - self.beta2)
@@ -147,7 +164,10 @@ class Yogi(_Adaptive):
 
 @dataclass(frozen=True)
 class Adagrad(_Adaptive):
-    """FedAdagrad: v <- v + delta^2 (beta2 is not used)."""
+    """FedAdagrad: v <- v + delta^2 (beta2 is not used).
+
+    Differences from the paper: those of this module.
+    """
 
     beta1: float = 0.0
 

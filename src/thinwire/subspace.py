@@ -18,12 +18,15 @@ from torch import Tensor
 from .config import Config
 from .kernels.fastfood import fastfood, fastfood_transpose
 from .key import Key
+from .params import Layout, Params
 
 CHUNK = 1 << 16  # entries of a Gaussian matrix drawn at a time, the same for everyone: it is part of the matrix
 
 
 class Basis(Config, ABC):
     """How the matrix is made. The key says which one of its kind it is."""
+
+    example = "Fastfood()"
 
     @abstractmethod
     def expand(self, s: Float[Tensor, " d"], size: int, key: Key) -> Float[Tensor, " size"]:
@@ -32,6 +35,14 @@ class Basis(Config, ABC):
     @abstractmethod
     def project(self, x: Float[Tensor, " size"], dim: int, key: Key) -> Float[Tensor, " dim"]:
         """Aᵀ x, for a matrix of ``dim`` columns."""
+
+    def expand_model(self, s: Float[Tensor, " d"], layout: Layout, key: Key) -> Params:
+        """A s for a model: by default one matrix over the whole vector."""
+        return Params(layout, self.expand(s, layout.size, key))
+
+    def project_model(self, x: Params, dim: int, key: Key) -> Float[Tensor, " dim"]:
+        """Aᵀ x for a model."""
+        return self.project(x.flat, dim, key)
 
 
 @dataclass(frozen=True)
@@ -77,3 +88,41 @@ class Gaussian(Basis):
         step = max(1, CHUNK // dim)
         for start in range(0, size, step):
             yield torch.randn(min(step, size - start), dim, generator=generator).mul_(1 / math.sqrt(dim))
+
+
+@dataclass(frozen=True)
+class PerTensor(Basis):
+    """A matrix of its own for every tensor of a model, all of them times the same d coefficients.
+
+    A is these matrices one below the other, so E[A Aᵀ] = I as for each of them. Memory is that of
+    the largest tensor and not of the model, and of no tensor more than a few rows are padding;
+    but each takes the time of at least d entries: for small models, or few coefficients. A vector
+    (``Flat(Projection(...))``) is one tensor. An option beside the one matrix over the whole vector
+    of Melas-Kyriazi and Wang, 2021, as public code for the intrinsic dimensions of Li, Farkhoor,
+    Liu, Yosinski, ICLR 2018, arXiv:1804.08838, has it.
+
+    Differences from the papers: the constant, see :class:`Fastfood`.
+    """
+
+    paper = "Li et al., ICLR 2018, arXiv:1804.08838"
+
+    inner: Basis = Fastfood()
+
+    def expand(self, s: Tensor, size: int, key: Key) -> Tensor:
+        return self.inner.expand(s, size, key)
+
+    def project(self, x: Tensor, dim: int, key: Key) -> Tensor:
+        return self.inner.project(x, dim, key)
+
+    def expand_model(self, s: Tensor, layout: Layout, key: Key) -> Params:
+        x = layout.zeros()
+        for name, (start, size, _) in layout.spans.items():
+            x.flat[start : start + size] = self.inner.expand(s, size, key.at(name)) if size else 0.0
+        return x
+
+    def project_model(self, x: Params, dim: int, key: Key) -> Tensor:
+        total = torch.zeros(dim)
+        for name, layer in x.items():
+            if layer.numel():
+                total += self.inner.project(layer.reshape(-1), dim, key.at(name))
+        return total

@@ -17,7 +17,6 @@ from ..errors import require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trained
-from ..optimizers import Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -54,6 +53,8 @@ class Algorithm(Config, ABC):
     evaluated with the statistics it started with, each client's own model with its own).
     """
 
+    example = "FedAvg()"
+
     late: ClassVar[bool] = False
     """A reply to an earlier broadcast means the same to the server: it may be averaged with replies to the newest."""
     remembers: ClassVar[str] = ""
@@ -68,21 +69,6 @@ class Algorithm(Config, ABC):
     def warm_up(self) -> int:
         """Rounds before the method begins to do what it is for."""
         return 0
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        for field, kind, example in (("local", LocalSGD, "LocalSGD(0.1)"), ("opt", Optimizer, "Adam(0.03)")):
-            value = getattr(self, field, None)
-            if not (value is None or isinstance(value, kind)):
-                raise ValueError(f"{name}({field}={value!r}): {field} is written as {example}")
-        for field in ("up", "down"):
-            value = getattr(self, field)
-            links = value.values() if isinstance(value, dict) else [value]
-            if not all(isinstance(link, Link) for link in links):
-                raise ValueError(f"{name}({field}={value!r}): a link is expected, such as TopK(0.01)")
-        for field, known in (("weights", ("examples", "uniform")), ("buffers", ("mean", "local"))):
-            if getattr(self, field) not in known:
-                raise ValueError(f"{name}({field}={getattr(self, field)!r}): {field} is one of {', '.join(known)}")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """The module that is trained, e.g. re-parameterised; unchanged by default."""

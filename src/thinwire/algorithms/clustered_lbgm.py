@@ -91,9 +91,8 @@ class ClusteredLBGM(Algorithm):
     paper = "Azam et al., ICLR 2022, Appendix C.1"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name, value, good, what in (
-            ("clusters", self.clusters, type(self.clusters) is int and self.clusters > 0, "a number of centroids"),
+            ("clusters", self.clusters, self.clusters > 0, "a number of centroids"),
             ("threshold", self.threshold, 0 <= self.threshold <= 1, "a squared sine, 0 to 1"),
         ):
             require(good, f"ClusteredLBGM({name}={value}): {name} is {what}")

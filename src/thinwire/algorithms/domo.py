@@ -78,11 +78,7 @@ class DOMO(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.beta <= 1, f"DOMO(beta={self.beta}): beta must be in [0, 1]")
-        require(isinstance(self.opt, Momentum), f"DOMO(opt={self.opt!r}): the server's is Momentum(1.0, beta=0.9)")
-        known = ("inferred", "sent")
-        require(self.momentum in known, f"DOMO(momentum={self.momentum!r}): momentum is one of {', '.join(known)}")
         down = self.down.get("x", Dense()) if isinstance(self.down, dict) else self.down
         if self.momentum == "inferred" and down not in (Dense(), Sparse()):
             raise CombinationError(

@@ -49,7 +49,6 @@ class FedACG(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.momentum < 1, f"FedACG(momentum={self.momentum}): momentum must be in [0, 1)")
         require(0 <= self.beta < math.inf, f"FedACG(beta={self.beta}): beta must not be negative")
         own_pull(self, self.local, "beta")

@@ -60,7 +60,6 @@ class FedDC(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.alpha < math.inf, f"FedDC(alpha={self.alpha}): alpha must not be negative")
         own_pull(self, self.local, "alpha")
         if self.local.momentum:

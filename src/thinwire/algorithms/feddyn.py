@@ -60,7 +60,6 @@ class FedDyn(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 < self.alpha < math.inf, f"FedDyn(alpha={self.alpha}): alpha must be positive")
         own_pull(self, self.local, "alpha")
 

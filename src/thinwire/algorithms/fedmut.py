@@ -55,7 +55,6 @@ class FedMut(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.alpha < math.inf, f"FedMut(alpha={self.alpha}): alpha must not be negative")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:

@@ -75,7 +75,6 @@ class FedNTD(FedAvg):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.beta < math.inf, f"FedNTD(beta={self.beta}): beta must not be negative")
         require(
             0 < self.temperature < math.inf, f"FedNTD(temperature={self.temperature}): temperature must be positive"

@@ -102,10 +102,8 @@ class FedPara(Around):
     paper = "Hyeon-Woo, Ye-Bin, Oh, ICLR 2022, arXiv:2108.06098"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.inner, Algorithm), f"FedPara goes around a method such as FedAvg(), not {self.inner!r}")
         require(0 < self.ratio <= 1, f"FedPara(ratio={self.ratio}): ratio must be above 0 and at most 1")
         require(self.rank is None or self.rank >= 1, f"FedPara(rank={self.rank}): rank must be at least 1, or None")
-        require(self.start in ("random", "weights"), f"FedPara(start={self.start!r}): random or weights")
         inner = self.inner
         while isinstance(inner, Around):
             if isinstance(inner, FedPara):

@@ -31,7 +31,6 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.mu < math.inf, f"FedProx(mu={self.mu}): mu must not be negative")
         own_pull(self, self.local, "mu")
 

@@ -99,13 +99,11 @@ class FetchSGD(Algorithm):
     paper = "Rothchild et al., ICML 2020, arXiv:2007.07682"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(self.cols > 0, f"FetchSGD(cols={self.cols}): cols must be at least 1")
         require(self.k > 0, f"FetchSGD(k={self.k}): k must be at least 1")
         require(0 < self.rows <= MOST_ROWS, f"FetchSGD(rows={self.rows}): rows must be 1 to {MOST_ROWS}")
         require(0 <= self.momentum < 1, f"FetchSGD(momentum={self.momentum}): momentum must be in [0, 1)")
         require(self.lr > 0, f"FetchSGD(lr={self.lr}): lr must be positive")
-        require(self.error in ("subtract", "zero"), f"FetchSGD(error={self.error!r}): error is zero or subtract")
 
     @property
     def down(self) -> dict[str, Link]:  # type: ignore[override]

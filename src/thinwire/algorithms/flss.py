@@ -111,11 +111,6 @@ class FLSS(Around):
     paper = "Federated Learning in Streaming Subspace, anonymous submission"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.inner, Algorithm), f"FLSS goes around a method such as FedAvg(), not {self.inner!r}")
-        for name in ("rank", "start", "every"):
-            value = getattr(self, name)
-            fits = type(value) is int or (name == "every" and value is None)
-            require(fits, f"FLSS({name}={value!r}): {name} is a whole number{' or None' * (name == 'every')}")
         require(self.rank > 0, f"FLSS(rank={self.rank}): rank must be positive")
         require(
             self.start >= self.rank,
@@ -125,8 +120,6 @@ class FLSS(Around):
         require(self.every is None or self.every >= 1, f"FLSS(every={self.every}): every must be at least 1, or None")
         require(0 < self.decay <= 1, f"FLSS(decay={self.decay}): decay must be above 0 and at most 1")
         require(self.scale > 0, f"FLSS(scale={self.scale}): scale must be positive")
-        require(self.store in ("float32", "bfloat16"), f"FLSS(store={self.store!r}): float32 or bfloat16")
-        require(self.project in ("update", "gradient"), f"FLSS(project={self.project!r}): update or gradient")
         if not isinstance(self.inner, FedAvg):
             raise CombinationError(
                 f"FLSS goes around FedAvg and what its arguments make of it (FedProx, FedNTD, MOON, FedAdam, SignSGD "

@@ -84,8 +84,9 @@ class Intrinsic(Algorithm):
 
     ``subspaces`` is the paper's K: each client draws one of K matrices for its upload, and
     everyone downloads the coefficients of all K. ``varying`` draws new matrices every
-    ``epoch`` rounds. ``basis`` is how they are made; memory is little more than one vector
-    of D with the default.
+    ``epoch`` rounds. ``basis`` is how they are made: ``Fastfood()``, whose memory is little more
+    than one vector of D, or for small models ``Gaussian()``, or ``PerTensor(...)`` of either, with
+    a matrix for each tensor.
     """
 
     dim: int
@@ -105,11 +106,6 @@ class Intrinsic(Algorithm):
     chained = True  # a chain is an epoch, and every broadcast has the final coefficients of the epoch before
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("dim", "subspaces", "epoch"):
-            value = getattr(self, name)
-            require(type(value) is int, f"Intrinsic({name}={value!r}): {name} is a whole number")
-        require(isinstance(self.basis, Basis), f"Intrinsic(basis={self.basis!r}): a basis such as Fastfood()")
         require(self.dim > 0, f"Intrinsic(dim={self.dim}): dim must be positive")
         require(self.subspaces > 0, f"Intrinsic(subspaces={self.subspaces}): at least 1")
         if self.varying and any(link != Dense() for link in _links(self.down)):
@@ -149,7 +145,7 @@ class Intrinsic(Algorithm):
         y = yield Local(x, self.local)
         k = key.at("subspace").number("choice") % self.subspaces
         name = f"subspace{k}"
-        s = self.basis.project((y.x - x).flat, self.dim, self._matrix(view.seed, self._epoch(view.round), name))
+        s = self.basis.project_model(y.x - x, self.dim, self._matrix(view.seed, self._epoch(view.round), name))
         return Reply(Params(view.sigma.layout.only([name]), s)), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
@@ -184,5 +180,5 @@ def _reached(method: Intrinsic, base: Params, sigma: Params, seed: int, epoch: i
     """theta = theta_c + A Sigma."""
     flat = base.flat.clone()
     for name, s in sigma.items():
-        flat += method.basis.expand(s, flat.numel(), method._matrix(seed, epoch, name))
+        flat += method.basis.expand_model(s, base.layout, method._matrix(seed, epoch, name)).flat
     return Params(base.layout, flat)

@@ -103,7 +103,6 @@ class FedAvgLM(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         name = type(self).__name__
         require(self.local.momentum > 0, f"{name} averages local momentum: give it some, LocalSGD(momentum=0.6)")
 

@@ -84,7 +84,6 @@ class MOON(FedAvg):
     layer: str | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.mu < math.inf, f"MOON(mu={self.mu}): mu must not be negative")
         require(0 < self.temperature < math.inf, f"MOON(temperature={self.temperature}): temperature must be positive")
 

@@ -23,7 +23,7 @@ largest entry, so that no layer dies.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -69,7 +69,6 @@ class PruneFL(Around):
     paper = "Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.inner, Algorithm), f"PruneFL goes around a method such as FedAvg(), not {self.inner!r}")
         require(self.every >= 1, f"PruneFL(every={self.every}): every must be at least 1")
         require(0 <= self.share < 1, f"PruneFL(share={self.share}): share must be at least 0 and below 1")
         require(0 < self.least <= 1, f"PruneFL(least={self.least}): least must be above 0 and at most 1")
@@ -82,8 +81,7 @@ class PruneFL(Around):
         if isinstance(self.inner, PruneFL):
             raise CombinationError("PruneFL goes around a method that prunes nothing yet: leave one of the two")
         if isinstance(self.inner, Around):
-            name = type(self.inner).__name__
-            raise CombinationError(f"PruneFL goes inside of {name}, not around it: {name}(PruneFL(FedAvg(...)), ...)")
+            raise CombinationError(self._instead(self.inner))
         if not isinstance(self.inner, FedAvg):
             raise CombinationError(
                 f"PruneFL goes around FedAvg and what its arguments make of it (FedProx, FedAdam, FedAvgSM, local "
@@ -95,6 +93,15 @@ class PruneFL(Around):
                 f"PruneFL(FedAvg(down={down!r})): which entries are kept is read off the model that is sent, so it "
                 f"must not lose anything: leave down at its default"
             )
+
+    def _instead(self, around: Around) -> str:
+        """What to write where ``inner`` goes around a method itself: the other way round, if that can be had."""
+        name = type(around).__name__
+        try:
+            other = replace(around, inner=replace(self, inner=around.inner))  # type: ignore[type-var]  # a dataclass
+        except ValueError:
+            return f"PruneFL does not go around {name}, nor {name} around PruneFL: leave one of the two"
+        return f"PruneFL goes inside of {name}, not around it: {other!r}"
 
     @property
     def up(self) -> dict[str, Link]:  # type: ignore[override]

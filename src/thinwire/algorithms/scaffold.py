@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, look
@@ -68,8 +68,6 @@ class SCAFFOLD(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.option in ("I", "II"), f"SCAFFOLD(option={self.option!r}): option is 'I' or 'II'")
         if self.local.momentum and self.option == "II":
             raise CombinationError(
                 f"SCAFFOLD reads the mean gradient off the distance a client went, which local momentum="

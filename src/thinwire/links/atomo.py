@@ -19,7 +19,7 @@ from torch import Size, Tensor
 from ..errors import check, require
 from ..key import Key
 from ..wire import Packet
-from .base import Codec
+from .base import Codec, finite
 from .dense import vector
 from .lowrank import atoms, factors, product, sides, thin
 
@@ -38,13 +38,15 @@ class ATOMO(Codec):
 
     rank: int = 2
 
+    grows = True
+
     def __post_init__(self) -> None:
         require(self.rank > 0, f"ATOMO(rank={self.rank}): rank must be at least 1")
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         if not thin(x.shape, self.rank):
             return x.reshape(-1)
-        left, right = atoms(x.reshape(len(x), -1))
+        left, right = atoms(finite(self, x).reshape(len(x), -1))
         # Of every pair one factor is of unit length, so the product of the lengths is the singular value.
         values = torch.linalg.vector_norm(left, dim=0) * torch.linalg.vector_norm(right, dim=1)
         p = probabilities(torch.where(values > NOISE * values[0], values, 0.0), self.rank)

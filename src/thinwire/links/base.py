@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from torch import Size, Tensor
 
 from ..config import Config
-from ..errors import check
+from ..errors import NonFinite, check
 from ..key import Key
-from ..params import Layout, Params, fold
+from ..params import Layout, Params, fold, is_finite
 from ..wire import Packet, State
 
 
@@ -19,10 +19,14 @@ class Link(Config, ABC):
 
     The contract: ``send`` also returns exactly what the other side will see, bit for bit
     what ``recv`` makes of ``loads(dumps(packet))``. Both ends keep a state that goes in and
-    comes out; a lost message is undone by keeping the old one. ``x`` may hold fewer layers
-    than the link was opened on: then only their part of the state moves. ``layout`` is that
-    of the layers that were sent (the message says which).
+    comes out; a lost message is undone by keeping the old one. ``x`` is finite: what comes of
+    NaN, or of numbers too large for what a link makes of them, is a :class:`NonFinite` that
+    names the link, or a packet that ``loads`` refuses; no state is the worse for it. ``x`` may
+    hold fewer layers than the link was opened on: then only their part of the state moves.
+    ``layout`` is that of the layers that were sent (the message says which).
     """
+
+    example = "TopK(0.01)"
 
     linear: bool = False
     """The mean of packets decodes to the mean (of count sketches to its estimate): the server decodes once,
@@ -78,6 +82,11 @@ class Link(Config, ABC):
 class Codec(Link):
     """A link without memory that treats each layer alone: write ``encode`` and ``decode``."""
 
+    example = "Half()"
+
+    grows: bool = False
+    """What is seen may hold larger numbers than what was sent, up to infinity: ``send`` looks."""
+
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
         """One layer, in its own shape, as a packet."""
@@ -88,7 +97,10 @@ class Codec(Link):
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet = [self.encode(layer, key.at(name)) for name, layer in x.items()]
-        return packet, self._decode(packet, x.layout, key), None
+        seen = self._decode(packet, x.layout, key)
+        if self.grows:
+            finite(self, seen.flat)
+        return packet, seen, None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         check(isinstance(packet, list) and len(packet) == len(layout.names), "one packet a layer")
@@ -113,6 +125,16 @@ def floats(packet: Packet) -> float:
     if isinstance(packet, dict):
         packet = list(packet.values())
     return float(sum(map(floats, packet))) if isinstance(packet, list | tuple) else 0.0
+
+
+def finite(link: Link, x: Tensor) -> Tensor:
+    """``x``, which a link is about to rely on. Raises :class:`NonFinite` where an entry is NaN or infinite."""
+    if not is_finite(x):
+        raise NonFinite(
+            f"{link!r} was given NaN, infinity, or numbers too large for what it makes of them; "
+            f"lower the learning rate or clip"
+        )
+    return x
 
 
 def join(layout: Layout, layers: Iterable[Tensor]) -> Params:

@@ -44,6 +44,10 @@ class RandomBlock(Codec):
     def contraction(self) -> bool:  # type: ignore[override]
         return not self.unbiased
 
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.unbiased
+
     def block(self, n: int, key: Key) -> tuple[int, int]:
         """Where the block of a layer of ``n`` entries starts, and how many entries it has."""
         return (key.everyone().number("block") % n, max(1, int(n // self.ratio))) if n else (0, 0)

@@ -14,7 +14,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, length
-from .base import Codec, Link, join
+from .base import Codec, Link, finite, join
 from .dense import Dense, Half, vector
 from .quantize import Int8
 from .sign import ScaledSign
@@ -60,8 +60,6 @@ class Budget(Link):
 
     def __post_init__(self) -> None:
         require(self.bytes > 0, f"Budget(bytes={self.bytes}): bytes must be positive")
-        good = isinstance(self.ladder, tuple) and all(isinstance(codec, Codec) for codec in self.ladder)
-        require(good, f"Budget(ladder={self.ladder!r}): a tuple of codecs such as (TopK(0.01), Half())")
         require(0 < len(self.ladder) <= 256, f"Budget(ladder=...): {len(self.ladder)} codecs; it takes 1 to 256")
         for flag in ("contraction", "absolute"):
             object.__setattr__(self, flag, all(getattr(codec, flag) for codec in self.ladder))
@@ -101,8 +99,8 @@ class Budget(Link):
         for choice, codec in enumerate(self.ladder):
             packet = codec.encode(layer, key)
             lost = layer - codec.decode(packet, layer.shape, key)
-            error = float(torch.linalg.vector_norm(lost, dtype=torch.float64)) ** 2
-            options.append(_Option(choice, packet, length(packet), error))
+            norm = finite(self, torch.linalg.vector_norm(lost, dtype=torch.float64))
+            options.append(_Option(choice, packet, length(packet), float(norm) ** 2))
         return options
 
     def _decode(self, packet: Packet, layout: Layout, key: Key) -> Params:

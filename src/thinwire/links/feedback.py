@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link
+from .base import Link, finite
 from .sparse import TopK
 
 
@@ -47,7 +47,9 @@ class ErrorFeedback(Link):
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         p = x + tx.residual.only(x.names)
         packet, seen, inner = self.inner.send(p, tx.inner, key)
-        return packet, seen, Residual(tx.residual.replace(p - seen), inner)
+        left = p - seen
+        finite(self, left.flat)
+        return packet, seen, Residual(tx.residual.replace(left), inner)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(packet, layout, rx, key)
@@ -97,6 +99,7 @@ class EF21(Link):
         before = tx.seen.only(x.names)
         packet, step, inner = self.inner.send(x - before, tx.inner, key)
         seen = before + step
+        finite(self, seen.flat)
         return packet, seen, Estimate(tx.seen.replace(seen), inner)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
@@ -108,11 +111,9 @@ class EF21(Link):
         return self.inner.floats(packet)
 
 
-def _contraction(outer: Link, inner: object) -> None:
-    name = type(outer).__name__
-    require(isinstance(inner, Link), f"{name} holds a link such as TopK(0.01), not {inner!r}")
-    if isinstance(inner, Link) and not inner.contraction:
+def _contraction(outer: Link, inner: Link) -> None:
+    if not inner.contraction:
         raise CombinationError(
-            f"{name} needs a link that always keeps a part of what it is given (a contraction); "
+            f"{type(outer).__name__} needs a link that always keeps a part of what it is given (a contraction); "
             f"{inner!r} does not, and the residual would grow without bound"
         )

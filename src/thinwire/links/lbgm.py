@@ -71,13 +71,7 @@ class LBGM(Link):
     memory = True
 
     def __post_init__(self) -> None:
-        require(isinstance(self.inner, Link), f"LBGM holds a link such as TopK(0.01), not {self.inner!r}")
         require(0 <= self.threshold <= 1, f"LBGM(threshold={self.threshold}): threshold is a squared sine, 0 to 1")
-        for name, value, known in (
-            ("compare", self.compare, ("delivered", "dense")),
-            ("store", self.store, ("dense", "packet")),
-        ):
-            require(value in known, f"LBGM({name}={value!r}): {name} is one of {', '.join(known)}")
         if self.inner.memory:
             raise CombinationError(f"LBGM needs an inner link whose receiver has no memory; {self.inner!r} has one")
 
@@ -92,7 +86,7 @@ class LBGM(Link):
         return LookBack(l, self.inner.open(like)[0]), l
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        l = self._look_back(tx.gradient, x.layout, key)  # noqa: E741
+        l = self._look_back(tx.gradient, x.layout)  # noqa: E741
         if self.compare == "dense" and (rho := multiplier(x, l, self.threshold)) is not None:
             return rho, l * rho, tx
         packet, g, inner = self.inner.send(x, tx.inner, key)
@@ -102,7 +96,7 @@ class LBGM(Link):
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         if not isinstance(packet, list):
-            return self._look_back(rx, layout, key) * number(packet), rx
+            return self._look_back(rx, layout) * number(packet), rx
         check(len(packet) == 1, "a whole update or one number")
         g, _ = self.inner.recv(packet[0], layout, None, key)
         return g, self._keep(rx, packet[0], g, key)
@@ -110,15 +104,15 @@ class LBGM(Link):
     def floats(self, packet: Packet) -> float:
         return self.inner.floats(packet[0]) if isinstance(packet, list) else 1.0
 
-    def _look_back(self, kept: State, layout: Layout, key: Key) -> Params:
+    def _look_back(self, kept: State, layout: Layout) -> Params:
         """L on the layers of ``layout``; zero where nothing was sent yet."""
         if isinstance(kept, Params):
             return kept.only(layout.names)
         l = layout.zeros()  # noqa: E741
         for message in kept:  # oldest first
-            round, layers, packet = _opened(message)
+            then, layers, packet = _opened(message)
             own = Layout(tuple(layers), tuple(map(Size, layers.values())))
-            g, _ = self.inner.recv(packet, own, None, key._replace(round=round))
+            g, _ = self.inner.recv(packet, own, None, Key(*then))
             l = l.replace(g.only(layers.keys() & layout.spans.keys()))  # noqa: E741
         return l
 
@@ -129,7 +123,7 @@ class LBGM(Link):
         if not g.names:
             return kept
         named = zip(g.names, g.layout.shapes, strict=True)
-        messages = [dumps([key.round, {name: list(shape) for name, shape in named}, packet])]
+        messages = [dumps([list(key), {name: list(shape) for name, shape in named}, packet])]
         newer = set(g.names)
         for message in reversed(kept):
             layers = _opened(message)[1].keys()
@@ -140,7 +134,7 @@ class LBGM(Link):
 
 
 def _opened(message: bytes) -> list[Packet]:
-    """The round, the layers and their shapes, and the packet of a message that was kept."""
+    """The key, the layers and their shapes, and the packet of a message that was kept."""
     parts: list[Packet] = loads(message, max_values=None, finite=False)
     return parts
 

@@ -11,7 +11,7 @@ from torch import Size, Tensor
 from ..errors import require
 from ..key import Key
 from ..wire import Packet
-from .base import Codec
+from .base import Codec, finite
 from .dense import vector
 
 
@@ -30,6 +30,7 @@ class LowRank(Codec):
     rank: int = 2
 
     contraction = True
+    grows = True  # of an update near the end of the range a singular value is beyond it
 
     def __post_init__(self) -> None:
         require(self.rank > 0, f"LowRank(rank={self.rank}): rank must be at least 1")
@@ -37,7 +38,7 @@ class LowRank(Codec):
     def encode(self, x: Tensor, key: Key) -> Packet:
         if not thin(x.shape, self.rank):
             return x.reshape(-1)
-        left, right = atoms(x.reshape(len(x), -1), self.rank)
+        left, right = atoms(finite(self, x).reshape(len(x), -1), self.rank)
         return factors(left, right)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:

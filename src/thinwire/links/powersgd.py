@@ -28,7 +28,7 @@ from ..errors import require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link
+from .base import Link, finite
 from .lowrank import LowRank, factors, sides, thin
 
 
@@ -72,7 +72,9 @@ class PowerSGD(Link):
             packet.append(factors(left, right))
             start[name] = right if self.warm else start[name]
         seen, _ = self.recv(packet, x.layout, None, key)
-        return packet, seen, Sender(tx.residual.replace(owed - seen), start)
+        left = owed - seen
+        finite(self, left.flat)
+        return packet, seen, Sender(tx.residual.replace(left), start)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return LowRank(self.rank).recv(packet, layout, rx, key)

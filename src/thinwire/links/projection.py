@@ -23,6 +23,11 @@ class Projection(Codec):
     they are decoded. Not a contraction: the error is about D/d times as long as x, so no
     error feedback goes around it. By layer; ``Flat(Projection(...))`` takes the whole vector.
     A layer of at most ``dim`` entries is sent whole. Melas-Kyriazi, Wang, 2021.
+
+    Differences from the paper: its matrix is one, over the whole vector, in which the model
+    itself moves, so that the downlink is small too: that is :class:`~thinwire.Intrinsic`. Here
+    updates alone are projected, by layer, and another matrix each round lets them reach every
+    direction. The constant is the one that makes E[A Aᵀ] = I, as there.
     """
 
     dim: int
@@ -30,11 +35,10 @@ class Projection(Codec):
     fixed: bool = False
 
     linear = True
+    grows = True
     paper = "Melas-Kyriazi, Wang, 2021"
 
     def __post_init__(self) -> None:
-        require(type(self.dim) is int, f"Projection(dim={self.dim!r}): dim is a whole number")
-        require(isinstance(self.basis, Basis), f"Projection(basis={self.basis!r}): a basis such as Fastfood()")
         require(self.dim > 0, f"Projection(dim={self.dim}): dim must be positive")
 
     def _key(self, key: Key) -> Key:

@@ -14,7 +14,7 @@ from ..kernels.quantize import dequantize, quantize
 from ..kernels.trits import pack_trits, unpack_trits
 from ..key import Key
 from ..wire import Packet
-from .base import Codec
+from .base import Codec, finite
 from .dense import number, octets, vector
 
 HIGHEST = torch.finfo(torch.float32).max / 2  # of a norm: a multiple of a part of it must not be infinite
@@ -48,7 +48,6 @@ class QSGD(Codec):
     def __post_init__(self) -> None:
         require(1 <= self.levels <= 127, f"QSGD(levels={self.levels}): levels must be from 1 to 127")
         require(self.bucket is None or self.bucket >= 1, f"QSGD(bucket={self.bucket}): bucket must be at least 1")
-        require(self.norm in ("l2", "max"), f"QSGD(norm={self.norm!r}): norm is one of l2, max")
 
     @property
     def bits(self) -> int:
@@ -69,7 +68,7 @@ class QSGD(Codec):
         if rows.numel() == 0:
             return torch.zeros(len(rows))
         norms = rows.abs().amax(1) if self.norm == "max" else torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        return norms.clamp_max(HIGHEST).float()
+        return finite(self, norms).clamp_max(HIGHEST).float()
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n, bucket = shape.numel(), self.bucket
@@ -101,7 +100,7 @@ class Ternary(Codec):
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
-        scale = _largest(flat).clamp_max(HIGHEST)
+        scale = finite(self, _largest(flat)).clamp_max(HIGHEST)
         return [scale, pack_trits(quantize(flat, float(scale), 1, 8, key.number("dither")))]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
@@ -128,7 +127,7 @@ class Int8(Codec):
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
-        scale = _largest(flat)
+        scale = finite(self, _largest(flat))
         steps = (flat / scale * 127).round() if scale > 0 else torch.zeros_like(flat)
         return [scale, steps.to(torch.int8)]
 

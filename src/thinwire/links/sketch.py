@@ -31,6 +31,11 @@ class CountSketch(Codec):
     estimate. With one row that is also the mean of what each packet decodes to; with more it
     is better than that, and not the same, since a median of means is no mean of medians.
     Where clients keep account of what the server saw of them (SCAFFOLD), use one row.
+
+    Differences from the paper: what is counted are the entries of a vector and not the items of
+    a stream, and all are estimated, not the frequent ones alone. The hashes are counters, and
+    neighbours lie side by side in a row: :mod:`thinwire.kernels.sketch`. Of an even number of
+    rows the estimate is the mean of the middle two.
     """
 
     rows: int
@@ -38,6 +43,7 @@ class CountSketch(Codec):
     fixed: bool = False
 
     linear = True
+    grows = True
     paper = "Charikar, Chen, Farach-Colton, ICALP 2002"
 
     def __post_init__(self) -> None:

@@ -100,11 +100,14 @@ class TopK(_Chosen):
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, f"TopK(share={self.share}): share must be above 0 and at most 1")
-        require(isinstance(self.values, Codec), f"TopK(values={self.values!r}): values must be a codec such as Half()")
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
         return self.values.contraction
+
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.values.grows
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat, k = x.reshape(-1), kept(self.share, x.numel())
@@ -125,6 +128,11 @@ class RandK(Codec):
     The same positions for every client of a round, so packets can be averaged before they
     are decoded. With ``unbiased`` the values are divided by the share kept (then it is no
     contraction). Wangni et al., NeurIPS 2018, arXiv:1710.09854, uniform probabilities.
+
+    Differences from the paper: the same number of entries is kept each time, where the paper
+    tosses a coin for each; they are the same for all clients, and so need not be sent; all are
+    as likely, where its best probabilities grow with the magnitude (which no seed could tell
+    the receiver). Without ``unbiased`` nothing is rescaled.
     """
 
     paper = "Wangni et al., NeurIPS 2018, arXiv:1710.09854"
@@ -140,6 +148,10 @@ class RandK(Codec):
     @property
     def contraction(self) -> bool:  # type: ignore[override]
         return not self.unbiased
+
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.unbiased
 
     def _positions(self, n: int, key: Key) -> Tensor:
         return torch.randperm(n, generator=key.everyone().generator("positions"))[: kept(self.share, n)]

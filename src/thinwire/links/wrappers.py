@@ -13,7 +13,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, Link, join
+from .base import Codec, Link, finite, join
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Flat(Link):
     inner: Codec
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.inner, Codec), f"Flat holds a codec such as TopK(0.01), not {self.inner!r}; put it inside"
-        )
         adopt(self, self.inner)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet = self.inner.encode(x.flat, key)
-        return packet, self._decode(packet, x.layout, key), None
+        seen = self._decode(packet, x.layout, key)
+        if self.inner.grows:
+            finite(self, seen.flat)
+        return packet, seen, None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self._decode(packet, layout, key), None
@@ -177,11 +177,8 @@ def _fits(rule: str, name: str, size: int) -> bool:
     return fnmatchcase(name, rule)
 
 
-def adopt(self: Link, *held: object) -> None:
+def adopt(self: Link, *links: Link) -> None:
     """A wrapper is what all the links it holds are."""
-    for link in held:
-        require(isinstance(link, Link), f"{type(self).__name__} holds links such as TopK(0.01), not {link!r}")
-    links = [link for link in held if isinstance(link, Link)]
     for flag in ("linear", "contraction", "absolute"):
         object.__setattr__(self, flag, all(getattr(link, flag) for link in links))
     object.__setattr__(self, "memory", any(link.memory for link in links))

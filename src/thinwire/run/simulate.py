@@ -72,7 +72,10 @@ def simulate(
     and the run keeps what it found. The two differ in the last bits.
 
     ``states`` says where what is kept of every client lies between its rounds: "disk" for
-    more clients than fit in memory. Under ``torchrun`` (and an initialised process group)
+    more clients than fit in memory. Then a client that is not sampled takes at most 2,000
+    bytes, its task included where that holds positions in examples all share, and a round as
+    long as its cohort needs, however many clients there are (``benchmarks/scale.py`` measures
+    both). Under ``torchrun`` (and an initialised process group)
     each rank trains its share of the cohort, with the same results.
 
     With ``out``, a folder, the run is recorded there and ``resume`` continues it, bit for
