@@ -516,6 +516,11 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
             "error: 1438 examples are not one batch of 8 for each of 900 workers: take fewer",
         ),
     ],
+        (["DEF(64)", "--data", "digit"], "error: no data set 'digit'"),
+        (["DEF(64)", "--model", "mpl"], "error: no model 'mpl'"),
+        (["DEF(64)", "--device", "cuda:99"], "error: --device cuda:99: no such device here; use cpu or cuda"),
+        (["DEF(64)", "--nesterov", "--momentum", "0"], "error: --nesterov is SGD's, with a momentum: give --momentum"),
+        (["DEF(64)", "--nesterov", "--adamw"], "error: --nesterov is SGD's, with a momentum: give --momentum"),
 )
 def test_ddp_sim_says_in_one_line_what_is_wrong(words, said, capsys, tmp_path):
     code, _, err = ddp_sim(capsys, *words, "--out", str(tmp_path / "out"))
@@ -523,6 +528,7 @@ def test_ddp_sim_says_in_one_line_what_is_wrong(words, said, capsys, tmp_path):
     assert err.startswith(said)
     assert err.count("\n") == 1
 
+    assert not (tmp_path / "out").exists()
 
 def test_a_method_that_diverges_is_an_error_after_the_table(capsys, tmp_path):
     words = ["EF(64)", "Hook(Dense())", "--workers", "2", "--steps", "30", "--lr", "1e30"]
