@@ -22,7 +22,7 @@ import thinwire as tw
 from thinwire.ddp import DEF, DEFA, EF, SAEF, Compressed, Hook, Method, PSync, compress
 from thinwire.ddp.collectives import Group, Traffic
 from thinwire.ddp.loop import average, ends
-from thinwire.errors import CombinationError, RankLost
+from thinwire.errors import CombinationError, NonFinite, RankLost
 from thinwire.key import Key
 from thinwire.params import Params
 
@@ -376,6 +376,19 @@ def test_an_optimiser_that_steps_alone_is_an_error():
         pass
     with pytest.raises(ValueError, match=r"^AdamW steps again before every optimiser that compress\(\) was given"):
         parts[1].step()
+
+
+def test_after_a_step_that_was_refused_the_model_is_still_x():
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model.parameters())
+    c = compress(model, optimizer, DEF(8), debug=True)
+    before = flat(model.parameters())
+    (model(X).sum() * float("inf")).backward()
+    with pytest.raises(NonFinite, match="rank 0 would send NaN or infinity"):
+        optimizer.step()
+    assert torch.equal(flat(model.parameters()), before)
+    c.remove()
+    assert torch.equal(flat(model.parameters()), before)
 
 
 # -- the rest ------------------------------------------------------------------------

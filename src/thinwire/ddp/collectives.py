@@ -69,6 +69,8 @@ class Group:
         # Where the group has a backend: NCCL's has none for tensors on a CPU.
         self.kinds = {device.type for device in group._device_types}
         self.device = torch.device("cpu" if "cpu" in self.kinds else sorted(self.kinds)[0])
+        if self.device.type == "cuda" and torch.cuda.is_available():  # now: backward passes have threads of their own
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     def drive(self, talk: Talk[T], where: str) -> T:
         """Run ``talk`` to its end; ``where`` says what was being done, should a rank be lost meanwhile."""

@@ -220,17 +220,20 @@ class AtOptimizer(Compressed):
         if len(self.stepped) < len(self.optimizers):
             return
         moved = any(self.stepped.values())
-        self.stepped = {}
-        self.vector.pull()
-        if moved:
-            self.drive(exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug), "sending")
-            self.vector.push()
-            self.at = self.method.applied
-            self.count()
-        else:
-            self._put(self.method.applied)
-        self.away = False
+        self.stepped, self.away = {}, False
         self.pending.clear()
+        self.vector.pull()
+        if not moved:
+            self._put(self.method.applied)
+            return
+        try:
+            self.drive(exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug), "sending")
+        except BaseException:
+            self._put(self.method.applied)  # x is there still, for whoever wants to save it
+            raise
+        self.vector.push()
+        self.at = self.method.applied
+        self.count()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
