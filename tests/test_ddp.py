@@ -5,6 +5,7 @@ Parts of this module are run in processes of their own: see ``launch`` and the f
 
 from __future__ import annotations
 
+import copy
 import datetime
 import difflib
 import json
@@ -515,6 +516,11 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
             ["DEF(64)", "--workers", "900"],
             "error: 1438 examples are not one batch of 8 for each of 900 workers: take fewer",
         ),
+        (["DEF(64)", "--data", "digit"], "error: no data set 'digit'"),
+        (["DEF(64)", "--model", "mpl"], "error: no model 'mpl'"),
+        (["DEF(64)", "--device", "cuda:99"], "error: --device cuda:99: no such device here; use cpu or cuda"),
+        (["DEF(64)", "--nesterov", "--momentum", "0"], "error: --nesterov is SGD's, with a momentum: give --momentum"),
+        (["DEF(64)", "--nesterov", "--adamw"], "error: --nesterov is SGD's, with a momentum: give --momentum"),
     ],
 )
 def test_ddp_sim_says_in_one_line_what_is_wrong(words, said, capsys, tmp_path):
@@ -522,6 +528,7 @@ def test_ddp_sim_says_in_one_line_what_is_wrong(words, said, capsys, tmp_path):
     assert code == 2
     assert err.startswith(said)
     assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_method_that_diverges_is_an_error_after_the_table(capsys, tmp_path):
@@ -625,7 +632,8 @@ class Loop:
         self.data = task()
         self.step = 0
 
-    def run(self, steps: int) -> Loop:
+    def run(self, steps: int, middle: Callable[[], Any] = lambda: None) -> Loop:
+        """``middle`` is called between every forward pass and its backward pass."""
         rank, ranks = dist.get_rank(), dist.get_world_size()
         rows = [row for row, _ in zip(batches(len(self.data), ranks, 4, 0), range(self.step + steps), strict=False)]
         for row in rows[self.step :]:
@@ -637,6 +645,7 @@ class Loop:
                         loss = self.data.loss(self.model, self.data.batch(part)).mean() / len(parts)
                     if self.setting == "scaler" and self.step in (30, 60) and rank == self.step // 30 % 2:
                         loss = loss * math.inf
+                    middle()
                     self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -727,23 +736,33 @@ def script_life(found: dict[str, Any]) -> None:
         "refused": refused,
         "back": bits(*loop.model.parameters()) == at_rest,
     }
-    # A look, a save and a check in the middle of a step change nothing.
-    disturbed, quiet = Loop(DEF(4)), Loop(DEF(4)).run(12)
-    for _ in range(12):
-        disturbed.run(1)
-        disturbed.model.eval()
-        with disturbed.c.averaged(), torch.no_grad():
-            disturbed.model(inputs)
-        disturbed.model.train()
-        disturbed.model(inputs)
-        disturbed.model.state_dict()
-    found["undisturbed"] = [quiet.judged(), disturbed.judged()]
+    # A look and a save in the middle of a step, and a check after it, change nothing; on one rank alone, where it may.
+    for method in (DEF(4), EF(4), PSync(4)):
+        disturbed, quiet = Loop(method), Loop(method).run(12)
+        saved = []
+
+        def look(loop: Loop = disturbed, saved: list[bool] = saved) -> None:
+            if dist.get_rank() == 1:
+                return
+            with torch.no_grad():
+                loop.model.module(inputs)
+                loop.model.eval()
+                loop.model(inputs)
+                loop.model.train()
+            saved.append(bits(*loop.model.state_dict().values()) == bits(*layers(loop.c.rank.x)))
+
+        for _ in range(12):
+            disturbed.run(1, look)
+            disturbed.model.eval()
+            with disturbed.c.averaged(), torch.no_grad():
+                disturbed.model(inputs)
+            disturbed.model.train()
+        found[f"undisturbed {method!r}"] = [quiet.judged(), disturbed.judged(), all(saved)]
     # What is loaded in the middle of a training is x from then on.
     for method in (DEF(4), PSync(4), EF(4)):
         loop = Loop(method).run(5)
         loop.model.module.load_state_dict(fixed().state_dict())
         loop.model(inputs)
-        loop.c.move(0.0)
         found[f"loaded {method!r}"] = torch.allclose(
             loop.c.rank.x, torch.cat([p.reshape(-1) for p in fixed().parameters()])
         )
@@ -846,6 +865,72 @@ def parameters_of_all_kinds(found: dict[str, Any]) -> None:
             "channels last": module.conv.weight.is_contiguous(memory_format=torch.channels_last),
         }
         c.remove()
+
+
+def written_each_step(found: dict[str, Any]) -> None:
+    """Ranks of a script that writes to its parameters after every step, in each of the ways that there are."""
+
+    def reassigned(p: nn.Parameter) -> None:
+        p.data = p.data.clamp(-0.25, 0.25)
+
+    def through_data(p: nn.Parameter) -> None:
+        p.data.clamp_(-0.25, 0.25)
+
+    @torch.no_grad()
+    def in_place(p: nn.Parameter) -> None:
+        p.clamp_(-0.25, 0.25)
+
+    for method in (DEF(4), EF(4), SAEF(4, average=3), PSync(4), DEF(tw.TopK(0.2))):
+        for write in (reassigned, through_data, in_place):
+            loop = Loop(method)
+            for _ in range(12):
+                loop.run(1)
+                for p in loop.model.parameters():
+                    write(p)
+            x = torch.cat([p.reshape(-1) for p in loop.model.state_dict().values()])
+            found[f"{method!r} {write.__name__}"] = [bits(x), loop.judged(), float(x.abs().max())]
+
+
+def several_optimisers(found: dict[str, Any]) -> None:
+    """Muon for matrices and AdamW for the rest; a scaler, and infinities on one rank, of one of them and of both."""
+    data, rank = task(), dist.get_rank()
+    rows = [row[rank] for row, _ in zip(batches(len(data), 2, 4, 0), range(20), strict=False)]
+
+    class Script:
+        def __init__(self) -> None:
+            self.model = DistributedDataParallel(fixed())
+            matrices = [p for p in self.model.parameters() if p.ndim == 2]
+            vectors = [p for p in self.model.parameters() if p.ndim < 2]
+            self.parts = [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(vectors, lr=0.02)]
+            self.c = compress(self.model, self.parts, DEF(4))
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+
+        def run(self, steps: range) -> Script:
+            for step in steps:
+                for part in self.parts:
+                    part.zero_grad()
+                self.scaler.scale(data.loss(self.model, data.batch(rows[step])).mean()).backward()
+                spoilt = {6: self.parts[:1], 9: self.parts[1:], 13: self.parts}.get(step, [])
+                for part in spoilt if rank == step % 2 else []:
+                    part.param_groups[0]["params"][0].grad[0] = math.inf
+                for part in self.parts:
+                    self.scaler.step(part)
+                self.scaler.update()
+            return self
+
+        def states(self) -> list[dict[str, Any]]:
+            return copy.deepcopy([one.state_dict() for one in (self.model, *self.parts, self.c, self.scaler)])
+
+    first = Script().run(range(10))
+    states = first.states()
+    second = Script()
+    for one, state in zip((second.model, *second.parts, second.c, second.scaler), states, strict=True):
+        one.load_state_dict(state)
+    for name, script in (("whole", first), ("resumed", second)):
+        script.run(range(10, 20))
+        found[name] = bits(*script.model.state_dict().values())
+        found[f"{name} residual"] = bits(script.c.state_dict()["residual"])
+    found |= {"steps": first.c.step, "scales": [states[-1]["scale"], first.scaler.get_scale()]}
 
 
 def refusals(found: dict[str, Any]) -> None:
@@ -956,7 +1041,10 @@ def test_the_parameters_are_where_they_should_be(both):
         assert averaged["saved"]
         assert averaged["back"]
         assert averaged["refused"].startswith("inside averaged() the model is only looked at")
-        assert found["undisturbed"][0] == found["undisturbed"][1]
+        for method in (DEF(4), EF(4), PSync(4)):
+            quiet, disturbed, saved = found[f"undisturbed {method!r}"]
+            assert quiet == disturbed
+            assert saved
         assert all(found[f"loaded {method!r}"] for method in (DEF(4), PSync(4), EF(4)))
 
 
@@ -1033,6 +1121,29 @@ def test_what_cannot_be_compressed_is_refused_in_one_line(both):
         assert said["strange"].startswith("ValueError: this is no state of thinwire.ddp")
         assert said["some"] == "ValueError: these are not the states of all ranks at one step"
         assert "keeps a link's state on every rank" in said["ends"]
+
+
+@pytest.mark.slow
+def test_ranks_stay_the_same_to_the_bit_whatever_a_script_writes_after_a_step(tmp_path):
+    finished(launch("written_each_step", tmp_path))
+    one, other = (json.loads((tmp_path / f"written_each_step-{rank}.json").read_text()) for rank in (0, 1))
+    assert one == other
+    assert len(one) == 15
+    # EF and its kin are clamped where they rest; of PSync that is each rank's own model.
+    assert all(largest <= 0.25 for name, (_, _, largest) in one.items() if not name.startswith("PSync"))
+    for name in {name.rpartition(" ")[0] for name in one}:
+        assert one[f"{name} reassigned"] == one[f"{name} through_data"] == one[f"{name} in_place"]
+
+
+@pytest.mark.slow
+def test_several_optimisers_with_a_scaler_skip_together_and_go_on_to_the_same_bits(tmp_path):
+    finished(launch("several_optimisers", tmp_path))
+    one, other = (json.loads((tmp_path / f"several_optimisers-{rank}.json").read_text()) for rank in (0, 1))
+    assert one["whole"] == other["whole"] == one["resumed"] == other["resumed"]
+    for found in (one, other):
+        assert found["whole residual"] == found["resumed residual"]
+        assert found["steps"] == 19  # of 20: at the step where both have an infinity nothing is sent
+    assert one["scales"] != other["scales"]  # so the scaler's state is each rank's own
 
 
 def one_dies(found: dict[str, Any]) -> None:
@@ -1132,6 +1243,17 @@ def sharded(found: dict[str, Any]) -> None:
         with c.averaged():
             last[name] = whole(model)
         found[name] = bits(last[name])
+        # A write between steps, and a save in the middle of one.
+        with torch.no_grad():
+            for p in model.parameters():
+                p.to_local().mul_(0.5)
+        written = whole(model)
+        loss = data.loss(model, data.batch(rows[rank])).mean()
+        state = torch.cat([p.full_tensor().reshape(-1) for p in model.state_dict().values()])
+        found[f"{name}, in the middle"] = [torch.equal(state, written), bool((whole(model) != written).any())]
+        loss.backward()
+        optimizer.step()
+        found[f"{name}, after"] = bits(torch.cat([p.full_tensor().reshape(-1) for p in model.state_dict().values()]))
     plain = fixed()
     optimizer = sgd(plain.parameters())
     for rows, _ in zip(batches(len(data), 4, 4, 0), range(30), strict=False):
@@ -1168,6 +1290,10 @@ def test_shards_within_a_node_and_detached_error_feedback_across_nodes(tmp_path)
     found = [json.loads((tmp_path / f"sharded-{rank}.json").read_text()) for rank in range(4)]
     for name in ("ratio 1", "DEF", "PSync", "top-k"):
         assert len({one[name] for one in found}) == 1
+        assert len({one[f"{name}, after"] for one in found}) == 1
+        saved, moved = found[0][f"{name}, in the middle"]
+        assert saved == (name != "PSync")  # of which a model of the rank's own was written to, and x is saved
+        assert moved == (name in ("DEF", "top-k"))
     assert found[0]["plain"] < 2e-6
     said = found[0]["refused"]
     assert said["old"].startswith("CombinationError: FullyShardedDataParallel sends gradients of shards")

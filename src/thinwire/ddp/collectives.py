@@ -41,16 +41,18 @@ class Traffic:
     """Bytes that this rank gave to collectives, and how often: what it said, not what a ring makes of it.
 
     Of an all-reduce of n bytes among W ranks 2 (W - 1) / W * n cross each rank's link, of an all-gather (W - 1) n.
+    What ranks said before the first step, to see that they want the same, is ``setup`` and not among ``bytes``.
     """
 
     steps: int = 0
     reduced: int = 0  # bytes given to all-reduce
     gathered: int = 0  # bytes given to all-gather, lengths and padding included
     calls: int = 0
+    setup: int = 0
 
     @property
     def bytes(self) -> int:
-        """All of them."""
+        """All of them, but for ``setup``."""
         return self.reduced + self.gathered
 
     def summary(self) -> dict[str, int]:
@@ -64,8 +66,11 @@ class Group:
     def __init__(self, group: dist.ProcessGroup, traffic: Traffic) -> None:
         self.group, self.traffic = group, traffic
         self.size, self.rank = group.size(), group.rank()
-        # Bytes travel from where the backend can take them.
-        self.device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in _backend(group) else "cpu"
+        # Where the group has a backend: NCCL's has none for tensors on a CPU.
+        self.kinds = {device.type for device in group._device_types}
+        self.device = torch.device("cpu" if "cpu" in self.kinds else sorted(self.kinds)[0])
+        if self.device.type == "cuda" and torch.cuda.is_available():  # now: backward passes have threads of their own
+            self.device = torch.device("cuda", torch.cuda.current_device())
 
     def drive(self, talk: Talk[T], where: str) -> T:
         """Run ``talk`` to its end; ``where`` says what was being done, should a rank be lost meanwhile."""
@@ -78,7 +83,11 @@ class Group:
                 return result
             try:
                 answer = self.mean(request.x) if isinstance(request, Mean) else self.gather(request.data)
-            except RuntimeError as error:  # torch.distributed knows no finer one that all backends raise
+            except RuntimeError as error:
+                # Gloo's are plain RuntimeErrors, which torch raises for much that is no fault of another rank.
+                if not isinstance(error, dist.DistError) and "gloo/" not in str(error):
+                    error.add_note(f"rank {self.rank} of {self.size}, {where}")
+                    raise
                 raise RankLost(
                     f"rank {self.rank} of {self.size}, {where}: another rank died, stalled beyond the process group's "
                     f"timeout, or is doing something else ({str(error).splitlines()[0]})"
@@ -89,8 +98,9 @@ class Group:
         x.mul_(1 / self.size)
         self.traffic.reduced += x.nbytes
         self.traffic.calls += 1
-        dist.all_reduce(x, group=self.group)
-        return x
+        there = self._there(x)
+        dist.all_reduce(there, group=self.group)
+        return x if there is x else x.copy_(there)
 
     def gather(self, data: bytes) -> list[bytes]:
         """The length and the first bytes of all; where they are not all, the rest, padded to the longest."""
@@ -111,10 +121,14 @@ class Group:
     def _gather(self, mine: Tensor) -> list[Tensor]:
         self.traffic.gathered += mine.nbytes
         self.traffic.calls += 1
-        mine = mine.to(self.device)
+        mine = self._there(mine)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(everyone, mine, group=self.group)
         return [one.cpu() for one in everyone]
+
+    def _there(self, x: Tensor) -> Tensor:
+        """A tensor where the group has a backend for it: as it is, or a copy."""
+        return x if x.device.type in self.kinds else x.to(self.device)
 
 
 def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T]:
@@ -171,7 +185,3 @@ def _fill(out: Tensor, data: bytes) -> None:
 
 def _bytes(x: Tensor) -> bytes:
     return x.numpy().tobytes()
-
-
-def _backend(group: dist.ProcessGroup) -> str:
-    return str(dist.get_backend(group))

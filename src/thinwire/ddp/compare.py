@@ -6,12 +6,14 @@ and ``summary.json``; what has a summary is not trained again.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from ..expression import differing, parse, settings, vocabulary
 from ..problem import Problem, standard
 from ..report.table import draw
 from ..run.folder import locked, write_atomic
+from ..run.simulate import _there as there
 from ..version import code_version
 from .methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
-from .simulate import Record, Result, simulate
+from .simulate import Record, Result, Worker, enough, simulate
 
 FORMAT = 1  # of ddp.json
 METHODS: dict[str, type[Method]] = {cls.__name__: cls for cls in (DEF, DEFA, EF, SAEF, PSync, EF21, Hook)}
@@ -76,11 +79,27 @@ class Study:
             require(value > 0, f"--{name.replace('_', '-')} {value}: it must be at least 1")
         require(self.lr > 0, f"--lr {self.lr}: it must be positive")
         require(0 <= self.momentum < 1, f"--momentum {self.momentum}: it must be in [0, 1)")
+        nesterov = not self.nesterov or (self.momentum > 0 and not self.adamw)
+        require(nesterov, "--nesterov is SGD's, with a momentum: give --momentum more than 0, and no --adamw")
         require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: it must not be negative")
         require(all(0 < at < 1 for at in self.decay), "--decay: shares of the steps, such as 0.5,0.75")
         require(len(set(self.seeds)) == len(self.seeds) > 0, "--seeds: different numbers, at least one")
         for text in self.methods:
             method(text)
+        require(there(self.device), f"--device {self.device}: no such device here; use cpu or cuda")
+
+    @cached_property
+    def first(self) -> Problem:
+        """That of the first seed."""
+        return self.problem(self.seeds[0])
+
+    def check(self) -> None:
+        """Make a worker for every method without training it: what is wrong comes to light before a folder is taken."""
+        enough(len(self.first.tasks[0]), self.workers, self.batch)
+        for text in self.methods:
+            model = self.first.model
+            module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+            Worker(module.to(self.device), self.optimizer, method(text), self.workers)
 
     def problem(self, seed: int) -> Problem:
         """Model, one task of all examples, and the test."""
@@ -91,9 +110,8 @@ class Study:
         """A worker's."""
         if self.adamw:
             return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
-        nesterov = self.nesterov and self.momentum > 0
         return torch.optim.SGD(
-            parameters, lr=self.lr, momentum=self.momentum, nesterov=nesterov, weight_decay=self.weight_decay
+            parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
         )
 
     def rate(self, step: int) -> float:
@@ -109,13 +127,14 @@ class Study:
         ]
 
     def claim(self, out: Path, resume: bool = False) -> None:
-        """Take a folder: a new one, or with ``resume`` one of the same study."""
+        """Take a folder: a new one, after a :meth:`check`, or with ``resume`` one of the same study."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
         if not resume:
             require(
                 not out.exists() or not any(out.iterdir()),
                 f"{out} is not empty: choose another --out, or --resume it",
             )
+            self.check()
             write_atomic(out / "ddp.json", text.encode())
             return
         try:
@@ -137,7 +156,7 @@ class Study:
                 if (out / name / "summary.json").exists():
                     continue
                 if seed not in problems:
-                    problems = {seed: self.problem(seed)}
+                    problems = {seed: self.first if seed == self.seeds[0] else self.problem(seed)}
                 try:
                     self.one(text, seed, problems[seed], out / name, on_record)
                 except (NonFinite, WireError) as error:

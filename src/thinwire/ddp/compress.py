@@ -12,9 +12,9 @@ step (over a ``Hook``: at the end of the backward pass). Everything else of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -25,12 +25,12 @@ from ..errors import CombinationError, require
 from .gradient import AtGradient
 from .methods import DEF, Feedback, Hook, Method
 from .optimizer import AtOptimizer
-from .training import Compressed, Named
+from .training import Compressed, Named, parameters
 
 
 def compress(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     method: Method = DEF(),  # noqa: B008  frozen
     *,
     seed: int = 0,
@@ -41,17 +41,21 @@ def compress(
 
     ``model`` is a ``DistributedDataParallel``, or one that ``fully_shard`` has cut up within a node: then
     ``group`` has the ranks, one a node, that hold the same shard. ``optimizer`` is any of torch's that works on
-    the model's parameters. ``seed`` is that of all random choices and the same on every rank. With ``debug`` ranks
+    the model's parameters, or several that share them, ``[muon, adamw]``: what is sent is then a step of each, after
+    the last one. ``seed`` is that of all random choices and the same on every rank. With ``debug`` ranks
     make sure before each step that they are at the same one, with finite numbers, which takes a message of its own.
 
     Everyone calls it at the same place. Raises ``ValueError`` (``CombinationError`` among them) for what cannot
     be compressed, and ``OutOfSync`` where ranks ask for different things, before anything is changed.
     """
-    named = _trained(model, optimizer)
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    named = _trained(model, optimizers)
     if isinstance(method, Feedback):
-        made: Compressed = AtOptimizer(model, optimizer, method, named, _group(model, method, group), seed, debug)
+        _stepped(named, optimizers, method)
+        made: Compressed = AtOptimizer(model, optimizers, method, named, _group(model, method, group), seed, debug)
     elif isinstance(method, Hook):
-        made = AtGradient(model, optimizer, method, named, _group(model, method, group), seed, debug)
+        _dense(model)
+        made = AtGradient(model, optimizers, method, named, _group(model, method, group), seed, debug)
     else:
         raise ValueError(f"compress(method={method!r}): a method such as DEF(ratio=64) or Hook(TopK(0.01))")
     wiring = getattr(model, "_thinwire", None)
@@ -65,10 +69,16 @@ def compress(
 
 
 class _Wiring:
-    """What a DDP object's one hook looks at, which cannot be taken back."""
+    """What a DDP object's one hook looks at, which cannot be taken back. A copy of the object is without it."""
 
     def __init__(self, compressed: Compressed) -> None:
         self.compressed = compressed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 def _comm_hook(wiring, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own by identity
@@ -79,11 +89,12 @@ def _comm_hook(wiring, bucket):  # type: ignore[no-untyped-def]  # DDP compares 
     return dist.all_reduce(mean, group=group, async_op=True).get_future().then(_only)
 
 
-def _only(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return future.value()[0]
+def _only(future: Any) -> Tensor:  # the kind of future that C++ gives, of which torch.futures.Future is a subclass
+    found: list[Tensor] = future.value()
+    return found[0]
 
 
-def _trained(model: nn.Module, optimizer: Optimizer) -> Named:
+def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
     """The parameters that are trained, by name; ``ValueError`` for what cannot be compressed."""
     if isinstance(model, FullyShardedDataParallel):
         raise CombinationError(
@@ -100,11 +111,12 @@ def _trained(model: nn.Module, optimizer: Optimizer) -> Named:
         wiring is None or wiring.compressed.removed,
         "this model is compressed already: call remove() of what compress returned",
     )
-    alone = wiring is not None or not getattr(model, "_comm_hooks", None)
+    # A copy of a compressed model has the hook in its list, and not where it would be called.
+    alone = all(hook is _comm_hook for hook, _ in getattr(model, "_comm_hooks", ()))
     require(alone, "this model has a communication hook of its own, and there can be only one")
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     named = {p: name for name, p in inner.named_parameters()}
-    optimised = {p for group in optimizer.param_groups for p in group["params"]}
+    optimised = {p for optimizer in optimizers for p in parameters(optimizer)}
     strange = len(optimised - named.keys())
     require(
         not strange,
@@ -114,6 +126,29 @@ def _trained(model: nn.Module, optimizer: Optimizer) -> Named:
     known = any(p in optimised for _, p in trained)
     require(known, "the model has no trainable parameters that the optimiser knows: nothing would be sent")
     return trained
+
+
+def _stepped(named: Named, optimizers: Sequence[Optimizer], method: Feedback) -> None:
+    """``ValueError`` unless the optimisers have all parameters that are trained."""
+    optimised = {p for optimizer in optimizers for p in parameters(optimizer)}
+    lacking = [name for name, p in named if p not in optimised]
+    if lacking:
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise ValueError(
+            f"{lacking[0]!r}{others} would be trained, and by no optimiser given to compress(). Under "
+            f"{type(method).__name__} gradients stay local, and ranks would drift apart: give it all optimisers, "
+            "compress(model, [first, second], ...), or freeze such parameters before DistributedDataParallel"
+        )
+
+
+def _dense(model: nn.Module) -> None:
+    """``CombinationError`` for sparse gradients, of which a hook gets no dense part of a bucket."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise CombinationError(
+                f"a Hook averages dense gradients, and those of {name!r} are sparse: make it with sparse=False, or "
+                "take DEF or one of its kin"
+            )
 
 
 def _group(model: Any, method: Method, group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -27,14 +27,14 @@ class AtGradient(Compressed):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         method: Hook,
         named: Named,
         group: dist.ProcessGroup,
         seed: int,
         debug: bool,
     ) -> None:
-        super().__init__(model, optimizer, method, named, group, seed, debug)
+        super().__init__(model, optimizers, method, named, group, seed, debug)
         self.method = method
         self.gradient = Params.of((n, torch.zeros_like(p, device="cpu")) for n, p in named)
         self.places = {p: self.gradient[n] for n, p in named}

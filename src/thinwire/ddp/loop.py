@@ -1,7 +1,7 @@
 """The loop of :mod:`.methods`, as functions of a rank's state: what a rank does with its step, and with a gradient.
 
 Large vectors are written in place, and none is copied that need not be: a step with the block compressor
-reads x, e and the parameters once after the optimiser, and x and e once before the next gradient.
+reads x, e and the parameters once after the optimiser, and e and the parameters once before the next gradient.
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ def place(rank: Rank, lam: float, out: Float[Tensor, " d"]) -> None:
         out.copy_(rank.x)
 
 
+def leave(rank: Rank, lam: float, w: Float[Tensor, " d"]) -> None:
+    """x <- w, what the parameters really hold between steps; w <- x - lam * e, where the gradient is taken."""
+    for x_part, w_part, e_part in _pieces(rank.x, w, rank.e):
+        x_part.copy_(w_part)
+        if lam:
+            w_part.sub_(e_part, alpha=lam)
+
+
 def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, debug: bool = False) -> Talk[None]:
     """One step of all ranks. ``w`` is where the optimiser went from x - lam * e; then it is x - applied * e.
 
@@ -60,8 +68,7 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
     """
     lam, e = method.detach, rank.e
     resting = not (method.applied or method.estimate or method.every)  # w is x, but for what is about to be sent
-    piece = PIECE if e.device.type == "cpu" else max(1, len(e))
-    for x_part, w_part, e_part in zip(*(torch.split(part, piece) for part in (rank.x, w, e)), strict=True):
+    for x_part, w_part, e_part in _pieces(rank.x, w, e):
         torch.sub(x_part, w_part, out=w_part)  # u + lam * e
         torch.add(w_part, e_part, alpha=1 - lam, out=e_part)  # p = u + e
         if resting:
@@ -90,6 +97,12 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
             w[a:b].copy_(rank.x[a:b])
     else:
         place(rank, method.applied, w)
+
+
+def _pieces(*vectors: Float[Tensor, " d"]) -> Iterator[tuple[Tensor, ...]]:
+    """Vectors of one length, a piece of all at a time; on a GPU whole."""
+    piece = PIECE if vectors[0].device.type == "cpu" else max(1, len(vectors[0]))
+    yield from zip(*(torch.split(vector, piece) for vector in vectors), strict=True)
 
 
 def _apply(rank: Rank, arrived: Tensor, runs: list[tuple[int, int]]) -> None:

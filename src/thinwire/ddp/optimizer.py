@@ -2,90 +2,185 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
-from .loop import exchange, output, place, start
+from .loop import exchange, leave, output, place, start
 from .methods import Feedback
-from .training import Compressed, Named, frozen, mean, thawed
+from .training import Compressed, Named, frozen, mean, parameters, thawed
 from .vector import Vector
 
 
 class AtOptimizer(Compressed):
     """Between steps the parameters hold x (of ``PSync`` the rank's own model), in a forward pass the detached point.
 
-    A forward pass in training mode puts them there, one in evaluation mode back. Whoever asks for the model's
-    ``state_dict`` gets x, and what somebody writes into the parameters between steps becomes x. Gradients are local:
-    torch's ``clip_grad_norm_`` clips each rank's own, :meth:`clip_grad_norm_` all by one factor.
+    They are *at rest* or *away*. At rest they belong to the script: what it writes there, however it writes it, is what
+    they hold, and becomes x (with a model of the rank's own: becomes that model). A forward pass in training takes them
+    away, to where the gradient is taken, and the optimiser's step brings them back; what is written to them on the
+    way is a part of the step. They are not moved while a graph still has its backward pass to come: evaluation then
+    sees the detached point, and ``state_dict`` x all the same. Where they have to be moved nevertheless, autograd
+    raises in that backward pass. Gradients are local: torch's ``clip_grad_norm_`` clips each rank's own,
+    :meth:`clip_grad_norm_` all by one factor.
+
+    With several optimisers a step is one of each.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         method: Feedback,
         named: Named,
         group: dist.ProcessGroup,
         seed: int,
         debug: bool,
     ) -> None:
-        super().__init__(model, optimizer, method, named, group, seed, debug)
+        super().__init__(model, optimizers, method, named, group, seed, debug)
         self.method = method
         self.vector = Vector(named)
         self.rank = start(method, self.vector.layout, self.vector.flat)
         self.at: float | None = method.applied  # the parameters hold x - at * e; None: something else
-        self.version = self.vector.version()
+        self.away = False
+        self.pending: WeakSet[_Graph] = WeakSet()
+        self.stepped: dict[Optimizer, bool] = {}  # since the last exchange; False: skipped
         self.hidden: list[Tensor | None] = []  # gradients put away while a step is skipped
-        self.scaling = getattr(optimizer, "_step_supports_amp_scaling", None)
-        # A GradScaler then calls every step and says whether there was an infinity, in place of not calling it.
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        self.scaling = [getattr(optimizer, "_step_supports_amp_scaling", None) for optimizer in optimizers]
         self.handles = [
-            model.register_forward_pre_hook(self._forward, prepend=True),
-            self.inner.register_state_dict_pre_hook(self._saving),
-            self.inner.register_load_state_dict_pre_hook(self._loading),
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
+            model.register_forward_pre_hook(Tie(self._forward), prepend=True),
+            model.register_forward_hook(Tie(self._watch)),
+            self.inner.register_state_dict_post_hook(Tie(self._saved)),
+            self.inner.register_load_state_dict_pre_hook(Tie(self._loading)),
         ]
+        for optimizer in optimizers:
+            # A GradScaler then calls every step and says whether there was an infinity, in place of not calling it.
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+            self.handles += [
+                optimizer.register_step_pre_hook(self._before),
+                optimizer.register_step_post_hook(self._after),
+            ]
 
     @torch.no_grad()
-    def move(self, lam: float) -> None:
-        """Put x - lam * e into the parameters."""
+    def leave(self) -> None:
+        """From rest to where the gradient is taken."""
+        at = self._where()
+        if self.away:
+            return
+        self.vector.pull()
+        self.away = True
+        if at == 0:
+            leave(self.rank, self.method.detach, self.vector.flat)
+        # Else it is a model of the rank's own, and the gradient is taken there: the step begins at what it holds.
+        if at != self.method.detach:
+            self.at = self.method.detach
+            self.vector.push()
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """To rest, with what was written there taken in."""
+        at, rank, flat = self._where(), self.rank, self.vector.flat
+        require(not self.stepped, "of several optimisers one has made its step, and another not yet: wait for all")
+        self.vector.pull()
+        if self.away and at != self.method.applied:
+            off = (rank.x - at * rank.e).sub_(flat).abs_()
+            require(
+                not bool((off > 1e-6 * (rank.x.abs() + rank.e.abs())).any()),  # but for a rounding
+                "parameters were written to after a forward pass in training, and are asked for before the optimiser's "
+                "step, of which that is a part: write to them after the step, or before the forward pass",
+            )
+        elif at == 0:
+            rank.x.copy_(flat)
+        elif not torch.equal(flat, rank.x - at * rank.e):
+            torch.sub(rank.x, flat, out=rank.e).div_(at)
+        self.away = False
+        if at != self.method.applied:
+            self._put(self.method.applied)
+
+    def _where(self) -> float:
         if self.at is None:
             raise CombinationError("inside averaged() the model is only looked at: train, and load states, outside")
-        between = self.at in (0.0, self.method.applied)
-        if between and self.vector.version() != self.version:  # somebody wrote to them
-            self.vector.pull()
-            torch.add(self.vector.flat, self.rank.e, alpha=self.at, out=self.rank.x)
-            self.version = self.vector.version()
-        if lam != self.at:
-            self._put(lam)
+        return self.at
 
+    @property
+    def _live(self) -> bool:
+        """Whether what the parameters hold is what others are to see: x, or inside ``averaged()`` y."""
+        return self.at is None or (self.at == 0 and not self.away)
+
+    @torch.no_grad()
     def _put(self, lam: float) -> None:
-        if self.at == 0:  # it is there, and may be in a cache
-            self.vector.flat.sub_(self.rank.e, alpha=lam)
-        else:
-            place(self.rank, lam, self.vector.flat)
+        place(self.rank, lam, self.vector.flat)
         self.vector.push()
-        self.at, self.version = lam, self.vector.version()
+        self.at = lam
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
-        training = module.training and torch.is_grad_enabled()
-        if training or self.at is not None:
-            self.move(self.method.detach if training else self.method.applied)
+        if module.training and torch.is_grad_enabled():
+            self.leave()
+        elif self.at not in (None, self.method.applied) and not self.pending and not self.stepped:
+            self.rest()
 
-    def _saving(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        if self.at is not None:
-            self.move(0.0)
+    def _watch(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Know of a graph until it dies, or its backward pass begins."""
+        if not (self.away and torch.is_grad_enabled()):
+            return
+        graph = _Graph()
+        self.pending.add(graph)
+        for part in tree_leaves(outputs):
+            if isinstance(part, Tensor) and part.requires_grad:
+                # The graph has the function, and that the only reference: with the one goes the other.
+                part.register_hook(partial(self._begun, graph))  # type: ignore[no-untyped-call]
+
+    def _begun(self, graph: _Graph, gradient: Tensor) -> None:
+        """A graph's backward pass has begun."""
+        self.pending.discard(graph)
+
+    @torch.no_grad()
+    def _saved(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        """x in place of what the parameters hold; with ``keep_vars`` the parameters themselves."""
+        if self._live:
+            return
+        shared = self.vector.cut(self.rank.x.clone())
+        where = {mine.data_ptr(): part for mine, part in zip(self.vector.tensors(), shared, strict=True)}
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+                continue
+            mine = value.to_local() if isinstance(value, DTensor) else value
+            part = where.get(mine.data_ptr())
+            if part is None or part.shape != mine.shape:
+                continue
+            if isinstance(value, DTensor):
+                part = DTensor.from_local(
+                    part, value.device_mesh, value.placements, shape=value.shape, stride=value.stride()
+                )
+            state[name] = part
 
     def _loading(self, *args: Any) -> None:
-        self.move(0.0)
+        self.rest()
+        self._put(0.0)
+
+    def copied(self, memo: dict[int, Any]) -> None:
+        """The model is being copied: let the copy hold x."""
+        if not self._live:
+            for p, part in zip(self.vector.parameters, self.vector.cut(self.rank.x), strict=True):
+                copy.deepcopy(p, memo).data.copy_(part)
+
+    def pickled(self) -> None:
+        """The model is being pickled, which takes what the parameters hold."""
+        if not self._live:
+            raise CombinationError(
+                "the parameters do not hold the shared model now: pickle it between a step and the next forward pass "
+                "(of PSync inside averaged()), or save its state_dict()"
+            )
 
     def bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
         future: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -94,41 +189,57 @@ class AtOptimizer(Compressed):
 
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.move(self.method.detach)
+        require(
+            optimizer not in self.stepped,
+            f"{type(optimizer).__name__} steps again before every optimiser that compress() was given has made its "
+            "step: what is sent is one step of each",
+        )
+        self.leave()
         found = getattr(optimizer, "found_inf", None)
         if found is None:
             return
         # A rank that skipped its step alone would leave the others waiting, or pair its next step with their last.
         flag = (found > 0).float().reshape(1)
         self.drive(mean(flag), "agreeing on infinities")
-        parameters = self.optimised()
+        mine = parameters(optimizer)
         if float(flag) > 0:
-            self.hidden = [p.grad for p in parameters]
-            for p in parameters:
+            self.hidden = [p.grad for p in mine]
+            for p in mine:
                 p.grad = None  # an optimiser leaves such alone
         elif (scale := optimizer.grad_scale) is not None:  # type: ignore[attr-defined]
-            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], float(scale.double().reciprocal()))
+            torch._foreach_mul_([p.grad for p in mine if p.grad is not None], float(scale.double().reciprocal()))
         # The optimiser finds everything done; the scaler deletes both when it is back.
         optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.hidden:
-            for p, grad in zip(self.optimised(), self.hidden, strict=True):
-                p.grad = grad
-            self.hidden = []
+        self.stepped[optimizer] = not self.hidden
+        for p, grad in zip(parameters(optimizer), self.hidden, strict=False):
+            p.grad = grad
+        self.hidden = []
+        if len(self.stepped) < len(self.optimizers):
+            return
+        moved = any(self.stepped.values())
+        self.stepped, self.away = {}, False
+        self.pending.clear()
+        self.vector.pull()
+        if not moved:
             self._put(self.method.applied)
-        else:
-            self.vector.pull()
+            return
+        try:
             self.drive(exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug), "sending")
-            self.vector.push()
-            self.at, self.version = self.method.applied, self.vector.version()
-            self.count()
+        except BaseException:
+            self._put(self.method.applied)  # x is there still, for whoever wants to save it
+            raise
+        self.vector.push()
+        self.at = self.method.applied
+        self.count()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
+        self.alive()
         with torch.no_grad():
-            self.move(self.method.applied)
+            self.rest()
             self.vector.flat.copy_(self.drive(output(self.method, self.rank), "averaging residuals"))
             self.vector.push()
         self.at = None
@@ -136,9 +247,12 @@ class AtOptimizer(Compressed):
             yield
         finally:
             with torch.no_grad():
+                self.vector.pull()
                 self._put(self.method.applied)
 
     def kept(self) -> dict[str, Any]:
+        if self.at is not None and not self.away:
+            self.rest()
         total = None if self.rank.total is None else self.rank.total.clone()
         return {"residual": self.rank.e.clone(), "total": total, "link": frozen(self.rank.sender)}
 
@@ -159,18 +273,48 @@ class AtOptimizer(Compressed):
         """Another residual, for the same x."""
         n = self.vector.layout.size
         require(e.numel() == n, f"this state is of another model: of {e.numel()} trained parameters, not {n}")
-        self.move(0.0)
+        self.rest()
         self.rank.e.copy_(e)
         if self.rank.total is not None and total is not None:
             self.rank.total.copy_(total)
-        self.move(self.method.applied)
+        self._put(self.method.applied)
 
+    @torch.no_grad()
     def remove(self) -> None:
-        self.move(0.0)
-        if self.scaling is None:
-            del self.optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
-        else:
-            self.optimizer._step_supports_amp_scaling = self.scaling  # type: ignore[attr-defined]
+        if self.removed:
+            return
+        self.rest()
+        self._put(0.0)
+        for optimizer, scaling in zip(self.optimizers, self.scaling, strict=True):
+            if scaling is None:
+                del optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
+            else:
+                optimizer._step_supports_amp_scaling = scaling  # type: ignore[attr-defined]
         for handle in self.handles:
             handle.remove()
         super().remove()
+
+
+class _Graph:
+    """One that autograd keeps for a backward pass."""
+
+
+class Tie:
+    """What a compressed model calls. A copy of the model, or a pickle of it, has one that does nothing."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> None:
+        if self.call is not None:
+            self.call(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tie:
+        if self.call is not None:
+            self.call.__self__.copied(memo)  # type: ignore[attr-defined]
+        return Tie()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.call is not None:
+            self.call.__self__.pickled()  # type: ignore[attr-defined]
+        return Tie, ()

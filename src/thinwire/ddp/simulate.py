@@ -26,6 +26,7 @@ from ..config import complete
 from ..errors import NonFinite, require
 from ..key import Key
 from ..params import Params
+from ..run.simulate import _there as there
 from ..run.train import to_device
 from ..task import Task
 from .collectives import Traffic, together
@@ -61,16 +62,21 @@ def batches(examples: int, workers: int, size: int, seed: int) -> Iterator[list[
 
     What is left of an epoch after as many whole steps as there are is not used.
     """
-    require(
-        examples >= workers * size,
-        f"{examples} examples are not one batch of {size} for each of {workers} workers: take fewer",
-    )
+    enough(examples, workers, size)
     epoch = 0
     while True:
         order = torch.randperm(examples, generator=Key(seed, epoch).generator("order"))
         for row in order[: examples - examples % (workers * size)].view(-1, size, workers):
             yield list(row.T)
         epoch += 1
+
+
+def enough(examples: int, workers: int, size: int) -> None:
+    """``ValueError`` unless there is a batch for everyone."""
+    require(
+        examples >= workers * size,
+        f"{examples} examples are not one batch of {size} for each of {workers} workers: take fewer",
+    )
 
 
 class Worker:
@@ -139,6 +145,7 @@ def simulate(
     """
     for name, value in (("workers", workers), ("steps", steps), ("batch", batch), ("evaluate_every", evaluate_every)):
         require(type(value) is int and value > 0, f"{name}={value}: a whole number of at least 1")
+    require(there(str(device)), f"device={str(device)!r}: no such device here; use cpu or cuda")
     with torch.random.fork_rng(devices=[]), _threads(torch.device(device)) as threads:
         torch.manual_seed(Key(seed).number("model") % (1 << 32))
         first = copy.deepcopy(model) if isinstance(model, nn.Module) else model()

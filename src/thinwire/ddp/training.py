@@ -26,7 +26,7 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 class Compressed(ABC):
-    """A model and its optimiser whose ranks send what a method sends.
+    """A model and its optimisers whose ranks send what a method sends.
 
     ``ledger`` has the bytes that this rank gave to collectives.
     """
@@ -34,7 +34,7 @@ class Compressed(ABC):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         method: Method,
         named: Named,
         group: dist.ProcessGroup,
@@ -43,7 +43,7 @@ class Compressed(ABC):
     ) -> None:
         self.ledger = Traffic()
         self.group = Group(group, self.ledger)
-        self.model, self.optimizer, self.seed, self.debug = model, optimizer, seed, debug
+        self.model, self.optimizers, self.seed, self.debug = model, tuple(optimizers), seed, debug
         self.name, self.complete = repr(method), complete(method)
         self.step = 0
         self.removed = False
@@ -62,6 +62,7 @@ class Compressed(ABC):
         One dense all-reduce where that is not x. Buffers, running statistics of norm layers among them, stay as
         they are.
         """
+        self.alive()
         yield
 
     @torch.no_grad()
@@ -106,6 +107,7 @@ class Compressed(ABC):
         which leaves y where it was. (Momentum is the optimiser's: each rank takes that of any old rank.) Raises
         ``ValueError`` for the state of another method, model or number of ranks, and changes nothing then.
         """
+        self.alive()
         states = [state] if isinstance(state, dict) else list(state)
         require(bool(states), "load_state_dict: an empty list of states")
         for one in states:
@@ -146,12 +148,19 @@ class Compressed(ABC):
         """Go on with what all of another number of ranks kept."""
 
     def remove(self) -> None:
-        """Give model and optimiser back; DistributedDataParallel averages gradients again. What is not sent is lost."""
+        """Give model and optimisers back; DistributedDataParallel averages gradients again. What is not sent is lost.
+
+        Once is enough; again does nothing.
+        """
         self.removed = True
 
+    def alive(self) -> None:
+        """Raise ``ValueError`` after :meth:`remove`."""
+        require(not self.removed, f"{self.name} was removed from this model: compress it anew")
+
     def optimised(self) -> list[nn.Parameter]:
-        """The optimiser's parameters."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        """The optimisers' parameters."""
+        return [p for optimizer in self.optimizers for p in parameters(optimizer)]
 
     def key(self) -> Key:
         """Of this rank's next step."""
@@ -169,12 +178,18 @@ class Compressed(ABC):
     def _same_everywhere(self, mine: list[Any]) -> None:
         """Raise on every rank unless all want the same."""
         found = self.drive(gather(dumps(mine)), "comparing what is to be compressed")
+        self.ledger.setup, self.ledger.gathered, self.ledger.calls = self.ledger.gathered, 0, 0
         first = loads(found[0], max_values=None)
         names = ("method", "seed", "debug", "trained parameters")
         for number, data in enumerate(found):
             for name, theirs, expected in zip(names, loads(data, max_values=None), first, strict=True):
                 if theirs != expected:
                     raise OutOfSync(f"rank {number} has another {name} than rank 0: give all ranks the same")
+
+
+def parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Those of all its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def mean(x: Tensor) -> Talk[None]:

@@ -15,9 +15,10 @@ from ..params import Layout
 class Vector:
     """Parameters and one flat vector of them.
 
-    Of a replicated model the parameters become views of the vector, so that neither is ever copied
-    to the other. Shards (``DTensor``) lie where FSDP put them: :meth:`pull` and :meth:`push` copy. Raises
-    ``ValueError`` for parameters that are not 32-bit floats, or not all on one device.
+    Of a replicated model the parameters become views of the vector, so that neither need be copied to the other;
+    one that somebody puts elsewhere (``p.data = ...``) is brought back by :meth:`pull`. Shards (``DTensor``) lie where
+    FSDP put them: :meth:`pull` and :meth:`push` copy. Raises ``ValueError`` for parameters that are not 32-bit
+    floats, or not all on one device.
     """
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -34,12 +35,10 @@ class Vector:
                 )
             if tensor.device != device:
                 raise ValueError(f"parameter {name!r} is on {tensor.device}, others on {device}: one device a rank")
+        self.last = [_channels_last(tensor) for tensor in self.tensors()]
         self.flat: Float[Tensor, " d"] = torch.empty(self.layout.size, device=device)
-        spans = self.layout.spans.values()
-        self.views = [
-            _as(self.flat[start : start + size].view(shape), t)
-            for (start, size, shape), t in zip(spans, self.tensors(), strict=True)
-        ]
+        self.views = self.cut(self.flat)
+        self.places = [_place(view) for view in self.views]
         with torch.no_grad():
             for view, tensor in zip(self.views, self.tensors(), strict=True):
                 view.copy_(tensor)
@@ -47,24 +46,45 @@ class Vector:
             for p, view in zip(self.parameters, self.views, strict=True):
                 p.data = view
 
+    def cut(self, flat: Float[Tensor, " d"]) -> list[Tensor]:
+        """A vector like this one, seen as what this rank holds of each parameter."""
+        parts = [flat[start : start + size].view(shape) for start, size, shape in self.layout.spans.values()]
+        return [part.permute(0, 3, 1, 2) if last else part for part, last in zip(parts, self.last, strict=True)]
+
     def tensors(self) -> list[Tensor]:
         """What this rank holds of each parameter."""
         with torch.no_grad():
             return [p.to_local() if isinstance(p, DTensor) else p for p in self.parameters]
 
     def pull(self) -> None:
-        """The vector from the parameters."""
+        """The vector from the parameters, wherever they are by now.
+
+        Raises ``ValueError`` where one is no longer what it was but for its values.
+        """
         if self.sharded:
             torch._foreach_copy_(self.views, self.tensors())
+            return
+        for number, p in enumerate(self.parameters):
+            if _place(p) != self.places[number]:
+                self._bring_back(number, p)
 
     def push(self) -> None:
-        """The parameters from the vector."""
+        """The parameters from the vector. Autograd is told: a graph that needs what they were must not go on."""
         if self.sharded:
             torch._foreach_copy_(self.tensors(), self.views)
+        else:
+            torch.autograd.graph.increment_version(self.parameters)
 
-    def version(self) -> int:
-        """A number that changes whenever somebody else writes to a parameter."""
-        return sum(t._version for t in self.tensors())
+    def _bring_back(self, number: int, p: nn.Parameter) -> None:
+        view, name = self.views[number], self.layout.names[number]
+        kind = (p.shape, p.dtype, p.device, _channels_last(p))
+        if kind != (view.shape, view.dtype, view.device, self.last[number]):
+            raise ValueError(
+                f"parameter {name!r} was given another shape, type, device or memory format after compress(): "
+                "convert the model before"
+            )
+        view.copy_(p.detach())
+        p.data = view
 
 
 def _in_memory(x: Tensor) -> Tensor:
@@ -72,8 +92,8 @@ def _in_memory(x: Tensor) -> Tensor:
     return x.detach().permute(0, 2, 3, 1) if _channels_last(x) else x.detach()
 
 
-def _as(view: Tensor, like: Tensor) -> Tensor:
-    return view.permute(0, 3, 1, 2) if _channels_last(like) else view
+def _place(x: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return x.data_ptr(), x.shape, x.stride()
 
 
 def _channels_last(x: Tensor) -> bool:
