@@ -64,11 +64,10 @@ class Feedback(Method):
 
     def __post_init__(self) -> None:
         name, ratio = type(self).__name__, self.ratio
-        require(self.scope in ("vector", "tensor"), f"{name}(scope={self.scope!r}): scope is one of vector, tensor")
         if not isinstance(ratio, Link):
-            number = isinstance(ratio, int | float) and 1 <= ratio < math.inf
             require(
-                number, f"{name}(ratio={ratio!r}): a number of at least 1, and finite, or a link such as TopK(0.01)"
+                1 <= ratio < math.inf,
+                f"{name}(ratio={ratio!r}): a number of at least 1, and finite, or a link such as TopK(0.01)",
             )
             return
         if not ratio.contraction:
@@ -145,8 +144,8 @@ class SAEF(Feedback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = self.average is None or (type(self.average) is int and self.average > 0)
-        require(whole, f"SAEF(average={self.average}): steps between averages, at least 1, or None")
+        some = self.average is None or self.average > 0
+        require(some, f"SAEF(average={self.average}): steps between averages, at least 1, or None")
 
     @property
     def detach(self) -> float:
@@ -258,6 +257,3 @@ class Hook(Method):
     """
 
     link: Link
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.link, Link), f"Hook holds a link such as ErrorFeedback(TopK(0.01)), not {self.link!r}")

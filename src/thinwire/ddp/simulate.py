@@ -26,8 +26,7 @@ from ..config import complete
 from ..errors import NonFinite, require
 from ..key import Key
 from ..params import Params
-from ..run.simulate import _there as there
-from ..run.train import to_device
+from ..run.train import to_device, usable
 from ..task import Task
 from .collectives import Traffic, together
 from .loop import average, ends, exchange, output, place, start
@@ -145,7 +144,7 @@ def simulate(
     """
     for name, value in (("workers", workers), ("steps", steps), ("batch", batch), ("evaluate_every", evaluate_every)):
         require(type(value) is int and value > 0, f"{name}={value}: a whole number of at least 1")
-    require(there(str(device)), f"device={str(device)!r}: no such device here; use cpu or cuda")
+    require(usable(str(device)), f"device={str(device)!r}: no such device here; use cpu or cuda")
     with torch.random.fork_rng(devices=[]), _threads(torch.device(device)) as threads:
         torch.manual_seed(Key(seed).number("model") % (1 << 32))
         first = copy.deepcopy(model) if isinstance(model, nn.Module) else model()

@@ -33,7 +33,7 @@ from .pool import Plan, Pool, Work
 from .result import Record, Result
 from .rounds import Rounds
 from .storage import Disk, Ends
-from .train import Slot, made
+from .train import Slot, made, usable
 
 
 def simulate(
@@ -152,7 +152,7 @@ class Simulation(Rounds):
         states: Path | None = None,
     ) -> None:
         require(plan in (None, "each", "together"), f"plan={plan!r}: it is 'each', 'together' or None")
-        require(_there(device), f"device={device!r}: no such device here; use cpu or cuda")
+        require(usable(device), f"device={device!r}: no such device here; use cpu or cuda")
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         require(0 <= dropout < 1, f"dropout={dropout}: it is a probability below 1")
@@ -267,15 +267,6 @@ class Simulation(Rounds):
         """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
         tests = [*([] if self.test is None else [self.test]), *self.client_tests]
         return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
-
-
-def _there(device: str) -> bool:
-    """Whether tensors can be put on a device."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):  # torch raises the latter where it was built without CUDA
-        return False
-    return True
 
 
 @contextlib.contextmanager

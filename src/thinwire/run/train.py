@@ -244,6 +244,15 @@ def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None, si
     return sums
 
 
+def usable(device: str) -> bool:
+    """Whether tensors can be put on a device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # torch raises the latter where it was built without CUDA
+        return False
+    return True
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """A batch of tensors, in tuples, lists or dicts, where the module is; pictures with channels last."""
     if isinstance(batch, Tensor):
