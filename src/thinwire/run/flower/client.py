@@ -29,7 +29,8 @@ def client_app(make: Callable[[Context], Node], mods: Sequence[Mod] = ()) -> Cli
         if name in ARRAYS:
             raise CombinationError(
                 f"{name} works on a client's arrays of floats, and a packet here is an opaque blob whose sum means "
-                f"nothing: see docs/decisions/0006-federation.md; serve(..., clip=...) bounds what one client can add"
+                f"nothing: see docs/decisions/0006-federation.md; for differential privacy at the server there is "
+                f"serve(..., privacy=Privacy(clip=1.0, noise=1.0))"
             )
     app = ClientApp(mods=list(mods))
 

@@ -18,6 +18,7 @@ from torch import nn
 from ...algorithms.base import Algorithm
 from ...config import complete
 from ...errors import OutOfSync, WireError, check, require
+from ...privacy import Privacy
 from ..deployment import Deployment
 from ..folder import Folder, locked
 from ..result import Record, Result
@@ -39,6 +40,7 @@ def serve(
     take: int | None = None,
     deadline: float = 3600.0,
     clip: float | None = None,
+    privacy: Privacy | None = None,
     test: Any = None,
     evaluate_every: int = 1,
     seed: int = 0,
@@ -52,8 +54,8 @@ def serve(
     first round waits for every one. Then each round ``sample`` of those that are there (None:
     all) are called, the first ``take`` answers count (None: all), and whoever has not answered
     after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
-    can add. ``poll`` is the pause, in seconds, between two looks for answers. The other
-    arguments are those of :func:`thinwire.simulate`.
+    can add; ``privacy`` does so too, and hides it in noise. ``poll`` is the pause, in seconds,
+    between two looks for answers. The other arguments are those of :func:`thinwire.simulate`.
 
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
     again with the same arguments goes on from it, whatever killed the one before.
@@ -68,7 +70,8 @@ def serve(
         if folder is not None:
             stack.enter_context(locked(folder.path))
         states = None if folder is None else folder.path / "states"
-        options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "seed": seed, "test": test}
+        options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
+        options |= {"seed": seed, "test": test}
         names = [] if isinstance(clients, int) else ordered(clients)
         require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
         run = Deployment(
