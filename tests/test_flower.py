@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,32 @@ def until(condition: Callable[[], Any], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.02)
+
+
+STARTS = """
+import pathlib, subprocess, sys, time
+child = "import time; time.sleep(600)"
+found = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(str(found.pid))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["kill", "stop"])
+def test_what_a_process_has_started_in_a_session_of_its_own_goes_with_it(way: str, tmp_path: Path) -> None:
+    here = Federation(tmp_path, 0)
+    here.start("parent", "python", "-c", STARTS, str(tmp_path / "pid"))
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
+    assert runs(pid)
+    here.kill("parent") if way == "kill" else here.stop()
+    until(lambda: not runs(pid))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and is not dead and unburied."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return bool(found.strip()) and not found.startswith("Z")
 
 
 @pytest.mark.slow
