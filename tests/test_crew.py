@@ -236,6 +236,33 @@ def test_a_blob_is_cut_into_pieces_that_slow_links_deliver() -> None:
         unpacked(content, 399_999)
 
 
+@pytest.mark.parametrize(
+    ("mbit", "size"), [(0.0, PIECE), (0.1, PIECE), (0.24, 60_000), (1.0, 250_000), (50.0, 1 << 20)]
+)
+def test_on_a_faster_link_pieces_are_larger(mbit: float, size: int) -> None:
+    data = bytes(3 << 20)
+    content = packed(data, mbit)
+    assert len(content["0"]["thinwire"]) == size  # type: ignore[arg-type,index]
+    assert unpacked(content) == data
+
+
+def test_a_client_cuts_its_answers_for_the_uplink_that_was_measured(tmp_path: Path) -> None:
+    wide = lambda: nn.Sequential(nn.Linear(6, 20_000), nn.Linear(20_000, 3))  # noqa: E731  200,003 parameters
+    grid, pieces = post("FedAvg()", tmp_path, wide), list[int]()
+
+    def look(node: int, message: Message, reply: Message) -> Message:
+        if len(unpacked(reply.content)) > 1000:
+            pieces.append(len(reply.content))
+        return reply
+
+    grid.spoil = look
+    result = serve(grid, "FedAvg()", 2, model=wide)
+    assert len(pieces) == 6
+    assert min(pieces[:3]) == 25  # of 800 kB
+    assert max(pieces[3:]) < 5  # nothing is between them: the rate is what the processor does
+    assert result.rounds[1]["lost_replies"] == 0
+
+
 # -- a client of Flower's own ---------------------------------------------------------
 
 

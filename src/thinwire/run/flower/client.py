@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from ...errors import CombinationError, require
+from ..header import read_call
 from ..node import Node
 from .blob import packed, unpacked
 
@@ -44,7 +45,9 @@ def client_app(make: Callable[[Context], Node], mods: Sequence[Mod] = ()) -> Cli
 def replied(message: Message, context: Context, make: Callable[[], Node]) -> Message:
     """The reply to a message of the server's: to one without a word, the client's name."""
     call = unpacked(message.content)
-    return Message(packed(make().answer(call) if call else name_of(context).encode()), reply_to=message)
+    if not call:
+        return Message(packed(name_of(context).encode()), reply_to=message)
+    return Message(packed(make().answer(call), read_call(call).mbit), reply_to=message)
 
 
 def name_of(context: Context) -> str:
