@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,12 @@ def behind(folder: Path, plan: dict[str, Any], *options: str, nodes: int = 3, se
     return found
 
 
+def taken(out: Path, rounds: int) -> dict[int, list[int]]:
+    """Whose answers counted in each round of a run."""
+    ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())
+    return {t: sorted(e.client for e in ledger.of("up", t) if e.used) for t in range(1, rounds + 1)}
+
+
 def seen(folder: Path, name: str) -> Seen:
     """What a run has left."""
     records = [json.loads(line) for line in (folder / "runs" / name / "rounds.jsonl").read_text().splitlines()]
@@ -142,6 +149,30 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
 
 @pytest.mark.slow
 @pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_reply_and_an_acknowledgement_that_the_network_loses_are_as_if_their_client_had_not_taken_part(
+    tmp_path: Path,
+) -> None:
+    hold, rounds = tmp_path / "hold", 9
+    hold.write_text("after")
+    config = {"method": SOAKED, "rounds": rounds, "deadline": 30.0, "hold": str(hold)}
+    plan = {"app": str(APP), "runs": {"lost": config}, "cut": 2}
+    behind(tmp_path, plan, "--rate", "20", "--delay", "5", seconds=800)
+    out = tmp_path / "runs" / "lost"
+    came = taken(out, rounds)
+    assert_same(out, simulated(SOAKED, rounds, came), payload=False)
+    assert [line.split(" ", 1)[1] for line in (tmp_path / "killed").read_text().splitlines()] == [
+        "a reply",
+        "an acknowledgement",
+    ]
+    there = [2 in clients for clients in came.values()]
+    gone = "".join("+" if here else "-" for here in there)
+    assert re.fullmatch(r"\+-+\++-+\++", gone), gone  # there, lost, there, lost, there
+    assert all({0, 1} <= set(clients) for clients in came.values())
+
+
+@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(3 * 3600)
 def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(tmp_path: Path) -> None:
     rounds, expression = ROUNDS, SOAKED
@@ -150,15 +181,14 @@ def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(t
         cuts += ["--cut-host", f"{draw.randrange(1, 4)}:{at:.1f}:{at + draw.uniform(2, 60):.1f}"]
     plan = {
         "app": str(APP),
-        "runs": {"soak": {"method": expression, "rounds": rounds, "deadline": 60.0}},
+        "runs": {"soak": {"method": expression, "rounds": rounds, "deadline": 30.0}},
         "seed": SEED,
         "server": 150.0,  # seconds between two kills, on average
         "nodes": 400.0,
     }
     behind(tmp_path, plan, "--rate", "20", "--delay", "5", *cuts, seconds=seconds)
     out = tmp_path / "runs" / "soak"
-    ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())
-    came = {t: sorted(e.client for e in ledger.of("up", t) if e.used) for t in range(1, rounds + 1)}
+    came = taken(out, rounds)
     assert_same(out, simulated(expression, rounds, came), payload=False)
     killed = (tmp_path / "killed").read_text().split("\n")
     absent = sum(3 - len(clients) for clients in came.values())
