@@ -116,8 +116,9 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
     methods = {  # in the first round of each all numbers go both ways; how fast the link is shows in the second
         "fedavg": (f"FedAvg({local})", 3),
         "lbgm": (f"FedAvg({local}, up=LBGM(threshold=1.0))", 2),
-        "luar": (f"LUAR(FedAvg({local}), recycle=2, select='gradient-norm')", 2),
     }
+    if size == CNN:  # all but the two convolutions and the biases
+        methods["luar"] = (f"LUAR(FedAvg({local}), recycle=2, select='round-robin')", 2)
     given = {"model": model, "examples": 60, "deadline": 900.0, "data-dir": str(data_dir)}
     # One SuperNode: of two that send at once the hub delivers the first one's packets and drops the other's.
     given |= {"clients": 1, "sample": 1, "take": 1}
@@ -132,7 +133,7 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
                 print(f"{name:>7} {t:5} {row[0]:6.1f} {row[1]:9,} {row[2]:9,} {row[3]:9,}")
     counted = json.loads((tmp_path / "received.jsonl").read_text().splitlines()[-1])["bytes"]
     assert hub["hosts"][1]["sent_bytes"] == pytest.approx(counted, rel=0.02)  # the hub's count is the interface's
-    fedavg, lbgm, luar = found.values()
+    fedavg, *others = found.values()
     assert size < fedavg.largest[2] < size + 1000
     if size == CNN:  # of a small reply requests, polls and TLS are a larger part
         for t in (0, 1, 2):
@@ -140,9 +141,8 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
         assert fedavg.wire[2] - fedavg.ledger[2] < 0.05 * fedavg.wire[2]
     assert fedavg.wire[2] < 1.25 * size
     # One number instead of all, and what is left: polls, processes, the evaluation.
-    assert lbgm.largest[1] < 100
-    assert luar.largest[1] < 0.8 * size
-    for run in (lbgm, luar):
+    for run, most in zip(others, (100, 0.1 * size), strict=False):
+        assert run.largest[1] < most
         spared = (fedavg.largest[2] - run.largest[1]) * 8 / 0.3e6  # seconds
         assert fedavg.seconds[2] - run.seconds[1] > 0.7 * spared
 
@@ -173,10 +173,10 @@ def test_a_reply_and_an_acknowledgement_that_the_network_loses_are_as_if_their_c
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.timeout(3 * 3600)
+@pytest.mark.timeout(4 * 3600)
 def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(tmp_path: Path) -> None:
     rounds, expression = ROUNDS, SOAKED
-    draw, seconds, cuts, at = random.Random(SEED), 120.0 + 45 * rounds, list[str](), 60.0
+    draw, seconds, cuts, at = random.Random(SEED), 300.0 + 60 * rounds, list[str](), 60.0
     while (at := at + draw.expovariate(1 / 60)) < seconds:  # a cut a minute, of up to a minute
         cuts += ["--cut-host", f"{draw.randrange(1, 4)}:{at:.1f}:{at + draw.uniform(2, 60):.1f}"]
     plan = {
