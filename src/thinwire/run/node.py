@@ -104,6 +104,7 @@ class Node:
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         self.algorithm, self.model, self.task, self.folder = algorithm, model, as_task(task), Path(folder)
         self.device = device
+        self.lost = False  # whether the answer before the newest was, as far as the newest call tells
         require(len(self.task) > 0, "this client's task has no examples")
 
     def answer(self, data: bytes) -> bytes:
@@ -139,6 +140,7 @@ class Node:
         kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
         try:
             held = kept.at(call.base, fresh)
+            self.lost = kept.pending.exists()
         except OutOfSync:
             return blank
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])

@@ -47,7 +47,10 @@ def replied(message: Message, context: Context, make: Callable[[], Node]) -> Mes
     call = unpacked(message.content)
     if not call:
         return Message(packed(name_of(context).encode()), reply_to=message)
-    return Message(packed(make().answer(call), read_call(call).mbit), reply_to=message)
+    node, mbit = make(), read_call(call).mbit
+    answer = node.answer(call)
+    # The link may have become slower than it was when it was measured: after a loss it is as good as unknown.
+    return Message(packed(answer, 0.0 if node.lost else mbit), reply_to=message)
 
 
 def name_of(context: Context) -> str:
