@@ -139,7 +139,7 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
         for t in (0, 1, 2):
             assert fedavg.wire[t] < 1.1 * size + (100_000 if t == 0 else 0)  # with what a node says when it joins
         assert fedavg.wire[2] - fedavg.ledger[2] < 0.05 * fedavg.wire[2]
-    assert fedavg.wire[-1] < 1.25 * size
+    assert fedavg.wire[-1] - others[0].wire[1] < 1.25 * size  # without the polls, which a busy machine has more of
     # One number instead of all, and what is left: polls, processes, the evaluation.
     for run, most in zip(others, (100, 0.1 * size), strict=False):
         assert run.largest[1] < most
