@@ -239,6 +239,7 @@ def broken(clients):
         (["FedAvg()", "--dropout", "1.5"], "dropout=1.5: it is a probability below 1"),
         (["FedAvg()", "--workers", "0"], "--workers 0: it must be at least 1"),
         (["FedAvg()", "--network", "Network(mbit=0)"], "a rate in Mbit/s must be positive"),
+        (["FedAvg()", "--privacy", "Privacy(1, noise=1)"], "a client's share has no bound"),
         (["FedAvg()", "--task", "nowhere:make"], "there is no module nowhere"),
         (["FedAvg()", "--task", "json:make"], "json has no function make"),
         (["FedAvg()", "--device", "tpu9"], "device='tpu9': no such device here; use cpu or cuda"),
@@ -250,6 +251,15 @@ def test_a_mistake_is_one_line_that_names_what_to_change(thinwire, tmp_path, wor
     assert said in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_methods_are_compared_under_one_privacy_and_go_on_under_it(thinwire, tmp_path):
+    words = ["FedAvg(weights='uniform')", *SMALL, "--privacy", "Privacy(0.5, noise=1)", "--out", str(tmp_path / "out")]
+    assert thinwire("run", *words)[0] == 0
+    (about,) = (json.loads(p.read_text()) for p in (tmp_path / "out").glob("*/seed-0/run.json"))
+    assert about["privacy"] == "Privacy(clip=0.5, noise=1.0)"
+    rounds = str(int(SMALL[SMALL.index("--rounds") + 1]) + 1)
+    assert thinwire("resume", str(tmp_path / "out"), "--rounds", rounds)[0] == 0
 
 
 def test_pictures_of_a_text_cannot_be_flipped(thinwire, tmp_path, data_dir):

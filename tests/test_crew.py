@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from thinwire.run import flower
 from thinwire.run.flower.blob import PIECE, packed, unpacked
+from thinwire.run.flower.mail import Mail
 from thinwire.run.node import Node
 
 pytestmark = pytest.mark.timeout(60)
@@ -146,6 +148,62 @@ def test_a_client_that_does_not_answer_is_waited_for_until_the_deadline(tmp_path
     assert [r["lost_replies"] for r in result.rounds] == [0, 1, 0]
 
 
+class Slow(Post):
+    """What node 12 sends in round 2 is announced, and the rest of it does not come."""
+
+    def __init__(self, other: Post) -> None:
+        self.__dict__ |= other.__dict__
+        self.held, self.pulls, self.most = set[str](), 0, 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        for number, message in zip(ids, messages, strict=True):
+            if (message.metadata.dst_node_id, message.metadata.group_id) == (12, "2"):
+                self.held.add(number)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ids = list(message_ids)
+        self.pulls += 1
+        self.most = max(self.most, self.pulls)
+        time.sleep(20 if self.held & set(ids) else 0.01)
+        self.pulls -= 1
+        return super().pull_messages(ids)
+
+
+def test_a_client_that_never_ends_its_reply_holds_up_no_other_and_no_deadline(tmp_path: Path) -> None:
+    began = time.monotonic()
+    result = serve(Slow(post("FedAvg()", tmp_path)), "FedAvg()", 2, deadline=1.0, poll=0.05)
+    assert time.monotonic() - began < 15
+    assert [(r["clients"], r["lost_replies"]) for r in result.rounds] == [(3, 0), (3, 1)]
+    assert sorted(e.client for e in result.ledger.of("up", 2)) == [0, 2]
+
+
+def test_however_many_are_waited_for_only_so_many_are_asked_for_at_once() -> None:
+    grid = Slow(Post({}, {}))
+    mail = Mail(grid)
+    for number in range(100):
+        mail.expect(f"message-{number}")
+    grid.replies["message-99"] = Message(Error(1, "no memory left"), reply_to=Message(RecordDict(), 11, "train"))
+    looks = 0
+    while "message-99" not in mail.arrived(0.2):
+        looks += 1
+    assert looks == 3  # 32 at a time, in turn
+    assert 1 < grid.most <= 32
+
+
+def test_an_error_of_the_connection_is_raised_where_replies_are_awaited() -> None:
+    class Gone(Post):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise ConnectionError("the SuperLink is gone")
+
+    mail = Mail(Gone({}, {}))
+    mail.expect("message-1")
+    with pytest.raises(ConnectionError, match="the SuperLink is gone"):
+        mail.arrived(1.0)
+
+
 def test_a_client_without_its_state_is_opened_anew_in_the_same_round(tmp_path: Path) -> None:
     expression = "FedAvg(up=ErrorFeedback(TopK(0.2)))"
     grid = post(expression, tmp_path)
@@ -200,7 +258,7 @@ def test_where_clients_are_named_nobody_else_takes_part(tmp_path: Path, caplog: 
     grid = post("FedAvg()", tmp_path, names=("a", "mallory", "c"))
     result = serve(grid, "FedAvg()", 1, clients=["c", "a"])
     assert "node 12 says that it is 'mallory', which this run does not know" in caplog.text
-    assert [e.client for e in result.ledger.of("up")] == [0, 1]
+    assert sorted(e.client for e in result.ledger.of("up")) == [0, 1]
     with pytest.raises(ValueError, match="the same name is there twice"):
         serve(grid, "FedAvg()", 1, clients=["a", "a"])
 
@@ -234,6 +292,36 @@ def test_a_blob_is_cut_into_pieces_that_slow_links_deliver() -> None:
     assert unpacked(content, 400_000) == data
     with pytest.raises(WireError, match="a blob of at most 399999 bytes"):
         unpacked(content, 399_999)
+
+
+@pytest.mark.parametrize(
+    ("mbit", "size"), [(0.0, PIECE), (0.1, PIECE), (0.24, 60_000), (1.0, 250_000), (50.0, 1 << 20)]
+)
+def test_on_a_faster_link_pieces_are_larger(mbit: float, size: int) -> None:
+    data = bytes(3 << 20)
+    content = packed(data, mbit)
+    assert len(content["0"]["thinwire"]) == size  # type: ignore[arg-type,index]
+    assert unpacked(content) == data
+
+
+def test_a_client_cuts_its_answers_for_the_uplink_that_was_measured(tmp_path: Path) -> None:
+    wide = lambda: nn.Sequential(nn.Linear(6, 20_000), nn.Linear(20_000, 3))  # noqa: E731  200,003 parameters
+    grid, pieces = post("FedAvg()", tmp_path, wide), list[int]()
+
+    def look(node: int, message: Message, reply: Message) -> Message:
+        if node == 12 and len(unpacked(reply.content)) > 1000:
+            pieces.append(len(reply.content))
+            if len(pieces) == 3:
+                return Message(Error(1, "it took too long"), reply_to=message)
+        return reply
+
+    grid.spoil = look
+    result = serve(grid, "FedAvg()", 5, model=wide)
+    assert [r["lost_replies"] for r in result.rounds] == [0, 0, 1, 0, 0]
+    # Of 800 kB. Nothing is between server and clients: the rate is what the processor does. After a loss it is not
+    # to be relied on.
+    assert [n == 25 for n in pieces] == [True, False, False, True, False]
+    assert all(n < 5 for n in pieces if n != 25)
 
 
 # -- a client of Flower's own ---------------------------------------------------------

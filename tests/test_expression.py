@@ -66,6 +66,7 @@ OBJECTS: dict[str, Any] = {
     "LUAR(FedPara(FedAvg(), ratio=0.2), recycle=1)": tw.LUAR(tw.FedPara(tw.FedAvg(), 0.2), 1),
     "PruneFL(FedAvg(), every=20, share=0.1)": tw.PruneFL(tw.FedAvg(), 20, 0.1),
     "Exponential(0.1)": tw.Exponential(0.1),
+    "Privacy(0.5, noise=1.0)": tw.Privacy(0.5, 1.0),
     "Network(5.0, latency=0.02, deadline=3.0)": tw.Network(5.0, latency=0.02, deadline=3.0),
 }
 
@@ -391,6 +392,9 @@ RANGES = {
     "Network(latency=-1)": "Network(latency=-1.0): seconds must not be negative",
     "Network(step=-1)": "Network(step=-1.0): seconds must not be negative",
     "Network(deadline=0)": "Network(deadline=0.0): it must be positive",
+    "Privacy(0, noise=1)": "Privacy(clip=0.0): a norm is positive",
+    "Privacy(1, noise=-1)": "Privacy(noise=-1.0): noise must not be negative, nor infinite",
+    "Privacy(1e999, noise=1)": "Privacy(clip=inf, noise=1.0): noise is in units of clip, which must be finite",
     "Partition({})": 'Partition needs at least one rule, such as {"*": Dense()}',
 }
 

@@ -309,6 +309,23 @@ def test_two_runs_of_one_method_do_not_meet_in_a_clients_folder(tmp_path: Path) 
     assert first.held() == second.held()
 
 
+def test_a_client_keeps_the_states_of_the_runs_that_it_answered_last(tmp_path: Path) -> None:
+    parties = Parties("FedAvg(up=ErrorFeedback(TopK(0.2)))", tmp_path)
+    node = Node(parties.method, mlp, blobs()[0], tmp_path / "kept")
+    (tmp_path / "kept" / "mine").mkdir(parents=True)
+    first = parties.server.begin()[0]
+    for incarnation in range(17):
+        call = read_call(first)._replace(incarnation=incarnation)
+        node.answer(call.write())
+        if incarnation == 8:
+            node.answer(read_call(first)._replace(incarnation=0).write())  # the oldest is used again
+    found = {path.name for path in (tmp_path / "kept").iterdir()}
+    run = parties.server.digest
+    assert found == {"mine", *(f"{run}-{n:016x}" for n in range(17) if n != 1)}
+    again = read_call(first)._replace(incarnation=1, base=1, round=2)
+    assert not read_answer(node.answer(again.write()), 10_000).held  # it says so, and is opened anew
+
+
 def test_a_client_of_another_method_or_model_says_so(tmp_path: Path) -> None:
     parties = Parties("FedAvg()", tmp_path)
     call = parties.server.begin()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -87,6 +88,32 @@ def until(condition: Callable[[], Any], seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
+STARTS = """
+import pathlib, subprocess, sys, time
+child = "import time; time.sleep(600)"
+found = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(str(found.pid))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["kill", "stop"])
+def test_what_a_process_has_started_in_a_session_of_its_own_goes_with_it(way: str, tmp_path: Path) -> None:
+    here = Federation(tmp_path, 0)
+    here.start("parent", "python", "-c", STARTS, str(tmp_path / "pid"))
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
+    assert runs(pid)
+    here.kill("parent") if way == "kill" else here.stop()
+    until(lambda: not runs(pid))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and is not dead and unburied."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return bool(found.strip()) and not found.startswith("Z")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(federation: Federation, tmp_path: Path) -> None:
@@ -134,6 +161,25 @@ def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
     until(lambda: any((run / "committed.thinwire").exists() for run in set(states.glob("*")) - before), 300)
     os.kill(int((out / "pid").read_text()), signal.SIGKILL)
     assert not (out / "summary.json").exists()
+    federation.wait(federation.submit(config, APP), out, 300)
+    assert_same(out, simulated(METHODS["lbgm"], 3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_after_its_superlink_was_killed(federation: Federation, tmp_path: Path) -> None:
+    out, hold = tmp_path / "run", tmp_path / "hold"
+    hold.write_text("after")
+    config = {"method": METHODS["lbgm"], "out": str(out), "hold": str(hold)}
+    federation.submit(config, APP)
+    until(hold.with_suffix(".held").exists, 300)  # client 2 has made its second reply; the others' are on their way
+    server = int((out / "pid").read_text())
+    link = federation.processes.pop("superlink")
+    link.kill()  # alone: Flower stops the server when it finds its parent gone
+    link.wait()
+    until(lambda: not runs(server), 60)
+    hold.unlink()
+    federation.start_link()  # SuperNodes find it again: they are in its database
     federation.wait(federation.submit(config, APP), out, 300)
     assert_same(out, simulated(METHODS["lbgm"], 3))
 

@@ -30,6 +30,16 @@ METHODS = {
 }
 
 
+def started_by(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have, whatever session they are in."""
+    lines = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, lines.splitlines())}
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as found:
@@ -144,17 +154,22 @@ class Federation:
                 self.start_node(node)
             elif self.processes[name].poll() is not None:
                 self.kill(name)  # what it has started goes with it
+                time.sleep(9)
             time.sleep(1)
 
     def kill(self, name: str) -> None:
         """Kill a process and what it has started, at once."""
         process = self.processes.pop(name)
+        for pid in started_by(process.pid):  # a ServerApp is in a session of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def stop(self) -> None:
         """Stop everything that was started: SuperNodes first."""
+        theirs = [pid for process in self.processes.values() for pid in started_by(process.pid)]
         for name in reversed(list(self.processes)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.processes[name].pid, signal.SIGTERM)
@@ -162,6 +177,9 @@ class Federation:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.processes[name].wait(10)
             self.kill(name)
+        for pid in theirs:  # a ServerApp outlives a SuperLink that was stopped before its run was over
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def log(self, name: str) -> str:
         """What a process has said."""

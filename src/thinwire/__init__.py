@@ -78,6 +78,7 @@ from .local import Local, LocalSGD, Trained
 from .network import Network
 from .optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
 from .params import Layout, Params
+from .privacy import Privacy
 from .run import Result, Simulation, simulate
 from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
 from .subspace import Basis, Fastfood, Gaussian, PerTensor
@@ -154,6 +155,7 @@ __all__ = [
     "Partition",
     "PerTensor",
     "PowerSGD",
+    "Privacy",
     "Projection",
     "PruneFL",
     "RandK",

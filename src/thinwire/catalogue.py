@@ -13,6 +13,7 @@ from .expression import settings, shape, vocabulary
 from .links import Link
 from .network import Network
 from .optimizers import Optimizer
+from .privacy import Privacy
 from .schedules import Schedule
 from .subspace import Basis
 
@@ -36,6 +37,7 @@ KINDS: dict[type, str] = {
     Split: "split",
     Augment: "augmentation",
     Network: "network",
+    Privacy: "privacy",
     Basis: "random subspace",
     Config: "local training",
 }

@@ -43,6 +43,9 @@ Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expr
 NetworkOption = Annotated[
     str | None, typer.Option("--network", help="A simulated network, e.g. Network(mbit=10, spread=0.5).")
 ]
+PrivacyOption = Annotated[
+    str | None, typer.Option("--privacy", help="Replies are clipped, their mean gets noise: Privacy(clip=1, noise=1).")
+]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie (else THINWIRE_DATA, a cache, or a download).")]
 
 
@@ -86,6 +89,7 @@ def run(
     holdout: Annotated[float, typer.Option(help="Share of each client's examples kept for its own test.")] = 0.0,
     dropout: Annotated[float, typer.Option(help="Probability that a sampled client does not reply.")] = 0.0,
     network: NetworkOption = None,
+    privacy: PrivacyOption = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 10,
     workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,
@@ -113,6 +117,7 @@ def run(
         holdout=holdout,
         dropout=dropout,
         network=network,
+        privacy=privacy,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         device=device,

@@ -22,6 +22,7 @@ from .errors import NonFinite, RunError, WireError, require
 from .expression import configurations, parse, settings, vocabulary
 from .fit import NO_FIT, fitted, hint
 from .network import Network
+from .privacy import Privacy
 from .problem import Problem, custom, imported, standard
 from .run.distributed import rank
 from .run.folder import locked, write_atomic
@@ -50,6 +51,7 @@ class Comparison:
     holdout: float = 0.0
     dropout: float = 0.0
     network: str | None = None
+    privacy: str | None = None
     evaluate_every: int = 1
     checkpoint_every: int = 10
     device: str = "cpu"
@@ -146,10 +148,14 @@ class Comparison:
             self._network(),
             1,
             self.device,
+            privacy=self._privacy(),
         )
 
     def _network(self) -> Network | None:
         return None if self.network is None else parse(self.network, names={"Network": Network})
+
+    def _privacy(self) -> Privacy | None:
+        return None if self.privacy is None else parse(self.privacy, names={"Privacy": Privacy})
 
     def start(self, out: Path, overwrite: bool = False) -> None:
         """Claim a folder for this comparison."""
@@ -203,6 +209,7 @@ class Comparison:
                         evaluate_every=self.evaluate_every,
                         dropout=self.dropout,
                         network=self._network(),
+                        privacy=self._privacy(),
                         workers=self.workers,
                         device=self.device,
                         states="disk" if self.states == "disk" else "memory",

@@ -11,9 +11,11 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,8 @@ def follow(here: Federation, plan: dict[str, Any], node: int) -> None:
     while not (here.folder / "ready").exists():
         time.sleep(0.1)
     here.start_node(node)
+    if plan.get("cut") == node:
+        threading.Thread(target=lose, args=(here.folder, plan), daemon=True).start()
     while not done.exists():
         end = time.monotonic() + (draw.expovariate(1 / plan["nodes"]) if plan["nodes"] else 1e9)
         while time.monotonic() < end and not done.exists():
@@ -86,6 +90,44 @@ def follow(here: Federation, plan: dict[str, Any], node: int) -> None:
             here.kill(name)
             note(here.folder, name)
             here.restart_node(node, 600)
+
+
+def lose(folder: Path, plan: dict[str, Any]) -> None:
+    """Cut this host off twice: with a reply that is made and not yet sent, and before it hears that one was taken."""
+    ((name, config),) = plan["runs"].items()
+    out, hold, node = folder / "runs" / name, Path(config["hold"]), plan["cut"]
+    for lost in ("a reply", "an acknowledgement"):
+        if lost == "a reply":
+            wait_for(hold.with_suffix(".held").exists)
+        else:
+            rounds = len(answered(out, node))
+            wait_for(lambda rounds=rounds: len(answered(out, node)) > rounds)
+        link("down")
+        note(folder, lost)
+        failures = said(out, f"client {node} failed")
+        hold.unlink(missing_ok=True)
+        wait_for(lambda failures=failures: said(out, f"client {node} failed") > failures)
+        link("up")
+
+
+def link(state: str) -> None:
+    subprocess.run(["ip", "link", "set", "wire0", state], check=True)
+
+
+def answered(out: Path, client: int) -> list[int]:
+    """The rounds that a client has taken part in."""
+    entries = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    return [e["round"] for e in entries if (e["client"], e["direction"], e["used"]) == (client, "up", True)]
+
+
+def said(out: Path, text: str) -> int:
+    """How many lines of the server's log begin so."""
+    return len([line for line in (out / "log").read_text().splitlines() if line.startswith(text)])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.2)
 
 
 def count(folder: Path) -> None:

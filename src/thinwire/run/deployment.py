@@ -25,6 +25,7 @@ from ..key import Key
 from ..ledger import Entry
 from ..network import measured
 from ..params import Params
+from ..privacy import Privacy
 from ..task import as_task
 from ..wire import Packet, Several, State, length, loads, restore
 from .client import ClientState
@@ -60,9 +61,11 @@ class Deployment(Rounds):
     Each round ``sample`` of ``clients`` are called (None: all that are there) and the first
     ``take`` answers count (None: all of them). ``clip`` bounds the Euclidean norm of every
     Params field of a reply: a longer one counts as if it were that long, and the log names
-    its client. ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers
-    needs it, to see which of them training moves. With ``states``, a folder, what is kept of
-    every client lies there between its rounds.
+    its client. With ``privacy`` replies are clipped by that, and noise is added to their mean,
+    from a secret that is drawn when the run begins and stays in the server's checkpoint.
+    ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
+    see which of them training moves. With ``states``, a folder, what is kept of every client
+    lies there between its rounds.
 
     A reply to an earlier round is used if the method allows it (``Algorithm.late``) and its
     client was not called again; else it is dropped, and the record counts it.
@@ -77,6 +80,7 @@ class Deployment(Rounds):
         sample: int | None = None,
         take: int | None = None,
         clip: float | None = None,
+        privacy: Privacy | None = None,
         seed: int = 0,
         test: Any = None,
         device: str = "cpu",
@@ -89,6 +93,7 @@ class Deployment(Rounds):
         require(0 < self.sample <= clients, f"sample={sample}: it must be between 1 and the {clients} clients")
         require(0 < self.first <= self.sample, f"take={take}: it must be between 1 and the {self.sample} sampled")
         require(clip is None or clip > 0, f"clip={clip}: a norm is positive")
+        require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
         require(0 <= seed < 1 << 63, f"seed={seed}: it must not be negative, and fit 63 bits")
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), device)
         tested = None if test is None else as_task(test)
@@ -100,7 +105,8 @@ class Deployment(Rounds):
             "the model has buffers: give test=..., on which the server sees which of them training moves",
         )
         self.clip = clip
-        super().__init__(algorithm, slot, clients, seed, tested)
+        super().__init__(algorithm, slot, clients, seed, tested, privacy)
+        self.secret = secrets.token_hex(32)  # clients are told the seed
         if states is not None:
             self.states = Disk(self.ends, states)
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
@@ -134,7 +140,6 @@ class Deployment(Rounds):
         require(self.key is None, "the round before has not ended")
         self.began = time.perf_counter()
         self.key = self.publish()
-        self.mean.clip = self.clip
         self.taken, self.refused, self.dropped = {}, 0, 0
         there = set(range(self.num_clients) if available is None else available)
         order = torch.randperm(self.num_clients, generator=self.key.generator("sample")).tolist()
@@ -224,7 +229,8 @@ class Deployment(Rounds):
             log.exception("round %d: the server could not use the answers of clients %s", key.round, sorted(self.taken))
             self.gather()
             moved = {}
-        for client, norm in ((client, norm) for client, _, norm in self.mean.clipped if client in moved):
+        long = [] if self.privacy else self.mean.clipped  # what is meant to be clipped is no news
+        for client, norm in ((client, norm) for client, _, norm in long if client in moved):
             log.warning("round %d: client %d sent a norm of %.3g; it counts as %g", key.round, client, norm, self.clip)
         for client, ends in moved.items():
             self.states.put(client, ends)
@@ -272,10 +278,12 @@ class Deployment(Rounds):
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
         mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
+        mine["secret"] = self.secret
         return {**super().state(), **mine}
 
     def restore(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         super().restore(packet)
         self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
+        self.secret = packet["secret"]
         self.sent = {client: restore(sent, Sent(0, 0, 0.0)) for client, sent in packet["sent"].items()}

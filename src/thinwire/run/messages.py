@@ -69,6 +69,11 @@ class Form:
             leaves.append(Leaf("buffers", buffers, Dense()))
         return Form(blank, tuple(leaves), where)
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """What becomes of each field: "mean", "each", "sum", or "number" for the mean of what no link carries."""
+        return {leaf.name: "number" if leaf.link is None and leaf.kind == "mean" else leaf.kind for leaf in self.leaves}
+
     def values(self, msg: Message, buffers: Params | None = None) -> list[Any]:
         """The leaves' values, in order."""
         values = [value for _, value, _ in _walk(msg)]

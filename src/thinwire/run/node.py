@@ -10,6 +10,8 @@ lost leave what there would be if it had not taken part.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,7 @@ from .stream import Logged, Parcel, View, catch_up
 from .train import Slot, made
 
 VERSION = 1  # of the files
+RUNS = 16  # whose states a client keeps: who comes back to an older one is opened anew
 
 
 class Held(NamedTuple):
@@ -47,6 +50,7 @@ class Kept:
     """The states of one client in one run, in a folder of their own."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.committed, self.pending = folder / "committed.thinwire", folder / "pending.thinwire"
 
     def at(self, base: int, like: Held) -> Held:
@@ -69,7 +73,17 @@ class Kept:
 
     def put(self, held: Held) -> None:
         """Keep a state until it is known whether its answer arrived."""
+        first = not self.folder.exists()
         write_atomic(self.pending, lambda file: write_state(file, held))
+        if first:
+            forget(self.folder.parent)
+
+
+def forget(folder: Path) -> None:
+    """Remove the states of all runs in a client's folder but those that it answered last."""
+    runs = [path for path in folder.iterdir() if re.fullmatch("[0-9a-f]{16}-[0-9a-f]{16}", path.name)]
+    for path in sorted(runs, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
+        shutil.rmtree(path)
 
 
 class Node:
@@ -90,6 +104,7 @@ class Node:
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         self.algorithm, self.model, self.task, self.folder = algorithm, model, as_task(task), Path(folder)
         self.device = device
+        self.lost = False  # whether the answer before the newest was, as far as the newest call tells
         require(len(self.task) > 0, "this client's task has no examples")
 
     def answer(self, data: bytes) -> bytes:
@@ -125,6 +140,7 @@ class Node:
         kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
         try:
             held = kept.at(call.base, fresh)
+            self.lost = kept.pending.exists()
         except OutOfSync:
             return blank
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])

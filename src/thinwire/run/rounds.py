@@ -25,6 +25,7 @@ from ..expression import differing
 from ..key import Key
 from ..ledger import Ledger
 from ..params import Params
+from ..privacy import Privacy
 from ..task import Task
 from ..wire import Packet, State, restore
 from .client import unheard
@@ -42,8 +43,17 @@ class Rounds(ABC):
     """A run between two rounds: what the server keeps, and what of it is recorded."""
 
     pool: Pool  # evaluates, and trains where clients are here
+    clip: float | None = None  # the norm that a reply has at most
 
-    def __init__(self, algorithm: Algorithm, slot: Slot, num_clients: int, seed: int, test: Task | None) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        slot: Slot,
+        num_clients: int,
+        seed: int,
+        test: Task | None,
+        privacy: Privacy | None = None,
+    ) -> None:
         self.algorithm, self.slot, self.num_clients, self.seed, self.test = algorithm, slot, num_clients, seed, test
         self.client_tests: Sequence[Task] = ()
         self.initial_buffers = slot.buffers()
@@ -51,6 +61,10 @@ class Rounds(ABC):
         self.start = algorithm.init(slot.params(), num_clients, Key(seed))
         self.server = self.start.server
         self.up, down = forms(algorithm, self.start, self.buffers)
+        self.privacy, self.secret = privacy, str(seed)  # of the noise
+        if privacy is not None:
+            privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
+            self.clip = privacy.clip if privacy.clip < math.inf else None
         self.stream = Stream(algorithm, down, self.start.view, self.buffers)
         self.model_digest = model_digest(slot.module)
         self.states = Memory(self.ends)
@@ -67,7 +81,7 @@ class Rounds(ABC):
 
     def gather(self) -> None:
         """Begin to add replies."""
-        self.mean, self.losses, self.examples = Mean(self.up), 0.0, 0
+        self.mean, self.losses, self.examples = Mean(self.up, self.clip), 0.0, 0
 
     def publish(self) -> Key:
         """Put the next round's broadcast into the stream; returns the round's key."""
@@ -97,6 +111,9 @@ class Rounds(ABC):
         if not self.mean.whole:
             return
         mean, buffers = self.mean.result(key)
+        if self.privacy is not None:
+            values = [self.privacy.hidden(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
+            mean, buffers = self.up.build(values)
         server = self.algorithm.server(self.server, self.stream.view.state, mean, key)
         if not self.algorithm.model(server).finite():
             raise NonFinite(f"round {key.round}: the server's model became NaN or infinite; lower the server's lr")
@@ -173,8 +190,9 @@ class Rounds(ABC):
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be continued."""
-        digests = {"model": self.model_digest, **self.data}
-        return {"method": complete(self.algorithm), **self.setting(), "device": self.slot.device.type, **digests}
+        private = {} if self.privacy is None else {"privacy": complete(self.privacy)}
+        about = {**self.setting(), **private, "device": self.slot.device.type}
+        return {"method": complete(self.algorithm), **about, "model": self.model_digest, **self.data}
 
     @property
     @abstractmethod
@@ -191,7 +209,7 @@ class Rounds(ABC):
         if about is not None and not resume:
             raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
         packet = folder.load()
-        for name, value in self.fingerprint().items():
+        for name, value in {"privacy": None, **self.fingerprint()}.items():
             if about is not None and about.get(name) != value:
                 raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
         folder.describe(self.fingerprint())

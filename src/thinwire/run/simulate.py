@@ -23,6 +23,7 @@ from ..errors import RunError, require
 from ..key import Key
 from ..ledger import Entry
 from ..network import Network
+from ..privacy import Privacy
 from ..task import as_task
 from ..wire import dumps, loads
 from .client import Reply
@@ -49,6 +50,7 @@ def simulate(
     evaluate_every: int = 1,
     dropout: float = 0.0,
     network: Network | None = None,
+    privacy: Privacy | None = None,
     workers: int | None = None,
     device: str = "cpu",
     plan: Plan | None = None,
@@ -66,7 +68,8 @@ def simulate(
     round ``sample`` of them take part (None: all), each replying with probability
     1 - ``dropout``. ``test`` is evaluated every ``evaluate_every`` rounds and after the
     last, ``client_tests`` likewise, one a client. ``network`` runs a simulated clock
-    (seconds) and may drop late replies. ``workers`` trains that many clients at once (None:
+    (seconds) and may drop late replies. ``privacy`` clips replies and adds noise to their mean,
+    which here is drawn from ``seed``. ``workers`` trains that many clients at once (None:
     one a core); it changes nothing but time. ``plan`` says whether small clients are trained
     as one ("together") or one by one ("each"): None times a few steps in the first round,
     and the run keeps what it found. The two differ in the last bits.
@@ -101,7 +104,8 @@ def simulate(
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)  # here and in workers: the bits of a sum must not depend on the machine's cores
         run = Simulation(
-            algorithm, model, tasks, sample, test, client_tests, seed, dropout, network, workers, device, plan, where
+            algorithm,
+            *(model, tasks, sample, test, client_tests, seed, dropout, network, workers, device, plan, where, privacy),
         )
         stack.enter_context(run.pool)
         if folder is not None:
@@ -150,6 +154,7 @@ class Simulation(Rounds):
         device: str = "cpu",
         plan: Plan | None = None,
         states: Path | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
         require(plan in (None, "each", "together"), f"plan={plan!r}: it is 'each', 'together' or None")
         require(usable(device), f"device={device!r}: no such device here; use cpu or cuda")
@@ -180,7 +185,7 @@ class Simulation(Rounds):
 
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), placed(device))
         slot.probe(max(self.tasks[:100], key=len))
-        super().__init__(algorithm, slot, len(tasks), seed, tested)
+        super().__init__(algorithm, slot, len(tasks), seed, tested, privacy)
         self.client_tests, self.plan = apart, plan
         if states is not None:
             self.states = Disk(self.ends, states, writes=rank() == 0)

@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from ...errors import CombinationError, require
+from ..header import read_call
 from ..node import Node
 from .blob import packed, unpacked
 
@@ -29,7 +30,8 @@ def client_app(make: Callable[[Context], Node], mods: Sequence[Mod] = ()) -> Cli
         if name in ARRAYS:
             raise CombinationError(
                 f"{name} works on a client's arrays of floats, and a packet here is an opaque blob whose sum means "
-                f"nothing: see docs/decisions/0006-federation.md; serve(..., clip=...) bounds what one client can add"
+                f"nothing: see docs/decisions/0006-federation.md; for differential privacy at the server there is "
+                f"serve(..., privacy=Privacy(clip=1.0, noise=1.0))"
             )
     app = ClientApp(mods=list(mods))
 
@@ -43,7 +45,12 @@ def client_app(make: Callable[[Context], Node], mods: Sequence[Mod] = ()) -> Cli
 def replied(message: Message, context: Context, make: Callable[[], Node]) -> Message:
     """The reply to a message of the server's: to one without a word, the client's name."""
     call = unpacked(message.content)
-    return Message(packed(make().answer(call) if call else name_of(context).encode()), reply_to=message)
+    if not call:
+        return Message(packed(name_of(context).encode()), reply_to=message)
+    node, mbit = make(), read_call(call).mbit
+    answer = node.answer(call)
+    # The link may have become slower than it was when it was measured: after a loss it is as good as unknown.
+    return Message(packed(answer, 0.0 if node.lost else mbit), reply_to=message)
 
 
 def name_of(context: Context) -> str:

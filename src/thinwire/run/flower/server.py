@@ -18,10 +18,12 @@ from torch import nn
 from ...algorithms.base import Algorithm
 from ...config import complete
 from ...errors import OutOfSync, WireError, check, require
+from ...privacy import Privacy
 from ..deployment import Deployment
 from ..folder import Folder, locked
 from ..result import Record, Result
 from .blob import NAME, packed, unpacked
+from .mail import Mail
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 
@@ -39,6 +41,7 @@ def serve(
     take: int | None = None,
     deadline: float = 3600.0,
     clip: float | None = None,
+    privacy: Privacy | None = None,
     test: Any = None,
     evaluate_every: int = 1,
     seed: int = 0,
@@ -52,8 +55,8 @@ def serve(
     first round waits for every one. Then each round ``sample`` of those that are there (None:
     all) are called, the first ``take`` answers count (None: all), and whoever has not answered
     after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
-    can add. ``poll`` is the pause, in seconds, between two looks for answers. The other
-    arguments are those of :func:`thinwire.simulate`.
+    can add; ``privacy`` does so too, and hides it in noise. ``poll`` is the pause, in seconds,
+    between two looks for answers. The other arguments are those of :func:`thinwire.simulate`.
 
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
     again with the same arguments goes on from it, whatever killed the one before.
@@ -68,7 +71,8 @@ def serve(
         if folder is not None:
             stack.enter_context(locked(folder.path))
         states = None if folder is None else folder.path / "states"
-        options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "seed": seed, "test": test}
+        options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
+        options |= {"seed": seed, "test": test}
         names = [] if isinstance(clients, int) else ordered(clients)
         require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
         run = Deployment(
@@ -108,6 +112,7 @@ class Crew:
         self.asked: dict[str, int] = {}  # message -> node: who are you?
         self.since: dict[int, float] = {}  # node -> when it was asked
         self.waiting: dict[str, tuple[int, float]] = {}  # message -> client, when it was called
+        self.answers, self.introductions = Mail(grid), Mail(grid)
 
     # -- a round --------------------------------------------------------------
 
@@ -119,11 +124,12 @@ class Crew:
         while not self.run.full and self.out() and time.monotonic() < end:
             if not self.collect():
                 self.enrol()
-                time.sleep(self.poll)
 
     def call(self, client: int, data: bytes) -> None:
         """Send a call. It outlives its round: a late answer may be of use."""
-        self.waiting |= {sent: (client, time.monotonic()) for sent in self.push(self.nodes[client], data)}
+        for sent in self.push(self.nodes[client], data):
+            self.waiting[sent] = client, time.monotonic()
+            self.answers.expect(sent)
 
     def push(self, node: int, data: bytes) -> list[str]:
         """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
@@ -138,8 +144,8 @@ class Crew:
         return any(self.run.sent[c].round == now for c, _ in self.waiting.values() if c in self.run.sent)
 
     def collect(self) -> bool:
-        """Hand in what has arrived; whether anything has."""
-        found = pulled(self.grid, self.waiting)
+        """Hand in what arrives before the next look; whether anything has."""
+        found = self.answers.arrived(self.poll)
         for sent, message in found.items():
             client, since = self.waiting.pop(sent)
             if message is None or message.has_error():
@@ -178,8 +184,10 @@ class Crew:
         for node in sorted(online - set(self.nodes.values())):
             if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
                 self.since[node] = time.monotonic()
-                self.asked |= dict.fromkeys(self.push(node, b""), node)
-        for sent, message in pulled(self.grid, self.asked).items():
+                for sent in self.push(node, b""):
+                    self.asked[sent] = node
+                    self.introductions.expect(sent)
+        for sent, message in self.introductions.arrived(0.0).items():
             node = self.asked.pop(sent)
             try:
                 if message is None or message.has_error():
@@ -214,16 +222,3 @@ class Crew:
 def ordered(names: Iterable[str]) -> list[str]:
     """In the order of their numbers, where they end in some."""
     return sorted(names, key=lambda name: (len(name), name))
-
-
-def pulled(grid: Grid, ids: Iterable[str]) -> dict[str, Message | None]:
-    """The replies that have arrived, by what they reply to; None for one that Flower cannot put together."""
-    found: dict[str, Message | None] = {}
-    for sent in list(ids):  # one by one: of several, those before a broken one would be lost with it
-        try:
-            for message in grid.pull_messages([sent]):
-                found[sent] = message
-        except (ValueError, TypeError, KeyError) as error:
-            log.warning("a reply that is no message: %s", error)
-            found[sent] = None
-    return found
