@@ -6,9 +6,10 @@ J3  ResNet-20, 5 clients of 200 colour pictures, all a round, 1 epoch, batch 32
 
 The bare loops do the same SGD steps with no federation but the averaging, as fast as plain PyTorch allows: J1 and J3 in
 two threads of one torch thread each, channels last; J2 in one thread. Rounds of both are taken in turn and compared in
-pairs; the figures are medians. Pictures are random: the time does not depend on them.
+pairs; the figures are medians. Pictures are random: the time does not depend on them. On a GPU (--device cuda) the bare
+loops are one thread, and all pictures are on the device.
 
-    python benchmarks/simulate.py [--rounds 7] [--only J2] [--json]
+    python benchmarks/simulate.py [--rounds 7] [--only J2] [--device cuda] [--json]
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def job(name: str) -> tuple[Job, Callable[[], nn.Module]]:
     return Job((3, 32, 32), 5, 200, 5, 32, 2), lambda: models.resnet20()
 
 
-def simulation(job: Job, make: Callable[[], nn.Module], workers: int | None = None):
+def simulation(job: Job, make: Callable[[], nn.Module], device: str = "cpu"):
     import thinwire as tw
 
     tasks = [
@@ -59,17 +60,18 @@ def simulation(job: Job, make: Callable[[], nn.Module], workers: int | None = No
         for k in range(job.clients)
     ]
     method = tw.FedAvg(tw.LocalSGD(LR, batch=job.batch))
-    return tw.Simulation(method, make, tasks, job.sample, workers=workers)
+    return tw.Simulation(method, make, tasks, job.sample, device=device)
 
 
 class Bare:
     """The same steps by hand."""
 
-    def __init__(self, job: Job, make: Callable[[], nn.Module]) -> None:
-        self.job = job
-        self.inputs = ((job.inputs.float() / 255) - 0.3) / 0.3
+    def __init__(self, job: Job, make: Callable[[], nn.Module], device: str = "cpu") -> None:
+        self.job, self.device = job, device
+        self.inputs = (((job.inputs.float() / 255) - 0.3) / 0.3).to(device)
+        self.targets = job.targets.to(device)
         self.last = job.inputs.ndim == 4 and job.workers > 1
-        self.models = [make() for _ in range(job.workers)]
+        self.models = [make().to(device) for _ in range(job.workers if device == "cpu" else 1)]
         if self.last:
             self.models = [m.to(memory_format=torch.channels_last) for m in self.models]
         self.server = [t.detach().clone() for t in self.models[0].state_dict().values()]
@@ -81,8 +83,8 @@ class Bare:
         cohort = order[: self.job.sample].tolist()
         totals: list[list[Tensor]] = [[] for _ in self.models]
         threads = [
-            threading.Thread(target=self.work, args=(w, cohort[w :: self.job.workers], totals))
-            for w in range(self.job.workers)
+            threading.Thread(target=self.work, args=(w, cohort[w :: len(self.models)], totals))
+            for w in range(len(self.models))
         ]
         for thread in threads:
             thread.start()
@@ -103,13 +105,13 @@ class Bare:
             with torch.no_grad():
                 for mine, theirs in zip(state, self.server, strict=True):
                     mine.copy_(theirs)
-            order = torch.randperm(job.each) + client * job.each
+            order = (torch.randperm(job.each) + client * job.each).to(self.device)
             for start in range(0, job.each, job.batch):
                 where = order[start : start + job.batch]
                 x = self.inputs[where]
                 if self.last:
                     x = x.contiguous(memory_format=torch.channels_last)
-                loss = F.cross_entropy(model(x), job.targets[where])
+                loss = F.cross_entropy(model(x), self.targets[where])
                 for p in params:
                     p.grad = None
                 loss.backward()
@@ -124,10 +126,10 @@ class Bare:
                         total.add_(now)
 
 
-def measure(name: str, rounds: int) -> dict[str, float]:
+def measure(name: str, rounds: int, device: str) -> dict[str, float]:
     """Rounds of both in turn, after one of each that is not timed."""
     work, make = job(name)
-    run, bare = simulation(work, make, workers=None), Bare(work, make)
+    run, bare = simulation(work, make, device), Bare(work, make, device)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     ours, theirs = [], []
@@ -137,6 +139,8 @@ def measure(name: str, rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             began = time.perf_counter()
             bare.step()
+            if device != "cpu":
+                torch.cuda.synchronize()
             middle = time.perf_counter()
             run.step(evaluate=False)
             theirs.append(middle - began)
@@ -156,7 +160,7 @@ PROCESS = """
 import sys; sys.path.insert(0, {folder!r})
 import simulate as benchmark, torch
 work, make = benchmark.job({name!r})
-run = benchmark.simulation(work, make)
+run = benchmark.simulation(work, make, {device!r})
 torch.set_num_threads(1)
 with run.pool:
     for _ in range({rounds}):
@@ -173,9 +177,9 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def process(name: str, rounds: int) -> tuple[float, float]:
+def process(name: str, rounds: int, device: str) -> tuple[float, float]:
     """(seconds, peak MB) of a process that imports, sets up and simulates some rounds."""
-    code = PROCESS.format(folder=str(__file__).rpartition("/")[0] or ".", name=name, rounds=rounds)
+    code = PROCESS.format(folder=str(__file__).rpartition("/")[0] or ".", name=name, rounds=rounds, device=device)
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return time.perf_counter() - began, float(done.stdout.split()[-1])
@@ -185,12 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds timed of each job")
     parser.add_argument("--only", choices=["J1", "J2", "J3"], action="append")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     for name in chosen.only or ["J1", "J2", "J3"]:
-        seconds, peak = process(name, 2 if name == "J1" else 1)
-        found[name] = {**measure(name, chosen.rounds * (3 if name == "J2" else 1)), "peak_mb": round(peak)}
+        seconds, peak = process(name, 2 if name == "J1" else 1, chosen.device)
+        pairs = chosen.rounds * (3 if name == "J2" else 1)
+        found[name] = {**measure(name, pairs, chosen.device), "peak_mb": round(peak)}
         found[name]["first_round_seconds"] = round(seconds, 2)  # import, set-up and first round (J1: two) as a process
         print(name, found[name], file=sys.stderr)
     if chosen.json:

@@ -512,6 +512,16 @@ def test_clients_trained_as_one_are_clients_trained_one_by_one_to_rounding(metho
     torch.testing.assert_close(each.params.flat, one.params.flat, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("method", TOGETHER)
+def test_a_cohort_on_a_gpu_is_that_of_a_cpu_to_rounding(method: str) -> None:
+    here = simulate(method, tasks=blobs(SMALL), sample=7)
+    for plan in ("each", "together"):
+        there = simulate(method, tasks=blobs(SMALL), sample=7, plan=plan, device="cuda")
+        torch.testing.assert_close(there.params.flat, here.params.flat, atol=1e-4, rtol=1e-3)
+        assert [e.total for e in there.ledger] == [e.total for e in here.ledger]
+
+
 @pytest.mark.parametrize("method", TOGETHER)
 def test_clients_trained_as_one_are_the_same_with_any_number_of_workers(method: str) -> None:
     options: dict[str, Any] = {"tasks": blobs((3, 4, 5) * 20), "sample": 60, "rounds": 2, "plan": "together"}
