@@ -154,7 +154,7 @@ class Federation:
                 self.start_node(node)
             elif self.processes[name].poll() is not None:
                 self.kill(name)  # what it has started goes with it
-                time.sleep(9)
+                time.sleep(9)  # every attempt costs a process
             time.sleep(1)
 
     def kill(self, name: str) -> None:

@@ -53,6 +53,7 @@ METHODS = """
     Intrinsic(500)
     Intrinsic(500, subspaces=4)
     Intrinsic(500, varying=True, epoch=10)
+    Intrinsic(500, basis=PerTensor())
     FetchSGD(500, 200, momentum=0.5, lr=0.5)
     ClusteredLBGM(4, threshold=0.4)
     FedAvg(opt=MajorityVote(0.005), up=SignSGD(), weights='uniform')

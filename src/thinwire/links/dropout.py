@@ -29,9 +29,9 @@ class DropoutAvg(Codec):
     Linear, in that packets are averaged before they are decoded; but where others add to
     ``sum(w x) / sum(w)`` over everyone, here both sums are over those who sent the entry. One
     that nobody sent is zero: the model keeps it. Inside a link that is not linear
-    (``LBGM(DropoutAvg())``) packets are decoded one by one, and what was dropped is zero
-    there too. No contraction: what is left out is made up for by the others, and a residual
-    would deliver it twice.
+    (``LBGM(DropoutAvg())``), and where the server clips replies (``clip=``, ``Privacy``),
+    packets are decoded one by one, and what was dropped is zero there too. No contraction:
+    what is left out is made up for by the others, and a residual would deliver it twice.
 
     Differences from the paper: the change of the model is dropped instead of the model,
     which has the same mean. Exactly ``drop`` of the entries go, at least one stays.

@@ -105,7 +105,19 @@ def simulate(
         torch.set_num_threads(1)  # here and in workers: the bits of a sum must not depend on the machine's cores
         run = Simulation(
             algorithm,
-            *(model, tasks, sample, test, client_tests, seed, dropout, network, workers, device, plan, where, privacy),
+            model,
+            tasks,
+            sample,
+            test=test,
+            client_tests=client_tests,
+            seed=seed,
+            dropout=dropout,
+            network=network,
+            workers=workers,
+            device=device,
+            plan=plan,
+            states=where,
+            privacy=privacy,
         )
         stack.enter_context(run.pool)
         if folder is not None:
