@@ -5,9 +5,9 @@ links that another program makes slow (see benchmarks/ddp.py for what --slowlink
 What the product says, a training of ranks over such links confirms. Each command adds lines to one file, of which the
 last one makes the table:
 
-    python experiments/def/time_to_accuracy.py curves --seeds 0 1 2 --only "Hook(Dense())" --only "DEF(64)"
+    python experiments/def/time_to_accuracy.py curves --seeds 0 1 2 --only "Hook(Dense())" --only "DEF(64, lam=0.5)"
     python experiments/def/time_to_accuracy.py times --slowlink PROGRAM
-    python experiments/def/time_to_accuracy.py real --slowlink PROGRAM --only "DEFA(64)"
+    python experiments/def/time_to_accuracy.py real --slowlink PROGRAM --only "DEFA(64, lam=0.5)"
     python experiments/def/time_to_accuracy.py table --target 0.5
 
 --model is a name of thinwire.models, "example" for the network of examples/ddp, or "strided" for that of
@@ -54,6 +54,8 @@ METHODS = {
     "Hook(PowerSGD(2))": 0.02,
     "DEF(64)": 0.01,
     "DEFA(64)": 0.01,  # whose curves those of DEF have beside theirs
+    "DEF(64, lam=0.5)": 0.01,
+    "DEFA(64, lam=0.5)": 0.01,
 }
 WORKERS = 2
 
