@@ -442,6 +442,38 @@ def test_the_measured_uplink_chooses_the_codec_and_both_ends_know(tmp_path: Path
         assert about <= sizes[client] <= 1.2 * about + 100
 
 
+@pytest.mark.parametrize(
+    ("seconds", "sending", "mbit", "found"),  # 120,000 bytes and their header are .96 Mbit
+    [(16.0, None, None, 0.06), (16.0, 4.0, None, 0.24), (16.0, 99.0, None, 0.06), (16.0, None, 0.1, 0.1)],
+)
+def test_of_two_bounds_of_the_time_an_answer_took_the_shorter_counts_and_what_the_uplink_carries_at_least(
+    seconds: float, sending: float | None, mbit: float | None, found: float, tmp_path: Path
+) -> None:
+    wide = lambda: nn.Sequential(nn.Linear(6, 3000), nn.Linear(3000, 3))  # noqa: E731  30,003 parameters
+    parties = Parties("FedAvg()", tmp_path, wide, mbit=mbit)
+    for client, call in parties.server.begin([0]).items():
+        answer = parties.node(client).answer(call)
+        assert parties.server.accept(client, answer, seconds + read_answer(answer, 1 << 20).seconds, sending)
+    assert parties.server.rate(0) == pytest.approx(found, rel=0.01)
+    assert parties.server.rate(1) == (mbit or 0.0)
+
+
+@pytest.mark.parametrize(("mbit", "dense"), [(None, True), (2.0, True), (0.5, False)])
+def test_an_uplink_is_at_least_what_it_is_said_to_be(mbit: float | None, dense: bool, tmp_path: Path) -> None:
+    up = 'ByBandwidth({"1": Dense(), "0": TopK(0.01)})'
+    parties = Parties(f"FedAvg(up={up})", tmp_path, mbit=mbit)
+    size = 4 * sum(p.numel() for p in mlp().parameters())
+    for client, call in parties.server.begin([0, 1]).items():
+        answer = read_answer(parties.node(client).answer(call), 1 << 20)
+        assert answer.mbit == (mbit or 0.0)
+        assert (len(answer.blob) > size) == dense
+
+
+def test_a_rate_is_positive(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mbit=0: a rate in Mbit/s is positive"):
+        Parties("FedAvg()", tmp_path, mbit=0)
+
+
 def test_small_answers_show_no_rate_that_they_are_not_at_least_sent_with() -> None:
     from thinwire.network import measured
 

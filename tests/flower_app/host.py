@@ -1,7 +1,7 @@
 """One host of a federation behind slow links, which says which of them it is: the first has the SuperLink.
 
 ``host.py FOLDER`` on each: FOLDER/plan.json names the app, what is run with it, and what goes wrong meanwhile. The
-first host writes to FOLDER/received.jsonl how many IP bytes it had been sent when a round was over.
+first host writes to FOLDER/wire.jsonl how many IP bytes it had been sent, and had sent, when a round was over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "examples" / "flower"))
 
 from federation import Federation  # noqa: E402
 
-RECEIVED = Path("/sys/class/net/wire0/statistics/rx_bytes")
+COUNTERS = Path("/sys/class/net/wire0/statistics")
 
 
 def main() -> None:
@@ -131,16 +131,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def count(folder: Path) -> None:
-    """Note what the network had brought when a round was over."""
+    """Note what the network had brought and taken when a round was over."""
     seen: dict[Path, int] = {}
     while True:
         for path in sorted(folder.glob("runs/*/rounds.jsonl")):
             rounds = path.read_text().count("\n")
             if rounds > seen.get(path, 0):
                 seen[path] = rounds
-                with open(folder / "received.jsonl", "a") as file:
-                    bytes = int(RECEIVED.read_text())
-                    print(json.dumps({"run": path.parent.name, "round": rounds, "bytes": bytes}), file=file)
+                with open(folder / "wire.jsonl", "a") as file:
+                    up, down = (int((COUNTERS / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
+                    print(json.dumps({"run": path.parent.name, "round": rounds, "up": up, "down": down}), file=file)
         time.sleep(0.02)
 
 

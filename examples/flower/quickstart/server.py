@@ -35,6 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         sample=int(config["sample"]),
         take=int(config["take"]),
         deadline=float(config["deadline"]),
+        mbit=float(config["mbit"]) or None,
         seed=int(config["seed"]),
         test=parts.test,
         out=str(config["out"]) or None,

@@ -9,6 +9,7 @@ changes anything but that client's share of the mean.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -63,6 +64,7 @@ class Deployment(Rounds):
     Params field of a reply: a longer one counts as if it were that long, and the log names
     its client. With ``privacy`` replies are clipped by that, and noise is added to their mean,
     from a secret that is drawn when the run begins and stays in the server's checkpoint.
+    ``mbit`` is what every client's uplink carries at least, whatever is measured.
     ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
     see which of them training moves. With ``states``, a folder, what is kept of every client
     lies there between its rounds.
@@ -81,6 +83,7 @@ class Deployment(Rounds):
         take: int | None = None,
         clip: float | None = None,
         privacy: Privacy | None = None,
+        mbit: float | None = None,
         seed: int = 0,
         test: Any = None,
         device: str = "cpu",
@@ -94,6 +97,7 @@ class Deployment(Rounds):
         require(0 < self.first <= self.sample, f"take={take}: it must be between 1 and the {self.sample} sampled")
         require(clip is None or clip > 0, f"clip={clip}: a norm is positive")
         require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
+        require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
         require(0 <= seed < 1 << 63, f"seed={seed}: it must not be negative, and fit 63 bits")
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), device)
         tested = None if test is None else as_task(test)
@@ -104,7 +108,7 @@ class Deployment(Rounds):
             tested is not None or not any(b.is_floating_point() for b in slot.first.values()),
             "the model has buffers: give test=..., on which the server sees which of them training moves",
         )
-        self.clip = clip
+        self.clip, self.mbit = clip, mbit
         super().__init__(algorithm, slot, clients, seed, tested, privacy)
         self.secret = secrets.token_hex(32)  # clients are told the seed
         if states is not None:
@@ -114,7 +118,7 @@ class Deployment(Rounds):
         self.incarnation = secrets.randbits(62)
         self.names: list[str] = []  # of the clients, where they have some
         self.sent: dict[int, Sent] = {}
-        self.rates: dict[int, float] = {}  # Mbit/s, upwards
+        self.rates: dict[int, float] = {}  # Mbit/s, upwards, as measured
         self.taken: dict[int, Taken] = {}
         self.key: Key | None = None  # of the round that is under way
         self.refused = self.dropped = 0
@@ -135,6 +139,10 @@ class Deployment(Rounds):
 
     # -- a round --------------------------------------------------------------
 
+    def rate(self, client: int) -> float:
+        """A client's uplink in Mbit/s; 0 where it is not known."""
+        return max(self.rates.get(client, 0.0), self.mbit or 0.0)
+
     def begin(self, available: Iterable[int] | None = None) -> dict[int, bytes]:
         """Begin a round with those of the sampled clients that are there; the calls to send them."""
         require(self.key is None, "the round before has not ended")
@@ -150,7 +158,7 @@ class Deployment(Rounds):
     def call(self, client: int) -> bytes:
         """What a client is sent in this round: a call to train from what it acknowledged."""
         key = self._key()
-        base, mbit = self.states.version(client), self.rates.get(client, 0.0)
+        base, mbit = self.states.version(client), self.rate(client)
         parcel = self.stream.parcel(base)
         pieces = Several([Piece(m.round, m.blob) for m in parcel.messages], Piece(0, b""))
         about = self.digest, self.incarnation, self.seed, self.num_clients
@@ -164,10 +172,11 @@ class Deployment(Rounds):
         self.states.put(client, self.ends())
         return self.call(client)
 
-    def accept(self, client: int, data: bytes, seconds: float | None = None) -> bool:
+    def accept(self, client: int, data: bytes, seconds: float | None = None, sending: float | None = None) -> bool:
         """Check an answer and keep it for the mean; False where it comes too late to be of use.
 
-        ``seconds`` are those since the client was called, from which its uplink is measured.
+        ``seconds`` are those since the client was called, from which its uplink is measured, and
+        ``sending`` those that the answer was on its way at most, where that is known.
         Raises ``WireError`` where it is no answer to what this client was asked, and
         :class:`OutOfSync` where the client does not hold the base: :meth:`reopen` it. Either
         way nothing has changed.
@@ -204,7 +213,8 @@ class Deployment(Rounds):
         self.taken[client] = Taken(answer, body)
         del self.sent[client]
         if seconds is not None:
-            rate = measured(self.rates.get(client), len(data), seconds - answer.seconds)
+            away = min(seconds - answer.seconds, math.inf if sending is None else sending)
+            rate = measured(self.rates.get(client), len(data), away)
             self.rates |= {} if rate is None else {client: rate}
         return True
 

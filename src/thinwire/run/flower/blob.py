@@ -11,15 +11,15 @@ RECORD = "thinwire"
 # 30 s is sent again, and a heartbeat queues behind two of these for 5 s at most: at 0.1 Mbit/s all three still pass.
 PIECE = 1 << 15
 LARGEST = 1 << 20
-SECONDS = 2.0  # that a larger piece may take on its link, for the same reasons
+SECONDS = 2.5  # that a larger piece may take on its link, as the small one does at 0.1 Mbit/s
 NAME = 200  # bytes of a client's name, at most
 
 
 def packed(data: bytes, mbit: float = 0.0) -> RecordDict:
     """A blob as the content of a message, cut into pieces that a link of so many Mbit/s delivers (0: not known).
 
-    Each piece is a ConfigRecord, which Flower sends in one request; an array takes two. A
-    request has a signature and a key of 1.2 kB: fewer are less to send.
+    Each piece is a ConfigRecord, which Flower sends, or asks for, in one request; an array takes
+    two. A request has a signature and a key of 1.2 kB: fewer are less to send.
     """
     size = min(max(PIECE, int(mbit * 1e6 / 8 * SECONDS)), LARGEST)
     pieces = [data[start : start + size] for start in range(0, len(data), size)] or [b""]

@@ -26,6 +26,7 @@ from .blob import NAME, packed, unpacked
 from .mail import Mail
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
+CLOCKS = 5.0  # seconds between two of them
 
 log = logging.getLogger("thinwire")
 
@@ -42,6 +43,7 @@ def serve(
     deadline: float = 3600.0,
     clip: float | None = None,
     privacy: Privacy | None = None,
+    mbit: float | None = None,
     test: Any = None,
     evaluate_every: int = 1,
     seed: int = 0,
@@ -55,8 +57,10 @@ def serve(
     first round waits for every one. Then each round ``sample`` of those that are there (None:
     all) are called, the first ``take`` answers count (None: all), and whoever has not answered
     after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
-    can add; ``privacy`` does so too, and hides it in noise. ``poll`` is the pause, in seconds,
-    between two looks for answers. The other arguments are those of :func:`thinwire.simulate`.
+    can add; ``privacy`` does so too, and hides it in noise. ``mbit`` is what every client's
+    uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it, and
+    ``ByBandwidth`` chooses by it. ``poll`` is the pause, in seconds, between two looks for
+    answers. The other arguments are those of :func:`thinwire.simulate`.
 
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
     again with the same arguments goes on from it, whatever killed the one before.
@@ -72,7 +76,7 @@ def serve(
             stack.enter_context(locked(folder.path))
         states = None if folder is None else folder.path / "states"
         options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
-        options |= {"seed": seed, "test": test}
+        options |= {"mbit": mbit, "seed": seed, "test": test}
         names = [] if isinstance(clients, int) else ordered(clients)
         require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
         run = Deployment(
@@ -118,24 +122,24 @@ class Crew:
 
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
+        lost = set(self.run.sent)  # who has not answered: the link may be worse than it was
         for client, data in self.run.begin(self.muster()).items():
-            self.call(client, data)
+            self.call(client, data, 0.0 if client in lost else self.run.rate(client))
         end = time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
             if not self.collect():
                 self.enrol()
 
-    def call(self, client: int, data: bytes) -> None:
+    def call(self, client: int, data: bytes, mbit: float) -> None:
         """Send a call. It outlives its round: a late answer may be of use."""
-        for sent in self.push(self.nodes[client], data):
+        for sent in self.push(self.nodes[client], data, mbit):
             self.waiting[sent] = client, time.monotonic()
             self.answers.expect(sent)
 
-    def push(self, node: int, data: bytes) -> list[str]:
+    def push(self, node: int, data: bytes, mbit: float = 0.0) -> list[str]:
         """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
-        message = Message(
-            packed(data), node, MessageType.TRAIN, ttl=2 * self.deadline, group_id=str(self.run.round + 1)
-        )
+        content, group = packed(data, mbit), str(self.run.round + 1)
+        message = Message(content, node, MessageType.TRAIN, ttl=2 * self.deadline, group_id=group)
         return [sent for sent in self.grid.push_messages([message]) if sent]
 
     def out(self) -> bool:
@@ -159,10 +163,10 @@ class Crew:
                 data = b""  # which is refused, and counted, like any other
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
-                    self.run.accept(client, data, time.monotonic() - since)
+                    self.run.accept(client, data, time.monotonic() - since, on_its_way(message))
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error)
-                    self.call(client, self.run.reopen(client))
+                    self.call(client, self.run.reopen(client), self.run.rate(client))
         return bool(found)
 
     # -- who is there ---------------------------------------------------------
@@ -217,6 +221,15 @@ class Crew:
             log.warning("node %d says that it is %r, which another node is", node, name)
         else:
             self.nodes[names.index(name)] = node
+
+
+def on_its_way(message: Message) -> float | None:
+    """Seconds since a reply was made, at most; None where its sender's clock is too far from ours.
+
+    Flower refuses an authenticated node whose clock is further off than that.
+    """
+    since = time.time() - message.metadata.created_at
+    return since + CLOCKS if since > -CLOCKS else None
 
 
 def ordered(names: Iterable[str]) -> list[str]:
