@@ -295,7 +295,7 @@ def test_a_blob_is_cut_into_pieces_that_slow_links_deliver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mbit", "size"), [(0.0, PIECE), (0.1, PIECE), (0.24, 60_000), (1.0, 250_000), (50.0, 1 << 20)]
+    ("mbit", "size"), [(0.0, PIECE), (0.1, PIECE), (0.24, 75_000), (1.0, 312_500), (50.0, 1 << 20)]
 )
 def test_on_a_faster_link_pieces_are_larger(mbit: float, size: int) -> None:
     data = bytes(3 << 20)
@@ -304,24 +304,28 @@ def test_on_a_faster_link_pieces_are_larger(mbit: float, size: int) -> None:
     assert unpacked(content) == data
 
 
-def test_a_client_cuts_its_answers_for_the_uplink_that_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mbit", [None, 10.0])
+def test_calls_and_answers_are_cut_for_the_uplink_that_was_measured_or_is_known(
+    mbit: float | None, tmp_path: Path
+) -> None:
     wide = lambda: nn.Sequential(nn.Linear(6, 20_000), nn.Linear(20_000, 3))  # noqa: E731  200,003 parameters
-    grid, pieces = post("FedAvg()", tmp_path, wide), list[int]()
+    grid, pieces = post("FedAvg()", tmp_path, wide), list[tuple[int, int]]()
 
     def look(node: int, message: Message, reply: Message) -> Message:
         if node == 12 and len(unpacked(reply.content)) > 1000:
-            pieces.append(len(reply.content))
+            pieces.append((len(message.content), len(reply.content)))
             if len(pieces) == 3:
                 return Message(Error(1, "it took too long"), reply_to=message)
         return reply
 
     grid.spoil = look
-    result = serve(grid, "FedAvg()", 5, model=wide)
+    result = serve(grid, "FedAvg()", 5, model=wide, mbit=mbit)
     assert [r["lost_replies"] for r in result.rounds] == [0, 0, 1, 0, 0]
     # Of 800 kB. Nothing is between server and clients: the rate is what the processor does. After a loss it is not
     # to be relied on.
-    assert [n == 25 for n in pieces] == [True, False, False, True, False]
-    assert all(n < 5 for n in pieces if n != 25)
+    assert [down == 25 for down, _ in pieces] == [mbit is None, False, False, True, False]
+    assert [up == 25 for _, up in pieces] == [mbit is None, False, False, True, False]
+    assert all(n < 5 for both in pieces for n in both if n != 25)
 
 
 # -- a client of Flower's own ---------------------------------------------------------
