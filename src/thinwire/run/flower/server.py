@@ -124,14 +124,18 @@ class Crew:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         lost = set(self.run.sent)  # who has not answered: the link may be worse than it was
         for client, data in self.run.begin(self.muster()).items():
-            self.call(client, data, 0.0 if client in lost else self.run.rate(client))
+            self.call(client, data, client in lost)
         end = time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
             if not self.collect():
                 self.enrol()
 
-    def call(self, client: int, data: bytes, mbit: float) -> None:
-        """Send a call. It outlives its round: a late answer may be of use."""
+    def call(self, client: int, data: bytes, lost: bool = False) -> None:
+        """Send a call. It outlives its round: a late answer may be of use.
+
+        It is cut as if the server's uplink, which nobody measures, were no faster than the client's, for all together.
+        """
+        mbit = 0.0 if lost else self.run.rate(client) / self.run.called
         for sent in self.push(self.nodes[client], data, mbit):
             self.waiting[sent] = client, time.monotonic()
             self.answers.expect(sent)
@@ -166,7 +170,7 @@ class Crew:
                     self.run.accept(client, data, time.monotonic() - since, on_its_way(message))
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error)
-                    self.call(client, self.run.reopen(client), self.run.rate(client))
+                    self.call(client, self.run.reopen(client))
         return bool(found)
 
     # -- who is there ---------------------------------------------------------
