@@ -26,6 +26,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from thinwire.run import flower
+from thinwire.run.deployment import Deployment
 from thinwire.run.flower.blob import PIECE, packed, unpacked
 from thinwire.run.flower.mail import Mail
 from thinwire.run.node import Node
@@ -324,7 +325,39 @@ def test_calls_and_answers_are_cut_for_the_uplink_that_was_measured_or_is_known(
     # Of 800 kB. Nothing is between server and clients: the rate is what the processor does. After a loss it is not
     # to be relied on.
     assert (pieces[0], pieces[3]) == (first, (25, 25))
-    assert all(n < 5 for i in (1, 2, 4) for n in pieces[i])
+    assert all(n < 5 for i in (1, 2) for n in pieces[i])
+    assert pieces[4][0] == 25  # what is lost once on its way down may be so again, whatever comes up
+    assert pieces[4][1] < 5
+
+
+def test_how_long_an_answer_was_on_its_way_is_what_its_senders_clock_says_and_five_seconds(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    grid, found = post("FedAvg()", tmp_path), dict[tuple[int, int], float | None]()
+    behind = {11: 100.0, 12: -4.0, 13: -60.0}  # seconds
+
+    def turn(node: int, message: Message, reply: Message) -> Message:
+        if node != 13 or unpacked(message.content) == b"":  # a clock that has been put right is not believed either
+            reply.metadata.__dict__["_created_at"] -= behind[node]
+        reply.metadata.__dict__["_src_node_id"] = node
+        return reply
+
+    accept = Deployment.accept
+
+    def look(self: Deployment, client: int, data: bytes, seconds: float, sending: float | None) -> bool:
+        found[client, self.round] = sending
+        return accept(self, client, data, seconds, sending)
+
+    grid.spoil = turn
+    monkeypatch.setattr(Deployment, "accept", look)
+    serve(grid, "FedAvg()", 2)
+    assert len(found) == 6
+    for (client, _), sending in found.items():
+        if client == 2:
+            assert sending is None
+        else:
+            assert sending is not None
+            assert 5.0 <= sending - behind[11 + client] < 30.0  # the rest is the machine's
 
 
 # -- a client of Flower's own ---------------------------------------------------------

@@ -30,6 +30,50 @@ def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path:
     assert lines[1]["bytes"] == 6 * 4 * 76
 
 
+def test_the_time_to_an_accuracy_is_the_steps_it_takes_by_the_seconds_of_a_step(tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "experiments/def/time_to_accuracy.py", *arguments, "--data", "digits"]
+        done = subprocess.run(
+            [*command, "--model", "mlp", "--batch", "8", "--into", str(tmp_path)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    methods = ["--only", "Hook(Dense())", "--only", "DEF(64)", "--lr", "0.02"]
+    run("curves", *methods, "--steps", "6", "--every", "2", "--seeds", "0", "1")
+    path = tmp_path / "time_to_accuracy_digits.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["name"], line["seed"]) for line in lines] == [
+        ("Hook(Dense())", 0),
+        ("Hook(Dense())", 1),
+        ("DEF(64.0)", 0),
+        ("DEF(64.0)", 1),
+    ]
+    assert [[row[0] for row in line["curve"]] for line in lines] == [[2, 4, 6]] * 4
+    for line, accuracies in zip(
+        lines, ((0.1, 0.6, 0.9), (0.6, 0.7, 0.8), (0.1, 0.2, 0.6), (0.1, 0.2, 0.6)), strict=True
+    ):
+        line["curve"] = [[t, y, y + 0.35] for t, y in zip((2, 4, 6), accuracies, strict=True)]
+    slow = {"kind": "times", "model": "mlp", "batch": 8, "mbit": 100, "round_trip_ms": 10.0, "bytes_a_step": 19240}
+    for name, seconds in (("Hook(Dense())", 0.5), ("DEF(64.0)", 0.05), ("DEFA(64.0)", 0.05)):
+        lines.append(slow | {"name": name, "step_seconds": seconds})
+    lines.append(slow | {"name": "DEF(64.0)", "step_seconds": 9.0, "mbit": 10})  # over another link
+    path.write_text("".join(json.dumps(line) + "\n" for line in [lines[0], *lines]))  # one training twice
+    said = [line.split() for line in run("table", "--target", "0.5").splitlines()[1:]]
+    # Dense first at 4 and 2, 3 steps of .5 s; y at 6 and 6; x, which is .35 more, at 4 and 4.
+    assert [(line[-1], line[:5]) for line in said] == [
+        ("Hook(Dense())", ["2", "s", "1.000", "of", "dense"]),
+        ("DEF(64.0)", ["0", "s", "0.200", "of", "dense"]),
+        ("DEFA(64.0)", ["0", "s", "0.133", "of", "dense"]),
+    ]
+    assert said[0][-5:-3] == ["±", "7.1"]
+
+
 def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--rounds", "5", "--clients", "6", "--sample", "2", "--every", "2"]
     for name in ("FedAvg (5", "EF21 down", "k = D / 5,000", "8 subspaces, D / 475"):  # one of each kind

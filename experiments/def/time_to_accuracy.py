@@ -81,7 +81,8 @@ def made(o: argparse.Namespace, seed: int) -> torch.nn.Module:
         torch.manual_seed(Key(seed).number("model") % (1 << 32))
         if o.model in ("example", "strided"):
             return example.network() if o.model == "example" else benchmark.network()
-        return models.build(o.model, (3, 32, 32), 10)
+        data = tw.data.load(o.data)
+        return models.build(o.model, tuple(data.inputs.shape[1:]), len(data.targets.unique()))
 
 
 def curve(o: argparse.Namespace, text: str, lr: float, seed: int) -> dict[str, Any]:
@@ -108,7 +109,6 @@ def curve(o: argparse.Namespace, text: str, lr: float, seed: int) -> dict[str, A
         diverged = str(error)
     return {
         "diverged": diverged,
-        "accuracy": found[-1]["accuracy"] if found else None,
         "curve": [[r["step"], r["accuracy"], r.get("accuracy_x")] for r in found],
     }
 
@@ -164,41 +164,49 @@ def ranks(o: argparse.Namespace, text: str, lr: float, steps: int, tested: int, 
 
 
 def table(o: argparse.Namespace, into: Path) -> None:
-    """The product, for every training that there is a step time for, and the mean over its seeds."""
+    """The product, for every training that there is a step time for; of a training that is there twice the last."""
     lines = [json.loads(line) for line in into.read_text().splitlines()]
     lines = [line for line in lines if (line["model"], line["batch"]) == (o.model, o.batch)]
-    times = {line["name"]: line for line in lines if line["kind"] == "times"}
-    runs: dict[tuple[int, str, float], list[dict[str, Any]]] = {}
+    here = [line for line in lines if (line.get("mbit"), line.get("round_trip_ms")) == (o.rate, 4 * o.delay)]
+    times = {line["name"]: line for line in here if line["kind"] == "times"}
+    runs: dict[tuple[int, str, float], dict[int, dict[str, Any]]] = {}
     for line in lines:
-        if line["kind"] == "curve":
-            runs.setdefault((line["steps"], line["name"], line["lr"]), []).append(line)
-        if line["kind"] == "curve" and line["name"].startswith("DEF("):  # DEF-A is that training, judged by x
-            curve = [(step, x, x) for step, _, x in line["curve"]]
-            judged = line | {"accuracy": curve[-1][1] if curve else None, "curve": curve}
-            runs.setdefault((line["steps"], line["name"].replace("DEF(", "DEFA("), line["lr"]), []).append(judged)
+        if line["kind"] == "curve" and (line["examples"], line["tested"]) == (o.examples, o.tested):
+            runs.setdefault((line["steps"], line["name"], line["lr"]), {})[line["seed"]] = line
+            if line["name"].startswith("DEF("):  # DEF-A is that training, judged by x
+                judged = line | {"curve": [(step, x) for step, _, x in line["curve"]]}
+                name = line["name"].replace("DEF(", "DEFA(")
+                runs.setdefault((line["steps"], name, line["lr"]), {})[line["seed"]] = judged
     dense: dict[int, float] = {}  # steps of the schedule -> seconds of the fastest
-    runs = {key: found for key, found in runs.items() if key[1] in times}
-    print(f"seconds to {o.target:.0%}, mean of the seeds; accuracy at the end, its mean and deviation")
+    print(
+        f"seconds to {o.target:.0%} over {o.rate:g} Mbit/s and {4 * o.delay:g} ms, mean of seeds; accuracy at the end"
+    )
     for (steps, name, lr), found in sorted(runs.items(), key=lambda item: (item[0][0], "Dense" not in item[0][1])):
-        first = [next((step for step, accuracy, _ in run["curve"] if accuracy >= o.target), None) for run in found]
-        seconds = None if None in first else statistics.mean(first) * times[name]["step_seconds"]
+        if name not in times:
+            continue
+        step_seconds, sent = times[name]["step_seconds"], times[name]["bytes_a_step"]
+        first = [next((row[0] for row in run["curve"] if row[1] >= o.target), None) for run in found.values()]
+        seconds = None if None in first else statistics.mean(first) * step_seconds
         if "Dense" in name and seconds:
             dense[steps] = min(seconds, dense.get(steps, seconds))
-        ends = [100 * run["accuracy"] for run in found if run["accuracy"] is not None]
+        ends = [100 * run["curve"][-1][1] for run in found.values() if not run["diverged"]]
         end = f"{statistics.mean(ends):5.1f} %" if ends else "diverged"
         end += f" ± {statistics.stdev(ends):.1f}" if len(ends) > 1 else ""
+        end += f", {len(found) - len(ends)} diverged" if 0 < len(ends) < len(found) else ""
         shown = "not reached" if seconds is None else f"{seconds:9.0f} s"
         share = f"{seconds / dense[steps]:6.3f} of dense" if seconds and steps in dense else " " * 15
-        step = f"{1000 * times[name]['step_seconds']:6.1f} ms {times[name]['bytes_a_step']:9.0f} B a step"
+        step = f"{1000 * step_seconds:6.1f} ms {sent:9.0f} B a step"
         print(f"{shown} {share}  {step}  first at {first} of {steps}  {end}  lr {lr}  {name}")
-    for line in lines:
+    for line in here:
         if line["kind"] == "real":
-            twins = runs.get((line["steps"], line["name"], line["lr"]), [])
-            foretold = next((run["accuracy"] for run in twins if run["seed"] == line["seed"]), math.nan)
-            product = line["steps"] * times[line["name"]]["step_seconds"]
+            twin = runs.get((line["steps"], line["name"], line["lr"]), {}).get(
+                line["seed"], {"curve": [], "diverged": ""}
+            )
+            foretold = f"{twin['curve'][-1][1]:.2%}" if twin["curve"] and not twin["diverged"] else "not known"
+            product = line["steps"] * times[line["name"]]["step_seconds"] if line["name"] in times else math.nan
             print(
                 f"{line['name']} by ranks: {line['steps']} steps took {line['seconds_training']:.0f} s, the product is "
-                f"{product:.0f} s; accuracy {line['accuracy']:.2%}, of the logical workers {foretold:.2%}"
+                f"{product:.0f} s; accuracy {line['accuracy']:.2%}, of the logical workers {foretold}"
             )
 
 
@@ -216,7 +224,7 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--model", default="strided")
     parser.add_argument("--examples", type=int, default=50_000)
-    parser.add_argument("--tested", type=int, default=10_000)
+    parser.add_argument("--tested", type=int, default=10_000, help="examples of the test set that are looked at")
     parser.add_argument("--only", action="append", help="a method, as an expression; may be repeated")
     parser.add_argument("--timed", type=int, default=30, help="steps that are timed over slow links")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
@@ -234,9 +242,11 @@ def main() -> None:
         return
     if o.what != "curves" and not o.slowlink:
         parser.error("--slowlink PROGRAM is needed: the seconds of a step are measured")
-    for text in o.only or METHODS:
-        lr = o.lr or METHODS.get(text, 0.02)
-        about = {"name": repr(compare.method(text)), "batch": o.batch, "data": o.data, "model": o.model}
+    rates = {repr(compare.method(text)): lr for text, lr in METHODS.items()}
+    for text in o.only or [text for text in METHODS if o.what != "curves" or not text.startswith("DEFA(")]:
+        name = repr(compare.method(text))
+        lr = o.lr or rates.get(name, 0.02)
+        about = {"name": name, "batch": o.batch, "data": o.data, "model": o.model}
         for seed in o.seeds if o.what != "times" else o.seeds[:1]:
             began = time.time()
             line: dict[str, Any] = about | {"lr": lr, "steps": o.steps, "seed": seed, "tested": o.tested}
@@ -249,7 +259,9 @@ def main() -> None:
             if o.what != "curves":
                 line |= {"mbit": o.rate, "round_trip_ms": 4 * o.delay}
             record.write(into, line | record.about(complete(compare.method(text)), began))
-            print({key: value for key, value in line.items() if key != "curve"}, flush=True)
+            print(
+                {key: value for key, value in line.items() if key != "curve"}, line.get("curve", [None])[-1], flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ class ByBandwidth(Link):
     Rates are in Mbit/s, written as texts; ``"*"`` is any, as ``"0"`` is. Both ends know what
     was measured: in a deployment the server says it in each call, in a simulation it is the rate
     of ``network``. An uplink below all rates takes the lowest, one that was not measured yet the
-    highest. Every link keeps its own states: what error feedback owes stays with the link that
-    owes it.
+    highest, unless ``serve(mbit=...)`` says what it carries at least. Every link keeps its own
+    states: what error feedback owes stays with the link that owes it.
     """
 
     links: dict[str, Link]

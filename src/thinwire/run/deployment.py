@@ -64,7 +64,8 @@ class Deployment(Rounds):
     Params field of a reply: a longer one counts as if it were that long, and the log names
     its client. With ``privacy`` replies are clipped by that, and noise is added to their mean,
     from a secret that is drawn when the run begins and stays in the server's checkpoint.
-    ``mbit`` is what every client's uplink carries at least, whatever is measured.
+    ``mbit`` is what every client's uplink carries at least, whatever is measured; it may be
+    another when a run goes on.
     ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
     see which of them training moves. With ``states``, a folder, what is kept of every client
     lies there between its rounds.

@@ -35,7 +35,7 @@ class Call(NamedTuple):
     client: int
     round: int
     base: int
-    mbit: float  # the uplink that the server measured, which may choose the codec; 0: not measured
+    mbit: float  # the uplink as the server measured it or was told, which may choose the codec; 0: not known
     snapshot: bool
     pieces: Several
 

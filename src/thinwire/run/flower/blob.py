@@ -8,7 +8,7 @@ from ...errors import check
 
 RECORD = "thinwire"
 # Bytes. An object whose upload takes longer than 180 s is lost with its message, a request that is not answered within
-# 30 s is sent again, and a heartbeat queues behind two of these for 5 s at most: at 0.1 Mbit/s all three still pass.
+# 30 s is sent again, and a heartbeat may take 5 s, as long as two of these: at 0.1 Mbit/s all three still pass.
 PIECE = 1 << 15
 LARGEST = 1 << 20
 SECONDS = 2.5  # that a larger piece may take on its link, as the small one does at 0.1 Mbit/s

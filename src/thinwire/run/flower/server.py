@@ -26,7 +26,7 @@ from .blob import NAME, packed, unpacked
 from .mail import Mail
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
-CLOCKS = 5.0  # seconds between two of them
+AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
 
 log = logging.getLogger("thinwire")
 
@@ -58,8 +58,9 @@ def serve(
     all) are called, the first ``take`` answers count (None: all), and whoever has not answered
     after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
     can add; ``privacy`` does so too, and hides it in noise. ``mbit`` is what every client's
-    uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it, and
-    ``ByBandwidth`` chooses by it. ``poll`` is the pause, in seconds, between two looks for
+    uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it until one
+    is lost, and ``ByBandwidth`` chooses by it (for a client whose answers are then too small
+    to be measured it goes on to). ``poll`` is the pause, in seconds, between two looks for
     answers. The other arguments are those of :func:`thinwire.simulate`.
 
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
@@ -117,25 +118,27 @@ class Crew:
         self.since: dict[int, float] = {}  # node -> when it was asked
         self.waiting: dict[str, tuple[int, float]] = {}  # message -> client, when it was called
         self.answers, self.introductions = Mail(grid), Mail(grid)
+        self.lossy: set[int] = set()  # clients that have not answered once: the way there is not what a rate says
+        self.ahead: set[int] = set()  # nodes whose clock says nothing
 
     # -- a round --------------------------------------------------------------
 
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
-        lost = set(self.run.sent)  # who has not answered: the link may be worse than it was
+        self.lossy |= set(self.run.sent)
         for client, data in self.run.begin(self.muster()).items():
-            self.call(client, data, client in lost)
+            self.call(client, data)
         end = time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
             if not self.collect():
                 self.enrol()
 
-    def call(self, client: int, data: bytes, lost: bool = False) -> None:
+    def call(self, client: int, data: bytes) -> None:
         """Send a call. It outlives its round: a late answer may be of use.
 
-        It is cut as if the server's uplink, which nobody measures, were no faster than the client's, for all together.
+        It is cut as if the server's uplink, which nobody measures, were as fast as the client's, for all together.
         """
-        mbit = 0.0 if lost else self.run.rate(client) / self.run.called
+        mbit = 0.0 if client in self.lossy else self.run.rate(client) / self.run.called
         for sent in self.push(self.nodes[client], data, mbit):
             self.waiting[sent] = client, time.monotonic()
             self.answers.expect(sent)
@@ -167,11 +170,18 @@ class Crew:
                 data = b""  # which is refused, and counted, like any other
             with contextlib.suppress(WireError):  # it is in the log and in the record
                 try:
-                    self.run.accept(client, data, time.monotonic() - since, on_its_way(message))
+                    self.run.accept(client, data, time.monotonic() - since, self.on_its_way(message))
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error)
                     self.call(client, self.run.reopen(client))
         return bool(found)
+
+    def on_its_way(self, message: Message) -> float | None:
+        """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""
+        since, node = time.time() - message.metadata.created_at, message.metadata.src_node_id
+        if since < -AHEAD:
+            self.ahead.add(node)
+        return None if node in self.ahead else since + AHEAD
 
     # -- who is there ---------------------------------------------------------
 
@@ -200,6 +210,7 @@ class Crew:
             try:
                 if message is None or message.has_error():
                     raise WireError("it cannot be read" if message is None else message.error.reason)
+                self.on_its_way(message)  # so little that a clock that is far ahead shows
                 name = unpacked(message.content, NAME).decode()
                 check(name.isprintable() and name, "a name")
                 self.admit(name, node, online)
@@ -225,15 +236,6 @@ class Crew:
             log.warning("node %d says that it is %r, which another node is", node, name)
         else:
             self.nodes[names.index(name)] = node
-
-
-def on_its_way(message: Message) -> float | None:
-    """Seconds since a reply was made, at most; None where its sender's clock is too far from ours.
-
-    Flower refuses an authenticated node whose clock is further off than that.
-    """
-    since = time.time() - message.metadata.created_at
-    return since + CLOCKS if since > -CLOCKS else None
 
 
 def ordered(names: Iterable[str]) -> list[str]:
