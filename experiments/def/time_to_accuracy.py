@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32, help="examples a rank takes in a step")
     parser.add_argument("--lr", type=float, help="another learning rate")
-    parser.add_argument("--target", type=float, default=0.5)
+    parser.add_argument("--target", type=float, default=0.58)
     parser.add_argument("--every", type=int, default=100, help="steps between evaluations")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--model", default="strided")
