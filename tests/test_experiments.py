@@ -11,10 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path: Path) -> None:
-    arguments = ["--data", "digits", "--model", "mlp", "--augment", "--workers", "4", "--steps", "6"]
+def run(script: str, *arguments: str) -> str:
+    """What a script of the experiments prints."""
     done = subprocess.run(
-        [sys.executable, "experiments/def/table6.py", *arguments, "--ratios", "64", "--into", str(tmp_path)],
+        [sys.executable, f"experiments/{script}", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
@@ -22,6 +22,12 @@ def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "mlp", "--augment", "--workers", "4", "--steps", "6"]
+    run("def/table6.py", *arguments, "--ratios", "64", "--into", str(tmp_path))
     lines = list(map(json.loads, (tmp_path / "table6_digits_mlp.jsonl").read_text().splitlines()))
     assert [line["paper"] for line in lines] == [93.76, 92.16, 91.88, 91.79, [93.75, 93.61]]
     assert [line["accuracy_x"] is None for line in lines] == [True, True, True, False, False]
@@ -31,21 +37,10 @@ def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path:
 
 
 def test_the_time_to_an_accuracy_is_the_steps_it_takes_by_the_seconds_of_a_step(tmp_path: Path) -> None:
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "experiments/def/time_to_accuracy.py", *arguments, "--data", "digits"]
-        done = subprocess.run(
-            [*command, "--model", "mlp", "--batch", "8", "--into", str(tmp_path)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
+    script = "def/time_to_accuracy.py"
+    options = ["--data", "digits", "--model", "mlp", "--batch", "8", "--into", str(tmp_path)]
     methods = ["--only", "Hook(Dense())", "--only", "DEF(64)", "--lr", "0.02"]
-    run("curves", *methods, "--steps", "6", "--every", "2", "--seeds", "0", "1")
+    run(script, "curves", *methods, "--steps", "6", "--every", "2", "--seeds", "0", "1", *options)
     path = tmp_path / "time_to_accuracy_digits.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["name"], line["seed"]) for line in lines] == [
@@ -64,7 +59,7 @@ def test_the_time_to_an_accuracy_is_the_steps_it_takes_by_the_seconds_of_a_step(
         lines.append(slow | {"name": name, "step_seconds": seconds})
     lines.append(slow | {"name": "DEF(64.0)", "step_seconds": 9.0, "mbit": 10})  # over another link
     path.write_text("".join(json.dumps(line) + "\n" for line in [lines[0], *lines]))  # one training twice
-    said = [line.split() for line in run("table", "--target", "0.5").splitlines()[1:]]
+    said = [line.split() for line in run(script, "table", "--target", "0.5", *options).splitlines()[1:]]
     # Dense first at 4 and 2, 3 steps of .5 s; y at 6 and 6; x, which is .35 more, at 4 and 4.
     assert [(line[-1], line[:5]) for line in said] == [
         ("Hook(Dense())", ["2", "s", "1.000", "of", "dense"]),
@@ -78,15 +73,7 @@ def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> Non
     arguments = ["--data", "digits", "--rounds", "5", "--clients", "6", "--sample", "2", "--every", "2"]
     for name in ("FedAvg (5", "EF21 down", "k = D / 5,000", "8 subspaces, D / 475"):  # one of each kind
         arguments += ["--only", name]
-    done = subprocess.run(
-        [sys.executable, "experiments/fetchsgd/table2.py", *arguments, "--budget", "0.1", "--into", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run("fetchsgd/table2.py", *arguments, "--budget", "0.1", "--into", str(tmp_path))
     *lines, last = map(json.loads, (tmp_path / "table2_digits.jsonl").read_text().splitlines())
     assert [line["rounds"] for line in lines] == [5, 1, 5, 5, 5]
     assert all(line["bytes_up"] > 0 and line["bytes_down"] > 0 for line in lines)
