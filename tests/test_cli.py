@@ -295,7 +295,11 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     words = ["run", "FedAvg()", *SMALL[:-1], "100000", "--out", str(out)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "thinwire.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "thinwire.cli", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # where tests run in the background it is off
     )
     deadline = time.monotonic() + 120
     while not list(out.rglob("state.thinwire")):
