@@ -25,7 +25,7 @@ SMALL, CNN = 50_890 * 4, 582_026 * 4  # bytes of the models mlp and fedavg_cnn
 # For a shorter soak, or another one.
 ROUNDS, SEED = int(os.environ.get("SOAK_ROUNDS", "200")), int(os.environ.get("SOAK_SEED", "0"))
 SOAKED = "LUAR(FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.6)), recycle=1, layers='tensors')"
-# Otherwise a connection waits so long for its turn that Flower opens it anew for every other object.
+# With two on the way at a time Flower opens a new connection every ten seconds or so.
 ONE_BY_ONE = {f"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_{way}": "1" for way in ("PULLS", "PUSHES")}
 DOWN = "down=EF21(TopK(0.01))"  # the server's uplink is as slow as the clients'
 

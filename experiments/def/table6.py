@@ -7,12 +7,14 @@ both: ``accuracy`` is that of y, ``accuracy_x`` that of x. A training that diver
 
     python experiments/def/table6.py --model vgg_small --steps 2000 --lr 0.05
     python experiments/def/table6.py --model vgg_small --steps 2000 --lr 0.05 --lambdas 0.1 0.2 0.3 0.4 0.6 0.8
+    python experiments/def/table6.py --model vgg_small --table
     python experiments/def/table6.py --model vgg16 --steps 78000 --lr 0.1 --device cuda --seeds 0 1 2
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
@@ -86,9 +88,13 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=250)
     parser.add_argument("--tested", type=int, default=10_000, help="examples of the test set that are looked at")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--table", action="store_true", help="train nothing: print what is in --into")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results")
     o = parser.parse_args()
     into = o.into / f"table{5 if o.lambdas else 6}_{o.data}_{o.model}.jsonl"
+    if o.table:
+        table(into, o.decay[0] if o.decay else 1.0)
+        return
     for seed in o.seeds:
         for method, paper in rows(o):
             line = train(o, method, seed)
@@ -99,6 +105,21 @@ def main() -> None:
             print(
                 f"{end}{x}  {line['bytes'] / o.steps:9.0f} B a step  {line['seconds']:7.1f} s  {method!r}", flush=True
             )
+
+
+def table(into: Path, decay: float) -> None:
+    """Every line: the end, and the last look before the rate first decays; of x too, where that is another model."""
+    for line in map(json.loads, into.read_text().splitlines()):
+        before = [row for row in line["curve"] if row[0] <= decay * line["steps"]][-1:]
+        looks = [*([["end", 0, line["accuracy"], line["accuracy_x"]]] if line["curve"] else []), *before]
+        shown = [
+            f"{at}: {100 * y:5.1f} %" + ("" if x is None else f", of x {100 * x:5.1f} %") for at, _, y, x, *_ in looks
+        ]
+        print(
+            line["diverged"] or "  ".join(shown),
+            f" lr {line['lr']}  {line['bytes'] / line['steps']:.0f} B a step",
+            line["name"],
+        )
 
 
 def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:

@@ -182,19 +182,19 @@ def table(o: argparse.Namespace, into: Path) -> None:
         f"seconds to {o.target:.0%} over {o.rate:g} Mbit/s and {4 * o.delay:g} ms, mean of seeds; accuracy at the end"
     )
     for (steps, name, lr), found in sorted(runs.items(), key=lambda item: (item[0][0], "Dense" not in item[0][1])):
-        if name not in times:
-            continue
-        step_seconds, sent = times[name]["step_seconds"], times[name]["bytes_a_step"]
+        step_seconds, sent = (times.get(name, {}).get(what, math.nan) for what in ("step_seconds", "bytes_a_step"))
         first = [next((row[0] for row in run["curve"] if row[1] >= o.target), None) for run in found.values()]
         seconds = None if None in first else statistics.mean(first) * step_seconds
-        if "Dense" in name and seconds:
+        if "Dense" in name and seconds and seconds > 0:
             dense[steps] = min(seconds, dense.get(steps, seconds))
         ends = [100 * run["curve"][-1][1] for run in found.values() if not run["diverged"]]
         end = f"{statistics.mean(ends):5.1f} %" if ends else "diverged"
         end += f" ± {statistics.stdev(ends):.1f}" if len(ends) > 1 else ""
         end += f", {len(found) - len(ends)} diverged" if 0 < len(ends) < len(found) else ""
-        shown = "not reached" if seconds is None else f"{seconds:9.0f} s"
-        share = f"{seconds / dense[steps]:6.3f} of dense" if seconds and steps in dense else " " * 15
+        early = [row[1] for run in found.values() for row in run["curve"] if steps / 5 <= row[0] <= steps / 2]
+        end += f", {100 * statistics.mean(early):.1f} % on average from {steps // 5} to {steps // 2}" if early else ""
+        shown = "not reached" if seconds is None else "not timed" if math.isnan(seconds) else f"{seconds:9.0f} s"
+        share = f"{seconds / dense[steps]:6.3f} of dense" if seconds and seconds > 0 and steps in dense else " " * 15
         step = f"{1000 * step_seconds:6.1f} ms {sent:9.0f} B a step"
         print(f"{shown} {share}  {step}  first at {first} of {steps}  {end}  lr {lr}  {name}")
     for line in here:
