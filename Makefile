@@ -1,5 +1,6 @@
 # make demo   compare seven methods on 20 clients; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
+# make deployments   the tests of real Flower processes
 # make soak   the long tests
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled
@@ -35,7 +36,11 @@ DEMO_ROUNDS ?= 40
 DEMO_LR ?= 0.1
 DEMO_OUT ?= runs/demo
 
-.PHONY: demo test lint soak federation wheel clean
+# Processes that run tests at once, and at most: each holds some 500 MB.
+JOBS ?= auto
+MOST_JOBS ?= 4
+
+.PHONY: demo test deployments lint soak federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -52,15 +57,19 @@ demo: .venv/.installed-data
 	  --rounds $(DEMO_ROUNDS) --lr $(DEMO_LR) \
 	  --out $(DEMO_OUT) --overwrite
 
+# A file's tests stay in one process, which starts what they share once.
 test: lint
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses $(MOST_JOBS) --dist loadfile $(ARGS)
+
+deployments: .venv/.installed-dev
+	$(BIN)/pytest -m "deployment and not soak" $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# Whatever else is typed, -m soak replaces the -m "not soak" of pyproject.toml.
+# Whatever else is typed, this -m replaces the one of pyproject.toml.
 soak: .venv/.installed-dev
 	$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
 

@@ -108,26 +108,54 @@ def test_what_a_process_has_started_in_a_session_of_its_own_goes_with_it(way: st
     until(lambda: not runs(pid))
 
 
+def test_of_a_program_that_flower_starts_again_and_again_only_so_many_run(tmp_path: Path) -> None:
+    here = Federation(tmp_path, 0)
+    here.bound()
+    script = tmp_path / "bin" / "flwr-clientapp"
+    script.write_text(script.read_text().replace(str(Path(sys.executable).parent / "flwr-clientapp"), "/bin/sleep"))
+    started = [subprocess.Popen([script, "600"], start_new_session=True) for _ in range(9)]
+
+    def asleep() -> list[int]:
+        return [p.pid for p in started if Path(f"/proc/{p.pid}/comm").read_text() == "sleep\n"]
+
+    try:
+        until(lambda: len(asleep()) == 4)
+        time.sleep(1)
+        assert len(asleep()) == 4
+        first = asleep()[0]
+        os.kill(first, signal.SIGKILL)
+        next(p for p in started if p.pid == first).wait()
+        started = [p for p in started if p.pid != first]
+        until(lambda: len(asleep()) == 4)  # one that waited has its place
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def runs(pid: int) -> bool:
     """Whether a process is there, and is not dead and unburied."""
     found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
     return bool(found.strip()) and not found.startswith("Z")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(federation: Federation, tmp_path: Path) -> None:
-    expected = {name: simulated(expression, 3) for name, expression in METHODS.items()}
+@pytest.mark.parametrize(
+    "names", [pytest.param(["lbgm"], id="one"), pytest.param(list(METHODS), id="all", marks=pytest.mark.deployment)]
+)
+def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(
+    federation: Federation, tmp_path: Path, names: list[str]
+) -> None:
+    expected = {name: simulated(METHODS[name], 3) for name in names}
     runs = {  # all at once: nodes work on one while others wait
-        name: federation.submit({"method": expression, "out": str(tmp_path / name)}, APP)
-        for name, expression in METHODS.items()
+        name: federation.submit({"method": METHODS[name], "out": str(tmp_path / name)}, APP) for name in names
     }
-    for name in METHODS:
+    for name in names:
         federation.wait(runs[name], tmp_path / name, 800)
         assert_same(tmp_path / name, expected[name])
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.timeout(600)
 def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
     federation: Federation, tmp_path: Path
@@ -148,7 +176,7 @@ def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
     assert (kept / "committed.thinwire").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.timeout(600)
 def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
     federation: Federation, tmp_path: Path
@@ -165,7 +193,7 @@ def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
     assert_same(out, simulated(METHODS["lbgm"], 3))
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_after_its_superlink_was_killed(federation: Federation, tmp_path: Path) -> None:
     out, hold = tmp_path / "run", tmp_path / "hold"
@@ -203,7 +231,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.parametrize(
     "times",
     [
@@ -236,7 +264,7 @@ def test_a_node_that_lies_or_fails_is_named_and_changes_nothing(
     assert peaks[-1] - peaks[0] < 64 << 20  # bytes; each of the oversized has 4 MiB
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.timeout(300)
 def test_flowers_own_simulation_gives_the_model_and_the_bytes_of_ours(tmp_path: Path) -> None:
     pytest.importorskip("ray")

@@ -109,7 +109,7 @@ def seen(folder: Path, name: str) -> Seen:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.parametrize(
     ("model", "size", "seconds"),
     [
@@ -170,7 +170,7 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
         assert size < CNN or fedavg.seconds[-1] - run.seconds[1] > 0.7 * spared * 8 / 0.3e6
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_reply_and_an_acknowledgement_that_the_network_loses_are_as_if_their_client_had_not_taken_part(
@@ -194,7 +194,7 @@ def test_a_reply_and_an_acknowledgement_that_the_network_loses_are_as_if_their_c
     assert all({0, 1} <= set(clients) for clients in came.values())
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_whatever_is_killed_and_cut_the_model_is_that_of_the_replies_that_came(tmp_path: Path) -> None:

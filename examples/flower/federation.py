@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 BACK = "SuperNode ID: "  # what a SuperNode says when it is connected
+MOST = {"flwr-serverapp": 8, "flwr-clientapp": 4}  # of Flower's processes that run at once
 METHODS = {
     "fedluar": "LUAR(FedAvg(LocalSGD(0.05, batch=32)), recycle=2)",
     "lbgm": "FedAvg(LocalSGD(0.05, batch=32), up=LBGM(threshold=0.7))",
@@ -61,7 +63,7 @@ class Federation:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",  # Flower starts commands of its own
+            "PATH": os.pathsep.join([str(folder / "bin"), str(BIN), os.environ["PATH"]]),  # for what Flower starts
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -99,8 +101,18 @@ class Federation:
 
     # -- processes ------------------------------------------------------------
 
+    def bound(self) -> None:
+        """Put programs of Flower's names before its own, which start no more than ``MOST`` of them at once."""
+        (self.folder / "bin").mkdir(parents=True, exist_ok=True)
+        for name, most in MOST.items():
+            command = shlex.join([sys.executable, str(HERE / "bounded.py"), str(self.folder / "bin"), str(most)])
+            path = self.folder / "bin" / name
+            path.write_text(f'#!/bin/sh\nexec {command} {shlex.quote(str(BIN / name))} "$@"\n')
+            path.chmod(0o755)
+
     def start(self, name: str, *command: str) -> None:
         """Start a process; its output goes to a file of its name, after what is there."""
+        self.bound()
         with open(self.folder / f"{name}.log", "ab") as file:
             self.processes[name] = subprocess.Popen(
                 [BIN / command[0], *command[1:]],
