@@ -495,6 +495,13 @@ def test_powersgd_by_all_reduce_is_the_iteration_of_the_mean_and_owes_what_it_di
     assert torch.linalg.matrix_rank(found[0]["w"]) == 2
 
 
+@pytest.mark.parametrize("inner", [tw.Dense(), tw.Flat(tw.Dense())])
+def test_look_back_gradients_that_are_always_sent_are_plain_data_parallel_training(inner):
+    """LBGM keeps the gradient that it is given, and the vector that holds it is written over at the next step."""
+    found = judged(trained(Hook(tw.LBGM(inner, threshold=0.0))))
+    assert torch.allclose(found, judged(trained(Hook(tw.Dense()))), atol=2e-6)
+
+
 def test_the_simulation_learns_and_says_what_it_cost():
     seen: list[dict[str, Any]] = []
     result = simulate(
@@ -601,10 +608,14 @@ def test_inside_a_method_the_names_are_those_of_links():
 
 
 def ddp_sim(capsys: Any, *words: str) -> tuple[int, list[str], str]:
+    return command(capsys, "ddp-sim", *words)
+
+
+def command(capsys: Any, *words: str) -> tuple[int, list[str], str]:
     from thinwire import cli
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["thinwire", "ddp-sim", *words])
+        patch.setattr(sys, "argv", ["thinwire", *words])
         with pytest.raises(SystemExit) as end:
             cli.main()
     out, err = capsys.readouterr()
@@ -647,7 +658,20 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
     ("words", "said"),
     [
         (["DEV(64)"], "error: no data-parallel method 'DEV' (did you mean DEF?); known are DEF, DEFA, EF, SAEF, PSync"),
-        (["TopK(0.1)"], "error: no data-parallel method 'TopK'"),
+        (
+            ["TopK(0.1)"],
+            "error: no data-parallel method 'TopK' (did you mean Hook?); known are DEF, DEFA, EF, SAEF, PSync, EF21, "
+            "Hook, and any link as Hook(TopK(0.1))\n",
+        ),
+        (
+            ["FedAvg()"],
+            "error: FedAvg is a federated method, for `thinwire run`; here are DEF, DEFA, EF, SAEF, PSync, EF21, "
+            "Hook\n",
+        ),
+        (
+            ["DEF(64)", "--use", "nowhere"],
+            "error: --use nowhere: there is no module nowhere here or on the Python path\n",
+        ),
         (["DEF(0)"], "error: DEF(ratio=0.0): a number of at least 1, and finite, or a link such as TopK(0.01)"),
         (["DEF(64)", "--workers", "0"], "error: --workers 0: it must be at least 1"),
         (["DEF(64)", "--decay", "x"], "error: --decay x: shares of the steps separated by commas, such as 0.5,0.75"),
@@ -670,6 +694,53 @@ def test_ddp_sim_says_in_one_line_what_is_wrong(words, said, capsys, tmp_path):
     assert err.startswith(said)
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+OWN = """
+from dataclasses import dataclass
+import thinwire as tw
+from thinwire.ddp import DEF, EF21
+from thinwire.links.base import Codec
+
+@dataclass(frozen=True)
+class Halved(Codec):
+    "Every number, halved."
+    linear = True
+    contraction = True
+
+    def encode(self, x, key):
+        return x.reshape(-1) / 2
+
+    def decode(self, packet, shape, key):
+        return packet.view(shape)
+
+@dataclass(frozen=True)
+class Thin(DEF):
+    "DEF, a 256th."
+    ratio: float = 256.0
+"""
+
+
+def test_methods_and_links_of_ones_own_are_compared_with_use(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    (tmp_path / "my_ddp.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    words = ["Thin()", "DEF(Halved())", "Hook(EF21(TopK(0.5)))", "--use", "my_ddp", "--workers", "2", "--steps", "4"]
+    code, lines, err = ddp_sim(capsys, *words, "--out", "out", "--json")
+    assert code == 0, err
+    rows = json.loads(lines[-1])["rows"]
+    assert [row["method"] for row in rows] == ["Thin(256.0)", "DEF(Halved())", "Hook(EF21(TopK(0.5)))"]
+    assert rows[0]["bytes_per_step"] == 4 * (18 + 1)  # of 4,810 parameters a 256th, and the sum of its squares
+    code, _, err = ddp_sim(capsys, "Thin()", "--out", "other")
+    assert (code, err.startswith("error: no data-parallel method 'Thin'")) == (2, True)
+    code, lines, err = command(capsys, "methods", "--use", "my_ddp", "--json")
+    found = {entry["name"]: entry for entry in json.loads(lines[-1])["methods"]}
+    assert (found["Thin"]["kind"], found["Thin"]["summary"]) == ("data-parallel", "DEF, a 256th.")
+    assert (found["Halved"]["kind"], found["Halved"]["signature"]) == ("link", "Halved()")
+    names = [entry["name"] for entry in json.loads(lines[-1])["methods"]]
+    assert names.count("DEF") == 1
+    code, _, err = command(capsys, "methods", "--matrix", "--use", "my_ddp")
+    assert (code, err.startswith("error: --matrix tries thinwire's own methods and links alone")) == (2, True)
 
 
 def test_a_method_that_diverges_is_an_error_after_the_table(capsys, tmp_path):
