@@ -10,6 +10,7 @@ already are not trained again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -39,7 +40,7 @@ def optimizer(lr: float, parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=5e-4)
 
 
-def train(o: argparse.Namespace, method: Method) -> dict[str, Any]:
+def train(o: argparse.Namespace, method: Method, workers: int, seed: int) -> dict[str, Any]:
     """Accuracy of y and of x at the end, and both lambdas on the way."""
     data = tw.data.load(o.data)
     about = {"mean": data.mean, "std": data.std}
@@ -48,12 +49,12 @@ def train(o: argparse.Namespace, method: Method) -> dict[str, Any]:
         network,
         tw.Supervised(data.inputs[: o.examples], data.targets[: o.examples], **about),
         tw.Supervised(data.test_inputs[: o.tested], data.test_targets[: o.tested], **about),
-        workers=o.ranks,
+        workers=workers,
         steps=o.steps,
-        batch=EXAMPLES // o.ranks,
+        batch=EXAMPLES // workers,
         optimizer=lambda parameters: optimizer(o.lr, parameters),
         rate=lambda step: 0.1 ** sum(step >= at * o.steps for at in (0.5, 0.75)),
-        seed=o.seed,
+        seed=seed,
         evaluate_every=max(1, o.steps // 4),
     )
     lams = [[r["step"], round(r["lam"], 4), round(r["lam_star"], 4)] for r in result.records if r.get("lam_star")]
@@ -83,16 +84,16 @@ def main() -> None:
             print(f"| {line['workers']} | `{line['name']}` | {100 * line['accuracy']:.1f} % | {best} |")
         return
     methods = [Hook(tw.Dense()), DEF(64), *(DEF(64, lam) for lam in o.lambdas)]
-    for o.ranks, o.seed, method in ((k, seed, method) for k in o.workers for seed in o.seeds for method in methods):
+    for workers, seed, method in itertools.product(o.workers, o.seeds, methods):
         began = time.time()
-        line = {"name": repr(method), "workers": o.ranks, "batch": EXAMPLES // o.ranks, "data": o.data, "lr": o.lr}
-        line |= {"steps": o.steps, "seed": o.seed, "examples": o.examples, "tested": o.tested}
+        line = {"name": repr(method), "workers": workers, "batch": EXAMPLES // workers, "data": o.data, "lr": o.lr}
+        line |= {"steps": o.steps, "seed": seed, "examples": o.examples, "tested": o.tested}
         key = line | {"expression": complete(method)}
         if any(all(old.get(name) == value for name, value in key.items()) for old in lines):
             continue
-        line |= train(o, method) | record.about(complete(method), began)
+        line |= train(o, method, workers, seed) | record.about(complete(method), began)
         record.write(into, line)
-        print(f"{100 * line['accuracy']:5.1f} %  {line['lam'][-1:]}  {o.ranks} workers  {method!r}", flush=True)
+        print(f"{100 * line['accuracy']:5.1f} %  {line['lam'][-1:]}  {workers} workers  {method!r}", flush=True)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def table(o: argparse.Namespace, into: Path) -> None:
     """The product, for every training that there is a step time for; of a training that is there twice the last."""
     lines = [line for line in written(into) if (line["model"], line["batch"]) == (o.model, o.batch)]
     for line in lines:  # by what it was when the line was written, whatever the defaults were then
-        line["name"] = repr(compare.method(line["expression"]))
+        line["name"] = repr(compare.method(line.get("expression", line["name"])))
     here = [line for line in lines if (line.get("mbit"), line.get("round_trip_ms")) == (o.rate, 4 * o.delay)]
     times = {line["name"]: line for line in here if line["kind"] == "times"}
     runs: dict[tuple[int, str, float], dict[int, dict[str, Any]]] = {}
