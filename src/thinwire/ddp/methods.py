@@ -157,10 +157,10 @@ class SAEF(Feedback):
     ledger. None: never. Xu, Huo, Huang, "Step-Ahead Error Feedback for Distributed Training with
     Compressed Gradient", AAAI 2021.
 
-    Differences from the paper: how often residuals are averaged is the paper's to tune, and 100
-    steps is this default: a hundredth of dense training's bytes, besides those of the blocks. With
-    ``average=None`` it has lost a part: it then makes the steps of ``DEF(lam=1)``, and so of
-    ``PSync``, and is evaluated at x.
+    Differences from the paper: that residuals are averaged every 100 steps is a default of ours, a
+    hundredth of dense training's bytes besides those of the blocks. With ``average=None`` it lacks
+    that half of the method: it then makes the steps of ``DEF(lam=1)``, and so of ``PSync``, and is
+    evaluated at x.
     """
 
     paper = "Xu, Huo, Huang, AAAI 2021, arXiv:2008.05823"

@@ -179,7 +179,7 @@ def simulate(
             losses += sum(worker.loss for worker in team) / workers
             if (step + 1) % evaluate_every == 0 or step + 1 == steps:
                 since = (step % evaluate_every) + 1
-                record = {"step": step + 1, "loss": losses / since, "bytes": result.traffic.bytes}
+                record: Record = {"step": step + 1, "loss": losses / since, "bytes": result.traffic.bytes}
                 if isinstance(method, Feedback) and method.measured:
                     record |= {"lam": team[0].rank.lam, "lam_star": team[0].rank.lam_star}
                 record |= _tested(team, test) if test is not None else {}
