@@ -29,6 +29,8 @@ from thinwire.params import Params
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
 SIZE = 6 * 16 + 16 + 16 * 3 + 3
+# Of one rank the best lambda is 1, and any other is warned of; here it is what tells x from where gradients are taken.
+pytestmark = pytest.mark.filterwarnings("ignore:.* of 1 ranks the best lam is at least")
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +108,7 @@ def in_place(p: nn.Parameter, values: Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [assign, transposed, through_data, in_place])
-@pytest.mark.parametrize(("method", "detach"), [(DEF(8), 0.3), (DEFA(8), 0.3), (EF(8), 0), (SAEF(8), 1)])
+@pytest.mark.parametrize(("method", "detach"), [(DEF(8), 1), (DEFA(8, lam=0.3), 0.3), (EF(8), 0), (SAEF(8), 1)])
 def test_what_is_written_between_steps_is_x_however_it_is_written(method, detach, write):
     script = Script(method)
     e = script.c.state_dict()["residual"]
@@ -210,7 +212,7 @@ def look(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "detach"), [(DEF(8, lam=0.9), 0.9), (DEFA(8), 0.3), (EF(8), 0), (SAEF(8), 1), (PSync(8), 1)]
+    ("method", "detach"), [(DEF(8, lam=0.9), 0.9), (DEFA(8), 1), (EF(8), 0), (SAEF(8), 1), (PSync(8), 1)]
 )
 def test_a_look_between_forward_and_backward_changes_no_gradient(method, detach):
     script = Script(method)
@@ -391,7 +393,83 @@ def test_after_a_step_that_was_refused_the_model_is_still_x():
     assert torch.equal(flat(model.parameters()), before)
 
 
+# -- checkpoints -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [DEF(8), Hook(tw.ErrorFeedback(tw.TopK(0.1)))])
+@pytest.mark.parametrize("first", ["compress", "load"])
+def test_a_script_that_forgets_the_state_of_compress_is_told_the_line_to_add(first, method):
+    script = Script(method)
+    saved = copy.deepcopy([script.model.state_dict(), script.optimizer.state_dict(), script.c.state_dict()])
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model.parameters())
+
+    def load() -> None:
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+
+    if first == "load":
+        load()
+    c = compress(model, optimizer, method)
+    if first == "compress":
+        load()
+    line = (
+        r"SGD's state was saved after step 8 .* is at step 0: .* add c.load_state_dict\(torch.load\(f\"thinwire-{rank}"
+    )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+
+    with pytest.warns(UserWarning, match=line):
+        step()
+    # Said once; and with the line it goes on to the same bits, without a word.
+    load()
+    c.load_state_dict(saved[2])
+    for _ in range(3):
+        step()
+        script.step()
+    assert torch.equal(flat(model.parameters()), script.held)
+
+
+def test_a_rank_that_goes_on_with_the_momentum_of_another_is_told():
+    script = Script(DEF(8))
+    state = script.optimizer.state_dict()
+    assert state["param_groups"][0]["thinwire"].tolist() == [8, 0, 1]  # step, rank, ranks
+    state["param_groups"][0]["thinwire"][1] = 1
+    script.optimizer.load_state_dict(state)
+    with pytest.warns(UserWarning, match="rank 0 goes on with the SGD of rank 1: .* momentum is each rank's own"):
+        script.step()
+    # Over a Hook all ranks' momentum is the same.
+    script = Script(Hook(tw.Dense()))
+    state = script.optimizer.state_dict()
+    state["param_groups"][0]["thinwire"][1] = 1
+    script.optimizer.load_state_dict(state)
+    script.step()
+
+
+def test_the_state_of_an_optimiser_can_be_loaded_without_compress():
+    script = Script(DEF(8))
+    other = sgd(net().parameters())
+    other.load_state_dict(script.optimizer.state_dict())
+    other.step()
+    script.c.remove()
+    assert "thinwire" not in script.optimizer.state_dict()["param_groups"][0]
+
+
 # -- the rest ------------------------------------------------------------------------
+
+
+def test_what_compress_returns_says_where_the_gradient_is_taken_and_what_would_be_best():
+    c = Script(DEF(8, lam=0.4)).c
+    assert (c.lam, c.lam_star) == (0.4, 1.0)
+    c = Script(EF(8)).c
+    assert (c.lam, c.lam_star) == (0.0, None)
+    c = Script(Hook(tw.Dense())).c
+    assert (c.lam, c.lam_star) == (None, None)
+    with pytest.warns(UserWarning, match=r"^DEF\(8.0, lam=0.5\): of 1 ranks the best lam is at least 1/1 = 1"):
+        Script(DEF(8, lam=0.5))
 
 
 @pytest.mark.parametrize("method", [DEF(8), Hook(tw.TopK(0.1))])
@@ -428,10 +506,10 @@ def test_sparse_gradients_are_for_def_and_refused_by_a_hook():
 
 
 def test_what_is_said_before_the_first_step_is_counted_apart():
-    """Of 163 parameters a block of 20; the handshake is one gather of up to 256 bytes behind its length."""
+    """Of 163 parameters a block of 20 and a float; the handshake is one gather of up to 256 bytes behind its length."""
     c = Script(DEF(8), 5).c
     assert SIZE == 163
-    assert c.ledger.summary() == {"steps": 5, "reduced": 400, "gathered": 0, "calls": 5, "setup": 264, "bytes": 400}
+    assert c.ledger.summary() == {"steps": 5, "reduced": 420, "gathered": 0, "calls": 5, "setup": 264, "bytes": 420}
 
 
 LINKS = ["Dense()", "Half()", "PowerSGD(1)", "RandK(0.5)"]

@@ -144,6 +144,12 @@ def test_whatever_names_a_paper_says_how_it_differs_from_it():
     assert silent == []
 
 
+def test_nothing_claims_what_is_not_there_yet():
+    """Of pipelined training there is no module."""
+    texts = [(ROOT / name).read_text() for name in ("pyproject.toml", "CITATION.cff", "README.md")]
+    assert not any("pipelin" in text.lower() for text in [*texts, tw.__doc__])
+
+
 def test_the_example_of_the_readme_runs(tmp_path, capsys):
     example = next(block for block in blocks("README.md") if "simulate" in block)
     path = tmp_path / "example.py"

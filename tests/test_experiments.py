@@ -72,6 +72,38 @@ def test_the_time_to_an_accuracy_is_the_steps_it_takes_by_the_seconds_of_a_step(
     assert "85.0 % ± 7.1, 35.0 % on average from 1 to 3" in " ".join(said[0])
 
 
+def test_a_line_of_results_is_shown_by_what_it_was_when_defaults_were_others_and_is_not_made_twice(
+    tmp_path: Path,
+) -> None:
+    script, path = "def/time_to_accuracy.py", tmp_path / "time_to_accuracy_digits.jsonl"
+    options = ["--data", "digits", "--model", "mlp", "--batch", "8", "--into", str(tmp_path), "--steps", "2"]
+    run(script, "curves", "--only", "DEF(64, lam=0.5)", "--every", "2", *options)
+    line = json.loads(path.read_text())
+    old = line | {"name": "DEF(64.0)", "expression": "DEF(ratio=64.0, scope='vector', lam=0.3)"}
+    path.write_text(json.dumps(old) + "\n")
+    shown = run(script, "table", "--markdown", *options)
+    assert [row.split("|")[1].strip() for row in shown.splitlines()] == [
+        "`DEF(64.0, lam=0.3)`, 0.02",
+        "`DEFA(64.0, lam=0.3)`, 0.02",
+    ]
+    said = [run(script, "curves", "--only", "DEF(64)", "--every", "2", *options) for _ in range(2)]
+    assert said[1] == "there already: DEF(64), seed 0\n"
+    found = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [one["expression"] for one in found] == [old["expression"], "DEF(ratio=64.0, scope='vector', lam=None)"]
+    assert 0.5 <= found[1]["lam"][0][1] <= 1
+
+
+def test_lambda_by_ranks_has_both_lambdas_and_is_not_made_twice(data_dir: Path, tmp_path: Path) -> None:
+    size = ["--workers", "2", "--lambdas", "0.7", "--steps", "2", "--examples", "256", "--tested", "100"]
+    said = [run("def/ranks.py", *size, "--into", str(tmp_path)) for _ in range(2)]
+    assert said[1] == ""
+    lines = [json.loads(text) for text in (tmp_path / "ranks_fashion_mnist.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["Hook(Dense())", "DEF(64.0)", "DEF(64.0, lam=0.7)"]
+    assert [len(line["lam"]) for line in lines] == [0, 2, 2]
+    assert lines[2]["lam"][0][1] == 0.7
+    assert run("def/ranks.py", "--table", "--into", str(tmp_path)).count("| 2 | `") == 3
+
+
 def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--rounds", "5", "--clients", "6", "--sample", "2", "--every", "2"]
     for name in ("FedAvg (5", "EF21 down", "k = D / 5,000", "8 subspaces, D / 475"):  # one of each kind

@@ -2,13 +2,13 @@
 
 Two workers train on CIFAR-10. Accuracy by step comes from exact logical workers; seconds a step are measured over
 links that another program makes slow (see benchmarks/ddp.py for what --slowlink must be); their product is the time.
-What the product says, a training of ranks over such links confirms. Each command adds lines to one file, of which the
-last one makes the table:
+What the product says, a training of ranks over such links confirms. Each command adds to one file the lines that are
+not there yet (with --again all), and the last command makes the table of them:
 
-    python experiments/def/time_to_accuracy.py curves --seeds 0 1 2 --only "Hook(Dense())" --only "DEF(64, lam=0.5)"
-    python experiments/def/time_to_accuracy.py times --slowlink PROGRAM
-    python experiments/def/time_to_accuracy.py real --slowlink PROGRAM --only "DEFA(64, lam=0.5)"
-    python experiments/def/time_to_accuracy.py table --target 0.58
+    python experiments/def/time_to_accuracy.py curves --seeds 0 1 2 --only "Hook(Dense())" --only "DEF(64)"
+    python experiments/def/time_to_accuracy.py times --slowlink PROGRAM --again
+    python experiments/def/time_to_accuracy.py real --slowlink PROGRAM --only "DEFA(64)"
+    python experiments/def/time_to_accuracy.py table --target 0.58 [--markdown]
 
 --model is a name of thinwire.models, "example" for the network of examples/ddp, or "strided" for that of
 benchmarks/ddp.py, which has as many parameters and less to compute. ``curves --lr`` and ``--steps`` try others: the
@@ -52,12 +52,16 @@ METHODS = {
     "Hook(Half())": 0.02,
     "Hook(ErrorFeedback(TopK(0.01)))": 0.02,
     "Hook(PowerSGD(2))": 0.02,
-    "DEF(64)": 0.01,
-    "DEFA(64)": 0.01,  # whose curves those of DEF have beside theirs
+    "DEF(64)": 0.02,
+    "DEFA(64)": 0.02,  # whose curves those of DEF have beside theirs
     "DEF(64, lam=0.5)": 0.02,
     "DEFA(64, lam=0.5)": 0.02,
+    "DEF(64, lam=0.3)": 0.01,
+    "DEFA(64, lam=0.3)": 0.01,
 }
 WORKERS = 2
+# What tells a line from another; the rest is what was found.
+SAME = ("kind", "expression", "batch", "data", "model", "lr", "steps", "seed", "tested", "examples", "mbit")
 
 
 def tasks(o: argparse.Namespace) -> tuple[tw.Supervised, tw.Supervised]:
@@ -110,6 +114,7 @@ def curve(o: argparse.Namespace, text: str, lr: float, seed: int) -> dict[str, A
     return {
         "diverged": diverged,
         "curve": [[r["step"], r["accuracy"], r.get("accuracy_x")] for r in found],
+        "lam": [[r["step"], round(r["lam"], 4)] for r in found if "lam" in r],
     }
 
 
@@ -165,8 +170,9 @@ def ranks(o: argparse.Namespace, text: str, lr: float, steps: int, tested: int, 
 
 def table(o: argparse.Namespace, into: Path) -> None:
     """The product, for every training that there is a step time for; of a training that is there twice the last."""
-    lines = [json.loads(line) for line in into.read_text().splitlines()]
-    lines = [line for line in lines if (line["model"], line["batch"]) == (o.model, o.batch)]
+    lines = [line for line in written(into) if (line["model"], line["batch"]) == (o.model, o.batch)]
+    for line in lines:  # by what it was when the line was written, whatever the defaults were then
+        line["name"] = repr(compare.method(line.get("expression", line["name"])))
     here = [line for line in lines if (line.get("mbit"), line.get("round_trip_ms")) == (o.rate, 4 * o.delay)]
     times = {line["name"]: line for line in here if line["kind"] == "times"}
     runs: dict[tuple[int, str, float], dict[int, dict[str, Any]]] = {}
@@ -178,9 +184,9 @@ def table(o: argparse.Namespace, into: Path) -> None:
                 name = line["name"].replace("DEF(", "DEFA(")
                 runs.setdefault((line["steps"], name, line["lr"]), {})[line["seed"]] = judged
     dense: dict[int, float] = {}  # steps of the schedule -> seconds of the fastest
-    print(
-        f"seconds to {o.target:.0%} over {o.rate:g} Mbit/s and {4 * o.delay:g} ms, mean of seeds; accuracy at the end"
-    )
+    if not o.markdown:
+        about = f"seconds to {o.target:.0%} over {o.rate:g} Mbit/s and {4 * o.delay:g} ms, mean of seeds"
+        print(f"{about}; accuracy at the end")
     for (steps, name, lr), found in sorted(runs.items(), key=lambda item: (item[0][0], "Dense" not in item[0][1])):
         step_seconds, sent = (times.get(name, {}).get(what, math.nan) for what in ("step_seconds", "bytes_a_step"))
         first = [next((row[0] for row in run["curve"] if row[1] >= o.target), None) for run in found.values()]
@@ -191,6 +197,12 @@ def table(o: argparse.Namespace, into: Path) -> None:
         end = f"{statistics.mean(ends):5.1f} %" if ends else "diverged"
         end += f" ± {statistics.stdev(ends):.1f}" if len(ends) > 1 else ""
         end += f", {len(found) - len(ends)} diverged" if 0 < len(ends) < len(found) else ""
+        if o.markdown:
+            of = f"{seconds / dense[steps]:.3f}" if seconds and seconds > 0 and steps in dense else ""
+            took = "not reached" if seconds is None else "not timed" if math.isnan(seconds) else f"{seconds:.0f}"
+            end = end.strip().replace(" % ±", " ±") + " %" * (len(ends) > 1)
+            print(f"| `{name}`, {lr} | {1000 * step_seconds:.1f} | {sent:,.0f} | {took} | {of} | {end} |")
+            continue
         early = [row[1] for run in found.values() for row in run["curve"] if steps / 5 <= row[0] <= steps / 2]
         end += f", {100 * statistics.mean(early):.1f} % on average from {steps // 5} to {steps // 2}" if early else ""
         shown = "not reached" if seconds is None else "not timed" if math.isnan(seconds) else f"{seconds:9.0f} s"
@@ -208,6 +220,11 @@ def table(o: argparse.Namespace, into: Path) -> None:
                 f"{line['name']} by ranks: {line['steps']} steps took {line['seconds_training']:.0f} s, the product is "
                 f"{product:.0f} s; accuracy {line['accuracy']:.2%}, of the logical workers {foretold}"
             )
+
+
+def written(into: Path) -> list[dict[str, Any]]:
+    """What is in the file, and nothing where there is none."""
+    return [json.loads(line) for line in into.read_text().splitlines()] if into.exists() else []
 
 
 def main() -> None:
@@ -228,6 +245,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a method, as an expression; may be repeated")
     parser.add_argument("--timed", type=int, default=30, help="steps that are timed over slow links")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--again", action="store_true", help="what has a line too")
+    parser.add_argument("--markdown", action="store_true", help="of the table the rows of a page")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--real-steps", type=int, help=argparse.SUPPRESS)
@@ -250,15 +269,21 @@ def main() -> None:
         for seed in o.seeds if o.what != "times" else o.seeds[:1]:
             began = time.time()
             line: dict[str, Any] = about | {"lr": lr, "steps": o.steps, "seed": seed, "tested": o.tested}
-            if o.what == "curves":
-                line |= {"kind": "curve", "examples": o.examples, **curve(o, text, lr, seed)}
-            elif o.what == "real":
-                line |= {"kind": "real", "examples": o.examples, **ranks(o, text, lr, o.steps, o.tested, seed)}
-            else:
-                line = about | {"kind": "times", "steps": o.timed, **ranks(o, text, lr, o.timed, 0, seed)}
+            line |= {"kind": "curve" if o.what == "curves" else o.what, "examples": o.examples}
+            if o.what == "times":
+                line = about | {"kind": "times", "steps": o.timed}
             if o.what != "curves":
                 line |= {"mbit": o.rate, "round_trip_ms": 4 * o.delay}
-            record.write(into, line | record.about(complete(compare.method(text)), began))
+            line["expression"] = complete(compare.method(text))
+            if not o.again and any(all(old.get(k) == line.get(k) for k in SAME) for old in written(into)):
+                print(f"there already: {text}, seed {seed}", flush=True)
+                continue
+            if o.what == "curves":
+                line |= curve(o, text, lr, seed)
+            else:
+                steps, tested = (o.steps, o.tested) if o.what == "real" else (o.timed, 0)
+                line |= ranks(o, text, lr, steps, tested, seed)
+            record.write(into, line | record.about(line["expression"], began))
             print(
                 {key: value for key, value in line.items() if key != "curve"}, line.get("curve", [None])[-1], flush=True
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .algorithms.base import Algorithm
+from .compare import own
 from .config import Config
 from .data import Augment, Split
 from .ddp.methods import Method
@@ -43,12 +45,14 @@ KINDS: dict[type, str] = {
 }
 
 
-def catalogue() -> list[Entry]:
-    """Every name, by kind, then by name."""
+def catalogue(use: Sequence[str] = ()) -> list[Entry]:
+    """Every name, by kind, then by name; those too that ``use``, modules of the user's, define."""
     from .ddp.compare import METHODS  # torch's own part for this takes a while to import
 
     # One by one: EF21 is a link, and a data-parallel method too.
     named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), *METHODS.items()]
+    # What a module merely imports from thinwire is there already.
+    named += [(name, cls) for name, cls in own(use).items() if not cls.__module__.startswith("thinwire.")]
     found = [_entry(name, cls) for name, cls in named]
     order = list(KINDS.values())
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))

@@ -182,10 +182,13 @@ def methods(
     what_with_what: Annotated[
         bool, typer.Option("--matrix", help="Instead: which go together, and why others do not.")
     ] = False,
+    use: Use = None,
     as_json: Json = False,
 ) -> None:
     """Every public name: what it is, how it is called, where it comes from."""
     if what_with_what:
+        if use:
+            raise ValueError("--matrix tries thinwire's own methods and links alone: leave out --matrix or --use")
         from . import matrix
 
         pairs = matrix.matrix()
@@ -195,7 +198,7 @@ def methods(
         return
     from .catalogue import catalogue, show
 
-    found = catalogue()
+    found = catalogue(use or ())
     if not as_json:
         show(found)
     _print_json(as_json, {"methods": [entry._asdict() for entry in found]})
@@ -250,6 +253,7 @@ def ddp_sim(
     methods: Annotated[
         list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "DEF(ratio=64)" "Hook(Dense())".')
     ],
+    use: Use = None,
     data: Data = "digits",
     model: Model = None,
     workers: Annotated[int, typer.Option(help="Logical workers.")] = 16,
@@ -276,7 +280,8 @@ def ddp_sim(
     from .ddp import compare
 
     study = compare.Study(
-        tuple(complete(compare.method(text)) for text in methods),
+        tuple(complete(compare.method(text, use or ())) for text in methods),
+        use=tuple(use or ()),
         data=data,
         model=model,
         workers=workers,

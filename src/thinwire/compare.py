@@ -237,7 +237,12 @@ def slug(algorithm: Algorithm) -> str:
 
 def known(use: Sequence[str]) -> dict[str, type]:
     """What a method may be written with: thinwire's names, and those of a user's modules."""
-    names = vocabulary()
+    return vocabulary() | own(use)
+
+
+def own(use: Sequence[str]) -> dict[str, type]:
+    """What a user's modules have that can be written in an expression."""
+    names: dict[str, type] = {}
     for module in use:
         found = configurations(vars(imported(module, f"--use {module}")))
         require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")

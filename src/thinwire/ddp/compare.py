@@ -21,10 +21,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..algorithms import Algorithm
+from ..compare import own
 from ..config import complete
 from ..data import Augment
 from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
 from ..expression import differing, parse, settings, vocabulary
+from ..links import Link
 from ..problem import Problem, standard
 from ..report.table import draw
 from ..run.folder import locked, write_atomic
@@ -33,20 +36,29 @@ from ..version import code_version
 from .methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
 from .simulate import Record, Result, Worker, enough, simulate
 
-FORMAT = 1  # of ddp.json
+FORMAT = 2  # of ddp.json
 METHODS: dict[str, type[Method]] = {cls.__name__: cls for cls in (DEF, DEFA, EF, SAEF, PSync, EF21, Hook)}
 
 
-def method(text: str) -> Method:
-    """A data-parallel method from its expression; inside it names are those of links: ``Hook(EF21(TopK(0.1)))``."""
+def method(text: str, use: Sequence[str] = ()) -> Method:
+    """A data-parallel method from its expression; inside it names are those of links: ``Hook(EF21(TopK(0.1)))``.
+
+    ``use`` are modules with methods or links of the user's own.
+    """
+    methods, names = dict(METHODS), vocabulary()
+    for name, cls in own(use).items():
+        (methods if issubclass(cls, Method) else names)[name] = cls
     outer = text.strip().partition("(")[0].strip()
-    if outer not in METHODS:
-        raise ExpressionError(
-            f"no data-parallel method {outer!r}{nearest(outer, METHODS)}; known are {', '.join(METHODS)}, and any link "
-            f"as Hook({text.strip() if outer in vocabulary() else 'TopK(0.01)'})"
-        )
-    made: Method = parse(text, names={**vocabulary(), outer: METHODS[outer]})
-    return made
+    if outer in methods:
+        made: Method = parse(text, names={**names, outer: methods[outer]})
+        return made
+    cls = names.get(outer, Method)
+    if issubclass(cls, Algorithm):
+        raise ExpressionError(f"{outer} is a federated method, for `thinwire run`; here are {', '.join(methods)}")
+    raise ExpressionError(
+        f"no data-parallel method {outer!r}{nearest(outer, methods)}; known are {', '.join(methods)}, and any link "
+        f"as Hook({text.strip() if issubclass(cls, Link) else 'TopK(0.01)'})"
+    )
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ class Study:
     """Everything a comparison is made from. Methods are complete expressions; ``decay`` is in shares of the steps."""
 
     methods: tuple[str, ...]
+    use: tuple[str, ...] = ()  # modules of the user's own methods and links
     data: str = "digits"
     model: str | None = None
     workers: int = 16
@@ -85,7 +98,7 @@ class Study:
         require(all(0 < at < 1 for at in self.decay), "--decay: shares of the steps, such as 0.5,0.75")
         require(len(set(self.seeds)) == len(self.seeds) > 0, "--seeds: different numbers, at least one")
         for text in self.methods:
-            method(text)
+            method(text, self.use)
         require(usable(self.device), f"--device {self.device}: no such device here; use cpu or cuda")
 
     @cached_property
@@ -99,7 +112,7 @@ class Study:
         for text in self.methods:
             model = self.first.model
             module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-            Worker(module.to(self.device), self.optimizer, method(text), self.workers)
+            Worker(module.to(self.device), self.optimizer, method(text, self.use), self.workers)
 
     def problem(self, seed: int) -> Problem:
         """Model, one task of all examples, and the test."""
@@ -121,7 +134,7 @@ class Study:
     def runs(self) -> list[tuple[str, int, str]]:
         """Every expression, seed, and folder."""
         return [
-            (text, seed, f"{number:02d}-{_slug(method(text))}/seed-{seed}")
+            (text, seed, f"{number:02d}-{_slug(method(text, self.use))}/seed-{seed}")
             for seed in self.seeds
             for number, text in enumerate(self.methods, 1)
         ]
@@ -160,14 +173,14 @@ class Study:
                 try:
                     self.one(text, seed, problems[seed], out / name, on_record)
                 except (NonFinite, WireError) as error:
-                    failures.append(f"{method(text)!r}, seed {seed}: {error}")
+                    failures.append(f"{method(text, self.use)!r}, seed {seed}: {error}")
         return failures
 
     def one(
         self, text: str, seed: int, problem: Problem, folder: Path, on_record: Callable[[str, Record], None] | None
     ) -> Result:
         """One method and seed, and what it leaves in its folder."""
-        chosen = method(text)
+        chosen = method(text, self.use)
         folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         with open(folder / "records.jsonl", "w") as file:

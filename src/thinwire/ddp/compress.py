@@ -53,6 +53,8 @@ def compress(
     if isinstance(method, Feedback):
         _stepped(named, optimizers, method)
         made: Compressed = AtOptimizer(model, optimizers, method, named, _group(model, method, group), seed, debug)
+        if made.group.rank == 0:
+            method.warn(made.group.size)
     elif isinstance(method, Hook):
         _dense(model)
         made = AtGradient(model, optimizers, method, named, _group(model, method, group), seed, debug)

@@ -24,6 +24,8 @@ class AtGradient(Compressed):
     the step; no link keeps anything of it.
     """
 
+    local = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -39,6 +41,7 @@ class AtGradient(Compressed):
         self.gradient = Params.of((n, torch.zeros_like(p, device="cpu")) for n, p in named)
         self.places = {p: self.gradient[n] for n, p in named}
         self.ends = ends(method.link, self.gradient.layout, self.group.size)
+        self.hooks += [optimizer.register_state_dict_post_hook(self.stamped) for optimizer in optimizers]
         self.waiting: list[tuple[torch.futures.Future[Tensor], Tensor, list[Tensor], list[Tensor]]] = []
 
     def bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -65,6 +68,7 @@ class AtGradient(Compressed):
 
     @torch.no_grad()
     def _averaged(self) -> Params | None:
+        self.remember()
         talk = average(self.method.link, self.ends, self.gradient, self.key())
         arrived: Params | None = self.drive(talk, "sending")
         self.count()

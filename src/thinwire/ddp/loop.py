@@ -6,6 +6,7 @@ reads x, e and the parameters once after the optimiser, and e and the parameters
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ from .methods import Feedback
 from .powersgd import low_rank
 
 PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
+EVERY = 16  # steps between two looks at what was measured: a GPU is waited for there
+KEPT = 0.99  # of what was measured, from step to step
+STRIDE = 1024  # entries from one to the next of those that are looked at where a link sends
 
 
 @dataclass
@@ -35,13 +39,26 @@ class Rank:
     e: Float[Tensor, " d"]  # this rank's: not sent yet, or minus the estimate of its step
     total: Float[Tensor, " d"] | None  # the mean of all estimates
     sender: State  # of the link
+    ranks: int  # K
+    lam: float  # the gradient is taken at x - lam * e
+    seen: Float[Tensor, "2"] | None  # ||mean p||^2 and mean ||p_k||^2, of what was looked at; None: nobody looks
+
+    @property
+    def lam_star(self) -> float | None:
+        """What Equation 2-9 has for the best lambda, as measured; None before anything was."""
+        if self.seen is None:
+            return None
+        common, own = self.seen.tolist()
+        # What ranks do not have in common averages to a K-th: less than that is chance.
+        return min(1.0, max(1 / self.ranks, common / own)) if 0 < own < math.inf else None
 
 
-def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"]) -> Rank:
-    """A rank's state before its first step, from parameters ``x``."""
+def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int) -> Rank:
+    """A rank's state before its first step, from parameters ``x``; there are ``ranks`` of them."""
     sender = None if method.link is None else method.link.open(layout.zeros())[0]
     total = torch.zeros_like(x) if method.estimate else None
-    return Rank(layout, x.clone(), torch.zeros_like(x), total, sender)
+    seen = torch.zeros(2, device=x.device) if method.measured else None
+    return Rank(layout, x.clone(), torch.zeros_like(x), total, sender, ranks, method.first(ranks), seen)
 
 
 def place(rank: Rank, lam: float, out: Float[Tensor, " d"]) -> None:
@@ -66,7 +83,7 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
     Raises :class:`~thinwire.errors.NonFinite`, and with ``debug`` :class:`~thinwire.errors.OutOfSync` where ranks
     are not at the same step and block.
     """
-    lam, e = method.detach, rank.e
+    lam, e = rank.lam, rank.e
     resting = not (method.applied or method.estimate or method.every)  # w is x, but for what is about to be sent
     for x_part, w_part, e_part in _pieces(rank.x, w, e):
         torch.sub(x_part, w_part, out=w_part)  # u + lam * e
@@ -77,15 +94,22 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
     if debug:
         yield from agreed([key.round, [run[0] for run in runs[:1]], is_finite(e)])
     if method.link is None:
-        arrived = torch.cat([e[a:b] for a, b in runs]) if len(runs) > 1 else e[slice(*runs[0])].clone()
+        parts = [e[a:b] for a, b in runs]
+        arrived = torch.cat(parts) if rank.seen is None else _with_square(parts)
         for a, b in runs:
             e[a:b] = 0  # p - C(p)
         yield Mean(arrived)
+        _look(rank, arrived, 1)
     else:
         packet, seen, rank.sender = method.link.send(Params(rank.layout, e.cpu()), rank.sender, key)
         mean, _, _ = yield from deliver(method.link, packet, rank.layout, None, key)
         e.sub_(seen.flat.to(e.device))
         arrived = mean.flat.to(e.device)
+        if rank.seen is not None and key.round % EVERY == 0:
+            # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
+            sample = _with_square([e[key.everyone().number("lambda") % min(STRIDE, len(e)) :: STRIDE]])
+            yield Mean(sample)
+            _look(rank, sample, EVERY)
     _apply(rank, arrived, runs)
     if rank.total is not None:
         e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
@@ -97,6 +121,22 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
             w[a:b].copy_(rank.x[a:b])
     else:
         place(rank, method.applied, w)
+    if method.detach is None and key.round % EVERY == 0:
+        rank.lam = rank.lam_star or rank.lam
+
+
+def _with_square(parts: list[Tensor]) -> Float[Tensor, " n"]:
+    """The entries of all parts, and the sum of their squares."""
+    found = torch.cat([*parts, parts[0].new_zeros(1)])
+    found[-1] = torch.dot(found[:-1], found[:-1])
+    return found
+
+
+def _look(rank: Rank, sums: Tensor, steps: int) -> None:
+    """Take in the mean over ranks of some entries and of the sum of their squares; the last look was ``steps`` ago."""
+    if rank.seen is not None:
+        common = torch.dot(sums[:-1], sums[:-1])
+        rank.seen.mul_(KEPT**steps).add_(torch.stack([common, sums[-1]]))
 
 
 def _pieces(*vectors: Float[Tensor, " d"]) -> Iterator[tuple[Tensor, ...]]:

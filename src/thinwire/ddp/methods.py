@@ -18,7 +18,7 @@ method     gradient taken at  what is kept             applied to local       ev
 =========  =================  =======================  =====================  ===========
 EF         x                  the error                nothing                x
 SAEF       x - e              the error, averaged      nothing                x
-                              every so many steps
+                              every 100 steps
 PSync      x - e              the error                e                      x - mean e
 EF21       x                  the estimate of u        nothing                x
 DEF        x - lam * e        the error                nothing                x - mean e
@@ -35,6 +35,7 @@ eta; the listing is right. Weight decay acts where the gradient is taken, as in 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,9 +93,27 @@ class Feedback(Method):
         return RandomBlock(self.ratio)
 
     @property
-    def detach(self) -> float:
-        """lambda: the gradient is taken at x - lambda * e."""
+    def detach(self) -> float | None:
+        """lambda: the gradient is taken at x - lambda * e. None: what is measured to be best."""
         return 0.0
+
+    @property
+    def measured(self) -> bool:
+        """Whether the best lambda is measured on the way, for a number more in each block."""
+        return False
+
+    def first(self, ranks: int) -> float:
+        """lambda before anything was measured: (1 + 1 / K) / 2, as if half of what K ranks owe were common to all."""
+        return (1 + 1 / ranks) / 2 if self.detach is None else self.detach
+
+    def warn(self, ranks: int) -> None:
+        """Warn of a lambda below 1 / K: what K ranks owe has at least that much in common."""
+        if self.measured and self.detach is not None and self.detach < 1 / ranks:
+            warnings.warn(
+                f"{self!r}: of {ranks} ranks the best lam is at least 1/{ranks} = {1 / ranks:.3g}, and a smaller one "
+                "trains worse: leave lam out, and it is measured, or give a larger one",
+                stacklevel=3,
+            )
 
     @property
     def applied(self) -> float:
@@ -133,14 +152,20 @@ class EF(Feedback):
 class SAEF(Feedback):
     """Step-ahead error feedback: the gradient is taken where the error has been applied.
 
-    Every ``average`` steps the residuals are averaged, all of them: as many bytes as a dense
-    gradient. None: never; then it is ``DEF(lam=1)`` evaluated at x. Xu, Huo, Huang, "Step-Ahead
-    Error Feedback for Distributed Training with Compressed Gradient", AAAI 2021.
+    Every ``average`` steps, after what is sent and before the next gradient point is set, each
+    rank's residual becomes the mean of all, for as many bytes as a dense gradient; they are in the
+    ledger. None: never. Xu, Huo, Huang, "Step-Ahead Error Feedback for Distributed Training with
+    Compressed Gradient", AAAI 2021.
+
+    Differences from the paper: that residuals are averaged every 100 steps is a default of ours, a
+    hundredth of dense training's bytes besides those of the blocks. With ``average=None`` it lacks
+    that half of the method: it then makes the steps of ``DEF(lam=1)``, and so of ``PSync``, and is
+    evaluated at x.
     """
 
     paper = "Xu, Huo, Huang, AAAI 2021, arXiv:2008.05823"
 
-    average: int | None = None
+    average: int | None = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,20 +238,36 @@ class DEF(Feedback):
     ``averaged()`` gives y = x - mean e, which follows uncompressed SGD: y <- y - mean u. The
     thesis, Algorithm 1; with momentum, Equation 2-11.
 
-    Differences from the thesis: those of this module.
+    ``lam`` brings the points where gradients are taken nearest to y at ||mean e||^2 / mean ||e_k||^2
+    (Equation 2-9, case 2). That is 1 for one rank, and at least 1 / K for K whose residuals have no
+    more in common than chance. It is measured on the blocks that are sent, whose entries are a random
+    sample: each block has one float more, the rank's own ||p_k||^2 of the block, so that what comes back has
+    the mean of them beside ||mean p||^2. Both are kept as sums that lose a hundredth each step. Where
+    a link sends, which may send what is largest, a sample of every 1,024th entry of e is averaged
+    every 16 steps. None, the default: lam is what was measured, anew every 16 steps, within
+    [1 / K, 1]; before the first step (1 + 1 / K) / 2. It is the same on all ranks and a part of the
+    state. A number stays what it is; ``lam_star`` of what ``compress`` returns says what was measured.
+
+    Differences from the thesis: those of this module. lam is the thesis' tuned number, .3 for its 16 workers,
+    only where it is given.
     """
 
     paper = "Xu, Huang, ICML 2022"
 
-    lam: float = 0.3
+    lam: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.lam <= 1, f"{type(self).__name__}(lam={self.lam}): lam must be from 0 to 1")
+        some = self.lam is None or 0 <= self.lam <= 1
+        require(some, f"{type(self).__name__}(lam={self.lam}): lam must be from 0 to 1, or None: as measured")
 
     @property
-    def detach(self) -> float:
+    def detach(self) -> float | None:
         return self.lam
+
+    @property
+    def measured(self) -> bool:
+        return True
 
     @property
     def given(self) -> float:

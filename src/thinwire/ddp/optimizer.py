@@ -37,6 +37,8 @@ class AtOptimizer(Compressed):
     With several optimisers a step is one of each.
     """
 
+    local = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -50,14 +52,14 @@ class AtOptimizer(Compressed):
         super().__init__(model, optimizers, method, named, group, seed, debug)
         self.method = method
         self.vector = Vector(named)
-        self.rank = start(method, self.vector.layout, self.vector.flat)
+        self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size)
         self.at: float | None = method.applied  # the parameters hold x - at * e; None: something else
         self.away = False
         self.pending: WeakSet[_Graph] = WeakSet()
         self.stepped: dict[Optimizer, bool] = {}  # since the last exchange; False: skipped
         self.hidden: list[Tensor | None] = []  # gradients put away while a step is skipped
         self.scaling = [getattr(optimizer, "_step_supports_amp_scaling", None) for optimizer in optimizers]
-        self.handles = [
+        self.hooks += [
             model.register_forward_pre_hook(Tie(self._forward), prepend=True),
             model.register_forward_hook(Tie(self._watch)),
             self.inner.register_state_dict_post_hook(Tie(self._saved)),
@@ -66,7 +68,8 @@ class AtOptimizer(Compressed):
         for optimizer in optimizers:
             # A GradScaler then calls every step and says whether there was an infinity, in place of not calling it.
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-            self.handles += [
+            self.hooks += [
+                optimizer.register_state_dict_post_hook(self.stamped),
                 optimizer.register_step_pre_hook(self._before),
                 optimizer.register_step_post_hook(self._after),
             ]
@@ -74,16 +77,16 @@ class AtOptimizer(Compressed):
     @torch.no_grad()
     def leave(self) -> None:
         """From rest to where the gradient is taken."""
-        at = self._where()
+        at, lam = self._where(), self.rank.lam
         if self.away:
             return
         self.vector.pull()
         self.away = True
         if at == 0:
-            leave(self.rank, self.method.detach, self.vector.flat)
+            leave(self.rank, lam, self.vector.flat)
         # Else it is a model of the rank's own, and the gradient is taken there: the step begins at what it holds.
-        if at != self.method.detach:
-            self.at = self.method.detach
+        if at != lam:
+            self.at = lam
             self.vector.push()
 
     @torch.no_grad()
@@ -106,6 +109,14 @@ class AtOptimizer(Compressed):
         self.away = False
         if at != self.method.applied:
             self._put(self.method.applied)
+
+    @property
+    def lam(self) -> float:
+        return self.rank.lam
+
+    @property
+    def lam_star(self) -> float | None:
+        return self.rank.lam_star
 
     def _where(self) -> float:
         if self.at is None:
@@ -194,6 +205,7 @@ class AtOptimizer(Compressed):
             f"{type(optimizer).__name__} steps again before every optimiser that compress() was given has made its "
             "step: what is sent is one step of each",
         )
+        self.remember()
         self.leave()
         found = getattr(optimizer, "found_inf", None)
         if found is None:
@@ -253,13 +265,16 @@ class AtOptimizer(Compressed):
     def kept(self) -> dict[str, Any]:
         if self.at is not None and not self.away:
             self.rest()
-        total = None if self.rank.total is None else self.rank.total.clone()
-        return {"residual": self.rank.e.clone(), "total": total, "link": frozen(self.rank.sender)}
+        rank = self.rank
+        total, seen = (None if x is None else x.clone() for x in (rank.total, rank.seen))
+        return {"residual": rank.e.clone(), "total": total, "link": frozen(rank.sender), "lam": rank.lam, "seen": seen}
 
     def take(self, state: dict[str, Any]) -> None:
         sender = thawed(state["link"], self.rank.sender)
         self._residual(state["residual"], state["total"])
-        self.rank.sender = sender
+        self.rank.sender, self.rank.lam = sender, state["lam"]
+        if self.rank.seen is not None:
+            self.rank.seen.copy_(state["seen"])
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
         require(
@@ -268,6 +283,10 @@ class AtOptimizer(Compressed):
             f"there were {len(states)}: compress anew without a state",
         )
         self._residual(torch.stack([s["residual"] for s in states]).mean(0), states[0]["total"])
+        # The best lambda hangs on the number of ranks: it is measured anew.
+        self.rank.lam = self.method.first(self.group.size)
+        if self.rank.seen is not None:
+            self.rank.seen.zero_()
 
     def _residual(self, e: Tensor, total: Tensor | None) -> None:
         """Another residual, for the same x."""
@@ -290,8 +309,6 @@ class AtOptimizer(Compressed):
                 del optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
             else:
                 optimizer._step_supports_amp_scaling = scaling  # type: ignore[attr-defined]
-        for handle in self.handles:
-            handle.remove()
         super().remove()
 
 

@@ -91,7 +91,7 @@ class Worker:
         self.optimizer = optimizer(p for _, p in named)
         self.loss = 0.0
         if isinstance(method, Feedback):
-            self.rank = start(method, self.vector.layout, self.vector.flat)
+            self.rank = start(method, self.vector.layout, self.vector.flat, workers)
         else:
             assert isinstance(method, Hook)
             # A link sees layers in their own shapes, whatever their order in memory.
@@ -107,8 +107,8 @@ class Worker:
 
     def backward(self, task: Task, indices: Tensor, key: Key) -> None:
         """The gradient of a mini-batch, at the point where the method takes it."""
-        if isinstance(self.method, Feedback) and self.method.detach:
-            place(self.rank, self.method.detach, self.vector.flat)
+        if isinstance(self.method, Feedback) and self.rank.lam:
+            place(self.rank, self.rank.lam, self.vector.flat)
         self.optimizer.zero_grad()
         batch = to_device(task.batch(indices, key.generator("augment")), self.vector.flat.device)
         loss = task.loss(self.module, batch).mean()
@@ -138,13 +138,16 @@ def simulate(
 
     ``optimizer`` makes one of parameters; ``rate`` is a factor of its learning rate by step. Norm statistics are those
     of worker 0, as DistributedDataParallel has them. Every ``evaluate_every`` steps, and at the end, the model that
-    the method is judged by is tested, and x itself where that is another (``accuracy_x``). On a CPU as many workers
+    the method is judged by is tested, and x itself where that is another (``accuracy_x``); of DEF a record has ``lam``
+    and ``lam_star`` too. On a CPU as many workers
     train at once as there are cores, but for models that throw dice (dropout). Raises ``NonFinite`` when the loss of
     a worker does.
     """
     for name, value in (("workers", workers), ("steps", steps), ("batch", batch), ("evaluate_every", evaluate_every)):
         require(type(value) is int and value > 0, f"{name}={value}: a whole number of at least 1")
     require(usable(str(device)), f"device={str(device)!r}: no such device here; use cpu or cuda")
+    if isinstance(method, Feedback):
+        method.warn(workers)
     with torch.random.fork_rng(devices=[]), _threads(torch.device(device)) as threads:
         torch.manual_seed(Key(seed).number("model") % (1 << 32))
         first = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
@@ -176,7 +179,9 @@ def simulate(
             losses += sum(worker.loss for worker in team) / workers
             if (step + 1) % evaluate_every == 0 or step + 1 == steps:
                 since = (step % evaluate_every) + 1
-                record = {"step": step + 1, "loss": losses / since, "bytes": result.traffic.bytes}
+                record: Record = {"step": step + 1, "loss": losses / since, "bytes": result.traffic.bytes}
+                if isinstance(method, Feedback) and method.measured:
+                    record |= {"lam": team[0].rank.lam, "lam_star": team[0].rank.lam_star}
                 record |= _tested(team, test) if test is not None else {}
                 record["seconds"] = time.monotonic() - began
                 losses = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..config import complete
 from ..errors import OutOfSync, check, require
@@ -21,7 +23,8 @@ from ..wire import dumps, loads, restore
 from .collectives import Gather, Group, Mean, Talk, Traffic
 from .methods import Method
 
-FORMAT = 1  # of a state_dict
+FORMAT = 2  # of a state_dict
+STAMP = "thinwire"  # what an optimiser's first parameter group has in a state_dict: step, rank, ranks
 Named = list[tuple[str, nn.Parameter]]
 
 
@@ -30,6 +33,8 @@ class Compressed(ABC):
 
     ``ledger`` has the bytes that this rank gave to collectives.
     """
+
+    local: bool  # whether each rank's optimiser has gradients, and so momentum, of its own
 
     def __init__(
         self,
@@ -50,6 +55,17 @@ class Compressed(ABC):
         # The module that holds the parameters, for whoever asks for its state.
         self.inner = model.module if isinstance(model, DistributedDataParallel) else model
         self._same_everywhere([self.complete, seed, debug, [[n, list(p.shape)] for n, p in named]])
+        self.hooks: list[RemovableHandle] = []
+
+    @property
+    def lam(self) -> float | None:
+        """lambda as it is used now, of methods that take gradients at x - lambda * e; None: of others."""
+        return None
+
+    @property
+    def lam_star(self) -> float | None:
+        """The best lambda as DEF measures it, between 1 / ranks and 1; None: of others, and before the first step."""
+        return None
 
     @abstractmethod
     def bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -153,6 +169,8 @@ class Compressed(ABC):
         Once is enough; again does nothing.
         """
         self.removed = True
+        for hook in self.hooks:
+            hook.remove()
 
     def alive(self) -> None:
         """Raise ``ValueError`` after :meth:`remove`."""
@@ -169,6 +187,34 @@ class Compressed(ABC):
     def drive(self, talk: Talk[Any], where: str) -> Any:
         """Run a generator over the process group."""
         return self.group.drive(talk, f"step {self.step} of {self.name}, {where}")
+
+    def stamped(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """An optimiser's state_dict says at which step it was taken, and by which rank."""
+        if state["param_groups"]:
+            state["param_groups"][0][STAMP] = torch.tensor([self.step, self.group.rank, self.group.size])
+
+    def remember(self) -> None:
+        """Warn where a script loaded its optimiser's state and not this one's, whichever is loaded first."""
+        for optimizer in self.optimizers:
+            stamp = optimizer.param_groups[0].pop(STAMP, None)
+            if stamp is None:
+                continue
+            (step, rank, ranks), name = stamp.tolist(), type(optimizer).__name__
+            if step != self.step:
+                warnings.warn(
+                    f"{name}'s state was saved after step {step} of a compressed training, and what compress() gave "
+                    f"is at step {self.step}: what was not sent yet is lost, and training goes on to other numbers. "
+                    'Save torch.save(c.state_dict(), f"thinwire-{rank}.pt") on every rank, and where the optimiser '
+                    'is loaded add c.load_state_dict(torch.load(f"thinwire-{rank}.pt"))',
+                    stacklevel=2,
+                )
+            elif self.local and ranks == self.group.size and rank != self.group.rank:
+                warnings.warn(
+                    f"rank {self.group.rank} goes on with the {name} of rank {rank}: under {self.name} momentum is "
+                    "each rank's own. Save torch.save(optimizer.state_dict(), "
+                    'f"optimizer-{rank}.pt") on every rank, and let each load its own',
+                    stacklevel=2,
+                )
 
     def count(self) -> None:
         """A step was made."""
