@@ -82,7 +82,7 @@ class LUAR(Around):
         update = getattr(inner.reply, "update", None)
         if not isinstance(update, Params) or update.layout != x.layout:
             raise CombinationError(f"LUAR needs a reply with an update of the model; {self.inner!r} has none")
-        if kinds(type(inner.reply))["update"] == "each":
+        if kinds(type(inner.reply))["update"] == "each":  # type: ignore[arg-type]  # a class has a hash
             raise CombinationError(
                 f"LUAR recycles layers of one aggregated update; {self.inner!r} has an update of each client's own "
                 f"(Each[...]), and no aggregate of it"
