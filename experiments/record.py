@@ -113,6 +113,16 @@ def run(
     return result.rounds
 
 
+def spending(result: tw.Result) -> dict[str, Any]:
+    """Of every evaluated round: its number, the accuracy, the bytes sent up and those sent down since the start."""
+    up, down, spent = 0, 0, []
+    for r in result.rounds:
+        up, down = up + r["up_bytes"], down + r["down_bytes"]
+        if r.get("accuracy") is not None:
+            spent.append([r["round"], r["accuracy"], up, down])
+    return {"spent": spent}
+
+
 def within(rounds: list[dict[str, Any]], budget: float) -> float | None:
     """The best accuracy of the rounds that fit into a budget of bytes; None where not one evaluated round does."""
     used, best = 0, None

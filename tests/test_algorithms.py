@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -223,6 +224,66 @@ def test_states_survive_the_wire_and_nobody_writes_into_them(expression: str) ->
         for state in [run.server, run.stream.view, *run.states.ends.values()]:
             data = tw.dumps(state)
             assert tw.dumps(tw.restore(tw.loads(data, finite=False), state)) == data
+
+
+def tensors(x: Any) -> Iterator[Tensor]:
+    """Those in a state, a message, a request for training or an optional other thing."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Params):
+        yield x.flat
+    elif isinstance(x, tuple | list):
+        for part in x:
+            yield from tensors(part)
+    elif isinstance(x, dict):
+        for part in x.values():
+            yield from tensors(part)
+
+
+@pytest.mark.parametrize("expression", TABLE, ids=str)
+def test_nobody_writes_into_what_an_algorithm_was_given_or_gave(
+    expression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a state shares memory with is never written to, by the algorithm, its links or the runner.
+    method, held = tw.parse(expression, LEFT_OPEN), list[tuple[str, Tensor, Tensor]]()
+
+    def hold(where: str, *values: Any) -> None:
+        held.extend((where, tensor, tensor.clone()) for value in values for tensor in tensors(value))
+
+    def watched(cls: type, name: str) -> Any:
+        inner = getattr(cls, name)
+
+        def call(self: Any, *given: Any) -> Any:
+            found = inner(self, *given)
+            hold(f"{cls.__name__}.{name}", given, found)
+            return found
+
+        def client(self: Any, *given: Any) -> Any:
+            hold(f"{cls.__name__}.client", given)
+            work, trained = inner(self, *given), None
+            while True:
+                try:
+                    request = next(work) if trained is None else work.send(trained)
+                except StopIteration as done:
+                    hold(f"{cls.__name__}.client", done.value)
+                    return done.value
+                trained = yield request
+                hold(f"{cls.__name__}.client", request, trained)
+
+        return client if name == "client" else call
+
+    algorithm: Any = method
+    classes = set[type]()
+    while isinstance(algorithm, tw.Algorithm):
+        classes.add(type(algorithm))
+        algorithm = getattr(algorithm, "inner", None)
+    for cls in classes:
+        for name in ("init", "broadcast", "see", "client", "sent", "server", "model"):
+            monkeypatch.setattr(cls, name, watched(cls, name))
+    plan = "together" if "FLSS" not in expression else "each"
+    trained(method, rounds=4, plan=plan)
+    assert len(held) > 100
+    assert [where for where, tensor, before in held if not torch.equal(tensor, before)] == []
 
 
 def test_another_seed_is_another_run_from_the_same_model() -> None:
@@ -597,6 +658,23 @@ class Gather(tw.Algorithm):
 
     def model(self, server: Any, client: int | None = None) -> Params:
         return server.x
+
+
+class OwnReply(NamedTuple):
+    update: Each[Params]
+
+
+@dataclass(frozen=True)
+class Own(Gather):
+    """Sends an update that is not averaged."""
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return super().init(x, num_clients, key)._replace(reply=OwnReply(x.zeros()))
+
+
+def test_luar_over_updates_that_are_not_averaged_is_refused_with_the_reason() -> None:
+    with pytest.raises(CombinationError, match=r"an update of each client's own \(Each\[...\]\), and no aggregate"):
+        tw.simulate(LUAR(Own([]), recycle=0, layers="tensors"), Point(0.5, -1.0), PAIR, 1, workers=1)
 
 
 # Clients 0, 1, 2 have 1, 2 and 5 examples and send 0, 1 and 2.

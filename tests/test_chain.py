@@ -46,6 +46,11 @@ def of_pictures() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 4), nn.ReLU())
 
 
+def products() -> nn.Module:  # of factors, a layer that stays as it is because it would not get smaller, no bias
+    dense = nn.Sequential(nn.Linear(7, 40), nn.Tanh(), nn.Linear(40, 33, bias=False), nn.ReLU(), nn.Linear(33, 5))
+    return tw.FedPara(tw.FedAvg(), ratio=0.9).prepare(dense)
+
+
 def rows(n: int = 23, classes: int = 3) -> Supervised:
     g = torch.Generator().manual_seed(1)
     return Supervised(torch.randn(40, 7, generator=g), torch.randint(classes, (40,), generator=g), torch.arange(n) + 5)
@@ -59,10 +64,10 @@ def pictures(n: int = 23) -> Supervised:
     )
 
 
-def made(module: nn.Module) -> tuple[Slot, Chain, Params]:
+def made(module: nn.Module, std: float = 0.5) -> tuple[Slot, Chain, Params]:
     torch.manual_seed(0)
     slot = Slot(module)
-    slot.flat.normal_(std=0.5)
+    slot.flat.normal_(std=std)
     known = chain(slot.module, slot.layout)
     assert known is not None
     return slot, known, slot.params()
@@ -84,9 +89,11 @@ TRAINERS = {
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-@pytest.mark.parametrize(("module", "task"), [(deep, rows), (logistic, rows), (of_pictures, pictures)])
+@pytest.mark.parametrize(
+    ("module", "task"), [(deep, rows), (logistic, rows), (of_pictures, pictures), (products, rows)]
+)
 def test_a_client_trained_in_c_is_the_client_trained_in_torch(name: str, module: Any, task: Any, levels: Any) -> None:
-    (slot, known, x), own = made(module()), task()
+    (slot, known, x), own = made(module(), 0.3 if module is products else 0.5), task()
     assert known.takes(own)
     expected, found = train(slot, own, Local(x, TRAINERS[name]), KEY), []
     for level in levels:
@@ -101,6 +108,33 @@ def test_a_client_trained_in_c_is_the_client_trained_in_torch(name: str, module:
     for other in found[1:]:
         assert torch.equal(other.x.flat, found[0].x.flat)
         assert other.loss == found[0].loss
+
+
+def test_layers_of_products_are_trained_in_c_unless_more_is_done_to_their_weights() -> None:
+    def known(change: Any) -> bool:
+        module = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+        module = tw.FedPara(tw.FedAvg()).prepare(change(module))
+        return chain(module, Slot(module).layout) is not None
+
+    class Loud(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    def loud(module: nn.Sequential) -> nn.Module:
+        module[0] = Loud(40, 30)
+        return module
+
+    def normed(module: nn.Sequential) -> nn.Module:
+        nn.utils.parametrizations.weight_norm(module[2])
+        return module
+
+    def bent_bias(module: nn.Sequential) -> nn.Module:
+        nn.utils.parametrize.register_parametrization(module[2], "bias", nn.Tanh())
+        return module
+
+    if native.library() is None:
+        pytest.skip("the kernels are not compiled here")
+    assert [known(change) for change in (lambda m: m, loud, normed, bent_bias)] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("what", ["offset", "anchor", "mask", "shift", "momentum"])

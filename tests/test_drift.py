@@ -13,7 +13,20 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from test_algorithms import LOCAL, PAIR, TWICE, Point, approx, assert_same_run, handwriting, mlp, normed, path, trained
+from test_algorithms import (
+    LOCAL,
+    PAIR,
+    TWICE,
+    Point,
+    Quadratic,
+    approx,
+    assert_same_run,
+    handwriting,
+    mlp,
+    normed,
+    path,
+    trained,
+)
 from thinwire import (
     FLSS,
     LUAR,
@@ -44,6 +57,7 @@ from thinwire.algorithms.fedgen import generated
 from thinwire.algorithms.fedmut import View, mutation
 from thinwire.errors import CombinationError
 from thinwire.matrix import Pair, show
+from thinwire.run.train import Slot, train
 
 # -- reductions -----------------------------------------------------------------
 
@@ -125,7 +139,7 @@ def test_recycling_nothing_is_the_inner_algorithm(inner: tw.Algorithm) -> None:
 #       g = g - .5 * d; H = H - .5 * mean(d, w); x = x + mean(d, w) - H / .5
 #   for _ in range(3):                                        # FedDC
 #       d = np.array([local(x, i, mu=.5, offset=G - g[i], anchor=x - H[i]) - x for i in (0, 1)])
-#       H = H + d; g = -d / (2 * .1); x, G = x + mean(d + H), mean(g)
+#       H = H + d; g = g - G - d / (2 * .1); x, G = x + mean(d + H), mean(g)
 #   for _ in range(3):                                        # FedACG
 #       at = x + .5 * m; m = .5 * m + mean([local(at, i, mu=.5) - at for i in (0, 1)]); x = x + m
 #   for _ in range(2):                                        # SCAFFOLD, option I
@@ -239,6 +253,26 @@ def test_rounds_of_two_classifiers_are_those_worked_out_by_hand(
     assert path(method, 3, nn.Sequential(Scores()), SCORED) == approx(points)
 
 
+def test_a_client_of_moon_that_comes_late_is_contrasted_with_the_initial_model() -> None:
+    # `moon` and `slope` as above; client 0 takes part in rounds 1 and 2, client 1 in round 3 for the first time.
+    # x = x0 = np.array([0.5, -1.0]); last = [x0, x0]
+    # for i in (0, 0, 1):
+    #     w = x
+    #     for _ in range(2): w = w - 0.1 * slope(lambda v: moon(v, x, last[i], us[i], ys[i]), w)
+    #     last[i] = x = w; print(x)
+    method, x, initial = MOON(TWICE, mu=2.0, temperature=0.5, layer="0"), [], Params.trainable(nn.Sequential(Scores()))
+    start = method.init(initial, 2, Key(0))
+    slot, view, states = Slot(nn.Sequential(Scores())), initial, [start.client, start.client]
+    for i in (0, 0, 1):
+        work = method.client(start.view._replace(x=view), states[i], SCORED[i], Key(0))
+        with pytest.raises(StopIteration) as done:
+            work.send(train(slot, SCORED[i], next(work), Key(0)))
+        reply, states[i] = done.value.value
+        view = view + reply.update
+        x.append(view.flat.tolist())
+    assert x == [approx(p) for p in ([0.38697163, -1.01251219], [0.28068222, -1.02700721], [0.0182897, -1.15190263])]
+
+
 def test_a_round_of_fedgen_is_that_worked_out_by_hand() -> None:
     # def gen(w, u, y): return ce(w * u, y) + 0.5 * ce(w * 3.0, 1)          # `ce` and `slope` as above
     # x, ends = np.array([0.5, -1.0]), []
@@ -346,6 +380,40 @@ def test_the_state_of_a_client_moves_when_its_reply_arrives_and_only_then(method
     assert arrived > 2
 
 
+@pytest.mark.parametrize(
+    ("method", "states"),
+    [
+        (FedDC(LocalSGD(0.1, batch=None, steps=5), alpha=0.0), [-0.81902, -0.967246, -0.994072, -0.998927]),
+        (FedDC(LocalSGD(0.1, batch=None, steps=5), alpha=0.1), [-0.802898, -0.928919, -0.948698, -0.951803]),
+        (SCAFFOLD(LocalSGD(0.1, batch=None, steps=5)), [-0.81902, -0.967246, -0.994072, -0.998927]),
+    ],
+    ids=["FedDC", "FedDC that pulls", "SCAFFOLD"],
+)
+def test_corrections_of_two_clients_that_pull_apart_settle_and_do_not_alternate(
+    method: tw.Algorithm, states: list[float]
+) -> None:
+    # Losses (x - 1)^2 / 2 and (x + 1)^2 / 2: at their common minimum the gradients are -1 and 1.
+    #   x, G, g, h = 0.0, 0.0, [0.0, 0.0], [0.0, 0.0]
+    #   for _ in range(4):
+    #       d = []
+    #       for i, a in enumerate((1.0, -1.0)):
+    #           y = x
+    #           for _ in range(5): y = y - 0.1 * (y - a + alpha * (h[i] + y - x) + G - g[i])
+    #           d.append(y - x)
+    #       h, g = [h[i] + d[i] for i in (0, 1)], [g[i] - G - d[i] / (5 * 0.1) for i in (0, 1)]
+    #       x, G = x + sum(d[i] + h[i] for i in (0, 1)) / 2, sum(g) / 2
+    #       print(g[0])
+    pair = [Quadratic(torch.ones(2), torch.full((1, 2), a)) for a in (1.0, -1.0)]
+    run = Simulation(method, Point(0.0, 0.0), pair, workers=1, plan="each")
+    found = []
+    with run.pool:
+        for _ in range(4):
+            run.step()
+            own = run.states.get(0).own.state
+            found.append((own.g if isinstance(method, FedDC) else own).flat.tolist())
+    assert found == [approx([state, state]) for state in states]
+
+
 def test_a_clients_drift_is_the_sum_of_the_updates_that_it_made() -> None:
     # One step of 0.1 from x, h = (1, 2): the gradient is h (x - a), nothing pulls in the first round.
     run = Simulation(FedDC(LocalSGD(0.1, batch=None, steps=1)), Point(0.5, -1.0), PAIR, workers=1, plan="each")
@@ -426,7 +494,9 @@ class Reader(nn.Module):
 def test_moon_takes_the_features_of_any_layer_of_any_module(layer: str | None) -> None:
     plain = trained(FedAvg(LOCAL), Reader, sample=None)
     moon = trained(MOON(LOCAL, layer=layer), Reader, sample=None)
-    assert [r["train_loss"] for r in moon.rounds[:1]] == [r["train_loss"] for r in plain.rounds[:1]]
+    # In round 1 the last model and the global one are the initial one: mu log 2 more of loss, nothing of a gradient.
+    assert moon.rounds[0]["train_loss"] == pytest.approx(plain.rounds[0]["train_loss"] + 0.693147, rel=1e-5)
+    assert moon.rounds[0]["test_loss"] == plain.rounds[0]["test_loss"]
     assert moon.rounds[1]["train_loss"] > plain.rounds[1]["train_loss"] + 0.3  # mu * log 2 = 0.69 where features agree
     assert not torch.equal(moon.params.flat, plain.params.flat)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,67 @@ def test_the_basis_stays_orthonormal_over_many_steps(store: Any, off: float) -> 
         for server in states[9:]:
             p = matrix(server.rows)
             assert np.abs(p.T @ p - np.eye(8)).max() < off
+
+
+@functools.cache
+def updates_of(what: str) -> Tensor:
+    """Ninety updates, of a training of digits or with a spectrum that falls by four decades."""
+    if what == "a spectrum":
+        scales = torch.logspace(0, -4, 90)
+        return torch.linalg.qr(draws(90, 90))[0] @ (scales[:, None] * draws(90, 2_000, seed=1)) / 40
+    tasks, _ = handwriting()
+    run = Simulation(FedAvg(LocalSGD(0.1, batch=16)), digits_mlp, tasks, sample=4, workers=1, plan="together")
+    points = [run.server.x.flat.clone()]
+    with run.pool:
+        for _ in range(90):
+            run.step()
+            points.append(run.server.x.flat.clone())
+    return torch.stack(points).diff(dim=0)
+
+
+@pytest.mark.parametrize("what", ["a training", "a spectrum"])
+@pytest.mark.parametrize("decay", [1.0, 0.7, 0.5])
+def test_forty_full_rounds_keep_fifty_directions_and_those_of_the_exact_decomposition(what: str, decay: float) -> None:
+    updates = updates_of(what)
+    states = fed(FLSS(FedAvg(), 50, start=50, every=1, decay=decay), updates)[49:]
+    axes, along = np.linalg.qr(updates.double().numpy().T)  # of all updates: 90 numbers say where one lies
+    left, sigma, _ = np.linalg.svd(along[:, :50])
+    for t, server in enumerate(states):
+        if t:  # SVD_R([decay P Sigma, g]), in double precision and never rounded
+            left, sigma, _ = np.linalg.svd(np.column_stack([decay * left * sigma, along[:, 49 + t]]))
+        left, sigma = left[:, :50], sigma[:50]
+        p, exact = matrix(server.rows), axes @ left
+        assert np.abs(p.T @ p - np.eye(50)).max() < 1e-6, t  # fifty directions
+        outside = exact - p @ (p.T @ exact)
+        assert np.linalg.norm(outside.T @ outside, 2) < 1e-5**2, t  # the largest principal angle between the spaces
+        np.testing.assert_allclose(server.sigma.numpy(), sigma, rtol=1e-5)
+    assert len(states) == 41
+    assert sigma[-1] < {1.0: 1e-1, 0.7: 1e-6, 0.5: 1e-10}[decay] * sigma[0]  # what is weak is kept nevertheless
+
+
+def test_in_bfloat16_forty_full_rounds_keep_fifty_directions_to_what_it_can_say() -> None:
+    for server in fed(FLSS(FedAvg(), 50, 50, every=1, decay=0.5, store="bfloat16"), updates_of("a training"))[49:]:
+        p = matrix(server.rows)
+        assert np.abs(p.T @ p - np.eye(50)).max() < 3e-3  # bfloat16 has eight bits: one half of 2^-8 is 2e-3
+
+
+@pytest.mark.parametrize("share", [1e-5, 1e-3])
+def test_what_an_update_has_little_of_outside_the_basis_is_a_direction_of_length_one(share: float) -> None:
+    known, new = torch.linalg.qr(draws(400, 4))[0].T.split((3, 1))
+    g = (draws(1, 3) @ known + share * new)[0]
+    server = fed(FLSS(FedAvg(), 4, 4, every=1), torch.cat([known, known[:1], g[None]]))[-1]
+    p = matrix(server.rows)
+    assert np.abs(p.T @ p - np.eye(4)).max() < 1e-6
+    assert abs(np.linalg.norm(p.T @ new[0].double().numpy()) - 1) < 1e-3
+
+
+def test_a_basis_is_mixed_to_the_same_bits_on_every_machine() -> None:
+    rows, by = draws(5, 3_000), draws(5, 4, seed=1).double()
+    expected = np.zeros((4, 3_000))
+    for row, weights in zip(rows.double().numpy(), by.numpy(), strict=True):
+        expected = expected + weights[:, None] * row  # each product and each sum rounded once
+    found = flss.mixed(list(rows), by, rows[0])
+    assert torch.equal(torch.stack(list(found)), torch.from_numpy(expected).float())
 
 
 def test_directions_that_the_first_updates_do_not_have_are_zeros() -> None:
@@ -368,15 +430,17 @@ def test_the_bytes_of_every_kind_of_round_are_these() -> None:
     up = [(349, 20)] * 4 + [(24, 20)] * 2 + [(349, 20), (24, 20)]
     # Down: version 1, list 2, three fields of 6, two lists of matrices 2 each, round 2. First the model: padding 1,
     # 4 x 83, two masks 1 each. Then updates: masks 1 each. The round after the third brings the matrix of the first
-    # basis, those after other full rounds that of the next: a tensor 4, padding 3, 4 x 6. After projected rounds 4 x 2.
-    down = [(362, 12), (361, 12), (361, 12), (392, 12), (392, 12), (40, 12), (40, 12), (392, 12)]
+    # basis, those after other full rounds that of the next: a tensor 4,
+    # padding 3, 8 x 6. After projected rounds 4 x 2.
+    down = [(362, 12), (361, 12), (361, 12), (416, 12), (416, 12), (40, 12), (40, 12), (416, 12)]
     result = simulate("FLSS(FedAvg(), rank=2, start=3, every=3)", rounds=8, sample=6)
     assert bills(result, "up") == [[bill] * 6 for bill in up]
     assert bills(result, "down") == [[bill] * 6 for bill in down]
     assert [r["up_floats"] for r in result.rounds] == [498.0] * 4 + [12.0] * 2 + [498.0, 12.0]
-    # Clients cannot make Adam's step: they are sent the model, 332 more, beside the update that moves the basis.
+    # Clients cannot make Adam's step: they are sent the model, 332 more, beside the update that moves the
+    # basis; the matrix's padding is 7.
     result = simulate("FLSS(FedAvg(opt=Adam(0.03)), rank=2, start=3, every=3)", rounds=8, sample=6)
-    down = [(362, 12), (693, 12), (693, 12), (724, 12), (724, 12), (362, 12), (362, 12), (724, 12)]
+    down = [(362, 12), (693, 12), (693, 12), (752, 12), (752, 12), (362, 12), (362, 12), (752, 12)]
     assert bills(result, "up") == [[bill] * 6 for bill in up]
     assert bills(result, "down") == [[bill] * 6 for bill in down]
 
@@ -400,7 +464,7 @@ def test_a_client_that_was_away_is_billed_for_what_it_got() -> None:
     cohorts: list[Any] = [([0, 1], set())] * 4 + [([1], set())] * 3 + [([0, 1, 2], set())]
     run = chosen("FLSS(FedAvg(), rank=2, start=3, every=None)", cohorts)
     found = {c: [e.payload for e in run.ledger.of("down") if e.client == c] for c in (0, 1, 2)}
-    assert found == {0: [362, 361, 361, 392, 160], 1: [362, 361, 361, 392, 40, 40, 40, 40], 2: [1_028]}
+    assert found == {0: [362, 361, 361, 416, 160], 1: [362, 361, 361, 416, 40, 40, 40, 40], 2: [1_028]}
 
 
 # -- learning, and what is refused ---------------------------------------------------------

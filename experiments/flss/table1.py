@@ -2,11 +2,13 @@
 parts.
 
 The paper trains on all of the data for 400 rounds (L = 200, R = 50, s = 5, five local epochs of batches of 128, lr
-.01) on a GPU. Here a part of the data is used and fewer rounds, with L, R and s kept in proportion; the options say
-how much. As in the paper training and test sets are merged, and a quarter of what each client gets is kept for its
-test.
+.01) on a GPU. Here a part of the data is used and fewer rounds; the options say how much. L is half of the rounds and
+R an eighth, as in the paper, unless they are given; s is 5, and so a larger share of L than in the paper:
+--rounds 160 --every 2 has the paper's L : R : s = 40 : 10 : 1. As in the paper replies are averaged without weights,
+training and test sets are merged, and a quarter of what each client gets is kept for its test.
 
-    python experiments/flss/table1.py --data fashion_mnist --examples 6000 --rounds 60
+    python experiments/flss/table1.py --data fashion_mnist --examples 6000 --rounds 64
+    python experiments/flss/table1.py --data fashion_mnist --examples 6000 --rounds 160 --every 2
     python experiments/flss/table1.py --ablations
     python experiments/flss/table1.py --baselines
 """
@@ -72,12 +74,12 @@ def baselines(local: tw.LocalSGD, size: int) -> dict[str, tw.Algorithm]:
     """What the paper compares with. Its FetchSGD sends a quarter of the model's floats up; of STC it says 1/32."""
     cols = size // 20
     return {
-        "FedProx": tw.FedAvg(replace(local, prox=0.01)),
-        "SCAFFOLD": tw.SCAFFOLD(local),
-        "LBGM": tw.FedAvg(local, up=tw.LBGM(threshold=0.05)),
-        "FedPAQ": tw.FedAvg(local, up=tw.QSGD(16)),
-        "STC": tw.FedAvg(local, up=tw.ErrorFeedback(tw.STC(1 / 32)), down=tw.EF21(tw.STC(1 / 32))),
-        "FetchSGD": tw.FetchSGD(cols, k=cols // 10, local=local),
+        "FedProx": tw.FedAvg(replace(local, prox=0.01), weights="uniform"),
+        "SCAFFOLD": tw.SCAFFOLD(local, weights="uniform"),
+        "LBGM": tw.FedAvg(local, up=tw.LBGM(threshold=0.05), weights="uniform"),
+        "FedPAQ": tw.FedAvg(local, up=tw.QSGD(16), weights="uniform"),
+        "STC": tw.FedAvg(local, up=tw.ErrorFeedback(tw.STC(1 / 32)), down=tw.EF21(tw.STC(1 / 32)), weights="uniform"),
+        "FetchSGD": tw.FetchSGD(cols, k=cols // 10, local=local, weights="uniform"),
     }
 
 
@@ -85,9 +87,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=["fashion_mnist", "cifar10"], default="fashion_mnist")
     parser.add_argument("--examples", type=int, default=6000)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--start", type=int, default=20, help="L")
-    parser.add_argument("--rank", type=int, default=10, help="R")
+    parser.add_argument("--rounds", type=int, default=64)
+    parser.add_argument("--start", type=int, help="L; by default half of the rounds")
+    parser.add_argument("--rank", type=int, help="R; by default an eighth of the rounds")
+    parser.add_argument("--every", type=int, default=5, help="s")
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.02)
@@ -99,8 +102,10 @@ def main() -> None:
     parser.add_argument("--baselines", action="store_true", help="what the paper compares with, instead")
     o = parser.parse_args()
     local = tw.LocalSGD(o.lr, epochs=o.epochs, batch=o.batch)
-    plain, signed = tw.FedAvg(local), tw.FedAvg(local, up=tw.ErrorFeedback(tw.ScaledSign()))
-    flss = tw.FLSS(plain, rank=o.rank, start=o.start, every=5)
+    start, rank = o.start or max(1, o.rounds // 2), o.rank or max(1, o.rounds // 8)
+    plain = tw.FedAvg(local, weights="uniform")
+    signed = replace(plain, up=tw.ErrorFeedback(tw.ScaledSign()))
+    flss = tw.FLSS(plain, rank=rank, start=start, every=o.every)
     rows = {
         "FedAvg": plain,
         "FedAvg+FLSS": flss,
@@ -112,9 +117,10 @@ def main() -> None:
             "FedAvg": plain,
             "streaming": flss,
             "fixed": replace(flss, every=None),
-            f"R = {o.rank // 2}": replace(flss, rank=o.rank // 2),
-            f"R = {o.start}": replace(flss, rank=o.start),
+            f"R = {max(1, rank // 2)}": replace(flss, rank=max(1, rank // 2)),
+            f"R = {start}": replace(flss, rank=start),
             "lambda = 0.7": replace(flss, decay=0.7),
+            "lambda = 0.5": replace(flss, decay=0.5),
             "s = 2": replace(flss, every=2),
             "s = 10": replace(flss, every=10),
             "gradients": replace(flss, project="gradient"),

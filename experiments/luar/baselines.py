@@ -57,9 +57,9 @@ def methods(local: tw.LocalSGD, size: int, recycle: int) -> dict[str, tw.Algorit
 
 
 def comm(result: tw.Result, base: float) -> dict[str, Any]:
-    """The paper's figure: floats sent up as a share of FedAvg's."""
+    """The paper's figure: floats sent up as a share of FedAvg's; and what was spent by when."""
     sent = sum(r["up_floats"] for r in result.rounds)
-    return {"comm": sent / (base or sent)}
+    return {"comm": sent / (base or sent), **record.spending(result)}
 
 
 def main() -> None:

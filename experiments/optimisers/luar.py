@@ -118,7 +118,7 @@ def main() -> None:
     seeds = o.seed or [0]
     settings = {seed: problem(o, seed) for seed in seeds}
     for text in o.inner or INNER:
-        inner = tw.parse(text, defaults)
+        inner = replace(tw.parse(text, defaults), weights="uniform")  # the paper's mean
         curves: dict[str, dict[int, list[dict]]] = {}
         for seed in seeds:
             for name, method in arms(inner, o.recycle, o.layers).items():
@@ -129,7 +129,7 @@ def main() -> None:
                 row |= {"alpha": o.alpha, "paper_accuracy_cifar10": paper}
                 print(f"seed {seed} {text:24s} {name:16s}", end=" ")
                 options = {"sample": o.sample, "seed": seed, "device": o.device, "evaluate_every": o.every}
-                if found := record.run(method, settings[seed], o.rounds, o.into, row, **options):
+                if found := record.run(method, settings[seed], o.rounds, o.into, row, record.spending, **options):
                     curves.setdefault(name, {})[seed] = found
         budget = min(spent(rounds)[-1] for by_seed in curves.values() for rounds in by_seed.values())
         heads = "".join(f"{share * budget / 1e6:>10.2f} MB" for share in SHARES)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_type_hints
 
 from torch import nn
 
@@ -31,6 +32,14 @@ Weights = Literal["examples", "uniform"]
 Buffers = Literal["mean", "local"]
 Message = Any  # a NamedTuple of Params, tensors, numbers and such NamedTuples
 Client = Generator[Local, Trained, tuple[Message, State]]
+
+
+@cache
+def kinds(reply: type) -> dict[str, str]:
+    """What becomes of each field of a reply, from its annotation: "mean", "each" or "sum"."""
+    hints = get_type_hints(reply, include_extras=True)
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: next((m for m in marks[name] if m in ("each", "sum")), "mean") for name in marks}
 
 
 class Start(NamedTuple):

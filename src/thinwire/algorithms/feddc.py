@@ -3,9 +3,17 @@
 Gao, Fu, Li, Chen, Xu, Xu, "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling
 and Correction", CVPR 2022, arXiv:2203.11751, Algorithm 1.
 
-Differences from the paper: what its gradient correction divides by learning rate and steps is
-divided by those of the round it was made in, so that both may change and may differ between
-clients. Model and gradient travel both ways, twice FedAvg's bytes: the mean of the drifts cannot
+The gradient correction is read as the authors' code has it: after a round a client's g_i is
+g_i - g + (x - theta_i) / (S lr), S being its local steps. The way it went contains the correction
+g - g_i that bent it; with that taken out g_i is the mean gradient of its own loss (and of its pull)
+on its way, as SCAFFOLD's control is. Without, g_i would be what the correction left of it, and
+the next round would correct by next to nothing: one round in two went uncorrected.
+
+Differences from the paper: learning rate and steps are those of the round in which the way was
+gone, so that both may change and may differ between clients. g is the mean of those who replied
+last (the authors' code keeps a mean over all clients, each as it last replied, and divides it by
+the weight of the client that uses it; where all take part with equal weights the two are the same).
+Model and gradient travel both ways, twice FedAvg's bytes: the mean of the drifts cannot
 be had from the updates alone when other clients take part each time.
 """
 
@@ -29,21 +37,21 @@ class Server(NamedTuple):
     """What the server keeps, and what everyone is sent."""
 
     x: Params  # w
-    g: Params  # the clients' mean gradient on their way in the round before
+    g: Params  # the mean of g_i over those who replied in the round before
 
 
 class Own(NamedTuple):
     """What a client keeps."""
 
     h: Params  # its drift, the sum of its updates
-    g: Params  # its mean gradient on its way, when it last took part
+    g: Params  # g_i: its loss's mean gradient on its way, when it last took part
 
 
 class Reply(NamedTuple):
     """What a client sends back."""
 
     update: Params  # theta_i + h_i - w
-    gradient: Params  # (w - theta_i) / (steps * lr)
+    gradient: Params  # g_i
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class FedDC(Algorithm):
         step, rate = y.x - x, self.local.rate(key)
         h_i = h_i + step
         if rate > 0:  # else a schedule's last round: the client went nowhere and learned nothing
-            g_i = -step / (y.steps * rate)
+            g_i = g_i - g - step / (y.steps * rate)
         return Reply(step + h_i, g_i), Own(h_i, g_i)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:

@@ -197,6 +197,18 @@ def _factors(layer: nn.Module) -> list[nn.Parameter]:
     return list(made.parameters()) if any(isinstance(part, Product) for part in made.children()) else []
 
 
+def factors(layer: nn.Linear) -> list[str] | None:
+    """The names of X1, Y1, X2 and Y2 of a linear layer whose weight is their product and nothing else is; else None."""
+    if type(layer).__bases__ != (nn.Linear,) or not parametrize.is_parametrized(layer):
+        return None  # a class of someone's own may have its own forward
+    made = layer.get_submodule("parametrizations")
+    if [name for name, _ in made.named_children()] != ["weight"]:
+        return None
+    if [type(part) for part in made.get_submodule("weight").children()] != [Product]:
+        return None
+    return [f"parametrizations.weight.original{number}" for number in range(4)]
+
+
 def directions(weight: Tensor, rank: int) -> Tensor:
     """At most ``rank`` orthonormal columns that span the most of a weight's first dimension, [outputs, columns]."""
     rows = weight.flatten(1).double()

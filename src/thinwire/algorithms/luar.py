@@ -18,7 +18,7 @@ from ..key import Key
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Around, Client, Message, Start
+from .base import Algorithm, Around, Client, Message, Start, kinds
 
 EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
 
@@ -82,6 +82,11 @@ class LUAR(Around):
         update = getattr(inner.reply, "update", None)
         if not isinstance(update, Params) or update.layout != x.layout:
             raise CombinationError(f"LUAR needs a reply with an update of the model; {self.inner!r} has none")
+        if kinds(type(inner.reply))["update"] == "each":  # type: ignore[arg-type]  # a class has a hash
+            raise CombinationError(
+                f"LUAR recycles layers of one aggregated update; {self.inner!r} has an update of each client's own "
+                f"(Each[...]), and no aggregate of it"
+            )
         num = len(self.units(x.layout))
         require(num > 0, f"LUAR(layers={self.layers!r}): the model has no {self.layers}; try layers='tensors'")
         require(

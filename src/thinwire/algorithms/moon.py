@@ -5,17 +5,17 @@ Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, arXiv:2103.1625
 The server is FedAvg's, and so are the bytes: the last local model stays with its client.
 
 Differences from the paper: the representation is that of a layer of the user's model, by default
-what enters its last ``nn.Linear``; no projection head is added. A client that has not trained
-before has no last model and minimises the plain loss (the authors' code does the same). The two
-models that features are compared with look at a batch in evaluation mode, with the norm
-statistics of this round's broadcast.
+what enters its last ``nn.Linear``; no projection head is added. The last local model of a client
+that has not trained before is the initial model, as in the authors' code: it costs no bytes, every
+client makes it from the run's seed. (In round 1 that is the model which is broadcast, and the
+contrast adds mu log 2 to the loss and nothing to its gradient.) The two models that features are
+compared with look at a batch in evaluation mode, with the norm statistics of this round's broadcast.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -31,13 +31,6 @@ from ..task import Batch, Task
 from ..wire import State
 from .base import Client, Start
 from .fedavg import FedAvg, Reply
-
-
-class Own(NamedTuple):
-    """What a client keeps."""
-
-    last: Params  # the model it trained when it last took part
-    trained: bool  # whether it ever did
 
 
 @dataclass(frozen=True)
@@ -98,9 +91,9 @@ class MOON(FedAvg):
         return module
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return super().init(x, num_clients, key)._replace(client=Own(x.zeros(), trained=False))
+        return super().init(x, num_clients, key)._replace(client=x)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        loss = Contrast(view.x, state.last, self.mu, self.temperature, self.layer) if state.trained else None
-        y = yield Local(view.x, self.local, loss=loss)
-        return Reply(update=y.x - view.x), Own(y.x, trained=True)
+        last: Params = state  # the model that this client trained when it last took part
+        y = yield Local(view.x, self.local, loss=Contrast(view.x, last, self.mu, self.temperature, self.layer))
+        return Reply(update=y.x - view.x), y.x

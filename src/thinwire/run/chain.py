@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..algorithms.fedpara import factors
 from ..kernels import native
 from ..key import Key
 from ..local import Local, Trained
@@ -24,22 +25,42 @@ from .train import table
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 
 
-class Chain(NamedTuple):
-    """The layers of a model as C takes them: inputs, outputs, places of weight and bias (-1: none), function after."""
+class Layer(NamedTuple):
+    """A linear layer, and where its numbers lie in the model."""
 
-    layers: list[list[int]]
+    inputs: int
+    outputs: int
+    weight: int  # X1 where the weights are a product
+    bias: int  # -1: none
+    after: int = AFTER[nn.Identity]
+    rank: int = 0  # of the factors of a product (FedPara); 0: the weights are themselves in the model
+    y1: int = -1
+    x2: int = -1
+    y2: int = -1
+
+    @property
+    def size(self) -> int:
+        """Entries in the model."""
+        weights = 2 * self.rank * (self.inputs + self.outputs) if self.rank else self.inputs * self.outputs
+        return weights + (self.outputs if self.bias >= 0 else 0)
+
+
+class Chain(NamedTuple):
+    """The layers of a model as C takes them, :class:`Layer` by layer."""
+
+    layers: list[Layer]
     flattens: bool  # whether it begins by making rows of its inputs
 
     def takes(self, task: Supervised) -> bool:
         """Whether the loops know this task: rows of floats or pictures, classes, cross-entropy."""
         x, y, shape = task.inputs, task.targets, task.inputs.shape
-        rows = shape[1:].numel() == self.layers[0][0] and (x.ndim == 2 or self.flattens)
+        rows = shape[1:].numel() == self.layers[0].inputs and (x.ndim == 2 or self.flattens)
         known = x.dtype == torch.float32 or (x.dtype == torch.uint8 and x.ndim == 4)
         there = all(t.device.type == "cpu" and t.is_contiguous() and len(t) for t in (x, y))
         if not (rows and known and there and y.dtype == torch.int64 and y.ndim == 1 and task.loss_of is cross_entropy):
             return False
         low, high = torch.aminmax(y)
-        return int(low) >= 0 and int(high) < self.layers[-1][1]
+        return int(low) >= 0 and int(high) < self.layers[-1].outputs
 
 
 class Examples(ctypes.Structure):
@@ -80,25 +101,40 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
     hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
     if native.library() is None or hooked:
         return None
-    layers: list[list[int]] = []
+    layers: list[Layer] = []
     flattens = False
     for name, stage in _stages(module):
-        if type(stage) is nn.Linear:
-            parts = [layout.spans.get(f"{name}{part}") for part in ("weight", "bias")]
-            places = [-1 if span is None else span[0] for span in parts]
-            if places[0] < 0 or (places[1] < 0) != (stage.bias is None):  # frozen, or one layer used twice
+        if isinstance(stage, nn.Linear):
+            layer = _layer(name, stage, layout)
+            if layer is None:
                 return None
-            layers.append([stage.in_features, stage.out_features, *places, AFTER[nn.Identity]])
-        elif type(stage) in AFTER and layers and layers[-1][-1] == AFTER[nn.Identity]:
-            layers[-1][-1] = AFTER[type(stage)]
+            layers.append(layer)
+        elif type(stage) in AFTER and layers and layers[-1].after == AFTER[nn.Identity]:
+            layers[-1] = layers[-1]._replace(after=AFTER[type(stage)])
         elif type(stage) is nn.Flatten and stage.start_dim == 1 and stage.end_dim == -1 and not layers:
             flattens = True
         else:
             return None
     own = sum(size for _, size, _ in layout.spans.values())
-    if not layers or own != sum(i * o + (o if bias >= 0 else 0) for i, o, _, bias, _ in layers):
+    if not layers or own != sum(layer.size for layer in layers):
         return None
     return Chain(layers, flattens)
+
+
+def _layer(name: str, stage: nn.Linear, layout: Layout) -> Layer | None:
+    """A linear layer as C takes it, dense or a product; None where it is frozen, used twice, or of another kind."""
+    weights, rank = [f"{name}weight"], 0
+    if type(stage) is not nn.Linear:
+        found = factors(stage)
+        if found is None:
+            return None
+        weights, rank = [f"{name}{factor}" for factor in found], stage.get_parameter(found[0]).shape[1]
+    places = [layout.spans[part][0] for part in weights if part in layout.spans]
+    bias = layout.spans.get(f"{name}bias")
+    if len(places) < len(weights) or (bias is None) != (stage.bias is None):
+        return None
+    after, at = AFTER[nn.Identity], -1 if bias is None else bias[0]
+    return Layer(stage.in_features, stage.out_features, places[0], at, after, rank, *places[1:])
 
 
 def train_chains(
@@ -123,7 +159,7 @@ def train_chains(
         reals = (trainer.rate(key), trainer.weight_decay, trainer.prox, trainer.momentum)
         client.__init__(*at[:3], *places.shape, *at[3:], *reals)
         held.append(tensors)
-    layers = (ctypes.c_int64 * (5 * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
+    layers = (ctypes.c_int64 * (len(Layer._fields) * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
     size, depth = requests[0].x.layout.size, len(chain.layers)
     native.check(lib.tw_chains(clients, len(clients), size, layers, depth, ctypes.byref(examples)))
     found = []

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, Start
+from ..algorithms.base import Algorithm, Start, kinds
 from ..errors import CombinationError, check
 from ..key import Key
 from ..links import Dense, Link
@@ -298,21 +297,13 @@ def _checked(x: Any, name: str) -> Any:
 
 def _walk(msg: Message, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(name, value, kind) of every leaf."""
-    kinds = _kinds(type(msg))  # type: ignore[arg-type]  # a class has a hash
+    averaged = kinds(type(msg))  # type: ignore[arg-type]  # a class has a hash
     for name, value in zip(msg._fields, msg, strict=True):
         if hasattr(value, "_fields"):
             yield from _walk(value, f"{prefix}{name}/")
         else:
-            yield f"{prefix}{name}", value, kinds[name]
+            yield f"{prefix}{name}", value, averaged[name]
 
 
 def _build(blank: Message, queue: Iterator[Any]) -> Message:
     return type(blank)(*(_build(value, queue) if hasattr(value, "_fields") else next(queue) for value in blank))
-
-
-@cache
-def _kinds(cls: type) -> dict[str, str]:
-    """How each field of a reply is averaged, from its annotation."""
-    hints = get_type_hints(cls, include_extras=True)
-    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: next((m for m in marks[name] if m in ("each", "sum")), "mean") for name in marks}

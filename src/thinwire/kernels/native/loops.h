@@ -601,6 +601,36 @@ static void FN(linear_weights)(const float *x, i64 gap, i64 rows, const float *d
         for (i64 b = 0; b < rows; b += ROWS) FN(outer)(x + b * gap, gap, dy + b * out_gap + o, out_gap, by, in, 1, into + o * in);
 }
 
+/* x yT, [out, in], of x [out, rank] and y [in, rank]; `turned` has room for yT. */
+static void FN(compose)(const float *x, const float *y, i64 out, i64 in, i64 rank, float *turned, float *into) {
+    for (i64 i = 0; i < in; i++)
+        for (i64 k = 0; k < rank; k++) turned[k * in + i] = y[i * rank + k];
+    memset(into, 0, (size_t)(out * in) * 4);
+    for (i64 o = 0; o < out; o++, into += in)
+        for (i64 k = 0; k < rank; k++) {
+            float by = x[o * rank + k];
+            for (i64 i = 0; i < in; i++) into[i] += by * turned[k * in + i];
+        }
+}
+
+/* Adds what x and y owe to dx and dy, where the weights are x yT times `other` and dw are their derivatives; `turned` has
+ * room for dyT, and for a row. */
+static void FN(decompose)(const float *dw, const float *other, const float *x, const float *y, i64 out, i64 in, i64 rank, float *turned, float *dx, float *dy) {
+    float *row = turned + rank * in;
+    memset(turned, 0, (size_t)(rank * in) * 4);
+    for (i64 o = 0; o < out; o++) {
+        for (i64 i = 0; i < in; i++) row[i] = dw[o * in + i] * other[o * in + i];
+        for (i64 k = 0; k < rank; k++) {
+            float by = x[o * rank + k];
+            for (i64 i = 0; i < in; i++) turned[k * in + i] += by * row[i];
+        }
+        for (i64 i = 0; i < in; i++)
+            for (i64 k = 0; k < rank; k++) dx[o * rank + k] += row[i] * y[i * rank + k];
+    }
+    for (i64 i = 0; i < in; i++)
+        for (i64 k = 0; k < rank; k++) dy[i * rank + k] += turned[k * in + i];
+}
+
 /* One step: what the trainer and the request add to the gradients g, then w moves. */
 static void FN(bend)(float *w, float *g, const Bend *b, i64 n) {
     if (b->decay != 0) for (i64 i = 0; i < n; i++) g[i] += b->decay * w[i];

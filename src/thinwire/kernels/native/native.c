@@ -705,8 +705,12 @@ i64 tw_rans_decode(const uint16_t *words, i64 length, i64 n, i64 lanes, const u3
 
 enum { IDENTITY, RELU, TANH, SIGMOID };
 
-/* A linear layer and the function after it; where its weights [out, in] and its bias lie in the model, -1 for none. */
-typedef struct { i64 in, out, weight, bias, after; } Linear;
+/* A linear layer and the function after it; where its weights [out, in] and its bias lie in the model, -1 for none. With
+ * a rank its weights are (x1 y1T) * (x2 y2T) entry by entry: x [out, rank], y [in, rank], x1 lies where `weight` says. */
+typedef struct { i64 in, out, weight, bias, after, rank, y1, x2, y2; } Linear;
+
+/* What a layer of products needs besides: its weights, both factors of them, their derivatives, and a factor turned. */
+typedef struct { float *weights, *first, *second, *slopes, *turned; } Product;
 
 static void activated(float *y, i64 n, i64 after) {
     if (after == RELU) for (i64 i = 0; i < n; i++) y[i] = y[i] < 0 ? 0 : y[i]; /* NaN stays */
@@ -771,11 +775,17 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
     i64 steps = client->steps, size = client->size;
     const Bend *bend = &client->bend;
     i64 rows = (size + 4) / 5 * 5, floats = rows * padded(layers[0].in);
-    for (int l = 0; l < depth; l++) floats += 2 * rows * padded(layers[l].out);
-    int plain = bend->decay == 0 && !bend->anchor && !bend->offset && !bend->velocity && !bend->mask && !bend->part;
+    int products = 0;
+    for (int l = 0; l < depth; l++) {
+        const Linear *it = layers + l;
+        floats += 2 * rows * padded(it->out);
+        if (it->rank) products = 1, floats += 4 * it->out * it->in + (it->rank + 1) * it->in;
+    }
+    int plain = !products && bend->decay == 0 && !bend->anchor && !bend->offset && !bend->velocity && !bend->mask && !bend->part;
     float *room = calloc((size_t)(floats + (plain ? 0 : n)), 4), **values = malloc(2 * (size_t)(depth + 1) * sizeof *values);
     i64 *labels = malloc((size_t)size * sizeof *labels);
-    int bad = !room || !values || !labels;
+    Product *made = malloc((size_t)depth * sizeof *made);
+    int bad = !room || !values || !labels || !made;
     double total = 0;
     if (!bad) {
         float **back = values + depth + 1, *free_ = room, *g = plain ? w : room + floats;
@@ -783,6 +793,13 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
         for (int l = 0; l < depth; l++) {
             values[l + 1] = free_, free_ += rows * padded(layers[l].out);
             back[l + 1] = free_, free_ += rows * padded(layers[l].out);
+        }
+        for (int l = 0; l < depth; l++) {
+            if (!layers[l].rank) continue;
+            i64 entries = layers[l].out * layers[l].in;
+            made[l].weights = free_, made[l].first = free_ + entries, made[l].second = free_ + 2 * entries;
+            made[l].slopes = free_ + 3 * entries, made[l].turned = free_ + 4 * entries;
+            free_ += 4 * entries + (layers[l].rank + 1) * layers[l].in;
         }
         for (i64 s = 0; s < steps; s++, places += size) {
             i64 in = layers[0].in, wide = padded(in), seen = 0;
@@ -795,8 +812,15 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
             for (int l = 0; l < depth; l++) {
                 const Linear *it = layers + l;
                 i64 gap = padded(it->out);
-                const float *bias = it->bias < 0 ? 0 : w + it->bias;
-                CALL(linear, values[l], padded(it->in), rows, w + it->weight, bias, it->in, it->out, values[l + 1], gap);
+                const float *bias = it->bias < 0 ? 0 : w + it->bias, *weights = w + it->weight;
+                if (it->rank) {
+                    const Product *m = made + l;
+                    CALL(compose, weights, w + it->y1, it->out, it->in, it->rank, m->turned, m->first);
+                    CALL(compose, w + it->x2, w + it->y2, it->out, it->in, it->rank, m->turned, m->second);
+                    for (i64 i = 0; i < it->out * it->in; i++) m->weights[i] = m->first[i] * m->second[i];
+                    weights = m->weights;
+                }
+                CALL(linear, values[l], padded(it->in), rows, weights, bias, it->in, it->out, values[l + 1], gap);
                 for (i64 b = 0; b < rows; b++) activated(values[l + 1] + b * gap, it->out, it->after);
             }
             i64 classes = layers[depth - 1].out, last = padded(classes);
@@ -809,8 +833,17 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
                 i64 gap = padded(it->in), out_gap = padded(it->out);
                 float by = plain ? -bend->lr : 1, *dy = back[l + 1];
                 for (i64 b = 0; b < seen; b++) slopes(values[l + 1] + b * out_gap, dy + b * out_gap, it->out, it->after);
-                if (l) CALL(linear_inputs, dy, out_gap, rows, w + it->weight, it->in, it->out, back[l], gap);
-                CALL(linear_weights, values[l], gap, rows, dy, out_gap, by, it->in, it->out, g + it->weight);
+                const Product *m = it->rank ? made + l : 0;
+                const float *weights = m ? m->weights : w + it->weight;
+                if (l) CALL(linear_inputs, dy, out_gap, rows, weights, it->in, it->out, back[l], gap);
+                if (m) memset(m->slopes, 0, (size_t)(it->out * it->in) * 4);
+                CALL(linear_weights, values[l], gap, rows, dy, out_gap, by, it->in, it->out, m ? m->slopes : g + it->weight);
+                if (m) {
+                    const float *x1 = w + it->weight, *y1 = w + it->y1, *x2 = w + it->x2, *y2 = w + it->y2;
+                    i64 o = it->out, i = it->in, r = it->rank;
+                    CALL(decompose, m->slopes, m->second, x1, y1, o, i, r, m->turned, g + it->weight, g + it->y1);
+                    CALL(decompose, m->slopes, m->first, x2, y2, o, i, r, m->turned, g + it->x2, g + it->y2);
+                }
                 if (it->bias >= 0)
                     for (i64 b = 0; b < seen; b++)
                         for (i64 o = 0; o < it->out; o++) g[it->bias + o] += by * dy[b * out_gap + o];
@@ -819,7 +852,7 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
         }
     }
     client->loss = total;
-    free(room), free(values), free(labels);
+    free(room), free(values), free(labels), free(made);
     return bad;
 }
 
