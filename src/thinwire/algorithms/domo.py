@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link, Sparse
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..optimizers import Momentum
 from ..params import Params
 from ..task import Task
@@ -68,7 +68,7 @@ class DOMO(Algorithm):
     paper = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 4"
 
     beta: float = 0.9
-    local: LocalSGD = LocalSGD(momentum=0.6)
+    local: Trainer = LocalSGD(momentum=0.6)
     opt: Momentum = Momentum(1.0, beta=0.9)
     intra: bool = False
     momentum: Literal["inferred", "sent"] = "inferred"

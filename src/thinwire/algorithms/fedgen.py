@@ -29,7 +29,7 @@ from ..errors import require
 from ..key import Key
 from ..layers import last_linear, layer
 from ..links import Dense, Link
-from ..local import Local, LocalSGD, Loss, Net
+from ..local import Local, LocalSGD, Loss, Net, Trainer
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
 from ..task import Batch, Task, labels
@@ -94,7 +94,7 @@ class FedGen(Algorithm):
 
     paper = "Zhu, Hong, Zhou, ICML 2021, arXiv:2105.10056"
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     weight: float = 1.0
     head: str | None = None
     hidden: int = 128
