@@ -347,6 +347,13 @@ def test_a_bfloat16_run_sends_float32_and_ends_in_bfloat16(tmp_path: Path) -> No
     assert saved.exists()
 
 
+@pytest.mark.parametrize("method", ["FedGen(hidden=4, noise=2, steps=3)", "MOON()", "FedNTD()", "SCAFFOLD(option='I')"])
+def test_methods_that_look_into_a_model_take_one_in_bfloat16(method: str) -> None:
+    found, plain = (simulate(method, model, 3) for model in (half_mlp, lambda: half_mlp().float()))
+    for ours, theirs in zip(found.rounds, plain.rounds, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.02)
+
+
 def test_parameters_of_another_type_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"parameter '0.weight' is torch.float16: models are trained and sent in float"

@@ -77,8 +77,8 @@ class Taught(Loss):
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
         losses = task.loss(net.module, batch)
         drawn, features = generated(self.generator, self.labels, len(losses), net.generator)
-        device = losses.device
-        scores = net.module.get_submodule(self.head)(features.to(device))
+        device, head = losses.device, net.module.get_submodule(self.head)
+        scores = head(features.to(device, next(head.parameters()).dtype)).float()
         return losses + self.weight * F.cross_entropy(scores, drawn.to(device), reduction="none")
 
 

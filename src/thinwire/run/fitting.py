@@ -65,7 +65,7 @@ def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
     inputs = slot.batch(task, torch.arange(min(2, len(task))))[0]
     before = torch.get_rng_state()
     try:
-        slot.module.train()
+        slot.module.eval()  # norms cannot train on one example
         with torch.no_grad():
             found = slot.module(inputs)
     except Exception as error:
