@@ -62,7 +62,7 @@ class DOMO(Algorithm):
 
     With ``intra`` it is DOMO-S, which goes there step by step. ``beta`` is the share of the server's momentum that is
     fused. It is ``momentum="inferred"`` from two consecutive models, which costs no more than FedAvg while all take
-    part, or "sent": a second model down.
+    part, or "sent": a second model down. Any trainer fits as ``local``: what is fused is in the units of updates.
     """
 
     paper = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 4"
