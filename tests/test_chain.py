@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire import Key, LocalSGD, Supervised
 from thinwire.kernels import native
-from thinwire.local import Local
+from thinwire.local import Local, Memory
 from thinwire.params import Params
 from thinwire.run.batch import train_many
 from thinwire.run.chain import Chain, chain, train_chains
@@ -137,17 +137,18 @@ def test_layers_of_products_are_trained_in_c_unless_more_is_done_to_their_weight
     assert [known(change) for change in (lambda m: m, loud, normed, bent_bias)] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("what", ["offset", "anchor", "mask", "shift", "momentum"])
+@pytest.mark.parametrize("what", ["offset", "anchor", "mask", "shift", "memory"])
 def test_what_a_request_asks_for_besides_is_done_in_c_too(what: str, levels: Any) -> None:
     (slot, known, x), own = made(deep()), rows()
     asked = (some(x, 4).flat > 0).float() if what == "mask" else some(x, 4).flat
-    request = Local(x, TRAINERS["bent"])._replace(**{what: Params(x.layout, asked)})
+    given = Memory((Params(x.layout, asked),), 0) if what == "memory" else Params(x.layout, asked)
+    request = Local(x, TRAINERS["bent"])._replace(**{what: given})
     expected, found = train(slot, own, request, KEY), train_chains(known, [own], [request], [KEY])[0]
     torch.testing.assert_close(found.x.flat, expected.x.flat, atol=2e-6, rtol=2e-5)
     plain = train_chains(known, [own], [Local(x, TRAINERS["bent"])], [KEY])[0]
     assert (plain.x.flat - found.x.flat).abs().max() > 1e-4
-    if what == "momentum":
-        assert torch.equal(request.momentum.flat, asked), "what the request holds is not written to"
+    if what == "memory":
+        assert torch.equal(request.memory.vectors[0].flat, asked), "what the request holds is not written to"
 
 
 def test_many_clients_are_the_clients_one_by_one(levels: Any) -> None:

@@ -395,10 +395,20 @@ def test_with_the_mod_a_train_function_of_flowers_does_what_plain_descent_does(w
     assert result.rounds[-1]["up_payload"] == pytest.approx(expected.rounds[-1]["up_payload"], abs=40)
 
 
-def test_the_mod_refuses_a_method_that_bends_local_steps(tmp_path: Path, caplog: Any) -> None:
-    method = tw.parse("FedProx(mu=0.1)", {"lr": 0.2})
-    flower.serve(modded("FedProx(mu=0.1)", tmp_path), method, mlp, 3, 1, seed=5, poll=0.0)
-    assert "asks for more than plain training" in caplog.text
+@pytest.mark.parametrize(
+    ("expression", "what"),
+    [
+        ("FedProx(mu=0.1)", "prox"),
+        ("FedAvg(LocalSGD(clip=1.0, warmup=3))", "warmup, clip"),
+        ("FedAvg(LocalAdam(keep=True))", "memory, keep, LocalAdam"),
+    ],
+)
+def test_the_mod_refuses_a_method_that_bends_local_steps(
+    expression: str, what: str, tmp_path: Path, caplog: Any
+) -> None:
+    method = tw.parse(expression, {"lr": 0.2})
+    flower.serve(modded(expression, tmp_path), method, mlp, 3, 1, seed=5, poll=0.0)
+    assert f"asks for more than plain training ({what})" in caplog.text
 
 
 def test_the_mod_leaves_other_messages_alone(tmp_path: Path) -> None:

@@ -105,6 +105,49 @@ def test_the_link_of_the_tutorial_sends_one_bit_an_entry():
     assert torch.equal(link.recv(tw.loads(data), x.layout, None, tw.Key(0))[0].flat, seen.flat)
 
 
+def test_the_link_of_the_tutorial_is_no_contraction_and_error_feedback_refuses_it():
+    code = next(block for block in blocks("docs/write-a-method.md") if "class Signs" in block)
+    count = next(block for block in blocks("docs/write-a-method.md") if "def count" in block)
+    namespace = {"__name__": "signs"}
+    exec(compile(code + "\n" + count, "signs", "exec", dont_inherit=True), namespace)
+    with pytest.raises(tw.errors.CombinationError, match="contraction"):
+        tw.ErrorFeedback(namespace["Signs"]())
+    assert tw.ErrorFeedback(tw.ScaledSign())
+    x = tw.Params.of([("a", torch.randn(64)), ("b", torch.randn(32))])
+    packet, _, _ = namespace["Signs"]().send(x, None, tw.Key(0))
+    assert namespace["Signs"]().floats(packet) == 3.0
+
+
+def test_what_the_tutorial_says_of_params_is_so():
+    code = next(block for block in blocks("docs/write-a-method.md") if "x.layout.size" in block)
+    exec(compile(code, "params", "exec", dont_inherit=True), {"__name__": "params"})
+
+
+def test_the_median_of_the_tutorial_is_that_of_the_clients_models(tmp_path, monkeypatch):
+    code = next(block for block in blocks("docs/write-a-method.md") if "class Median" in block)
+    (tmp_path / "median.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "median", raising=False)
+    import median
+
+    problem, local = standard("digits", clients=3, seed=0), tw.LocalSGD(0.1, steps=3, batch=None)
+    together = tw.simulate(median.Median(local), problem.model, problem.tasks, rounds=1)
+    alone = [tw.simulate(tw.FedAvg(local), problem.model, [task], rounds=1) for task in problem.tasks]
+    middle = torch.stack([result.params.flat for result in alone]).sort(0).values[1]
+    assert torch.allclose(together.params.flat, middle, atol=1e-6)
+
+
+def test_every_field_of_a_request_and_every_flag_of_a_link_is_in_the_tutorial():
+    page = (ROOT / "docs/write-a-method.md").read_text()
+    said = set(re.findall(r"^\| `(\w+)`", page, re.M))
+    assert set(tw.Local._fields) <= said
+    flags = {name for cls in (tw.Link, tw.Codec) for name, value in vars(cls).items() if type(value) is bool}
+    assert flags == {"linear", "contraction", "memory", "absolute", "grows"}
+    assert flags <= said
+    assert set(re.findall(r"`(\w+)`, ", page)) >= {"x", "steps", "loss", "rates"}
+    assert all(f"`{name}`" in page for name in tw.Trained._fields)
+
+
 def test_the_task_of_the_readme_is_one(tmp_path):
     (tmp_path / "my_module.py").write_text(next(block for block in blocks("README.md") if "make_task" in block))
     words = ["run", "FedAvg()", "--task", "my_module:make_task", "--clients", "4", "--rounds", "1", "--json"]

@@ -89,7 +89,8 @@ def test_a_complete_expression_leaves_nothing_to_defaults() -> None:
     )
     assert tw.complete(tw.Decay(0.2, (100,))) == "Decay(start=0.2, rounds=(100,), factor=0.1)"
     assert tw.complete(tw.FedAvg(up={"update": tw.EF21()})) == (
-        "FedAvg(local=LocalSGD(lr=0.05, epochs=1.0, batch=32, momentum=0.0, weight_decay=0.0, prox=0.0, steps=None), "
+        "FedAvg(local=LocalSGD(lr=0.05, epochs=1.0, batch=32, momentum=0.0, weight_decay=0.0, prox=0.0, steps=None, "
+        "warmup=0, clip=None, keep=False), "
         "opt=SGD(lr=1.0), up={'update': EF21(inner=TopK(share=0.1, values=Dense(), sampled=False))}, down=Dense(), "
         "weights='examples', buffers='mean')"
     )

@@ -32,6 +32,7 @@ METHODS = [
     "FLSS(FedAvg(up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)",
     "Intrinsic(40, subspaces=2, varying=True, epoch=2)",
     "SCAFFOLD()",
+    "FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True))",
 ]
 
 

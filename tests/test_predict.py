@@ -31,6 +31,7 @@ def simulated(method, problem, sample):
         tw.Intrinsic(64, varying=True, epoch=4),
         tw.FedAvg(down=tw.BF16()),  # a client that was away
         tw.SCAFFOLD(),
+        tw.SCAFFOLD(option="I"),  # which looks before it trains
     ],
     ids=repr,
 )

@@ -324,7 +324,7 @@ WRONG = {
     "FedAvg(buffers='average')": "FedAvg(buffers='average'): one of 'mean', 'local' is expected",
     "FedAvg(up='TopK(0.1)')": "FedAvg(up='TopK(0.1)'): Link such as TopK(0.01) or dict[str, Link] is expected",
     "FedAvg(opt='adam')": "FedAvg(opt='adam'): Optimizer such as Adam(0.03) is expected",
-    "FedAvg(0.1)": "FedAvg(local=0.1): LocalSGD such as LocalSGD(0.1) is expected",
+    "FedAvg(0.1)": "FedAvg(local=0.1): Trainer such as LocalSGD(0.1) is expected",
     "LUAR(FedAvg(), recycle=1.0)": "LUAR(recycle=1.0): int is expected",
     "LocalSGD(batch=2.5)": "LocalSGD(batch=2.5): int or None is expected",
     "FLSS(FedAvg(), rank=2, start=3, every=2.5)": "FLSS(every=2.5): int or None is expected",

@@ -54,7 +54,7 @@ def test_where_one_of_two_processes_diverges_both_go_on_to_the_next_method(tmp_p
         "sys.stdout.write(f'{rank()} {failures}\\n')\n"  # at once: torchrun's processes have no buffer
     )
     lines = sorted(line for line in two(str(script)).splitlines() if line[:1] in "01")
-    said = "round 1, client 1: the loss became nan"
+    said = "round 1, client 1: the inputs have NaN or infinity in them"
     assert [(line[0], line.count(said), line.count("seed 0")) for line in lines] == [("0", 2, 2), ("1", 2, 2)]
 
 

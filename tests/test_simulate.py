@@ -139,6 +139,11 @@ RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fedacg": ("LUAR(FedACG(), recycle=1)", "mlp", {}),
     "local momentum": ("FedAvgSLM(LocalSGD(momentum=0.6), up={'momentum': TopK(0.5)})", "normed", {"dropout": 0.2}),
     "domo": ("LUAR(DOMO(0.8, intra=True), recycle=1)", "normed", {"dropout": 0.2}),
+    "kept moments": (
+        "LUAR(FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True)), recycle=1)",
+        "mlp",
+        {"dropout": 0.2},
+    ),
     "fedpara": ("FedPara(FedAvg(opt=Adam(0.03)), rank=2)", "normed", {"dropout": 0.2}),
     "prunefl": ("PruneFL(FedAvg(opt=Adam(0.03)), every=2, share=0.5, batch=4)", "normed", {"dropout": 0.2}),
 }
@@ -489,6 +494,9 @@ TOGETHER = [
     "Intrinsic(8, local=LocalSGD(batch=2), varying=True, epoch=2)",
     "LUAR(SCAFFOLD(LocalSGD(batch=2), up=Half()), recycle=1)",
     "SCAFFOLD(LocalSGD(batch=2, momentum=0.5), option='I')",
+    "SCAFFOLD(LocalSGD(batch=2, warmup=3, clip=0.5))",
+    "SCAFFOLD(LocalAdam(0.02, batch=2, eps=0.001, keep=True), option='I')",
+    "FedAvg(LocalAdamW(0.02, batch=2, epochs=2, eps=0.001, warmup=3, clip=1.0))",
     "FedDC(LocalSGD(batch=2), alpha=0.3)",
     "MOON(LocalSGD(batch=2), mu=0.5)",
     "FedAvgLM(LocalSGD(batch=2, momentum=0.6))",
@@ -685,6 +693,7 @@ STATEFUL = [
     "MOON(mu=0.5, buffers='local')",
     "FedMut(alpha=1.0)",
     "DOMO(0.8, intra=True)",
+    "FedAvg(LocalAdamW(0.02, keep=True))",
 ]
 
 

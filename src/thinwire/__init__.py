@@ -74,7 +74,7 @@ from .links import (
     Ternary,
     TopK,
 )
-from .local import Local, LocalSGD, Trained
+from .local import Local, LocalAdam, LocalAdamW, LocalSGD, Memory, Trained, Trainer
 from .network import Network
 from .optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
 from .params import Layout, Params
@@ -145,9 +145,12 @@ __all__ = [
     "Ledger",
     "Link",
     "Local",
+    "LocalAdam",
+    "LocalAdamW",
     "LocalSGD",
     "LowRank",
     "MajorityVote",
+    "Memory",
     "Momentum",
     "Network",
     "Optimizer",
@@ -173,6 +176,7 @@ __all__ = [
     "Ternary",
     "TopK",
     "Trained",
+    "Trainer",
     "Triangle",
     "Warmup",
     "Yogi",

@@ -15,13 +15,13 @@ from typing import Any
 from .config import Config
 from .errors import ExpressionError, nearest
 from .fit import fit
-from .local import LocalSGD
+from .local import Trainer
 
 
 def parse(text: str, defaults: Mapping[str, Any] | None = None, names: Mapping[str, type] | None = None) -> Any:
     """The object that ``text`` describes.
 
-    ``defaults`` fill what a LocalSGD in it leaves open (``{"lr": 0.1, "batch": 10}``), so
+    ``defaults`` fill what a LocalSGD or LocalAdam in it leaves open (``{"lr": 0.1, "batch": 10}``), so
     that the object's own expression is complete. ``names`` are the classes that may be
     called (by default every method, link, optimiser and schedule of thinwire). Raises
     :class:`ExpressionError`, and ``ValueError`` for an argument out of its range.
@@ -114,9 +114,9 @@ class _Parser:
         bound = fit(cls, bound)
         filled = {k: v for k, v in self.defaults.items() if v is not None}
         local = signature.parameters.get("local")
-        if cls is LocalSGD:
+        if issubclass(cls, Trainer):
             bound = {**filled, **bound}
-        elif local is not None and isinstance(local.default, LocalSGD) and "local" not in bound:
+        elif local is not None and isinstance(local.default, Trainer) and "local" not in bound:
             bound["local"] = replace(local.default, **filled)
         return cls(**bound)
 

@@ -1,7 +1,7 @@
 """What a client is asked to do between two messages: train from here.
 
 An algorithm *requests* its training and does not call it, so that a runner may train many
-clients at once. A request is data only.
+clients at once. A request is data only. How a client trains is a :class:`Trainer`: SGD, Adam or AdamW.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -19,50 +19,99 @@ from torch import Tensor, nn
 from .config import Config
 from .errors import require
 from .key import Key
-from .params import Params
+from .params import Layout, Params
 from .schedules import Schedule, at
 from .task import Batch, Task
 
 
-@dataclass(frozen=True)
-class LocalSGD(Config):
-    """Mini-batch SGD on the client's own examples.
+class Memory(NamedTuple):
+    """What a trainer carries from step to step. Its structure is fixed by the trainer and the model."""
 
-    ``lr`` is a number or a schedule by round; ``epochs`` may be a fraction; ``steps``, where
-    given, counts mini-batches instead; ``batch`` None takes all examples at once. Gradients
-    are averaged over the batch; ``weight_decay`` and ``prox`` (FedProx's mu, towards the
-    broadcast model) are added to them before ``momentum``. A last batch of one example is
-    left out for models with batch norm, which cannot be trained on it.
+    vectors: tuple[Params, ...]  # SGD: its momentum, if it has any; Adam: the first and the second moment
+    steps: int  # taken since the vectors were zero
+
+
+class Trainer(Config, ABC):
+    """How a client trains: a frozen dataclass of numbers, data only, so that a runner may train many clients at once.
+
+    Every trainer has these fields. What differs between trainers is :meth:`direction`.
+
+    ``lr`` is a number or a schedule by round. ``epochs`` may be a fraction; ``steps``, where given, counts mini-batches
+    instead. ``batch`` None takes all examples at once. Gradients are means over the batch. A last batch of one example
+    is left out for models with batch norm, which cannot be trained on it.
+
+    ``clip``, where given, is the greatest Euclidean norm of the gradient of the loss, all layers together: a longer one
+    is scaled down, as ``torch.nn.utils.clip_grad_norm_`` does it. What is added to the gradient comes after:
+    ``weight_decay``, ``prox`` (FedProx's mu, towards the broadcast model), and the method's own corrections.
+
+    ``warmup`` is a number of steps: step t, counted from 1, has min(1, t / warmup) times the learning rate. It
+    multiplies what a schedule says for the round: ``lr=Warmup(Cosine(...), rounds=5)`` warms up by rounds,
+    ``warmup=20`` by steps within them, and both together multiply.
+
+    By default a trainer begins anew in each round: its momentum or its moments are zero, and the warm-up starts over.
+    With ``keep=True`` they go on where the client's last reply left them, and steps count from the client's first.
+    They are part of the client's state, as one vector of the model's size for each momentum or moment; they are never
+    sent. A round whose reply was lost leaves them as they were.
     """
 
     example = "LocalSGD(0.1)"
 
-    lr: float | Schedule = 0.05
-    epochs: float = 1.0
-    batch: int | None = 32
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    prox: float = 0.0
-    steps: int | None = None
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # each trainer is a dataclass: ``replace`` takes it
+
+    lr: float | Schedule
+    epochs: float
+    batch: int | None
+    weight_decay: float
+    prox: float
+    steps: int | None
+    warmup: int
+    clip: float | None
+    keep: bool
 
     def __post_init__(self) -> None:
-        where = "LocalSGD({}={}): {}"
+        def check(good: bool, field: str, expected: str) -> None:
+            require(good, f"{type(self).__name__}({field}={getattr(self, field)}): {expected}")
+
         if not isinstance(self.lr, Schedule):
-            require(math.isfinite(self.lr) and self.lr > 0, where.format("lr", self.lr, "lr must be positive"))
-        require(self.epochs > 0, where.format("epochs", self.epochs, "epochs must be positive"))
-        require(
-            self.batch is None or self.batch > 0, where.format("batch", self.batch, "batch must be positive or None")
-        )
-        require(0 <= self.momentum < 1, where.format("momentum", self.momentum, "momentum must be in [0, 1)"))
-        require(self.weight_decay >= 0, where.format("weight_decay", self.weight_decay, "it must not be negative"))
-        require(self.prox >= 0, where.format("prox", self.prox, "prox must not be negative"))
-        require(
-            self.steps is None or self.steps > 0, where.format("steps", self.steps, "steps must be positive or None")
-        )
+            check(math.isfinite(self.lr) and self.lr > 0, "lr", "lr must be positive")
+        check(self.epochs > 0, "epochs", "epochs must be positive")
+        check(self.batch is None or self.batch > 0, "batch", "batch must be positive or None")
+        check(self.weight_decay >= 0, "weight_decay", "it must not be negative")
+        check(self.prox >= 0, "prox", "prox must not be negative")
+        check(self.steps is None or self.steps > 0, "steps", "steps must be positive or None")
+        check(self.warmup >= 0, "warmup", "warmup is a number of steps, 0 or more")
+        check(self.clip is None or self.clip > 0, "clip", "clip must be positive or None")
+
+    @property
+    @abstractmethod
+    def num_vectors(self) -> int:
+        """Vectors of the model's size that go from step to step."""
+
+    @property
+    def coupled(self) -> float:
+        """The weight decay that is added to the gradient; one that is decoupled is in :meth:`direction`."""
+        return self.weight_decay
+
+    @abstractmethod
+    def direction(self, g: Tensor, w: Tensor, vectors: Sequence[Tensor], step: int) -> Tensor:
+        """What the learning rate multiplies and the step subtracts from the model ``w``.
+
+        ``g`` is the gradient, with all that is added to it; it may be overwritten, and returned. ``vectors`` are
+        overwritten with what the next step needs. ``step`` counts from 1, since the vectors were zero. All are [d], or
+        [clients, d] for clients that are trained side by side.
+        """
+
+    def begin(self, layout: Layout) -> Memory:
+        """The memory before the first step."""
+        return Memory(tuple(layout.zeros() for _ in range(self.num_vectors)), 0)
 
     def rate(self, key: Key) -> float:
-        """The learning rate of the key's round."""
+        """The learning rate of the key's round, after the warm-up."""
         return at(self.lr, key.round)
+
+    def warmed(self, step: int) -> float:
+        """The share of the learning rate that a step has, counted from 1."""
+        return 1.0 if step >= self.warmup else step / self.warmup
 
     def num_steps(self, examples: int, at_least: int = 1) -> int:
         """Mini-batches that a client with so many examples takes; those of fewer than ``at_least`` are left out."""
@@ -75,28 +124,127 @@ class LocalSGD(Config):
         return full + (rest >= at_least)
 
 
+@dataclass(frozen=True)
+class LocalSGD(Trainer):
+    """Mini-batch SGD on the client's own examples; the fields are those of :class:`Trainer`.
+
+    m <- momentum m + g, w <- w - lr m, where g has weight decay, ``prox`` and the method's corrections in it.
+    """
+
+    lr: float | Schedule = 0.05
+    epochs: float = 1.0
+    batch: int | None = 32
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    prox: float = 0.0
+    steps: int | None = None
+    warmup: int = 0
+    clip: float | None = None
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, f"LocalSGD(momentum={self.momentum}): momentum must be in [0, 1)")
+
+    @property
+    def num_vectors(self) -> int:
+        return 1 if self.momentum else 0
+
+    def direction(self, g: Tensor, w: Tensor, vectors: Sequence[Tensor], step: int) -> Tensor:
+        return vectors[0].mul_(self.momentum).add_(g) if self.momentum else g
+
+
+@dataclass(frozen=True)
+class LocalAdam(Trainer):
+    """Adam on the client's own examples; the fields beside Adam's own are those of :class:`Trainer`.
+
+    Kingma, Ba, ICLR 2015, arXiv:1412.6980, Algorithm 1. ``weight_decay`` is added to the gradient, as in
+    ``torch.optim.Adam``; :class:`LocalAdamW` has it decoupled. The moments of ``keep=True`` are two models of float32 a
+    client.
+
+    Differences from the paper: none but ``weight_decay``.
+    """
+
+    paper = "Kingma, Ba, ICLR 2015, arXiv:1412.6980"
+
+    lr: float | Schedule = 0.001
+    epochs: float = 1.0
+    batch: int | None = 32
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    prox: float = 0.0
+    steps: int | None = None
+    warmup: int = 0
+    clip: float | None = None
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        require(0 <= self.beta1 < 1, f"{name}(beta1={self.beta1}): beta1 must be in [0, 1)")
+        require(0 <= self.beta2 < 1, f"{name}(beta2={self.beta2}): beta2 must be in [0, 1)")
+        require(self.eps > 0, f"{name}(eps={self.eps}): eps must be positive")
+
+    @property
+    def num_vectors(self) -> int:
+        return 2
+
+    def direction(self, g: Tensor, w: Tensor, vectors: Sequence[Tensor], step: int) -> Tensor:
+        m, v = vectors
+        m.lerp_(g, 1 - self.beta1)
+        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        first, second = 1 - self.beta1**step, 1 - self.beta2**step  # the corrections of m and v for their start at zero
+        root = torch.sqrt(v, out=g).mul_(first / math.sqrt(second)).add_(self.eps * first)
+        return torch.div(m, root, out=root)  # (m / first) / (sqrt(v / second) + eps)
+
+
+@dataclass(frozen=True)
+class LocalAdamW(LocalAdam):
+    """:class:`LocalAdam` with decoupled weight decay: w <- w - lr (m / (sqrt(v) + eps) + weight_decay w).
+
+    Loshchilov, Hutter, ICLR 2019, arXiv:1711.05101, Algorithm 2.
+
+    Differences from the paper: weight decay is multiplied by the learning rate, warm-up and schedule included, as in
+    ``torch.optim.AdamW``.
+    """
+
+    paper = "Loshchilov, Hutter, ICLR 2019, arXiv:1711.05101"
+
+    weight_decay: float = 0.01
+
+    @property
+    def coupled(self) -> float:
+        return 0.0
+
+    def direction(self, g: Tensor, w: Tensor, vectors: Sequence[Tensor], step: int) -> Tensor:
+        return super().direction(g, w, vectors, step).add_(w, alpha=self.weight_decay)
+
+
 class Local(NamedTuple):
     """Train from ``x``. The other fields bend every step; None leaves it alone."""
 
     x: Params
-    trainer: LocalSGD
+    trainer: Trainer
     offset: Params | None = None  # added to every gradient (SCAFFOLD)
     anchor: Params | None = None  # trainer.prox pulls towards this; None: towards x
     basis: Sequence[Tensor] | None = None  # every step is projected on these orthonormal rows (FLSS)
     mask: Params | None = None  # every step is multiplied by this (PruneFL)
     shift: Params | None = None  # added to the model, an equal part of it after every step (DOMO-S)
-    momentum: Params | None = None  # where trainer.momentum begins; None: at zero (FedAvgLM)
+    memory: Memory | None = None  # where the trainer begins; None: at rest (FedAvgLM begins at the mean momentum)
     loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)
     aside: bool = False  # :func:`look`, no training: norm statistics and the client's loss stay as they are
 
 
-def look(x: Params, trainer: LocalSGD, batch: int | None = None) -> Local:
+def look(x: Params, trainer: Trainer, batch: int | None = None) -> Local:
     """A request for the mean gradient at ``x`` of ``batch`` of a client's examples; None: of all, in memory at once.
 
-    It comes back as ``Trained.momentum``, which after one step from rest is the gradient itself; ``Trained.x`` is of no
-    use. Nothing else of the client moves.
+    It comes back as ``Trained.momentum``, which after one step of SGD from rest is the gradient itself, with the weight
+    decay that ``trainer`` adds to gradients, and not clipped; ``Trained.x`` is of no use. Nothing else of the client
+    moves.
     """
-    return Local(x, replace(trainer, batch=batch, steps=1, momentum=0.5), aside=True)
+    return Local(x, LocalSGD(trainer.lr, batch=batch, steps=1, momentum=0.5, weight_decay=trainer.coupled), aside=True)
 
 
 @runtime_checkable
@@ -124,4 +272,10 @@ class Trained(NamedTuple):
     x: Params
     steps: int
     loss: float  # what was minimised, its mean over the examples seen, before each step
-    momentum: Params | None = None  # where trainer.momentum ended
+    memory: Memory | None = None  # where the trainer ended
+    rates: float = 0.0  # the learning rates of its steps, added up
+
+    @property
+    def momentum(self) -> Params | None:
+        """Where the momentum of SGD ended; the gradient that :func:`look` asked for."""
+        return self.memory.vectors[0] if self.memory is not None and self.memory.vectors else None

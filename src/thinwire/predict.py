@@ -19,7 +19,7 @@ from .algorithms.base import Algorithm
 from .errors import require
 from .key import Key
 from .ledger import Direction, Ledger
-from .local import Local, Trained
+from .local import Local, Memory, Trained
 from .network import transfer
 from .params import Params
 from .problem import Problem
@@ -116,7 +116,9 @@ class Rehearsal(Pool):
         if self.turning:
             signs = torch.rand(change.flat.numel(), generator=round.draws().generator("rehearsal")) - 0.5
             change = Params(change.layout, change.flat.copysign(signs))
-        return Trained(request.x + change, request.trainer.num_steps(len(round.task)), 0.0, request.momentum)
+        steps, rate = request.trainer.num_steps(len(round.task)), request.trainer.rate(round.key)
+        memory = request.memory or Memory((change,) * request.trainer.num_vectors, 0)
+        return Trained(request.x + change, steps, 0.0, memory, rate * steps)
 
 
 def _message(ledgers: Sequence[Ledger], direction: Direction) -> Range:

@@ -90,7 +90,8 @@ class Triangle(Schedule):
 class Warmup(Schedule):
     """Straight up to ``lr``, a number or another schedule, over the first ``rounds``: 1/rounds of it in round 1.
 
-    Goyal et al., 2017, arXiv:1706.02677, Section 2.2. ``Warmup(Decay(0.1, rounds=(120, 160)), rounds=5)``.
+    Goyal et al., 2017, arXiv:1706.02677, Section 2.2. ``Warmup(Decay(0.1, rounds=(120, 160)), rounds=5)``. A warm-up
+    by local steps is the field ``warmup`` of :class:`LocalSGD` and :class:`LocalAdam`; the two multiply.
     """
 
     lr: float | Schedule

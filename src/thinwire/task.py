@@ -38,8 +38,12 @@ class Task(Protocol):
         """Values an example, each of shape [b]: ``accuracy``, ``loss``..."""
 
 
+LossOf = Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> one value an example
+
+
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """One value an example; a sequence counts as one example, the mean over its tokens."""
+    outputs = outputs.float()  # of a model in bfloat16
     if outputs.ndim == 2:
         return F.cross_entropy(outputs, targets, reduction="none")
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(len(targets), -1).mean(1)
@@ -51,9 +55,43 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return right if right.ndim == 1 else right.flatten(1).mean(1)
 
 
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(output - target)^2, the mean over an example's values. Outputs [b, 1] are taken for targets [b].
+
+    Raises ``ValueError`` where outputs and targets are of different shapes.
+    """
+    return _apart(outputs, targets).square().flatten(1).mean(1)
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """|output - target|, the mean over an example's values. Raises ``ValueError`` as :func:`squared_error`."""
+    return _apart(outputs, targets).abs().flatten(1).mean(1)
+
+
+def _apart(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The differences, [b, values]."""
+    if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
+    require(
+        outputs.shape == targets.shape,
+        f"the model gives {list(outputs.shape)} for targets of {list(targets.shape)}: a regression needs an output for "
+        f"each value",
+    )
+    return (outputs.float() - targets).unsqueeze(-1)
+
+
+def suited(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss that the targets' type says: :func:`squared_error` for floats, else :func:`cross_entropy`."""
+    return (squared_error if targets.is_floating_point() else cross_entropy)(outputs, targets)
+
+
 @dataclass(frozen=True)
 class Supervised:
     """Inputs and targets in memory, shared by all clients; ``indices`` are this client's.
+
+    Targets of whole numbers (int64) are classes: the loss is :func:`cross_entropy`, the metric ``accuracy``. Targets of
+    floats are values: the loss is :func:`squared_error`, the metric ``mae``, the mean absolute error. ``loss_of`` and
+    ``metrics_of`` are others; for probabilities of classes as targets write ``loss_of=cross_entropy``.
 
     ``inputs`` of type uint8 with four dimensions are images: they become floats in [0, 1]
     and are normalised by ``mean`` and ``std`` (per channel) batch by batch. ``augment`` changes
@@ -63,13 +101,19 @@ class Supervised:
     inputs: Tensor
     targets: Tensor
     indices: Tensor | None = None
-    loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy
-    metrics_of: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=lambda: {"accuracy": accuracy})
+    loss_of: LossOf = suited
+    metrics_of: Mapping[str, LossOf] = field(default_factory=lambda: {"": suited})  # by type, too
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     augment: tuple[Augment, ...] = ()
 
     def __post_init__(self) -> None:
+        values = self.targets.is_floating_point()
+        if self.loss_of is suited:
+            object.__setattr__(self, "loss_of", squared_error if values else cross_entropy)
+        if self.metrics_of == {"": suited}:
+            regression = values and self.loss_of is not cross_entropy
+            object.__setattr__(self, "metrics_of", {"mae": absolute_error} if regression else {"accuracy": accuracy})
         require(
             not self.augment or self.inputs.ndim == 4,
             f"augment={list(self.augment)} changes pictures, [examples, channels, height, width]; these inputs are "
@@ -143,25 +187,92 @@ def _described(batch: Batch) -> str:
     return f"a {type(batch).__name__}"
 
 
-def as_task(x: Any) -> Task:
-    """A task as it is; a torch ``Dataset`` of (input, target) pairs, or two tensors or arrays, as classification.
+def as_tasks(tasks: Any) -> list[Task]:
+    """A task for each client. Raises ``ValueError`` for what is no list, naming what to write."""
+    if isinstance(tasks, dict):
+        raise ValueError("tasks is a dict: give a list with one task a client, list(tasks.values())")
+    if isinstance(tasks, tuple | list) and len(tasks) == 2 and all(isinstance(t, Tensor | np.ndarray) for t in tasks):
+        raise ValueError(
+            "tasks is one pair of inputs and targets: give a list with one task a client, [(inputs, targets), ...]"
+        )
+    if isinstance(tasks, Task) or not isinstance(tasks, Sequence):
+        raise ValueError(
+            f"tasks is one {type(tasks).__name__}: give a list with one task a client; Supervised(inputs, targets, "
+            f"part) for each part of a split, or torch.utils.data.Subset(dataset, part), deals one data set to many"
+        )
+    return [as_task(task, f"client {client}") for client, task in enumerate(tasks)]
+
+
+def as_task(x: Any, who: str = "") -> Task:
+    """A task as it is; a torch ``Dataset`` of (input, target) pairs, or two tensors or arrays.
+
+    Whole numbers as targets are classes, floats are values to predict (:class:`Supervised`). Numbers become what models
+    take: floats float32, whole numbers int64, but for pictures of bytes (uint8 with four dimensions) as inputs.
 
     A Dataset is read here, once: a random transform in it is drawn once too, and alike in every run that draws
     from torch's generator. Pictures that change from epoch to epoch are ``augment`` of :class:`Supervised`, or a
     task of one's own. Clients whose tasks do not share their tensors are never trained as one.
+
+    Raises ``ValueError`` for anything else; its text begins with ``who``.
     """
-    if isinstance(x, Task):
+    said = f"{who}: " if who else ""
+    if isinstance(x, Task) and not isinstance(x, type):
         return x
     if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor | np.ndarray):
-        require(len(x[0]) == len(x[1]), f"{len(x[0])} inputs and {len(x[1])} targets are no pairs")
-        return Supervised(torch.as_tensor(x[0]), torch.as_tensor(x[1]))
-    if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, tuple):
+        inputs, targets = (_numbers(part, f"{said}the {name}") for part, name in zip(x, PARTS, strict=True))
+        return _paired(inputs, targets, said)
+    if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, tuple | type):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             pairs = [x[i] for i in range(len(x))]
         if pairs and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            inputs, targets = (torch.stack([torch.as_tensor(pair[i]) for pair in pairs]) for i in (0, 1))
-            return Supervised(inputs, targets)
+            inputs, targets = (_stacked([pair[i] for pair in pairs], f"{said}the {n}") for i, n in enumerate(PARTS))
+            return _paired(inputs, targets, said)
+    if isinstance(x, type):
+        raise ValueError(f"{said}{x.__name__} is a class: give one of its objects, {x.__name__}(...)")
     raise ValueError(
-        f"{type(x).__name__} is not a task: give a Task, a Dataset of (input, target) pairs, or two tensors or arrays"
+        f"{said}{type(x).__name__} is not a task: give a Task, a Dataset of (input, target) pairs, or two tensors or "
+        f"arrays"
     )
+
+
+PARTS = ("inputs", "targets")
+
+
+def _paired(inputs: Tensor, targets: Tensor, said: str) -> Supervised:
+    sizes = [len(x) if x.ndim else 0 for x in (inputs, targets)]
+    require(sizes[0] == sizes[1], f"{said}{sizes[0]} inputs and {sizes[1]} targets are no pairs")
+    if not (inputs.dtype == torch.uint8 and inputs.ndim == 4):  # pictures become floats batch by batch
+        inputs = _wide(inputs, torch.float32)
+    return Supervised(inputs, _wide(targets, torch.int64))
+
+
+def _wide(x: Tensor, truth: torch.dtype) -> Tensor:
+    """Floats as float32, whole numbers as int64, truth values as ``truth``."""
+    return x.to(torch.float32 if x.is_floating_point() else truth if x.dtype == torch.bool else torch.int64)
+
+
+def _numbers(x: Any, what: str) -> Tensor:
+    """A tensor, an array or a number as a tensor. Raises ``ValueError``, beginning with ``what``."""
+    if not isinstance(x, Tensor):
+        known = isinstance(x, np.ndarray | np.generic | int | float | list | tuple)
+        require(known, f"{what} are of type {type(x).__name__}: tensors, arrays or numbers are expected")
+        array = np.asarray(x)
+        require(array.dtype.kind in "biuf", f"{what} are an array of {array.dtype}: numbers are expected")
+        kind = {"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64)
+        x = torch.from_numpy(np.require(array, np.uint8 if array.dtype == np.uint8 else kind, ["C", "W"]))
+    require(not x.is_complex(), f"{what} are complex: real numbers are expected")
+    found: Tensor = x.detach()
+    return found
+
+
+def _stacked(items: Sequence[Any], what: str) -> Tensor:
+    """Items of one shape as one tensor."""
+    tensors = [_numbers(item, what) for item in items]
+    for i, tensor in enumerate(tensors):
+        require(
+            tensor.shape == tensors[0].shape,
+            f"{what} have different shapes: {list(tensors[0].shape)} in example 0, {list(tensor.shape)} in example "
+            f"{i}; pad them to one shape, or write a Task of your own",
+        )
+    return torch.stack(tensors)

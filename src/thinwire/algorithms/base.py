@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_t
 from torch import nn
 
 from ..config import Config
-from ..errors import require
+from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD, Trained
+from ..local import Local, LocalSGD, Trained, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -55,10 +55,10 @@ class Start(NamedTuple):
 class Algorithm(Config, ABC):
     """Both halves of a federated method.
 
-    ``up`` carries the Params fields of a reply, ``down`` those of a broadcast; a dict by
-    field name where they differ. ``weights`` is how replies are averaged. ``buffers`` says
-    what becomes of float buffers (the statistics of norm layers): averaged with the same
-    weights and broadcast, whole, or kept by each client (the model that all share is then
+    ``local`` is how clients train. ``up`` carries the Params fields of a reply, ``down`` those of
+    a broadcast; a dict by field name where they differ. ``weights`` is how replies are averaged.
+    ``buffers`` says what becomes of float buffers (the statistics of norm layers): averaged with
+    the same weights and broadcast, whole, or kept by each client (the model that all share is then
     evaluated with the statistics it started with, each client's own model with its own).
     """
 
@@ -69,6 +69,7 @@ class Algorithm(Config, ABC):
     remembers: ClassVar[str] = ""
     """What server and clients both derive from every update that was sent: why none of its layers may be recycled."""
 
+    local: Trainer = LocalSGD()
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()
     weights: Weights = "examples"
@@ -134,6 +135,10 @@ class Around(Algorithm):
         return self.inner.remembers
 
     @property
+    def local(self) -> Trainer:  # type: ignore[override]
+        return self.inner.local
+
+    @property
     def up(self) -> Link | dict[str, Link]:  # type: ignore[override]
         return self.inner.up
 
@@ -159,7 +164,22 @@ class Around(Algorithm):
         return self.inner.model(server.inner, client)
 
 
-def own_pull(algorithm: Algorithm, local: LocalSGD, field: str) -> None:
+def own_pull(algorithm: Algorithm, local: Trainer, field: str) -> None:
     """Raise ``ValueError`` where ``local`` has a pull beside the one that is the method's own ``field``."""
     name = type(algorithm).__name__
     require(not local.prox, f"{name}(local={local!r}): {name} pulls by its own {field}; leave prox at 0")
+
+
+def plain_steps(algorithm: Algorithm, local: Trainer, otherwise: str = "") -> None:
+    """Raise :class:`CombinationError` where the way of a client does not say what its mean gradient was.
+
+    x - y is the sum of learning rates times the mean gradient for SGD without momentum alone. ``otherwise`` is what the
+    user may write instead.
+    """
+    said = f"{type(algorithm).__name__} reads the mean gradient off the distance a client went"
+    if not isinstance(local, LocalSGD):
+        raise CombinationError(
+            f"{said}, and a step of {type(local).__name__} is no multiple of a gradient: use LocalSGD{otherwise}"
+        )
+    if local.momentum:
+        raise CombinationError(f"{said}, which local momentum={local.momentum} stretches: use momentum=0{otherwise}")

@@ -17,7 +17,7 @@ from ..errors import require
 from ..key import Key
 from ..links import Dense, Link
 from ..links.lbgm import multiplier
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
 from ..task import Task
@@ -81,7 +81,7 @@ class ClusteredLBGM(Algorithm):
 
     clusters: int = 8
     threshold: float = 0.2
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()

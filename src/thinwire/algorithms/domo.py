@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link, Sparse
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..optimizers import Momentum
 from ..params import Params
 from ..task import Task
@@ -62,13 +62,13 @@ class DOMO(Algorithm):
 
     With ``intra`` it is DOMO-S, which goes there step by step. ``beta`` is the share of the server's momentum that is
     fused. It is ``momentum="inferred"`` from two consecutive models, which costs no more than FedAvg while all take
-    part, or "sent": a second model down.
+    part, or "sent": a second model down. Any trainer fits as ``local``: what is fused is in the units of updates.
     """
 
     paper = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 4"
 
     beta: float = 0.9
-    local: LocalSGD = LocalSGD(momentum=0.6)
+    local: Trainer = LocalSGD(momentum=0.6)
     opt: Momentum = Momentum(1.0, beta=0.9)
     intra: bool = False
     momentum: Literal["inferred", "sent"] = "inferred"

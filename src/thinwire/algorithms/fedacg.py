@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..errors import require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -40,7 +40,7 @@ class FedACG(Algorithm):
 
     paper = "Kim, Kim, Han, CVPR 2024, arXiv:2201.03172"
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     momentum: float = 0.85
     beta: float = 0.01
     up: Link | dict[str, Link] = Dense()

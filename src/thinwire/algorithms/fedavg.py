@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..task import Task
@@ -61,7 +61,7 @@ class FedAvg(Algorithm):
 
     late = True
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()

@@ -23,14 +23,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..errors import CombinationError, require
+from ..errors import require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights, own_pull
+from .base import Algorithm, Buffers, Client, Message, Start, Weights, own_pull, plain_steps
 
 
 class Server(NamedTuple):
@@ -60,7 +60,7 @@ class FedDC(Algorithm):
 
     paper = "Gao et al., CVPR 2022, arXiv:2203.11751"
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     alpha: float = 0.1
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()
@@ -70,11 +70,7 @@ class FedDC(Algorithm):
     def __post_init__(self) -> None:
         require(0 <= self.alpha < math.inf, f"FedDC(alpha={self.alpha}): alpha must not be negative")
         own_pull(self, self.local, "alpha")
-        if self.local.momentum:
-            raise CombinationError(
-                f"FedDC reads the mean gradient off the distance a client went, which local momentum="
-                f"{self.local.momentum} stretches: use momentum=0"
-            )
+        plain_steps(self, self.local)
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()
@@ -87,10 +83,10 @@ class FedDC(Algorithm):
         x, g, h_i, g_i = view.x, view.g, state.h, state.g
         trainer = replace(self.local, prox=self.alpha)
         y = yield Local(x, trainer, offset=g - g_i, anchor=x - h_i)
-        step, rate = y.x - x, self.local.rate(key)
+        step = y.x - x
         h_i = h_i + step
-        if rate > 0:  # else a schedule's last round: the client went nowhere and learned nothing
-            g_i = g_i - g - step / (y.steps * rate)
+        if y.rates > 0:  # else a schedule's last round: the client went nowhere and learned nothing
+            g_i = g_i - g - step / y.rates
         return Reply(step + h_i, g_i), Own(h_i, g_i)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:

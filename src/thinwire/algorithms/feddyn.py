@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..errors import require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -52,7 +52,7 @@ class FedDyn(Algorithm):
     paper = "Acar et al., ICLR 2021, arXiv:2111.04263"
     remembers = "h, the mean of the gradients that clients remember of every update they sent"
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     alpha: float = 0.1
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()

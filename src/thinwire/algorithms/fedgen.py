@@ -29,7 +29,7 @@ from ..errors import require
 from ..key import Key
 from ..layers import last_linear, layer
 from ..links import Dense, Link
-from ..local import Local, LocalSGD, Loss, Net
+from ..local import Local, LocalSGD, Loss, Net, Trainer
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
 from ..task import Batch, Task, labels
@@ -77,8 +77,8 @@ class Taught(Loss):
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
         losses = task.loss(net.module, batch)
         drawn, features = generated(self.generator, self.labels, len(losses), net.generator)
-        device = losses.device
-        scores = net.module.get_submodule(self.head)(features.to(device))
+        device, head = losses.device, net.module.get_submodule(self.head)
+        scores = head(features.to(device, next(head.parameters()).dtype)).float()
         return losses + self.weight * F.cross_entropy(scores, drawn.to(device), reduction="none")
 
 
@@ -94,7 +94,7 @@ class FedGen(Algorithm):
 
     paper = "Zhu, Hong, Zhou, ICML 2021, arXiv:2105.10056"
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     weight: float = 1.0
     head: str | None = None
     hidden: int = 128

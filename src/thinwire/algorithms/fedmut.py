@@ -24,7 +24,7 @@ import torch
 from ..errors import require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -47,7 +47,7 @@ class FedMut(Algorithm):
 
     paper = "Hu et al., AAAI 2024"
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     alpha: float = 0.5
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()

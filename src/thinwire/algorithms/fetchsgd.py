@@ -33,7 +33,7 @@ from ..errors import require
 from ..kernels.sketch import MOST_ROWS, count_sketch, heavy
 from ..key import Key
 from ..links import Dense, Flat, Link, Sparse
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
@@ -90,7 +90,7 @@ class FetchSGD(Algorithm):
     masking: bool = True
     error: Literal["zero", "subtract"] = "zero"
     lr: float = 1.0
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     known: bool = False
     up: Link | dict[str, Link] = Dense()
     weights: Weights = "examples"

@@ -34,7 +34,7 @@ from torch import Size
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
 from ..subspace import Basis, Fastfood
@@ -93,7 +93,7 @@ class Intrinsic(Algorithm):
     subspaces: int = 1
     varying: bool = False
     epoch: int = 10
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
     basis: Basis = Fastfood()
     known: bool = False

@@ -25,10 +25,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import require
+from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD
+from ..local import Local, LocalSGD, Memory, Trainer
 from ..optimizers import SGD, Momentum, Optimizer
 from ..params import Params
 from ..task import Task
@@ -54,7 +54,7 @@ class FedAvgLMZ(FedAvg):
 
     paper = THESIS
 
-    local: LocalSGD = LocalSGD(momentum=0.6)
+    local: Trainer = LocalSGD(momentum=0.6)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FedAvgSLMZ(FedAvg):
 
     paper = THESIS
 
-    local: LocalSGD = LocalSGD(momentum=0.6)
+    local: Trainer = LocalSGD(momentum=0.6)
     opt: Optimizer = Momentum(1.0, beta=0.9)
 
 
@@ -95,7 +95,7 @@ class FedAvgLM(Algorithm):
 
     paper = "Yu, Jin, Yang, ICML 2019, arXiv:1905.03817"
 
-    local: LocalSGD = LocalSGD(momentum=0.6)
+    local: Trainer = LocalSGD(momentum=0.6)
     opt: Optimizer = SGD(1.0)
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()
@@ -104,7 +104,13 @@ class FedAvgLM(Algorithm):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        if not isinstance(self.local, LocalSGD):
+            raise CombinationError(
+                f"{name} averages the momentum of local SGD, and {type(self.local).__name__} has moments instead: use "
+                f"LocalSGD(momentum=0.6), or FedAvg({self.local!r})"
+            )
         require(self.local.momentum > 0, f"{name} averages local momentum: give it some, LocalSGD(momentum=0.6)")
+        require(not self.local.keep, f"{name} begins each round at the server's momentum: leave keep at False")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()
@@ -114,7 +120,7 @@ class FedAvgLM(Algorithm):
         return Broadcast(server.x, server.momentum)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        y = yield Local(view.x, self.local, momentum=view.momentum)
+        y = yield Local(view.x, self.local, memory=Memory((view.momentum,), 0))
         assert y.momentum is not None
         return Reply(y.x - view.x, y.momentum), state
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..errors import CombinationError
 from ..key import Key
 from ..links import Dense, Link
-from ..local import Local, LocalSGD, look
+from ..local import Local, LocalSGD, Trainer, look
 from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights
+from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights, plain_steps
 
 
 class Server(NamedTuple):
@@ -59,7 +58,7 @@ class SCAFFOLD(Algorithm):
 
     late = True
 
-    local: LocalSGD = LocalSGD()
+    local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
     option: Literal["I", "II"] = "II"
     up: Link | dict[str, Link] = Dense()
@@ -68,11 +67,8 @@ class SCAFFOLD(Algorithm):
     buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
-        if self.local.momentum and self.option == "II":
-            raise CombinationError(
-                f"SCAFFOLD reads the mean gradient off the distance a client went, which local momentum="
-                f"{self.local.momentum} stretches: use momentum=0, or option='I'"
-            )
+        if self.option == "II":
+            plain_steps(self, self.local, ", or option='I'")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()
@@ -90,10 +86,9 @@ class SCAFFOLD(Algorithm):
             y = yield Local(x, self.local, offset=c - c_i)
             return Reply(y.x - x, seen.momentum - c_i), c_i  # line 12, option I
         y = yield Local(x, self.local, offset=c - c_i)  # line 10
-        rate = self.local.rate(key)
-        if rate == 0:  # a schedule's last round: the client went nowhere and learned nothing
+        if y.rates == 0:  # a schedule's last round: the client went nowhere and learned nothing
             return Reply(y.x - x, c_i.zeros()), c_i
-        control = (x - y.x) / (y.steps * rate) - c  # line 12, option II, less c_i
+        control = (x - y.x) / y.rates - c  # line 12, option II, less c_i
         return Reply(y.x - x, control), c_i
 
     def sent(self, state: State, seen: Message) -> State:

@@ -11,7 +11,7 @@ from ..algorithms.base import Algorithm
 from ..config import Config, complete
 from ..errors import RunError
 from ..expression import parse
-from ..local import LocalSGD
+from ..local import Trainer
 
 Record = dict[str, Any]
 
@@ -88,8 +88,8 @@ def labels(expressions: list[str]) -> dict[str, str]:
     return short
 
 
-def _trainers(x: Any) -> list[LocalSGD]:
-    if isinstance(x, LocalSGD):
+def _trainers(x: Any) -> list[Trainer]:
+    if isinstance(x, Trainer):
         return [x]
     return [t for value in vars(x).values() for t in _trainers(value)] if isinstance(x, Config) else []
 
@@ -98,5 +98,6 @@ def _plain(x: Any) -> Any:
     """The same configuration with local training at its default."""
     if not isinstance(x, Algorithm):
         return x
-    fields = {n: v for n, v in vars(x).items() if n in getattr(x, "__dataclass_fields__", {})}
-    return type(x)(**{n: LocalSGD() if isinstance(v, LocalSGD) else _plain(v) for n, v in fields.items()})
+    known = getattr(x, "__dataclass_fields__", {})
+    fields = {n: v for n, v in vars(x).items() if n in known}
+    return type(x)(**{n: known[n].default if isinstance(v, Trainer) else _plain(v) for n, v in fields.items()})

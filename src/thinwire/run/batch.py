@@ -17,12 +17,12 @@ from torch import Tensor
 from ..errors import NonFinite
 from ..kernels import native
 from ..key import Key
-from ..local import Local, LocalSGD, Trained
+from ..local import Local, Memory, Trained, Trainer
 from ..params import Layout, Params
 from ..task import Supervised, Task
 from .chain import chain, train_chains
 from .stacked import gradients
-from .train import Slot, bent, table
+from .train import Slot, bent, diverged, table
 
 
 def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> bool:
@@ -30,28 +30,28 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     first, trainer = tasks[0], requests[0].trainer
     if type(first) is not Supervised or first.augment:
         return False  # a task of one's own may have its own loss; augmentation draws client by client
-    if slot.random or any(True for _ in slot.module.buffers()):
-        return False
+    if slot.random or slot.rounded or any(True for _ in slot.module.buffers()):
+        return False  # of bfloat16 every client would need a stack of its own
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
     alike = len({tuple(field is None for field in request) for request in requests}) == 1  # stacks have no holes
-    return same and alike and all(r.trainer == trainer and r.basis is None and r.loss is None for r in requests)
+    clocks = {r.memory.steps for r in requests if r.memory is not None}  # warm-up and Adam go by the step
+    if not (same and alike) or len(clocks) > 1:
+        return False
+    return all(r.trainer == trainer and r.basis is None and r.loss is None for r in requests)
 
 
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
     """:func:`thinwire.run.train.train` for clients that are :func:`batchable`. Raises :class:`NonFinite`."""
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
     known = chain(slot.module, slot.layout) if slot.device.type == "cpu" else None
-    if known is not None and known.takes(own[0]):
+    if known is not None and known.takes(own[0]) and known.trains(requests[0].trainer):
         native.keep_memory()
         found = train_chains(known, own, requests, keys)
     else:
         found = _side_by_side(slot, own, requests, keys)
-    for trained, key in zip(found, keys, strict=True):
+    for trained, task, key in zip(found, own, keys, strict=True):
         if not math.isfinite(trained.loss) or not trained.x.finite():
-            lr = requests[0].trainer.rate(key)
-            raise NonFinite(
-                f"round {key.round}, client {key.client}: the loss became {trained.loss:.3g}; lower lr={lr:g}"
-            )
+            raise NonFinite(diverged(task, requests[0].trainer, trained.loss, key))
     return found
 
 
@@ -65,10 +65,9 @@ def _side_by_side(
     layers, slopes = _stacked(w, slot.layout), _stacked(g, slot.layout)
     offset = _stack([request.offset for request in requests], device)
     anchor = _stack([request.anchor or request.x for request in requests], device) if trainer.prox else None
-    momentum = torch.zeros_like(w) if trainer.momentum else None
-    begun = _stack([request.momentum for request in requests], device)
-    if momentum is not None and begun is not None:
-        momentum.copy_(begun)
+    begun = [request.memory or trainer.begin(slot.layout) for request in requests]
+    vectors = [torch.stack([v.flat for v in one]).to(device) for one in zip(*(b.vectors for b in begun), strict=True)]
+    taken, shares = begun[0].steps, [0.0]
     kept = _stack([request.mask for request in requests], device)
     part = _stack([request.shift for request in requests], device)
     lr = trainer.rate(keys[0])
@@ -81,27 +80,28 @@ def _side_by_side(
     if part is not None:
         part /= torch.tensor(steps, device=device)[:, None]
     total, seen = torch.zeros(num, device=device), (places >= 0).sum((0, 2)).tolist()
-    for indices, all_active in zip(places, active, strict=True):
+    for done, (indices, all_active) in enumerate(zip(places, active, strict=True), taken + 1):
         mask = (indices >= 0).to(device).float()
         inputs, targets = everyone.batch(indices.clamp_min(0).view(-1))
         inputs, targets = (t.to(device).view(*indices.shape, *t.shape[1:]) for t in (inputs, targets))
         total += slopes_of(layers, inputs, targets, mask, slopes)
-        before = None if momentum is None or all_active else momentum.clone()
-        step = bent(g, w, trainer, offset, anchor, momentum)
-        if momentum is not None and before is not None:
-            torch.where(mask[:, :1] > 0, momentum, before, out=momentum)  # it ended with the client's last step
+        before = [] if all_active else [v.clone() for v in vectors]
+        step = bent(g, w, trainer, offset, anchor, vectors, done)
+        for v, old in zip(vectors, before, strict=False):
+            torch.where(mask[:, :1] > 0, v, old, out=v)  # it ended with the client's last step
         if kept is not None:
             step = step * kept
         if not all_active:
             step = step * mask[:, :1]  # who has done all its steps stands still
-        w.add_(step, alpha=-lr)
+        w.add_(step, alpha=-lr * trainer.warmed(done))
+        shares.append(shares[-1] + trainer.warmed(done))
         if part is not None:
             w.add_(part * mask[:, :1])
     w, means = w.cpu(), (total.cpu() / torch.tensor(seen)).tolist()
     results = []
     for i in range(num):
-        ended = None if momentum is None else Params(slot.layout, momentum[i].cpu())
-        results.append(Trained(Params(slot.layout, w[i]), steps[i], means[i], ended))
+        ended = Memory(tuple(Params(slot.layout, v[i].cpu()) for v in vectors), taken + steps[i])
+        results.append(Trained(Params(slot.layout, w[i]), steps[i], means[i], ended, lr * shares[steps[i]]))
     return results
 
 
@@ -111,7 +111,7 @@ def _stacked(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     return {name: flat[:, start : start + size].view(-1, *shape) for name, (start, size, shape) in spans}
 
 
-def _places(tasks: Sequence[Supervised], trainer: LocalSGD, keys: Sequence[Key]) -> Tensor:
+def _places(tasks: Sequence[Supervised], trainer: Trainer, keys: Sequence[Key]) -> Tensor:
     """Positions in the common data set of every client's every mini-batch."""
     rows = []
     for task, key in zip(tasks, keys, strict=True):

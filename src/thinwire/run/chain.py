@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..algorithms.fedpara import factors
 from ..kernels import native
 from ..key import Key
-from ..local import Local, Trained
+from ..local import Local, LocalSGD, Memory, Trained, Trainer
 from ..params import Layout, Params
 from ..task import Supervised, cross_entropy
 from .train import table
@@ -61,6 +61,10 @@ class Chain(NamedTuple):
             return False
         low, high = torch.aminmax(y)
         return int(low) >= 0 and int(high) < self.layers[-1].outputs
+
+    def trains(self, trainer: Trainer) -> bool:
+        """Whether the loops know this trainer: SGD, one learning rate for all steps, gradients as they are."""
+        return type(trainer) is LocalSGD and not trainer.warmup and trainer.clip is None
 
 
 class Examples(ctypes.Structure):
@@ -148,25 +152,26 @@ def train_chains(
         trainer, x = request.trainer, request.x
         w = x.flat.clone(memory_format=torch.contiguous_format)
         places = table(len(task), trainer, key.generator("batches"))
-        velocity = None
-        if trainer.momentum:
-            velocity = torch.zeros_like(w) if request.momentum is None else request.momentum.flat.clone()
+        begun = request.memory or trainer.begin(x.layout)
+        velocity = begun.vectors[0].flat.clone() if begun.vectors else None
         part = None if request.shift is None else request.shift.flat / len(places)
         anchor = (request.anchor or x).flat.contiguous() if trainer.prox else None
         offset, mask = (None if p is None else p.flat.contiguous() for p in (request.offset, request.mask))
         tensors = (w, _indices(task), places, anchor, offset, mask, part, velocity)
         at = [None if t is None else t.data_ptr() for t in tensors]
-        reals = (trainer.rate(key), trainer.weight_decay, trainer.prox, trainer.momentum)
+        reals = (trainer.rate(key), trainer.weight_decay, trainer.prox, getattr(trainer, "momentum", 0.0))
         client.__init__(*at[:3], *places.shape, *at[3:], *reals)
-        held.append(tensors)
+        held.append((tensors, begun.steps + len(places)))
     layers = (ctypes.c_int64 * (len(Layer._fields) * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
     size, depth = requests[0].x.layout.size, len(chain.layers)
     native.check(lib.tw_chains(clients, len(clients), size, layers, depth, ctypes.byref(examples)))
     found = []
-    for client, request, (w, _, places, *_, velocity) in zip(clients, requests, held, strict=True):
+    for client, request, key, (tensors, taken) in zip(clients, requests, keys, held, strict=True):
+        w, _, places, *_, velocity = tensors
         layout, seen = request.x.layout, int((places >= 0).sum())
-        momentum = None if velocity is None else Params(layout, velocity)
-        found.append(Trained(Params(layout, w), len(places), client.loss / seen, momentum))
+        ended = Memory(() if velocity is None else (Params(layout, velocity),), taken)
+        rates = request.trainer.rate(key) * len(places)
+        found.append(Trained(Params(layout, w), len(places), client.loss / seen, ended, rates))
     return found
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from ..algorithms.base import Algorithm, Start
-from ..errors import NonFinite
+from ..errors import NonFinite, require
 from ..key import Key
-from ..local import Local, Trained
+from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Task
 from ..wire import State, dumps
@@ -28,11 +28,14 @@ class ClientState(NamedTuple):
     state: State  # the algorithm's
     tx: State  # the sending ends of `up`
     buffers: Params | None  # norm statistics, where they stay with the client
+    memory: Memory | None = None  # the trainer's, where it goes on from round to round
 
 
 def unheard(algorithm: Algorithm, start: Start, form: Form, statistics: Params | None) -> ClientState:
     """What a client keeps before its first round."""
-    return ClientState(start.client, form.open()[0], statistics if algorithm.buffers == "local" else None)
+    kept = statistics if algorithm.buffers == "local" else None
+    memory = algorithm.local.begin(algorithm.model(start.server).layout) if algorithm.local.keep else None
+    return ClientState(start.client, form.open()[0], kept, memory)
 
 
 class Reply(NamedTuple):
@@ -53,7 +56,7 @@ class Round:
     def __init__(self, algorithm: Algorithm, form: Form, task: Task, view: View, own: ClientState, key: Key) -> None:
         self.algorithm, self.form, self.task, self.own, self.key = algorithm, form, task, own, key
         self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
-        self.steps, self.loss, self.asked = 0, 0.0, 0
+        self.steps, self.loss, self.asked, self.memory = 0, 0.0, 0, own.memory
         self.work = algorithm.client(view.state, own.state, task, key)
         self.request: Local | None = None  # the training it waits for; None when it is done
         self._go(None)
@@ -63,6 +66,7 @@ class Round:
         assert self.request is not None
         self.steps, self.asked = self.steps + trained.steps, self.asked + 1
         self.loss = self.loss if self.request.aside else trained.loss
+        self.memory = trained.memory if self.keeps(self.request) else self.memory
         self._go(trained)
 
     def _go(self, trained: Trained | None) -> None:
@@ -70,6 +74,18 @@ class Round:
             self.request = next(self.work) if trained is None else self.work.send(trained)
         except StopIteration as done:
             self.request, (self.message, self.state) = None, done.value
+        if self.request is not None and self.keeps(self.request):
+            require(
+                self.memory is not None,
+                f"{self.request.trainer!r}: what is kept is that of the method's field `local`, and "
+                f"{type(self.algorithm).__name__} has another trainer there",
+            )
+            self.request = self.request._replace(memory=self.memory)
+
+    @staticmethod
+    def keeps(request: Local) -> bool:
+        """Whether the trainer goes on from the client's last round."""
+        return request.trainer.keep and not request.aside
 
     def draws(self) -> Key:
         """The key of the training it waits for: another one each time it asks."""
@@ -86,7 +102,7 @@ class Round:
                 )
         body, seen, tx = form.send(values, self.own.tx, key)
         kept = statistics if algorithm.buffers == "local" else None
-        after = ClientState(algorithm.sent(self.state, form.build(seen)[0]), tx, kept)
+        after = ClientState(algorithm.sent(self.state, form.build(seen)[0]), tx, kept, self.memory)
         return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, after)
 
 

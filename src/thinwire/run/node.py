@@ -26,6 +26,7 @@ from ..key import Key
 from ..task import as_task
 from ..wire import restore
 from .client import ClientState, Reply, client_round, unheard
+from .fitting import fitting
 from .folder import read_state, write_atomic, write_state
 from .header import Answer, Call, read_call
 from .identity import model_digest, run_digest
@@ -154,6 +155,7 @@ class Node:
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""
+        fitting(slot, [("this client", self.task)])
         slot.probe(self.task)
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:

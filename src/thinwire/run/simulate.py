@@ -24,10 +24,11 @@ from ..key import Key
 from ..ledger import Entry
 from ..network import Network
 from ..privacy import Privacy
-from ..task import as_task
+from ..task import as_task, as_tasks
 from ..wire import dumps, loads
 from .client import Reply
 from .distributed import Ranks, barrier, placed, rank, size
+from .fitting import fitting
 from .folder import Folder, locked
 from .identity import data_digest
 from .pool import Plan, Pool, Work
@@ -171,13 +172,13 @@ class Simulation(Rounds):
         require(plan in (None, "each", "together"), f"plan={plan!r}: it is 'each', 'together' or None")
         require(usable(device), f"device={device!r}: no such device here; use cpu or cuda")
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
+        self.tasks = as_tasks(tasks)
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         require(0 <= dropout < 1, f"dropout={dropout}: it is a probability below 1")
         require(workers is None or workers > 0, f"workers={workers}: it must be at least 1")
         if network is not None:
             network.check(len(tasks))
         self.dropout, self.network = dropout, network
-        self.tasks = [as_task(task) for task in tasks]
         self.sample = len(tasks) if sample is None else sample
         for name, value in (("seed", seed), ("sample", self.sample)):
             require(type(value) is int, f"{name}={value!r}: a whole number is expected")
@@ -186,8 +187,8 @@ class Simulation(Rounds):
         require(0 < self.sample <= len(tasks), f"sample={sample}: it must be between 1 and the {len(tasks)} clients")
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(not empty, f"client {empty[:1]} has no examples: choose another split or fewer clients")
-        tested = None if test is None else as_task(test)
-        apart = [as_task(task) for task in client_tests or ()]
+        tested = None if test is None else as_task(test, "test")
+        apart = [as_task(task, f"client_tests[{client}]") for client, task in enumerate(client_tests or ())]
         require(tested is None or len(tested) > 0, "the test set has no examples")
         require(all(len(task) > 0 for task in apart), "client_tests has a task without examples")
         require(
@@ -196,6 +197,9 @@ class Simulation(Rounds):
         )
 
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), placed(device))
+        fitting(slot, ((f"client {client}", task) for client, task in enumerate(self.tasks)))
+        fitting(slot, [("test", tested)] if tested is not None else [])
+        fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(max(self.tasks[:100], key=len))
         super().__init__(algorithm, slot, len(tasks), seed, tested, privacy)
         self.client_tests, self.plan = apart, plan

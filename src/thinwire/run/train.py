@@ -8,23 +8,29 @@ is not used: its first optimiser costs a second of imports.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import NonFinite
+from ..errors import NonFinite, require
 from ..key import Key
-from ..local import Local, LocalSGD, Trained
-from ..params import Layout, Params
-from ..task import Batch, Task
+from ..local import Local, Memory, Trained, Trainer
+from ..params import Layout, Params, is_finite
+from ..task import Batch, Supervised, Task
 
 
 class Slot:
-    """A module that any model of its layout can be loaded into. One a worker."""
+    """A module that any model of its layout can be loaded into. One a worker.
+
+    ``flat`` and ``grad`` are float32. Parameters in float32 are views of ``flat``. Parameters in bfloat16 are copies of
+    it, rounded to the nearest: ``flat`` is their float32 master copy, which is trained, sent and kept.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         self.module = copy.deepcopy(module).to(device)
@@ -33,18 +39,29 @@ class Slot:
         if not trained:
             raise ValueError("the model has no trainable parameters: nothing would be sent")
         for name, p in trained:
-            if p.dtype != torch.float32:
-                raise ValueError(f"parameter {name!r} is {p.dtype}: models are trained and sent in float32")
+            if p.dtype not in (torch.float32, torch.bfloat16):
+                raise ValueError(
+                    f"parameter {name!r} is {p.dtype}: models are trained and sent in float32, or in bfloat16 with a "
+                    f"float32 copy: module.float() or module.bfloat16()"
+                )
         self.layout = Layout.of(trained)
         self.flat = torch.zeros(self.layout.size, device=device)
         self.grad = torch.zeros_like(self.flat)
         self.slopes: list[tuple[nn.Parameter, Tensor]] = []  # every parameter, and where its gradient lies
+        self.rounded: list[Tensor] = []  # the parameters in bfloat16, and
+        self.masters: list[Tensor] = []  # what they are rounded from
         for name, p in trained:
             start, size, shape = self.layout.spans[name]
             self.flat[start : start + size] = p.detach().reshape(-1)
-            p.data = self.flat[start : start + size].view(shape)
-            p.grad = self.grad[start : start + size].view(shape)
-            self.slopes.append((p, p.grad))
+            own, home = (v[start : start + size].view(shape) for v in (self.flat, self.grad))
+            if p.dtype == torch.float32:
+                p.data, p.grad = own, home
+            else:
+                self.rounded.append(p.data)
+                self.masters.append(own)
+                p.grad = None
+            self.slopes.append((p, home))
+        self.begins_rounded = next(self.module.parameters()).dtype == torch.bfloat16
         self.batch_norm = any(isinstance(m, _BatchNorm) for m in self.module.modules())
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
         self.moving: tuple[str, ...] = ()  # float buffers that training changes: the statistics of norm layers
@@ -72,6 +89,12 @@ class Slot:
         if x.layout != self.layout:
             raise ValueError("these parameters are of another model: names or shapes of layers differ")
         self.flat.copy_(x.flat)
+        self.round()
+
+    def round(self) -> None:
+        """Give the module's bfloat16 parameters, where it has any, what their master copy has become."""
+        if self.rounded:
+            torch._foreach_copy_(self.rounded, self.masters)
 
     def load_buffers(self, buffers: Params | None) -> None:
         """Put norm statistics into the module; every other buffer is as at the start, whoever trained here before."""
@@ -82,11 +105,19 @@ class Slot:
             there[name].copy_(value)
 
     def collect(self) -> None:
-        """Bring gradients home that lie elsewhere: a loss that calls ``zero_grad`` leaves autograd to make new ones."""
+        """Bring gradients home that lie elsewhere: those in bfloat16, and all where a loss has called ``zero_grad``."""
         for p, home in self.slopes:
             if p.grad is not home:
                 home.zero_() if p.grad is None else home.copy_(p.grad)
-                p.grad = home
+                p.grad = home if p.dtype == home.dtype else None
+
+    def batch(self, task: Task, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """A task's examples where the module is. Inputs in float32 become bfloat16 where the first layer is."""
+        batch = to_device(task.batch(indices, generator), self.device)
+        if self.begins_rounded and isinstance(task, Supervised) and type(batch) is tuple:
+            inputs, *rest = batch
+            batch = (inputs.bfloat16() if inputs.dtype == torch.float32 else inputs, *rest)
+        return batch
 
     def params(self) -> Params:
         """A copy of what is in the module."""
@@ -103,8 +134,7 @@ class Slot:
         try:
             self.module.train()
             with torch.no_grad():
-                batch = to_device(task.batch(torch.arange(min(2, len(task)))), self.device)
-                losses = task.loss(self.module, batch)
+                losses = task.loss(self.module, self.batch(task, torch.arange(min(2, len(task)))))
             self.random = not torch.equal(before, torch.get_rng_state())
         finally:
             torch.set_rng_state(before)
@@ -120,29 +150,41 @@ class Slot:
 
 
 def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A module initialised under ``seed``; torch's own generator is left as it was."""
+    """A module initialised under ``seed``; torch's own generator is left as it was.
+
+    Raises ``ValueError`` where ``factory`` needs arguments, or makes no module.
+    """
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"model={name}: it cannot be called without arguments ({error}); give a module, {name}(...), or a function "
+            f"that makes one, lambda: {name}(...)"
+        ) from None
+    except ValueError:  # there is no signature to be had
+        pass
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(Key(seed).number("model"))
-        return factory()
+        module = factory()
+    require(isinstance(module, nn.Module), f"model={name}: it made {module!r}, which is no module")
+    return module
 
 
 def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
-    """Local SGD from ``request.x``, as :class:`LocalSGD` says. Raises :class:`NonFinite`."""
+    """Local training from ``request.x``, as its :class:`Trainer` says. Raises :class:`NonFinite`."""
     trainer, w, g = request.trainer, slot.flat, slot.grad
     slot.load(request.x)
     slot.module.train()
     offset = None if request.offset is None else request.offset.flat.to(slot.device)
     anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
-    momentum = None
-    if trainer.momentum:
-        momentum = torch.zeros_like(w)
-        if request.momentum is not None:
-            momentum.copy_(request.momentum.flat)
+    begun = request.memory or trainer.begin(slot.layout)
+    vectors, taken = [v.flat.to(slot.device, copy=True) for v in begun.vectors], begun.steps
     loss_of = partial(task.loss, slot.module)
     if request.loss is not None:
         loss_of = partial(request.loss, _Net(slot, key), task)
     lr, generator = trainer.rate(key), key.generator("batches")
-    total, steps, seen = torch.zeros((), device=slot.device), 0, 0
+    total, steps, seen, shares = torch.zeros((), device=slot.device), 0, 0, 0.0
     fewest = 2 if slot.batch_norm else 1
     if len(task) < fewest:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
@@ -154,29 +196,57 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         part = request.shift.flat.to(slot.device) / trainer.num_steps(len(task), fewest)
     for indices in batches(len(task), trainer, generator, fewest):
         g.zero_()
-        batch = to_device(task.batch(indices, generator), slot.device)
-        losses = loss_of(batch)
+        losses = loss_of(slot.batch(task, indices, generator))
         losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
         slot.collect()
         total += losses.detach().sum()
-        step = bent(g, w, trainer, offset, anchor, momentum)
+        steps += 1
+        seen += len(losses)
+        step = bent(g, w, trainer, offset, anchor, vectors, taken + steps)
         if request.basis is not None:
             step = projected(step, request.basis)
         if mask is not None:
             step = step * mask
-        w.add_(step, alpha=-lr)
+        share = trainer.warmed(taken + steps)
+        w.add_(step, alpha=-lr * share)
+        shares += share
         if part is not None:
             w.add_(part)
-        steps += 1
-        seen += len(losses)
+        slot.round()
     loss = float(total) / seen
     x = slot.params()
     if not math.isfinite(loss) or not x.finite():
-        raise NonFinite(
-            f"round {key.round}, client {key.client}: the loss became {loss:.3g}; lower lr={lr:g} or clip the gradients"
-        )
-    ended = None if momentum is None else Params(slot.layout, momentum.to("cpu", copy=True))
-    return Trained(x, steps, loss, ended)
+        raise NonFinite(diverged(task, trainer, loss, key))
+    ended = Memory(tuple(Params(slot.layout, v.to("cpu", copy=True)) for v in vectors), taken + steps)
+    return Trained(x, steps, loss, ended, lr * shares)
+
+
+def diverged(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
+    """What to change where training ended in NaN or infinity: the examples, if they hold any, or the trainer."""
+    who = f"round {key.round}, client {key.client}"
+    for start in range(0, len(task), CHUNK):
+        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task))))
+        if what := _flaw(batch):
+            return f"{who}: {what}; take these examples out, or mend them"
+    advice = "" if trainer.clip is not None else f" or clip the gradients: {type(trainer).__name__}(clip=1.0)"
+    return f"{who}: the loss became {loss:.3g}; lower lr={trainer.rate(key):g}{advice}"
+
+
+CHUNK = 500  # examples looked at together
+
+
+def _flaw(batch: Batch) -> str:
+    """Which part of a batch has NaN or infinity; nothing where all numbers are finite."""
+    if isinstance(batch, Tensor):
+        return "" if is_finite(batch) else "the examples have NaN or infinity in them"
+    if isinstance(batch, tuple | list):
+        names = ("inputs", "targets") if len(batch) == 2 else ()
+        for part, name in zip_longest(batch, names):
+            if found := _flaw(part):
+                return f"the {name} have NaN or infinity in them" if name else found
+    if isinstance(batch, dict):
+        return next((f"{k!r} of the batch has NaN or infinity in it" for k, v in batch.items() if _flaw(v)), "")
+    return ""
 
 
 class _Net:
@@ -193,16 +263,33 @@ class _Net:
 
 
 def bent(
-    g: Tensor, w: Tensor, trainer: LocalSGD, offset: Tensor | None, anchor: Tensor | None, momentum: Tensor | None
+    g: Tensor,
+    w: Tensor,
+    trainer: Trainer,
+    offset: Tensor | None,
+    anchor: Tensor | None,
+    vectors: Sequence[Tensor],
+    step: int,
 ) -> Tensor:
     """The step to take for gradients ``g`` at ``w``, one model's or many's: what the trainer and the request add."""
-    if trainer.weight_decay:
-        g.add_(w, alpha=trainer.weight_decay)
+    if trainer.clip is not None:
+        clipped(g, trainer.clip)
+    if trainer.coupled:
+        g.add_(w, alpha=trainer.coupled)
     if anchor is not None:
         g.add_(w - anchor, alpha=trainer.prox)
     if offset is not None:
         g.add_(offset)
-    return g if momentum is None else momentum.mul_(trainer.momentum).add_(g)
+    return trainer.direction(g, w, vectors, step)
+
+
+def clipped(g: Tensor, most: float) -> Tensor:
+    """``g``, each model's row scaled down to the Euclidean norm ``most`` where it is longer, in place.
+
+    The formula is that of ``torch.nn.utils.clip_grad_norm_``.
+    """
+    norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    return g.mul_((most / (norm + 1e-6)).clamp_(max=1.0))
 
 
 def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
@@ -214,13 +301,13 @@ def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
     return part
 
 
-def batches(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int = 1) -> Iterator[Tensor]:
+def batches(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 1) -> Iterator[Tensor]:
     """Positions of every mini-batch: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     for row in table(n, trainer, generator, at_least):
         yield row if row[-1] >= 0 else row[row >= 0]
 
 
-def table(n: int, trainer: LocalSGD, generator: torch.Generator, at_least: int = 1) -> Tensor:
+def table(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 1) -> Tensor:
     """:func:`batches` as [steps, batch], -1 where a batch has no more examples."""
     size = n if trainer.batch is None else min(trainer.batch, n)
     epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
@@ -237,8 +324,8 @@ def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None, si
     sums: dict[str, float] = {}
     stop = len(task) if stop is None else stop
     for first in range(start, stop, size):
-        batch = task.batch(torch.arange(first, min(first + size, stop)))
-        values: Mapping[str, Tensor] = task.metrics(slot.module, to_device(batch, slot.device))
+        batch = slot.batch(task, torch.arange(first, min(first + size, stop)))
+        values: Mapping[str, Tensor] = task.metrics(slot.module, batch)
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + float(value.double().sum())
     return sums

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ...algorithms.base import Algorithm
 from ...errors import CombinationError, require
 from ...key import Key
-from ...local import Local, Trained
+from ...local import Local, LocalSGD, Trained
 from ..client import ClientState, Reply, Round
 from ..messages import Form
 from ..node import Node
@@ -87,14 +87,17 @@ class Theirs(Node):
     def train(self, slot: Slot, request: Local, key: Key) -> Trained:
         """What their function makes of a model."""
         bent = [name for name, value in zip(request._fields[2:], request[2:], strict=True) if value]
-        bent += [name for name in ("prox", "momentum") if getattr(request.trainer, name)]
+        trainer = request.trainer
+        bent += [name for name in ("prox", "momentum", "warmup", "clip", "keep") if getattr(trainer, name, None)]
+        bent += [] if isinstance(trainer, LocalSGD) else [type(trainer).__name__]
+        bent += ["bfloat16 with a float32 copy"] if slot.rounded else []
         if bent:
             raise CombinationError(
                 f"{self.algorithm!r} asks for more than plain training ({', '.join(bent)}), which a train function of "
                 f"one's own does not do: give a task to flower.client_app(...)"
             )
         slot.load(request.x)
-        config = ConfigRecord({"server-round": key.round, "lr": request.trainer.rate(key)})
+        config = ConfigRecord({"server-round": key.round, "lr": trainer.rate(key)})
         arrays = ArrayRecord({name: value.cpu() for name, value in slot.module.state_dict().items()})
         content = self.message.content
         self.message.content = RecordDict({ARRAYS: arrays, CONFIG: config})
@@ -110,8 +113,9 @@ class Theirs(Node):
         found = next(iter(reply.content.array_records.values())).to_torch_state_dict()
         slot.module.load_state_dict(found)
         self.unseen.examples = int(metrics["num-examples"])
-        steps = int(metrics.get("num-steps", request.trainer.num_steps(self.unseen.examples)))
-        return Trained(slot.params(), steps, float(metrics.get("train_loss", 0.0)))
+        steps = int(metrics.get("num-steps", trainer.num_steps(self.unseen.examples)))
+        loss, rates = float(metrics.get("train_loss", 0.0)), trainer.rate(key) * steps
+        return Trained(slot.params(), steps, loss, rates=rates)
 
 
 class Unseen:
