@@ -53,6 +53,7 @@ from thinwire.links import (
     TopK,
     top_k,
 )
+from thinwire.links.base import Codec
 from thinwire.links.sparse import pack_positions, unpack_positions
 from thinwire.params import Layout, Params
 from thinwire.wire import clone, dumps, loads, restore
@@ -291,6 +292,73 @@ def test_nothing_that_is_handed_in_is_written_to(row: Row) -> None:
         assert dumps(received) == dumps(packet) == data
         del seen
         tx, rx = next_tx, next_rx
+
+
+# -- memory -------------------------------------------------------------------
+
+
+def own(x: Params) -> Params:
+    """The same values in memory of its own, not read-only as that of a message may be."""
+    return Params(x.layout, x.flat.clone())
+
+
+def spoil(x: Any) -> None:
+    """Other values for every tensor in ``x``, in place: what the owner of a buffer does for its next round."""
+    if isinstance(x, Params):
+        x = x.flat
+    if isinstance(x, Tensor):
+        x.fill_(7)
+    elif isinstance(x, list):
+        for part in x:
+            spoil(part)
+
+
+ONE_LAYER = Layout(("w",), (Size([10, 30]),))
+
+
+def as_held(link: Link) -> list[Link]:
+    """A link as it is, inside ``Layerwise``, and around the vector as a whole where it is a codec."""
+    return [link, Layerwise(link), *([Flat(link)] if isinstance(link, Codec) else [])]
+
+
+def directions(layout: Layout) -> list[Params]:
+    """A direction, nearly the same twice, another one, the first again: what recycles, and what sends anew."""
+    generator = torch.Generator().manual_seed(5)
+    a, b, c = (Params(layout, torch.randn(layout.size, generator=generator)) for _ in range(3))
+    return [a, a * 1.5 + c * 0.01, a * -0.5, b, b * 2.0 + c * 0.01, a]
+
+
+@every
+@pytest.mark.parametrize("layout", [LAYOUT, ONE_LAYER], ids=["several layers", "one layer"])
+def test_a_state_shares_no_memory_with_what_was_given_or_returned(row: Row, layout: Layout) -> None:
+    for link in as_held(row.link):
+        like = directions(layout)[5] if row.link.absolute else layout.zeros()
+        tx, rx = link.open(like)  # these are given and returned copies of all, and are what is right
+        given = own(like)
+        spoiled_tx, spoiled_rx = link.open(given)
+        spoil(given)
+        assert dumps([spoiled_tx, spoiled_rx]) == dumps([tx, rx])
+        buffer = own(like)  # one for all rounds, as a hook has
+        for t, x in enumerate(directions(layout)):
+            packet, _, tx = link.send(own(x), tx, key(t))
+            data, tx = dumps(packet), clone(tx)
+            _, rx = link.recv(loads(data), layout, rx, key(t))
+            rx = clone(rx)
+
+            buffer.flat.copy_(x.flat)
+            packet, seen, spoiled_tx = link.send(buffer, spoiled_tx, key(t))
+            assert dumps(packet) == data, (link, t)
+            received = clone(loads(data))
+            for returned in (buffer, seen, packet):
+                spoil(returned)
+            got, spoiled_rx = link.recv(received, layout, spoiled_rx, key(t))
+            for returned in (got, received):
+                spoil(returned)
+            assert dumps(spoiled_tx) == dumps(tx), (link, t)
+            assert dumps(spoiled_rx) == dumps(rx), (link, t)
+
+
+# -- every link, again ---------------------------------------------------------
 
 
 @every
