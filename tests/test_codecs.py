@@ -20,6 +20,7 @@ import thinwire as tw
 from thinwire.algorithms.fedavg import Reply
 from thinwire.errors import CombinationError, WireError
 from thinwire.kernels import rans
+from thinwire.kernels.select import top_k
 from thinwire.kernels.trits import pack_trits, unpack_trits
 from thinwire.key import Key
 from thinwire.links import (

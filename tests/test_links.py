@@ -1305,6 +1305,16 @@ def test_scaled_sign_by_hand() -> None:
     assert seen_by(ScaledSign(), vector(-0.0, -4.0)) == [[2.0, -2.0]]
 
 
+def test_what_top_k_with_feedback_delivers_of_a_constant_update_has_no_direction_to_keep() -> None:
+    # Residuals 0; (0, 3, 1); (4, 0, 2); (0, 3, 3): each delivery is at a right angle to the one before.
+    x = vector(4.0, 3.0, 1.0)
+    over = list(rounds(LBGM(ErrorFeedback(TopK(0.01)), threshold=0.98), x, x, x, x))
+    assert [seen for _, seen, _ in over] == [[4, 0, 0], [0, 6, 0], [8, 0, 0], [0, 6, 0]]
+    assert [isinstance(packet, list) for packet, _, _ in over] == [True, True, True, True]
+    dense = list(rounds(LBGM(threshold=0.001), x, x, x, x))  # what the authors' code tests
+    assert [isinstance(packet, list) for packet, _, _ in dense] == [True, False, False, False]
+
+
 def test_halves_round_to_even_and_stop_at_their_largest_number() -> None:
     assert seen_by(Half(), vector(1 + 2**-11, 1 + 3 * 2**-11, 1e6, -1e6, 2**-25, 2**-24)) == [
         [1.0, 1.001953125, 65504.0, -65504.0, 0.0, 2**-24]
