@@ -2,6 +2,7 @@
 # make test   lint, types and tests
 # make deployments   the tests of real Flower processes
 # make soak   the long tests
+# make golden the recorded runs, as on other processors
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled
 #
@@ -40,7 +41,7 @@ DEMO_OUT ?= runs/demo
 JOBS ?= auto
 MOST_JOBS ?= 4
 
-.PHONY: demo test deployments lint soak federation wheel clean
+.PHONY: demo test deployments lint soak golden federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -72,6 +73,13 @@ lint: .venv/.installed-dev
 # Whatever else is typed, this -m replaces the one of pyproject.toml.
 soak: .venv/.installed-dev
 	$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
+
+# MKL_CBWR: matrix products as on any x86 processor, whichever this is.
+golden: .venv/.installed-dev
+	for isa in default avx2 avx512; do for threads in 1 2; do \
+	  ATEN_CPU_CAPABILITY=$$isa THINWIRE_TEST_THREADS=$$threads $(BIN)/pytest -q tests/test_golden.py || exit 1; \
+	done; done
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/pytest -q tests/test_golden.py
 
 federation: .venv/.installed-all
 	$(BIN)/python examples/flower/federation.py $(ARGS)

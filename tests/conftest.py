@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    # How a sum is split over threads changes its last bits, and golden runs compare those.
-    torch.set_num_threads(1)
+    # How a sum is split over threads changes its last bits, and some tests compare those.
+    torch.set_num_threads(int(os.environ.get("THINWIRE_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="module", params=["compiled", "reference"])

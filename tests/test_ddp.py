@@ -232,6 +232,15 @@ def test_partial_synchronisation_is_def_at_lambda_one_seen_from_the_workers_own_
     assert torch.equal(other[1].vector.flat, other[1].rank.x)
 
 
+@pytest.mark.parametrize("link", [tw.LBGM(threshold=0), tw.Layerwise(tw.LBGM(threshold=0)), tw.EF21(tw.TopK(1.0))])
+def test_links_that_remember_dense_gradients_are_plain_data_parallel_training_from_the_hooks_one_buffer(link):
+    # What was looked back on once was the buffer itself, and the same gradient was recycled for ever.
+    found, expected = judged(trained(Hook(link), 30)), judged(trained(Hook(tw.Dense()), 30))
+    assert torch.allclose(found, expected, atol=5e-6)
+    if isinstance(link, tw.LBGM):
+        assert torch.equal(found, expected)
+
+
 def test_error_feedback_is_def_at_lambda_zero_bit_for_bit():
     assert torch.equal(shared(trained(EF(4))), shared(trained(DEF(4, lam=0.0))))
 

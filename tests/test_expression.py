@@ -513,3 +513,30 @@ def test_an_annotation_that_only_a_function_knows_is_not_checked() -> None:
 
 def test_a_users_own_configuration_can_be_typed() -> None:
     assert parse("Holder(3, items=[1, 'a', None, -2.5])", names={"Holder": Holder}) == Holder(3, [1, "a", None, -2.5])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 60_000,
+        "[" * 60_000,
+        "FedAvg(" + "y" * 50_000 + "=1)",
+        "FedAvg(up=" + repr("z" * 50_000) + ")",
+        "Partition({" + repr("k" * 30_000) + ": Dense(), " + repr("k" * 30_000) + ": Dense()})",
+        "Partition({" + ", ".join(f"'{i % 900}': Dense()" for i in range(3_000)) + "})",
+        "-" + repr("w" * 50_000),
+    ],
+    ids=range(7),
+)
+def test_an_error_quotes_little_of_what_is_long(text: str) -> None:
+    with pytest.raises((ExpressionError, TypeError, ValueError)) as said:
+        parse(text)
+    if isinstance(said.value, ExpressionError):
+        assert len(str(said.value)) < 400
+
+
+def test_longer_expressions_than_anyone_types_are_refused_unread() -> None:
+    with pytest.raises(ExpressionError, match=r"^an expression of 50000000 characters; at most 65536 are read$"):
+        parse("(" * 50_000_000)
+    rules = ", ".join(f"'{i}': Dense()" for i in range(3_000))
+    assert len(parse(f"Partition({{{rules}}})").links) == 3_000

@@ -1,6 +1,12 @@
 """Golden runs: a few rounds of loss and bytes of each method, as text.
 
 ``pytest --golden-rewrite`` writes them anew; the commit that does so says why they moved.
+
+They hold on every processor, with any number of threads. The last bits of a training are not the same
+everywhere: how a sum is split over lanes and threads is the library's choice. So losses are compared to four
+digits, which rounding alone does not reach in four rounds of a model this small, and bytes exactly: what decides
+what is sent (thresholds, ties, draws) must not hang on the last bits. ``make golden`` runs them as other processors
+would: with each instruction set of torch, one and two threads, and MKL's products of no instruction set in particular.
 """
 
 from __future__ import annotations

@@ -93,6 +93,7 @@ def test_selection_is_the_references(levels: list[str], n: int, make: Callable[[
     x = make(n)
     for k in {0, min(n, 1), n // 100, n // 2, n}:
         agree(lambda k=k: select.top_k(x, k), levels)
+        agree(lambda k=k: select.largest(x, k), levels)
     for t in (0.0, -1.0, 1.0, 2.0, 1e-45, 1e300, INF, -INF, NAN):
         agree(lambda t=t: select.above(x, t), levels)
 
@@ -104,6 +105,7 @@ def test_selection_from_more_than_a_sample_is_the_references(levels: list[str]) 
     for x in (normal(n), odd, normal(n).exp() ** 4):
         for k in (6_000, 66_666, 590_000):
             agree(lambda x=x, k=k: select.top_k(x, k), levels)
+            agree(lambda x=x, k=k: select.largest(x, k), levels)
 
 
 @sizes
@@ -213,6 +215,7 @@ def test_parts_and_strides_are_taken_as_they_are(levels: list[str]) -> None:
 def test_nan_gives_some_value_and_reads_nothing_out_of_bounds(levels: list[str]) -> None:
     x = torch.full((1_000,), NAN)
     assert select.top_k(x, 10).tolist() == list(range(10))
+    assert select.largest(x, 10).tolist() == list(range(1_000))
     assert select.above(x, 0.0).tolist() == []
     assert signs.pack_signs(x).tolist() == [0] * 125
     assert quantize.quantize(x, 1.0, 127, 8, 0).tolist() == [254] * 1_000
@@ -233,9 +236,24 @@ def test_the_largest_are_taken_ties_from_the_front_and_nan_before_all() -> None:
         select.top_k(x, 9)
 
 
+def test_the_largest_with_all_ties_and_without_zeros() -> None:
+    x = torch.tensor([1.0, -2.0, 0.0, 2.0, -0.0, 2.0, 1e-45, -2.0])
+    assert select.largest(x, 0).tolist() == []
+    assert select.largest(x, 1).tolist() == select.largest(x, 4).tolist() == [1, 3, 5, 7]
+    assert select.largest(x, 5).tolist() == [0, 1, 3, 5, 7]
+    assert select.largest(x, 7).tolist() == select.largest(x, 8).tolist() == [0, 1, 3, 5, 6, 7]
+    assert select.largest(torch.tensor([INF, 1.0, NAN, -INF]), 2).tolist() == [0, 2, 3]
+    assert select.largest(torch.zeros(5), 3).tolist() == []
+    near = torch.tensor([1 - 2**-12, 1 - 2**-13, 1.0, 1 - 2**-10, 3.0])
+    assert select.largest(near, 2).tolist() == [1, 2, 4]  # 2^11 steps of 2^-24 below 1
+    with pytest.raises(ValueError, match=r"^the 9 largest of 8 entries$"):
+        select.largest(x, 9)
+
+
 def test_other_types_and_numbers_are_selected_by_the_reference() -> None:
     assert select.top_k(torch.tensor([1.0, -3.0, 2.0], dtype=torch.float64), 2).tolist() == [1, 2]
     assert select.top_k(torch.tensor([1.0, -3.0, 2.0], dtype=torch.bfloat16), 1).tolist() == [1]
+    assert select.largest(torch.tensor([1.0, -2.0, 2.0], dtype=torch.float64), 1).tolist() == [1, 2]
     assert select.above(torch.tensor([1.0, -3.0, 2.0], dtype=torch.float16), 2.0).tolist() == [1, 2]
 
 
@@ -579,6 +597,7 @@ def test_on_cuda_the_same_comes_out() -> None:
     native.use("reference")
     x, c = special(10_001), special(10_001).cuda()
     assert same(select.top_k(c, 300).cpu(), select.top_k(x, 300))
+    assert same(select.largest(c, 300).cpu(), select.largest(x, 300))
     assert same(select.above(c, 2.0).cpu(), select.above(x, 2.0))
     assert same(signs.pack_signs(c).cpu(), signs.pack_signs(x))
     assert same(

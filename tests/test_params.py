@@ -91,6 +91,14 @@ def test_replace_takes_the_layers_the_other_has() -> None:
     assert x.replace(x * 2).flat.tolist() == [2, 4, 6, 8, 10, 12, 14]
 
 
+def test_what_replaced_every_layer_may_be_overwritten_after() -> None:
+    x, other = model(), model()
+    y, taken = x.replace(other), x.replace(other, copy=False)
+    other.flat.fill_(0.0)
+    assert y.flat.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert taken is other
+
+
 def test_unknown_layers_are_refused_by_name() -> None:
     x = model()
     with pytest.raises(ValueError, match=r"^no layer named 'c'; the layers are w, s, b$"):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Size, Tensor, nn
 
 import thinwire as tw
@@ -370,3 +371,19 @@ def test_a_basis_of_another_model_is_one_clear_line() -> None:
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, 4), (0.9, 4), (0.6, 2), (1.4, 6), (0.01, 1)])
 def test_a_fraction_of_an_epoch_is_the_nearest_number_of_batches(epochs: float, steps: int) -> None:
     assert LocalSGD(epochs=epochs, batch=8).num_steps(32) == steps
+
+
+def test_equal_models_are_equal_files(tmp_path: Path) -> None:
+    # The library draws the order of its metadata anew for every file.
+    tensors = {"b": torch.ones(3), "a": torch.zeros(2, 2, dtype=torch.float64)}
+    about = {f"key {i}": f"value {i}" for i in range(8)}
+    folder = Folder(tmp_path)
+    files = []
+    for turned in (False, True, False):
+        order = slice(None, None, -1 if turned else 1)
+        folder.model(dict(list(tensors.items())[order]), dict(list(about.items())[order]))
+        files.append((tmp_path / "model.safetensors").read_bytes())
+    assert files[0] == files[1] == files[2]
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == about
+        assert all(file.get_tensor(name).equal(tensor) for name, tensor in tensors.items())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -41,11 +42,17 @@ def configurations(names: Mapping[str, Any]) -> dict[str, type]:
     return {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
 
 
+LONGEST = 1 << 16  # characters of an expression
+QUOTED = 60  # characters of one that an error repeats
+
+
 class _Parser:
     def __init__(self, text: str, names: Mapping[str, type], defaults: Mapping[str, Any]) -> None:
         self.text, self.names, self.defaults = text, names, defaults
 
     def parse(self) -> Any:
+        if len(self.text) > LONGEST:
+            raise ExpressionError(f"an expression of {len(self.text)} characters; at most {LONGEST} are read")
         try:
             tree = self.tree()
             if isinstance(tree.body, ast.Name):  # FedAvg for FedAvg()
@@ -61,7 +68,7 @@ class _Parser:
             raise ExpressionError(self.unclear()) from error
 
     def unclear(self) -> str:
-        return f"{self.text[:200]!r} is not an expression such as FedAvg(up=TopK(0.01))"
+        return f"{_quoted(self.text)} is not an expression such as FedAvg(up=TopK(0.01))"
 
     def value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
@@ -79,9 +86,9 @@ class _Parser:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args):
                 raise ExpressionError(f"{self.shown(node)}: write the arguments out, * and ** are not understood")
-            arguments, named = [self.value(argument) for argument in node.args], [str(k.arg) for k in node.keywords]
-            if twice := [name for name in named if named.count(name) > 1]:
-                raise ExpressionError(f"{self.shown(node)}: {twice[0]} is given twice")
+            arguments = [self.value(argument) for argument in node.args]
+            if twice := _repeated(str(k.arg) for k in node.keywords):
+                raise ExpressionError(f"{self.shown(node)}: {twice[0][:QUOTED]} is given twice")
             return self.call(node.func.id, arguments, {str(k.arg): self.value(k.value) for k in node.keywords})
         if isinstance(node, ast.Name) and node.id in self.names:
             raise ExpressionError(f"{node.id} needs its brackets here: {node.id}()")
@@ -90,23 +97,23 @@ class _Parser:
     def mapping(self, node: ast.Dict) -> dict[str, Any]:
         pairs = [(self.value(k), self.value(v)) for k, v in zip(node.keys, node.values, strict=True) if k is not None]
         keys = [key for key, _ in pairs]
-        for key in keys:
-            if not isinstance(key, str) or keys.count(key) > 1:
-                raise ExpressionError(f"{self.shown(node)}: its keys are different texts, {key!r} is not")
+        wrong = [key for key in keys if not isinstance(key, str)] or _repeated(keys)
+        if wrong:
+            raise ExpressionError(f"{self.shown(node)}: its keys are different texts, {_quoted(wrong[0])} is not")
         return dict(pairs)
 
     def call(self, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if name not in self.names:
-            near = nearest(name, self.names)
+            near = nearest(name[:QUOTED], self.names)
             if "FedAvg" in self.names:
-                raise ExpressionError(f"unknown method {name!r}{near}; `thinwire methods` lists them all")
-            raise ExpressionError(f"unknown name {name!r}{near}; known are {', '.join(sorted(self.names))}")
+                raise ExpressionError(f"unknown method {_quoted(name)}{near}; `thinwire methods` lists them all")
+            raise ExpressionError(f"unknown name {_quoted(name)}{near}; known are {', '.join(sorted(self.names))}")
         cls = self.names[name]
         signature = inspect.signature(cls)
         for keyword in keywords:
             if keyword not in signature.parameters:
-                near = nearest(keyword, signature.parameters)
-                raise ExpressionError(f"{name} has no argument {keyword!r}{near}: it is {name}{shape(cls)}")
+                near = nearest(keyword[:QUOTED], signature.parameters)
+                raise ExpressionError(f"{name} has no argument {_quoted(keyword)}{near}: it is {name}{shape(cls)}")
         try:
             bound = signature.bind(*arguments, **keywords).arguments
         except TypeError as error:
@@ -121,7 +128,18 @@ class _Parser:
         return cls(**bound)
 
     def shown(self, node: ast.expr) -> str:
-        return repr(ast.get_source_segment(self.text.strip(), node) or self.text)
+        return _quoted(ast.get_source_segment(self.text.strip(), node) or self.text)
+
+
+def _quoted(value: Any) -> str:
+    """A value as it is typed, cut where it is long."""
+    text = repr(value[: QUOTED + 1] if isinstance(value, str) else value)
+    return text if len(text) <= QUOTED + 2 else f"{text[:QUOTED]}..."
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    """The names that are there more than once."""
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def shape(cls: type) -> str:

@@ -29,7 +29,9 @@ def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         if value is NO_FIT:
             expected = f"{hint(kinds[name])} is expected"
-            raise ExpressionError(f"{cls.__name__}({name}={arguments[name]!r}): {expected}")
+            given = repr(arguments[name])
+            given = given if len(given) <= 200 else f"{given[:60]}..."
+            raise ExpressionError(f"{cls.__name__}({name}={given}): {expected}")
     return found
 
 

@@ -122,7 +122,7 @@ class Params:
             yield name, self[name]
 
     def only(self, names: Iterable[str]) -> Params:
-        """These layers alone."""
+        """These layers alone. All of them are these very ``Params``: to be read, or cloned to be kept."""
         layout = self.layout.only(names)
         if layout is self.layout:
             return self
@@ -134,10 +134,13 @@ class Params:
         gone = set(self.layout.only(names).names)
         return self.only(n for n in self.names if n not in gone)
 
-    def replace(self, other: Params) -> Params:
-        """These layers, with those that ``other`` has taken from it."""
+    def replace(self, other: Params, copy: bool = True) -> Params:
+        """These layers, with those that ``other`` has taken from it, in memory of their own.
+
+        With ``copy=False`` it is ``other`` itself where that has all layers: for one that nobody else holds.
+        """
         if other.layout == self.layout:
-            return other
+            return other.clone() if copy else other
         flat = self.flat.clone()
         for name, tensor in other.items():
             if name not in self.layout.spans:

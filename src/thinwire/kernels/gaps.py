@@ -67,6 +67,15 @@ def encode_reference(positions: Tensor, n: int, b: int) -> tuple[Tensor, Tensor]
     return pack_bits_reference(ones), pack_bits_reference(rests.bool().view(-1))
 
 
+def count(quotients: UInt8[Tensor, " a"]) -> int:
+    """How many positions there are: the ones among the bits of their quotients."""
+    lib = native.library(quotients)
+    if lib is None:
+        return int(unpack_bits_reference(quotients, 8 * quotients.numel()).sum())
+    quotients = quotients.contiguous()
+    return int(lib.tw_ones(quotients.data_ptr(), quotients.numel()))
+
+
 def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b: int) -> Int64[Tensor, " k"]:
     """The positions that :func:`encode` made these bytes of; ``WireError`` for any other bytes.
 
@@ -79,7 +88,7 @@ def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b
     if lib is None:
         return decode_reference(quotients, rests, n, b)
     quotients, rests = quotients.contiguous(), rests.contiguous()
-    k = lib.tw_ones(quotients.data_ptr(), quotients.numel())
+    k = count(quotients)
     check(k <= n, f"at most {n} gaps below {n}")
     check_bits(rests, k * b)
     positions = torch.empty(k, dtype=torch.int64)

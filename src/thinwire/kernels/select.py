@@ -1,6 +1,8 @@
-"""Which entries are large: the k largest, and those above a threshold."""
+"""Which entries are large: the k largest, those and all that equal the least of them, and those above a threshold."""
 
 from __future__ import annotations
+
+import ctypes
 
 import numpy as np
 import torch
@@ -12,6 +14,8 @@ from . import native
 from .counter import MOST
 
 INFINITY = 0x7F800000  # its bits
+LARGEST = 0x7FFFFFFF  # the bits of the largest NaN: no magnitude has more
+ALIKE = 2.0**-12  # of a magnitude: what a difference of larger numbers is often off by, and few others are as near
 SAMPLE = 1 << 16  # entries that a threshold is guessed from
 WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -41,6 +45,46 @@ def top_k_reference(x: Tensor, k: int) -> Tensor:
     return torch.cat([larger, equal[: k - len(larger)]]).sort().values
 
 
+def largest(x: Float[Tensor, " n"], k: int) -> Int64[Tensor, " m"]:
+    """The positions, ascending, of the ``k`` entries of largest magnitude and of all that equal the least of them.
+
+    Equal are magnitudes less than ``ALIKE`` of it below it, or half of that (of 16-bit floats: the same ones): what
+    sums of the same terms differ by is rounding, not the same on every machine, and must not choose among them. No
+    zero is taken, so there may be fewer than ``k``; NaN counts as larger than infinity. Extra memory: as ``top_k``.
+    """
+    require(0 <= k <= x.numel(), f"the {k} largest of {x.numel()} entries")
+    lib = native.library(x)
+    if k == 0 or lib is None or x.numel() > MOST:
+        return largest_reference(x, k)
+    x = x.contiguous()
+    kth = lib.tw_kth(x.data_ptr(), x.numel(), k, torch.get_num_threads())
+    native.check(kth < 0)
+    return _between(lib, x, max(1, kth - _rounding(x)), LARGEST)
+
+
+def largest_reference(x: Tensor, k: int) -> Tensor:
+    if k == 0:
+        return torch.zeros(0, dtype=torch.int64, device=x.device)
+    magnitude = _magnitude(x)
+    kth = int(magnitude.topk(k, sorted=False).values.min())
+    return (magnitude >= max(1, kth - _rounding(x))).nonzero().view(-1)
+
+
+def _rounding(x: Tensor) -> int:
+    """``ALIKE`` in steps between neighbouring floats, at most."""
+    return int(ALIKE / torch.finfo(x.dtype).eps)
+
+
+def _between(lib: ctypes.CDLL, x: Tensor, low: int, high: int) -> Tensor:
+    """The positions, ascending, of the magnitudes whose bits are from ``low`` to ``high``."""
+    n, threads = x.numel(), torch.get_num_threads()
+    counts = torch.empty(native.MOST_THREADS, dtype=torch.int64)
+    total = lib.tw_count(x.data_ptr(), n, low, high - low, counts.data_ptr(), threads)
+    positions = native.empty(lib, total, dtype=torch.int64)
+    lib.tw_fill(x.data_ptr(), n, low, high - low, counts.data_ptr(), positions.data_ptr(), threads)
+    return positions
+
+
 def above(x: Float[Tensor, " n"], t: float) -> Int64[Tensor, " k"]:
     """The positions, ascending, where ``|x| >= t`` and x is neither zero nor NaN; ``t`` is taken to 32 bits.
 
@@ -51,15 +95,10 @@ def above(x: Float[Tensor, " n"], t: float) -> Int64[Tensor, " k"]:
         least = np.float32(t)
     if lib is None or np.isnan(least):
         return above_reference(x, t)
-    x, n, threads = x.contiguous(), x.numel(), torch.get_num_threads()
     low = max(1, int(least.view(np.int32)))  # of a negative number below zero
     if low > INFINITY:
         return torch.zeros(0, dtype=torch.int64)
-    counts = torch.empty(native.MOST_THREADS, dtype=torch.int64)
-    total = lib.tw_count(x.data_ptr(), n, low, INFINITY - low, counts.data_ptr(), threads)
-    positions = native.empty(lib, total, dtype=torch.int64)
-    lib.tw_fill(x.data_ptr(), n, low, INFINITY - low, counts.data_ptr(), positions.data_ptr(), threads)
-    return positions
+    return _between(lib, x.contiguous(), low, INFINITY)
 
 
 def above_reference(x: Tensor, t: float) -> Tensor:

@@ -21,9 +21,11 @@ class Link(Config, ABC):
     what ``recv`` makes of ``loads(dumps(packet))``. Both ends keep a state that goes in and
     comes out; a lost message is undone by keeping the old one. ``x`` is finite: what comes of
     NaN, or of numbers too large for what a link makes of them, is a :class:`NonFinite` that
-    names the link, or a packet that ``loads`` refuses; no state is the worse for it. ``x`` may
-    hold fewer layers than the link was opened on: then only their part of the state moves.
-    ``layout`` is that of the layers that were sent (the message says which).
+    names the link, or a packet that ``loads`` refuses; no state is the worse for it. A state
+    shares no memory with what was given or returned: a caller that has one buffer for all rounds
+    writes into ``x``, the packet, and what was seen. ``x`` may hold fewer layers than the link
+    was opened on: then only their part of the state moves. ``layout`` is that of the layers that
+    were sent (the message says which).
     """
 
     example = "TopK(0.01)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class DropoutAvg(Codec):
     what is left out is made up for by the others, and a residual would deliver it twice.
 
     Differences from the paper: the change of the model is dropped instead of the model,
-    which has the same mean. Exactly ``drop`` of the entries go, at least one stays.
+    which has the same mean. Exactly ``drop`` of the entries go, rounded down; at least one stays.
     """
 
     paper = "Gunesli et al., 2021, arXiv:2111.13230"
@@ -46,11 +47,14 @@ class DropoutAvg(Codec):
     def __post_init__(self) -> None:
         require(0 <= self.drop < 1, f"DropoutAvg(drop={self.drop}): drop must be at least 0 and below 1")
 
+    def _sent(self, n: int) -> int:
+        return kept(1 - Fraction(str(self.drop)), n)
+
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         n = flat.numel()
         sent = torch.zeros(n, dtype=torch.bool)
-        sent[torch.randperm(n, generator=key.generator("dropout"))[: kept(1 - self.drop, n)]] = True
+        sent[torch.randperm(n, generator=key.generator("dropout"))[: self._sent(n)]] = True
         return [sent, flat[sent]]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
@@ -59,7 +63,7 @@ class DropoutAvg(Codec):
             return vector(packet, n, torch.float32).view(shape)
         check(isinstance(packet, list) and len(packet) == 2, "which entries were sent, and their values")
         vector(packet[0], n, torch.bool)
-        vector(packet[1], kept(1 - self.drop, n), torch.float32)
+        vector(packet[1], self._sent(n), torch.float32)
         return _spread(packet).view(shape)
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:

@@ -49,7 +49,7 @@ class ErrorFeedback(Link):
         packet, seen, inner = self.inner.send(p, tx.inner, key)
         left = p - seen
         finite(self, left.flat)
-        return packet, seen, Residual(tx.residual.replace(left), inner)
+        return packet, seen, Residual(tx.residual.replace(left, copy=False), inner)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(packet, layout, rx, key)
@@ -93,7 +93,7 @@ class EF21(Link):
             raise CombinationError(f"EF21 keeps the receiver's memory itself: {self.inner!r} has one of its own")
 
     def open(self, like: Params) -> tuple[State, State]:
-        return Estimate(like, self.inner.open(like.zeros())[0]), like
+        return Estimate(like.clone(), self.inner.open(like.zeros())[0]), like.clone()
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         before = tx.seen.only(x.names)

@@ -41,13 +41,12 @@ class LBGM(Link):
 
     ``compare`` says what g is. "delivered", as in the paper: what the inner link would
     deliver. The inner link is asked each round and keeps its next state, recycled or not:
-    ``LBGM(ErrorFeedback(TopK(0.1)))``. "dense", as in the authors' code: the update as it is.
+    ``LBGM(ErrorFeedback(TopK(0.1)))``. "dense": the update as it is.
     Then the inner link is asked only when it sends, a recycled round leaves its state alone,
     and recycling loses at most ``threshold`` of |g|^2. So over a contraction it is one, and
-    error feedback may go around it, which is the authors' order:
-    ``ErrorFeedback(LBGM(TopK(0.1), compare="dense"))``. l is what was delivered all the same,
-    for the receiver has nothing else: a threshold below the share of |g|^2 that the inner
-    link leaves out recycles hardly ever.
+    error feedback may go around it: ``ErrorFeedback(LBGM(TopK(0.1), compare="dense"))``. l is what
+    was delivered all the same, for the receiver has nothing else: a threshold below the share of
+    |g|^2 that the inner link leaves out recycles hardly ever.
 
     ``store="packet"`` keeps l as the message that it came in, to be decoded when it is looked
     back on: the memory of both ends is then as small as what was sent, which is Appendix
@@ -57,8 +56,12 @@ class LBGM(Link):
 
     Differences from the paper: g is the change of the model over the round, which equals
     the sum of gradients times the learning rate for plain SGD and stays right with
-    momentum and decay. Sampled clients are weighted over those that took part (Algorithm 3
-    as printed shrinks the step by the share of clients sampled).
+    momentum and decay. In the authors' code top-k enters the bill alone: what is tested, kept and
+    applied is the dense update with its residual, and a round is billed as the smaller of LBGM's
+    message and top-k's values. No link here does that, for no receiver could: with error feedback
+    even a constant update is delivered at ever other places, so that hardly any round recycles.
+    Sampled clients are weighted over those that took part (Algorithm 3 as printed shrinks the
+    step by the share of clients sampled).
     """
 
     paper = "Azam et al., ICLR 2022"

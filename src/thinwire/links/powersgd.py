@@ -74,7 +74,7 @@ class PowerSGD(Link):
         seen, _ = self.recv(packet, x.layout, None, key)
         left = owed - seen
         finite(self, left.flat)
-        return packet, seen, Sender(tx.residual.replace(left), start)
+        return packet, seen, Sender(tx.residual.replace(left, copy=False), start)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return LowRank(self.rank).recv(packet, layout, rx, key)

@@ -6,7 +6,9 @@ smaller. Only ``RandK`` sends none, because both ends draw them from the same se
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from jaxtyping import Int
@@ -14,7 +16,7 @@ from torch import Size, Tensor
 
 from ..errors import check, require
 from ..kernels import gaps
-from ..kernels.select import above, sampled_threshold, top_k
+from ..kernels.select import above, largest, sampled_threshold, top_k
 from ..key import Key
 from ..params import Params
 from ..wire import Packet, State
@@ -82,14 +84,18 @@ class Sparse(_Chosen):
 
 @dataclass(frozen=True)
 class TopK(_Chosen):
-    """The largest entries by magnitude, ``share`` of each layer, at least one.
+    """The largest entries by magnitude, ``share`` of each layer: k of its n entries are share * n, rounded up.
 
     ``values`` is the codec of what is kept, e.g. ``TopK(0.01, values=Half())``. With
     ``sampled`` what is kept reaches a threshold that a sample of a large layer gives: several
-    times faster, and about ``share`` of it (equal magnitudes are kept or left out together).
-    Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599.
+    times faster, and about ``share`` of it. Stich, Cordonnier, Jaggi, NeurIPS 2018,
+    arXiv:1809.07599.
 
-    Differences from the paper: per layer (``Flat(TopK(...))`` takes the whole vector).
+    Differences from the paper: per layer (``Flat(TopK(...))`` takes the whole vector). Zeros are
+    not sent, so it may be fewer than k. All that equal the k-th largest magnitude (to 12 bits:
+    rounding must not choose) are sent, so it may be more, up to 2 k. Where even that is not
+    enough, as in a layer of one magnitude, it is k, those at the lowest positions first: a
+    message stays near the size that was asked for.
     """
 
     paper = "Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599"
@@ -111,8 +117,11 @@ class TopK(_Chosen):
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat, k = x.reshape(-1), kept(self.share, x.numel())
-        about = above(flat, sampled_threshold(flat, k, key.generator("sample"))) if self.sampled else None
-        return self._pack(x, top_k(flat, k) if about is None else about, self.values, key)
+        if self.sampled:
+            positions = above(flat, sampled_threshold(flat, k, key.generator("sample")))
+        else:
+            positions = largest(flat, k)
+        return self._pack(x, positions if len(positions) <= 2 * k else top_k(flat, k), self.values, key)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         return self._unpack(packet, shape, self.values, key)
@@ -167,6 +176,9 @@ class RandK(Codec):
         return flat.view(shape)
 
 
-def kept(share: float, n: int) -> int:
-    """How many of ``n`` entries a share is: at least one where there is one."""
-    return min(n, max(1, round(share * n)))
+def kept(share: float | Fraction, n: int) -> int:
+    """How many of ``n`` entries a share is, rounded up: at least one where there is one.
+
+    Of the share as it is written: 0.07 of 100 are 7, though in floating point the product is more.
+    """
+    return math.ceil(Fraction(str(share)) * n)

@@ -15,7 +15,7 @@ from torch import Size, Tensor
 
 from ..errors import check, require
 from ..kernels import gaps
-from ..kernels.select import top_k
+from ..kernels.select import largest
 from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
@@ -30,9 +30,13 @@ GOLDEN = (1 + math.sqrt(5)) / 2
 class STC(Codec):
     """The largest entries, ``share`` of each layer (the paper's p), all at their mean magnitude.
 
-    A sign each, and the gaps between them in a Golomb code (Algorithm 1): what
-    ``TopK(share, values=ScaledSign())`` delivers, in the paper's code. How many there are
-    and the code's parameter follow from the share, so neither is sent.
+    Of n entries k are share * n, rounded up. As in the authors' code all that equal the k-th
+    largest magnitude are sent, however many: sums of ternary messages are full of such ties, and
+    taken from larger numbers they are equal but for rounding, so 12 bits are compared. But
+    zeros stay zero, and are not sent. A sign each, and the gaps between them in a Golomb code
+    (Algorithm 1): what ``TopK(share, values=ScaledSign())`` delivers where no more than 2 k are
+    sent, in the paper's code. How many there are is read off the code, and its parameter follows
+    from that, so neither is sent. Little more than two bits an entry, if all of them are sent.
 
     The whole method has residuals at both ends, A_i at the clients and A at the server
     (Algorithm 2)::
@@ -42,7 +46,8 @@ class STC(Codec):
     ErrorFeedback keeps A_i. EF21 sends STC of (what the model is - what clients have of
     it), and that difference is A plus the mean update: the same messages, in absolute values.
 
-    Differences from the paper: by layer; ``Flat(STC(0.01))`` takes the whole vector.
+    Differences from the paper: by layer; ``Flat(STC(0.01))`` takes the whole vector. The mean
+    magnitude is that of all that are sent, and the code's p their share of the entries.
     """
 
     paper = "Sattler et al., TNNLS 2020, arXiv:1903.02891"
@@ -57,19 +62,17 @@ class STC(Codec):
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         n = flat.numel()
-        positions = top_k(flat, kept(self.share, n))
+        positions = largest(flat, kept(self.share, n))
         values = flat[positions]
         return [mean_magnitude(values), pack_signs(values), *gaps.encode(positions, n, golomb(len(positions), n))]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
-        k = kept(self.share, n)
         check(isinstance(packet, list) and len(packet) == 4, "a magnitude, signs and gaps")
         magnitude, signs, quotients, rests = number(packet[0]), *map(octets, packet[1:])
-        positions = gaps.decode(quotients, rests, n, golomb(k, n))
-        check(positions.numel() == k, f"{k} positions")
+        positions = gaps.decode(quotients, rests, n, golomb(gaps.count(quotients), n))
         flat = torch.zeros(n)
-        flat[positions] = unpack_signs(signs, k, float(magnitude))
+        flat[positions] = unpack_signs(signs, len(positions), float(magnitude))
         return flat.view(shape)
 
     def count(self, packet: Packet) -> float:

@@ -135,7 +135,7 @@ class Partition(Link):
             packet = None
             if names:
                 packet, part, tx[rule] = self.links[rule].send(x.only(names), tx[rule], key.at(rule))
-                seen = seen.replace(part)
+                seen = seen.replace(part, copy=False)
             packets.append(packet)
         return packets, seen, tx
 
@@ -148,7 +148,7 @@ class Partition(Link):
                 continue
             own = rx[rule] if rx else None
             part, end = self.links[rule].recv(one, layout.only(names), own, key.at(rule))
-            seen = seen.replace(part)
+            seen = seen.replace(part, copy=False)
             if rx:
                 rx[rule] = end
         return seen, rx

@@ -172,4 +172,9 @@ class Folder:
         from safetensors.torch import save
 
         apart = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights are one tensor of two names
-        self.write("model.safetensors", save(apart, metadata=dict(metadata)))
+        data = save(apart, metadata=dict(metadata))
+        # The library draws the order of the header's metadata anew each time: sorted, equal models are equal files.
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        self.write("model.safetensors", len(header).to_bytes(8, "little") + header + data[start:])

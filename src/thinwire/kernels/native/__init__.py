@@ -35,6 +35,7 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_large": (None, [POINTER, LONG]),
     "tw_keep_memory": (None, []),
     "tw_top_k": (INT, [POINTER, LONG, LONG, POINTER, INT]),
+    "tw_kth": (LONG, [POINTER, LONG, LONG, INT]),
     "tw_count": (LONG, [POINTER, LONG, WORD, WORD, POINTER, INT]),
     "tw_fill": (None, [POINTER, LONG, WORD, WORD, POINTER, POINTER, INT]),
     "tw_pack_signs": (None, [POINTER, LONG, POINTER, INT]),

@@ -237,84 +237,105 @@ static void fill_top(void *job, int part, int parts) {
          s->out + s->at[part]);
 }
 
-/* The k largest of a few: the threshold eight bits at a time, without clearing large tables. */
-static void top_few(const float *x, i64 n, i64 k, i64 *out) {
+/* `find` for a few: the threshold eight bits at a time, without clearing large tables. */
+static u32 find_few(const float *x, i64 n, i64 k, i64 *larger, i64 *equal) {
     u32 threshold = 0, known = 0;
+    i64 left = k;
     for (int shift = 24; shift >= 0; shift -= 8) {
         u32 counts[256] = {0}, bin = 255;
         for (i64 i = 0; i < n; i++) {
             u32 magnitude = word(x[i]) & MAGNITUDE;
             if ((magnitude & known) == threshold) counts[magnitude >> shift & 255]++;
         }
-        for (; k > counts[bin]; bin--) k -= counts[bin]; /* in the end: of those equal to the threshold */
+        for (; left > counts[bin]; bin--) left -= counts[bin];
         threshold |= bin << shift;
         known |= (u32)255 << shift;
+        *equal = counts[bin];
     }
-    CALL(fill, x, n, 0, threshold, MAGNITUDE - threshold, k, out);
+    *larger = k - left;
+    return threshold;
 }
 
-/* The k largest magnitudes: count by the upper bits, then by the lower ones of those in the bin where the k-th lies,
- * then write the positions. Three times through x and 384 KiB a thread. A sample says which entries the first
- * count may leave out; if it turns out to be wrong, all are counted. */
-int tw_top_k(const float *x, i64 n, i64 k, i64 *out, int threads) {
-    if (k == 0) return 0;
+/* The k-th largest magnitude, as bits in s->threshold, and how many of each part are larger and equal; -1: no memory.
+ * Count by the upper bits, then by the lower ones of those in the bin where the k-th lies: twice through x and 384 KiB
+ * a thread. A sample says which entries the first count may leave out; if it turns out to be wrong, all are counted. */
+static int find(Select *s, i64 k, i64 *larger, i64 *equal, int threads) {
+    i64 n = s->n;
     if (n <= 4096) {
-        top_few(x, n, k, out);
+        s->threshold = find_few(s->x, n, k, larger, equal);
         return 0;
     }
     int parts = parts_of(n, threads);
-    i64 quota[MOST_THREADS], at[MOST_THREADS];
     u32 *counts = malloc(((size_t)parts * (HIGH + LOW) + HIGH) * sizeof *counts);
     if (!counts) return -1;
-    Select s = {.x = x, .n = n, .out = out, .quota = quota, .at = at};
-    s.high = counts, s.low = counts + (i64)parts * HIGH;
-    u32 *sampled = s.low + (i64)parts * LOW;
+    s->high = counts, s->low = counts + (i64)parts * HIGH;
+    u32 *sampled = s->low + (i64)parts * LOW;
     const i64 sample = 1 << 16;
     if (n >= 8 * sample) {
         double expected = (double)k / n * sample;
         i64 rank = (i64)(expected + 5 * __builtin_sqrt(expected) + 16), seen = 0;
         memset(sampled, 0, HIGH * sizeof *sampled);
-        for (i64 i = 0, step = n / sample; i < sample; i++) sampled[(word(x[i * step + i % step]) & MAGNITUDE) >> 16]++;
+        for (i64 i = 0, step = n / sample; i < sample; i++) sampled[(word(s->x[i * step + i % step]) & MAGNITUDE) >> 16]++;
         u32 bin = HIGH;
         while (bin > 0 && seen < rank) seen += sampled[--bin];
-        s.floor = bin << 16;
+        s->floor = bin << 16;
     }
-    i64 larger, bin;
+    i64 above, bin;
     for (;;) {
-        in_parts(count_high, &s, parts);
-        larger = 0;
+        in_parts(count_high, s, parts);
+        above = 0;
         for (bin = HIGH - 1; bin >= 0; bin--) {
             i64 here = 0;
-            for (int p = 0; p < parts; p++) here += s.high[(i64)p * HIGH + bin];
-            if (larger + here >= k) break;
-            larger += here;
+            for (int p = 0; p < parts; p++) here += s->high[(i64)p * HIGH + bin];
+            if (above + here >= k) break;
+            above += here;
         }
-        if (bin >= (i64)(s.floor >> 16)) break;
-        s.floor = 0;
+        if (bin >= (i64)(s->floor >> 16)) break;
+        s->floor = 0;
     }
-    s.bin = (u32)bin;
-    in_parts(count_low, &s, parts);
+    s->bin = (u32)bin;
+    in_parts(count_low, s, parts);
     i64 low;
     for (low = LOW - 1; low > 0; low--) {
         i64 here = 0;
-        for (int p = 0; p < parts; p++) here += s.low[(i64)p * LOW + low];
-        if (larger + here >= k) break;
-        larger += here;
+        for (int p = 0; p < parts; p++) here += s->low[(i64)p * LOW + low];
+        if (above + here >= k) break;
+        above += here;
     }
-    s.threshold = (u32)bin << 16 | (u32)low;
-    i64 left = k - larger, place = 0; /* entries equal to the threshold: the first ones are taken */
+    s->threshold = (u32)bin << 16 | (u32)low;
     for (int p = 0; p < parts; p++) {
-        i64 equal = s.low[(i64)p * LOW + low];
-        quota[p] = equal <= left ? INT64_MAX : left;
-        at[p] = place;
-        for (i64 b = bin + 1; b < HIGH; b++) place += s.high[(i64)p * HIGH + b];
-        for (i64 b = low + 1; b < LOW; b++) place += s.low[(i64)p * LOW + b];
-        place += least(equal, left);
-        left -= least(equal, left);
+        larger[p] = 0, equal[p] = s->low[(i64)p * LOW + low];
+        for (i64 b = bin + 1; b < HIGH; b++) larger[p] += s->high[(i64)p * HIGH + b];
+        for (i64 b = low + 1; b < LOW; b++) larger[p] += s->low[(i64)p * LOW + b];
     }
-    in_parts(fill_top, &s, parts);
     free(counts);
     return 0;
+}
+
+/* The positions of the k largest magnitudes; of those equal to the least of them the first ones are taken. */
+int tw_top_k(const float *x, i64 n, i64 k, i64 *out, int threads) {
+    if (k == 0) return 0;
+    int parts = parts_of(n, threads);
+    i64 larger[MOST_THREADS], equal[MOST_THREADS], quota[MOST_THREADS], at[MOST_THREADS];
+    Select s = {.x = x, .n = n, .out = out, .quota = quota, .at = at};
+    if (find(&s, k, larger, equal, threads)) return -1;
+    i64 left = k, place = 0;
+    for (int p = 0; p < parts; p++) left -= larger[p];
+    for (int p = 0; p < parts; p++) {
+        quota[p] = equal[p] <= left ? INT64_MAX : left;
+        at[p] = place;
+        place += larger[p] + least(equal[p], left);
+        left -= least(equal[p], left);
+    }
+    in_parts(fill_top, &s, parts);
+    return 0;
+}
+
+/* The bits of the k-th largest magnitude; -1: no memory. */
+i64 tw_kth(const float *x, i64 n, i64 k, int threads) {
+    i64 larger[MOST_THREADS], equal[MOST_THREADS];
+    Select s = {.x = x, .n = n};
+    return find(&s, k, larger, equal, threads) ? -1 : (i64)s.threshold;
 }
 
 static void count_between(void *job, int part, int parts) {
