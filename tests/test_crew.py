@@ -424,7 +424,7 @@ def test_the_strategy_is_the_loop_in_another_shape(tmp_path: Path) -> None:
     expected = simulated("FedAvg()")
     for name, tensor in result.arrays.to_torch_state_dict().items():
         assert torch.equal(tensor, expected.module.state_dict()[name])
-    assert result.train_metrics_clientapp[2]["up_bytes"] == 3 * (344 + 73)
+    assert result.train_metrics_clientapp[2]["up_bytes"] == 3 * (344 + 93)
     assert result.evaluate_metrics_serverapp[3]["accuracy"] == expected.rounds[2]["accuracy"]
 
 

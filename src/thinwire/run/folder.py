@@ -27,6 +27,14 @@ CHECKPOINT = Path("checkpoint") / "state.thinwire"
 CHECKSUM = 16  # bytes before a state on disk
 
 
+def checksum(state: State) -> bytes:
+    """What :func:`write_state` writes before a state."""
+    digest = hashlib.blake2b(digest_size=CHECKSUM)
+    for piece in pieces(state):
+        digest.update(piece)
+    return digest.digest()
+
+
 def write_state(file: IO[bytes], state: State) -> None:
     """A state behind its checksum, piece by piece: it is never whole in memory."""
     digest = hashlib.blake2b(digest_size=CHECKSUM)
@@ -72,14 +80,14 @@ _held: set[int] = set()  # descriptors of the folders that this process holds
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder; :class:`RunError` if another process does. A killed process lets go of it."""
+def locked(folder: Path, other: str = "another run: choose another folder or wait for it to end") -> Iterator[None]:
+    """Hold a folder; :class:`RunError` if another process, ``other``, does. A killed process lets go of it."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"{folder} is in use by another run: choose another folder or wait for it to end") from None
+            raise RunError(f"{folder} is in use by {other}") from None
         _held.add(file.fileno())
         try:
             yield
