@@ -291,6 +291,10 @@ class Deployment(Rounds):
         """A digest of what is evaluated: the clients' data are not here."""
         return {"test": None if self.test is None else data_digest([self.test])}
 
+    def owner(self) -> str:
+        """Whose a client's file is: of two runs with one setting clients may have done different things."""
+        return f"{self.identity()}-{self.incarnation:016x}"
+
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
         mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
