@@ -119,6 +119,7 @@ class Deployment(Rounds):
         self.digest = run_digest(algorithm, self.model_digest, seed, clients)
         self.incarnation = secrets.randbits(61) | 1 << 61
         self.names: list[str] = []  # of the clients, where they have some
+        self.owners: dict[str, str | None] = {}  # whose key may say a name; None: anybody's
         self.sent: dict[int, Sent] = {}
         self.marks: dict[int, int] = {}  # of what each client holds after its newest answer that was taken
         self.rates: dict[int, float] = {}  # Mbit/s, upwards, as measured
@@ -298,12 +299,12 @@ class Deployment(Rounds):
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
         mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
-        mine |= {"secret": self.secret, "marks": self.marks}
+        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners}
         return {**super().state(), **mine}
 
     def restore(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         super().restore(packet)
         self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
-        self.secret, self.marks = packet["secret"], packet["marks"]
+        self.secret, self.marks, self.owners = packet["secret"], packet["marks"], packet["owners"]
         self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
