@@ -46,6 +46,7 @@ class Post(Grid):
     def __init__(self, apps: dict[int, ClientApp], configs: dict[int, dict[str, Any]]) -> None:
         self.apps, self.replies, self.sent = apps, dict[str, Message](), 0
         self.spoil: Callable[[int, Message, Message], Message | None] = lambda node, message, reply: reply
+        self.keys: dict[int, bytes] = {}  # of nodes that have one
         self.contexts = {n: Context(1, n, configs[n], RecordDict(), {}, 0) for n in apps}
 
     def set_run(self, run: Run) -> None:
@@ -59,10 +60,10 @@ class Post(Grid):
         raise AssertionError
 
     def get_node_ids(self) -> Iterable[int]:
-        return list(self.apps)
+        raise AssertionError
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        raise AssertionError
+        return [NodeInfo(node_id=n, public_key=self.keys.get(n, b"")) for n in self.apps]
 
     def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
         raise AssertionError
@@ -264,6 +265,62 @@ def test_where_clients_are_named_nobody_else_takes_part(tmp_path: Path, caplog: 
         serve(grid, "FedAvg()", 1, clients=["a", "a"])
 
 
+# Made with ssh-keygen -t ecdsa -b 384; the second is the same as a SuperNode gives it to Flower:
+# ssh-keygen -e -m PKCS8 -f key.pub
+PUB = """ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBIL1su0k8/imwyhnbOjABVv/gU2fUhfxW9+Oj8\
+BHNHg5XHtsk8seOrcy7xaGPgMiQZKsUoNC7685y77gMHbeJKuG6s0F7D4I5hQptuNso7x3sg+4x2aXFts10wbgtWxolg== clinic-1"""
+PEM = b"""-----BEGIN PUBLIC KEY-----
+MHYwEAYHKoZIzj0CAQYFK4EEACIDYgAEgvWy7STz+KbDKGds6MAFW/+BTZ9SF/Fb
+346PwEc0eDlce2yTyx46tzLvFoY+AyJBkqxSg0LvrznLvuAwdt4kq4bqzQXsPgjm
+FCm242yjvHeyD7jHZpcW2zXTBuC1bGiW
+-----END PUBLIC KEY-----
+"""
+
+
+def moved(grid: Post, node: int, to: int, key: bytes) -> None:
+    """A node is gone, and another, with this key, says its name."""
+    grid.apps[to], grid.contexts[to] = grid.apps.pop(node), grid.contexts.pop(node)
+    grid.keys[to] = key
+
+
+def test_the_name_of_a_client_that_is_away_is_not_for_another_key(tmp_path: Path, caplog: Any) -> None:
+    grid = post("FedAvg(up=LBGM())", tmp_path)
+    grid.keys = {11: b"one", 12: b"two", 13: b"three"}
+    serve(grid, "FedAvg(up=LBGM())", 1, out=tmp_path / "run")
+    moved(grid, 12, 14, b"four")
+    options: dict[str, Any] = {"out": tmp_path / "run", "deadline": 0.2}
+    result = serve(grid, "FedAvg(up=LBGM())", 2, **options)  # started again: who has which name is in its folder
+    assert "node 14 says that it is 'b', which is the name of a node with another key" in caplog.text
+    assert sorted(e.client for e in result.ledger.of("up", 2)) == [0, 2]
+    moved(grid, 14, 15, b"two")  # its own key, as another node
+    result = serve(grid, "FedAvg(up=LBGM())", 3, **options)
+    assert sorted(e.client for e in result.ledger.of("up", 3)) == [0, 1, 2]
+
+
+def test_of_nodes_without_keys_the_number_says_whose_a_name_is(tmp_path: Path, caplog: Any) -> None:
+    grid = post("FedAvg()", tmp_path)
+    serve(grid, "FedAvg()", 1, out=tmp_path / "run")
+    moved(grid, 12, 14, b"")
+    result = serve(grid, "FedAvg()", 2, out=tmp_path / "run", deadline=0.2)
+    assert "node 14 says that it is 'b', which is the name of a node with another key" in caplog.text
+    assert sorted(e.client for e in result.ledger.of("up", 2)) == [0, 2]
+    anyone = {"a": None, "b": None, "c": None}
+    result = serve(grid, "FedAvg()", 3, out=tmp_path / "run", deadline=0.2, clients=anyone)
+    assert sorted(e.client for e in result.ledger.of("up", 3)) == [0, 1, 2]
+
+
+def test_a_name_may_be_given_to_a_key_beforehand(tmp_path: Path, caplog: Any) -> None:
+    grid = post("FedAvg()", tmp_path, names=("a", "b", "b", "c"))
+    grid.keys = {12: b"mallory", 13: PEM}
+    result = serve(grid, "FedAvg()", 1, clients={"a": None, "b": PUB, "c": None})
+    assert "node 12 says that it is 'b', which is the name of a node with another key" in caplog.text
+    assert result.rounds[0]["clients"] == 3
+    with pytest.raises(
+        ValueError, match=r"clients=\{...: 'secret'\} is no public key: give the text of the node's .pub"
+    ):
+        serve(grid, "FedAvg()", 1, clients={"a": "secret", "b": PUB, "c": None})
+
+
 def test_mods_that_need_arrays_of_floats_are_refused_with_the_reason() -> None:
     from flwr.client.mod.secure_aggregation import secaggplus_mod
     from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
@@ -434,7 +491,7 @@ def test_the_strategy_is_the_loop_in_another_shape(tmp_path: Path) -> None:
     expected = simulated("FedAvg()")
     for name, tensor in result.arrays.to_torch_state_dict().items():
         assert torch.equal(tensor, expected.module.state_dict()[name])
-    assert result.train_metrics_clientapp[2]["up_bytes"] == 3 * (344 + 73)
+    assert result.train_metrics_clientapp[2]["up_bytes"] == 3 * (344 + 93)
     assert result.evaluate_metrics_serverapp[3]["accuracy"] == expected.rounds[2]["accuracy"]
 
 

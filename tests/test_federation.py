@@ -125,11 +125,10 @@ def test_a_deployment_is_a_simulation_bit_for_bit_and_byte_for_byte(
 
 def test_a_header_takes_so_many_bytes(tmp_path: Path) -> None:
     parties = Parties("FedAvg()", tmp_path)
-    parties.server.incarnation = 1 << 61
     parties.round()
     down, up = (parties.server.ledger.of(direction)[0] for direction in ("down", "up"))  # type: ignore[arg-type]
-    assert (down.payload, down.framing) == (344, 61)
-    assert (up.payload, up.framing) == (344, 73)
+    assert (down.payload, down.framing) == (344, 63)
+    assert (up.payload, up.framing) == (344, 93)
 
 
 # -- what gets lost -------------------------------------------------------------------
@@ -244,6 +243,84 @@ def test_a_second_answer_of_a_client_changes_nothing(tmp_path: Path) -> None:
     assert [(e.client, e.total) for e in unused] == [(2, len(again))] * 2
 
 
+# -- which state is meant -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression", ["FedAvg(up=ErrorFeedback(TopK(0.2)))", "FedAvg(up=LBGM(threshold=0.6))", METHODS[5]]
+)
+def test_of_two_answers_to_one_call_a_client_goes_on_from_the_one_that_was_taken(
+    expression: str, tmp_path: Path
+) -> None:
+    parties = Parties(expression, tmp_path)
+    parties.round()
+    for client, call in parties.server.begin().items():
+        answer = parties.node(client).answer(call)
+        if client == 2:  # the call comes again, and training gives something else
+            again = Node(parties.method, mlp, blobs(seed=1)[2], tmp_path / "client-2").answer(call)
+            assert read_answer(again, 10_000).blob != read_answer(answer, 10_000).blob
+        assert parties.server.accept(client, answer)
+    parties.end()
+    parties.round()
+    assert parties.held() == without(expression, 2, [], 3)
+
+
+def test_an_answer_to_what_another_copy_of_the_server_asked_is_refused(tmp_path: Path) -> None:
+    parties = Parties("LUAR(FedAvg(), recycle=1, layers='tensors')", tmp_path)
+    parties.round()
+    shutil.copytree(tmp_path / "server", tmp_path / "copy")
+    parties.round([0, 1])
+    late = parties.node(2).answer(parties.server.begin()[2])
+    shutil.rmtree(tmp_path / "server")
+    shutil.copytree(tmp_path / "copy", tmp_path / "server")
+    parties.serve()
+    parties.round([3, 4])  # and so another model than the one that client 2 was sent
+    call = parties.server.begin()[2]
+    with pytest.raises(WireError, match="round 3, client 2: a packet of another shape: an answer to the newest call"):
+        parties.server.accept(2, late)
+    assert parties.server.accept(2, parties.node(2).answer(call))
+
+
+class Busy(Node):
+    """A client that is called by a second process while it trains."""
+
+    def round(self, *arguments: Any) -> Any:
+        with pytest.raises(RunError, match=r"client-2 is in use by another process that answers for this client"):
+            Node(self.algorithm, self.model, self.task, self.folder).answer(self.call)
+        return super().round(*arguments)
+
+
+def test_one_process_at_a_time_answers_for_a_client(tmp_path: Path) -> None:
+    parties = Parties("FedAvg(up=LBGM(threshold=0.6))", tmp_path)
+    for client, call in parties.server.begin().items():
+        node: Any = parties.node(client, Busy if client == 2 else Node)
+        node.call = call
+        assert parties.server.accept(client, node.answer(call))
+    parties.end()
+    parties.round()
+    assert parties.held() == without("FedAvg(up=LBGM(threshold=0.6))", 2, [], 2)
+
+
+def test_a_client_keeps_no_more_states_than_may_be_named(tmp_path: Path) -> None:
+    parties = Parties("FedAvg(up=ErrorFeedback(TopK(0.2)))", tmp_path)
+
+    def rounds() -> list[int]:
+        """Whose answers' states client 2 has."""
+        return sorted(int(path.name.partition("-")[0]) for path in (tmp_path / "client-2").rglob("*.thinwire"))
+
+    parties.round()
+    parties.round(lost=[2])
+    assert rounds() == [1, 2]
+    parties.round(lost=[2])
+    assert rounds() == [1, 3]  # the answer of the second round was lost for good
+    parties.round()
+    assert rounds() == [1, 4]
+    call = parties.server.begin()[2]
+    for seed in range(6):
+        Node(parties.method, mlp, blobs(seed=seed)[2], tmp_path / "client-2").answer(call)
+    assert rounds() == [4, 5, 5, 5, 5]
+
+
 # -- out of step ----------------------------------------------------------------------
 
 
@@ -322,7 +399,7 @@ def test_a_client_keeps_the_states_of_the_runs_that_it_answered_last(tmp_path: P
             node.answer(read_call(first)._replace(incarnation=0).write())  # the oldest is used again
     found = {path.name for path in (tmp_path / "kept").iterdir()}
     run = parties.server.digest
-    assert found == {"mine", *(f"{run}-{n:016x}" for n in range(17) if n != 1)}
+    assert found == {".lock", "mine", *(f"{run}-{n:016x}" for n in range(17) if n != 1)}
     again = read_call(first)._replace(incarnation=1, base=1, round=2)
     assert not read_answer(node.answer(again.write()), 10_000).held  # it says so, and is opened anew
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,24 @@ def test_draws_are_standard_normal_and_those_of_each_round_their_own() -> None:
     assert normal(0, "a").shape == (0,)
 
 
+def test_each_mean_has_noise_of_its_own_and_the_same_again() -> None:
+    mean = tw.Params.of([("a", torch.zeros(500)), ("b", torch.zeros(500))])
+    other = tw.Params.of([("a", torch.zeros(500)), ("c", torch.zeros(500))])
+    moved = mean + tw.Params.of([("a", torch.full((500,), 1e-9)), ("b", torch.zeros(500))])
+    privacy = Privacy(1.0, 2.0)
+    found = privacy.hidden(mean, 4.0, "s", 3).flat
+    assert torch.equal(privacy.hidden(mean, 4.0, "s", 3).flat, found)
+    for x, replies, secret, round in (
+        (moved, 4.0, "s", 3),
+        (other, 4.0, "s", 3),
+        (mean, 5.0, "s", 3),
+        (mean, 4.0, "t", 3),
+        (mean, 4.0, "s", 4),
+    ):
+        noise = privacy.hidden(x, replies, secret, round).flat
+        assert float((noise * found).mean()) == pytest.approx(0, abs=0.04)  # of independent draws, each of std 0.5
+
+
 def test_nobody_moves_the_model_by_more_than_the_clip() -> None:
     tasks = blobs()
     hostile = [*tasks[:5], tw.Supervised(torch.randn(40, 6) * 1e3, torch.randint(3, (40,)))]
@@ -145,6 +164,26 @@ def test_the_secret_of_a_deployment_is_its_own_and_outlives_the_server(tmp_path:
     assert first.server.secret == secret
     call = first.server.begin()[0]
     assert secret.encode() not in call
+
+
+def test_another_copy_of_the_servers_folder_does_not_tell_what_a_client_sent(tmp_path: Path) -> None:
+    clean = Parties(UNIFORM, tmp_path / "clean", privacy=Privacy(0.5, 0.0))
+    before = clean.server.server.x.flat.clone()
+    clean.round([2])
+    sent = clean.server.server.x.flat - before  # what client 2 adds, clipped
+    private = Parties(UNIFORM, tmp_path / "private", privacy=Privacy(0.5, 1.0))
+    private.server.save(private.folder)
+    shutil.copytree(tmp_path / "private" / "server" / "checkpoint", tmp_path / "copy")
+    models = []
+    for lost in ([], [2]):
+        private.serve()  # from the checkpoint before the round
+        private.round(lost=lost)
+        models.append(private.server.server.x.flat - before)
+        shutil.rmtree(tmp_path / "private" / "server" / "checkpoint")
+        shutil.copytree(tmp_path / "copy", tmp_path / "private" / "server" / "checkpoint")
+    error = 6 * models[0] - 5 * models[1] - sent
+    # What is left is 0.5 times the difference of two draws from the normal distribution, each of 83 numbers.
+    assert float(error.std()) == pytest.approx(0.5 * 2**0.5, rel=0.25)
 
 
 def test_who_is_clipped_by_privacy_is_not_in_the_log(tmp_path: Path, caplog: Any) -> None:

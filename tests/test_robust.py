@@ -19,10 +19,11 @@ from thinwire.algorithms.base import Algorithm
 from thinwire.errors import ExpressionError, RunError, WireError
 from thinwire.links import LBGM, Dense, Flat, Partition, RandK, ScaledSign, Sparse, TopK
 from thinwire.links.sparse import pack_positions, unpack_positions
-from thinwire.run.folder import locked
+from thinwire.run.folder import Folder, locked
 from thinwire.run.messages import Form
 from thinwire.run.stream import Stream, catch_up
 from thinwire.task import Supervised
+from thinwire.version import code_version
 
 KEY = tw.Key(0)
 
@@ -482,6 +483,94 @@ def test_a_bit_that_flips_in_a_state_on_disk_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(RunError, match=r"the state of client 0 cannot be read from .*: its checksum is another"):
         tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 3, out=tmp_path, states="disk", resume=True)
+
+
+def resumed(folder: Path, rounds: int = 3, **options) -> tw.Result:
+    return tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), rounds, out=folder, resume=True, **options)
+
+
+def test_the_state_of_another_run_client_or_version_is_refused_by_name(tmp_path: Path) -> None:
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for seed, run in enumerate(runs):
+        tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 2, out=run, seed=seed, states="disk")
+    first, second = (run / "states" / "000" / "0-2.thinwire" for run in runs)
+    good = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    said = (
+        r"0-2.thinwire is not the state that this run wrote there, but that of client 0 after version 2 of another run"
+    )
+    with pytest.raises(RunError, match=said):
+        resumed(runs[0], states="disk")
+    first.write_bytes((runs[0] / "states" / "001" / "1-2.thinwire").read_bytes())
+    with pytest.raises(RunError, match="but that of client 1 after version 2 of this run: put back what was in"):
+        resumed(runs[0], states="disk")
+    first.write_bytes(good)
+    assert len(resumed(runs[0], states="disk").rounds) == 3
+
+
+CHANGED = {  # of the second line of a file
+    "a number": ("ledger.jsonl", lambda line: line.replace('"payload": ', '"payload": 1')),
+    "a name": ("ledger.jsonl", lambda line: line.replace('"payload"', '"bytes"')),
+    "its damage": ("ledger.jsonl", lambda line: line[:-9]),
+    "no line": ("ledger.jsonl", lambda line: ""),
+    "a loss": ("rounds.jsonl", lambda line: line.replace('"train_loss": ', '"train_loss": 1')),
+    "a field": ("rounds.jsonl", lambda line: line.replace("up_bytes", "up_byte")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_lines_that_are_not_those_that_were_written_are_refused(change: str, tmp_path: Path) -> None:
+    name, changed = CHANGED[change]
+    tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 2, out=tmp_path)
+    path = tmp_path / name
+    good = path.read_text()
+    lines = good.splitlines()
+    assert changed(lines[1]) != lines[1]
+    text = "\n".join([lines[0], changed(lines[1]), *lines[2:]]) + "\n"
+    path.write_text(text)
+    where = r" \(line 2 is damaged\)" if change in ("its damage", "no line") else ""
+    with pytest.raises(
+        RunError, match=rf"{name} is not what this run wrote up to round 2{where}: put it back as it was"
+    ):
+        resumed(tmp_path)
+    assert path.read_text() == text  # nothing was lost by looking
+    path.write_text(good + '{"round": 3, "cli')  # a kill cut it short
+    assert len(resumed(tmp_path).rounds) == 3
+
+
+def test_a_ledger_of_an_older_version_is_read_and_a_line_that_is_no_entry_is_named(tmp_path: Path) -> None:
+    tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 2, out=tmp_path)
+    folder = Folder(tmp_path)
+    packet = folder.load()
+    del packet["lines"]  # as it was before there were digests
+    folder.save(packet)
+    path = tmp_path / "ledger.jsonl"
+    good = path.read_text()
+    path.write_text(good.replace('"framing"', '"header"', 1))
+    with pytest.raises(RunError, match=r"ledger.jsonl: line 1 is no entry of a ledger .*'header'"):
+        resumed(tmp_path)
+    path.write_text(good)
+    assert len(resumed(tmp_path).rounds) == 3
+
+
+def test_a_run_that_goes_on_with_other_versions_says_so(tmp_path: Path, caplog) -> None:
+    tw.simulate(tw.FedAvg(up=LBGM()), linear, tasks(), 1, out=tmp_path)
+    path = tmp_path / "run.json"
+    about = json.loads(path.read_text())
+    (now,) = about["versions"]
+    assert now == f"thinwire {code_version()}, torch {torch.__version__}"
+    resumed(tmp_path, 2)
+    assert json.loads(path.read_text())["versions"] == [now]
+    assert not caplog.records
+    path.write_text(json.dumps({**about, "versions": ["thinwire 0.0.9, torch 1.0"]}))
+    resumed(tmp_path, 3)
+    assert f"{tmp_path} was made with thinwire 0.0.9, torch 1.0 and goes on with {now}" in caplog.text
+    assert json.loads(path.read_text())["versions"] == ["thinwire 0.0.9, torch 1.0", now]
+    caplog.clear()
+    del about["versions"]  # as it was before they were recorded
+    path.write_text(json.dumps(about))
+    resumed(tmp_path, 4)
+    assert not caplog.records
 
 
 # -- many clients --------------------------------------------------------------------

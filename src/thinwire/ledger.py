@@ -71,5 +71,12 @@ class Ledger:
 
     @staticmethod
     def parse(text: str) -> Ledger:
-        """What :meth:`lines` wrote."""
-        return Ledger(Entry(**json.loads(line)) for line in text.splitlines())
+        """What :meth:`lines` wrote. Raises ``ValueError``, naming the line that is no entry."""
+        return Ledger(_entry(number, line) for number, line in enumerate(text.splitlines(), 1))
+
+
+def _entry(number: int, line: str) -> Entry:
+    try:
+        return Entry(**json.loads(line))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"line {number} is no entry of a ledger ({error}): {line[:60]}") from error

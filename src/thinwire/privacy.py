@@ -22,6 +22,7 @@ from torch import Tensor
 from .config import Config
 from .errors import CombinationError, require
 from .params import Params
+from .wire import dumps
 
 BLOCK = 1 << 18  # numbers that are drawn at once
 
@@ -70,10 +71,17 @@ class Privacy(Config):
             )
 
     def hidden(self, mean: Params, replies: float, secret: str, round: int) -> Params:
-        """The mean of so many clipped replies, with this round's noise."""
+        """The mean of so many clipped replies, with its noise: a function of all of this.
+
+        The same mean gets the same noise, and a run that is resumed the same bits. Another mean of the same round,
+        where a server's folder was put back from a copy, gets another: else the difference of two models would be
+        that of the replies, without any noise.
+        """
         if not self.noise:
             return mean
-        drawn = normal(mean.flat.numel(), f"{secret}|{round}") * (self.noise * self.clip / replies)
+        seen = hashlib.sha256(repr(mean.names).encode() + dumps(mean)).hexdigest()
+        drawn = normal(mean.flat.numel(), f"{secret}|{self!r}|{round}|{replies}|{seen}")
+        drawn *= self.noise * self.clip / replies
         return Params(mean.layout, (mean.flat.double() + drawn.to(mean.flat.device)).to(mean.flat.dtype))
 
     def epsilon(self, rounds: int, delta: float = 1e-5) -> float:

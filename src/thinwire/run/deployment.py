@@ -30,7 +30,7 @@ from ..privacy import Privacy
 from ..task import as_task
 from ..wire import Packet, Several, State, length, loads, restore
 from .client import ClientState
-from .header import SMALL, Answer, Call, Piece, read_answer
+from .header import SMALL, Answer, Call, Piece, mark, read_answer
 from .identity import data_digest, run_digest
 from .pool import Pool, Work
 from .result import Record
@@ -47,6 +47,7 @@ class Sent(NamedTuple):
     round: int
     base: int
     mbit: float
+    call: int  # its mark
 
 
 class Taken(NamedTuple):
@@ -116,9 +117,11 @@ class Deployment(Rounds):
             self.states = Disk(self.ends, states)
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
         self.digest = run_digest(algorithm, self.model_digest, seed, clients)
-        self.incarnation = secrets.randbits(62)
+        self.incarnation = secrets.randbits(61) | 1 << 61
         self.names: list[str] = []  # of the clients, where they have some
+        self.owners: dict[str, str | None] = {}  # whose key may say a name; None: anybody's
         self.sent: dict[int, Sent] = {}
+        self.marks: dict[int, int] = {}  # of what each client holds after its newest answer that was taken
         self.rates: dict[int, float] = {}  # Mbit/s, upwards, as measured
         self.taken: dict[int, Taken] = {}
         self.key: Key | None = None  # of the round that is under way
@@ -163,14 +166,16 @@ class Deployment(Rounds):
         parcel = self.stream.parcel(base)
         pieces = Several([Piece(m.round, m.blob) for m in parcel.messages], Piece(0, b""))
         about = self.digest, self.incarnation, self.seed, self.num_clients
-        data = Call(*about, client, key.round, base, mbit, parcel.snapshot, pieces).write()
-        self.sent[client] = Sent(key.round, base, mbit)
+        state = self.marks.get(client, 0)
+        data = Call(*about, client, key.round, base, mbit, parcel.snapshot, pieces, state).write()
+        self.sent[client] = Sent(key.round, base, mbit, mark(data))
         self.ledger.add(Entry(key.round, client, "down", parcel.size, len(data) - parcel.size, floats=parcel.floats))
         return data
 
     def reopen(self, client: int) -> bytes:
         """Forget what was kept of a client, which is out of step, and call it with one full message."""
         self.states.put(client, self.ends())
+        self.marks.pop(client, None)
         return self.call(client)
 
     def accept(self, client: int, data: bytes, seconds: float | None = None, sending: float | None = None) -> bool:
@@ -191,7 +196,7 @@ class Deployment(Rounds):
             sent = self.sent.get(client)
             if sent is None or answer.round < sent.round:
                 return self._drop(client, data, answer, "it was called again, or has answered")
-            check(tuple(sent) == (answer.round, answer.base, answer.mbit), "an answer to the newest call")
+            check(sent == (answer.round, answer.base, answer.mbit, answer.call), "an answer to the newest call")
             late = sent.round < key.round
             if late and not (self.algorithm.late and answer.held):
                 del self.sent[client]
@@ -232,7 +237,7 @@ class Deployment(Rounds):
         try:
             for client in sorted(self.taken):
                 answer, body = self.taken[client]
-                own, loss = self._at(client, Sent(*answer[3:6])), answer.loss if answer.steps else None
+                own, loss = self._at(client, answer), answer.loss if answer.steps else None
                 rx = self.add(body, answer.examples, loss, self.states.get(client).rx, own, answer.round < key.round)
                 moved[client] = Ends(answer.round, rx, self.ends().own)
             self.serve(key)
@@ -245,6 +250,7 @@ class Deployment(Rounds):
             log.warning("round %d: client %d sent a norm of %.3g; it counts as %g", key.round, client, norm, self.clip)
         for client, ends in moved.items():
             self.states.put(client, ends)
+            self.marks[client] = self.taken[client].answer.state
         used = len([client for client in now if client in moved])
         record = self.finish(self.began, 0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
@@ -256,7 +262,7 @@ class Deployment(Rounds):
         assert self.key is not None
         return self.key
 
-    def _at(self, client: int, sent: Sent) -> Key:
+    def _at(self, client: int, sent: Sent | Answer) -> Key:
         return Key(self.seed, sent.round, client, mbit=sent.mbit or None)
 
     def _drop(self, client: int, data: bytes, answer: Answer, why: str) -> Literal[False]:
@@ -286,15 +292,19 @@ class Deployment(Rounds):
         """A digest of what is evaluated: the clients' data are not here."""
         return {"test": None if self.test is None else data_digest([self.test])}
 
+    def owner(self) -> str:
+        """Whose a client's file is: of two runs with one setting clients may have done different things."""
+        return f"{self.identity()}-{self.incarnation:016x}"
+
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
         mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
-        mine["secret"] = self.secret
+        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners}
         return {**super().state(), **mine}
 
     def restore(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         super().restore(packet)
         self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
-        self.secret = packet["secret"]
-        self.sent = {client: restore(sent, Sent(0, 0, 0.0)) for client, sent in packet["sent"].items()}
+        self.secret, self.marks, self.owners = packet["secret"], packet["marks"], packet["owners"]
+        self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}

@@ -22,9 +22,18 @@ from ..errors import RunError, WireError
 from ..wire import Packet, State, loads, pieces
 
 CHECKPOINT = Path("checkpoint") / "state.thinwire"
+LINES = ("rounds.jsonl", "ledger.jsonl")
 
 
 CHECKSUM = 16  # bytes before a state on disk
+
+
+def checksum(state: State) -> bytes:
+    """What :func:`write_state` writes before a state."""
+    digest = hashlib.blake2b(digest_size=CHECKSUM)
+    for piece in pieces(state):
+        digest.update(piece)
+    return digest.digest()
 
 
 def write_state(file: IO[bytes], state: State) -> None:
@@ -72,14 +81,14 @@ _held: set[int] = set()  # descriptors of the folders that this process holds
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder; :class:`RunError` if another process does. A killed process lets go of it."""
+def locked(folder: Path, other: str = "another run: choose another folder or wait for it to end") -> Iterator[None]:
+    """Hold a folder; :class:`RunError` if another process, ``other``, does. A killed process lets go of it."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"{folder} is in use by another run: choose another folder or wait for it to end") from None
+            raise RunError(f"{folder} is in use by {other}") from None
         _held.add(file.fileno())
         try:
             yield
@@ -99,6 +108,7 @@ class Folder:
 
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
+        self.written = {name: hashlib.sha256() for name in LINES}  # what the lines are, for the checkpoint
 
     def write(self, name: str | Path, data: bytes) -> None:
         """Replace a file."""
@@ -122,31 +132,53 @@ class Folder:
         """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``."""
         if not self.writes:
             return
-        with open(self.path / "rounds.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
-        with open(self.path / "ledger.jsonl", "a") as file:
-            file.write(ledger)
+        for name, text in zip(LINES, (json.dumps(record) + "\n", ledger), strict=True):
+            with open(self.path / name, "a") as file:
+                file.write(text)
+            self.written[name].update(text.encode())
 
-    def cut(self, round: int) -> tuple[list[dict[str, Any]], str]:
-        """Forget every line after ``round``; returns the records and the ledger's text that stay."""
-        records = self._kept("rounds.jsonl", round)
-        entries = self._kept("ledger.jsonl", round)
+    def lines(self) -> dict[str, str]:
+        """A digest of the lines of each file, for the checkpoint."""
+        return {name: digest.hexdigest() for name, digest in self.written.items()}
+
+    def cut(self, round: int, lines: Mapping[str, str] | None = None) -> tuple[list[dict[str, Any]], str]:
+        """Forget every line after ``round``; returns the records and the ledger's text that stay.
+
+        ``lines`` are the digests in the checkpoint: :class:`RunError` where what stays is not what was written.
+        """
+        kept, odd = dict[str, list[dict[str, Any]]](), dict[str, str]()
+        for name in LINES:
+            kept[name], odd[name] = self._kept(name, round)
+        texts = {name: "".join(json.dumps(entry) + "\n" for entry in kept[name]) for name in LINES}
+        records = kept["rounds.jsonl"]
         if [r["round"] for r in records] != list(range(1, round + 1)):
             raise RunError(f"{self.path / 'rounds.jsonl'} does not hold the rounds up to the checkpoint's ({round})")
-        return records, "".join(json.dumps(e) + "\n" for e in entries)
+        self.written = {name: hashlib.sha256(texts[name].encode()) for name in LINES}
+        for name, digest in self.lines().items():
+            if lines is not None and lines[name] != digest:
+                raise RunError(
+                    f"{self.path / name} is not what this run wrote up to round {round}{odd[name]}: put it back as it "
+                    f"was, or delete the folder to start this run anew"
+                )
+        for name in LINES:
+            self.write(name, texts[name].encode())
+        return records, texts["ledger.jsonl"]
 
-    def _kept(self, name: str, round: int) -> list[dict[str, Any]]:
-        path, kept = self.path / name, []
-        if path.exists():
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # the line that a kill cut short
-                    entry = json.loads(line)
-                    if not isinstance(entry, dict) or "round" not in entry:
-                        raise RunError(f"{path} has a line that is no round: {line[:60]}")
-                    if entry["round"] <= round:
-                        kept.append(entry)
-        self.write(name, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        return kept
+    def _kept(self, name: str, round: int) -> tuple[list[dict[str, Any]], str]:
+        """The entries up to a round, and where a line is that is none, if it is not the last."""
+        path, kept, cut = self.path / name, list[dict[str, Any]](), list[int]()
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:  # the line that a kill cut short
+                cut.append(number)
+                continue
+            if not isinstance(entry, dict) or type(entry.get("round")) is not int:
+                raise RunError(f"{path} has a line that is no round: {line[:60]}")
+            if entry["round"] <= round:
+                kept.append(entry)
+        return kept, f" (line {cut[0]} is damaged)" if cut and cut[0] < len(lines) else ""
 
     def save(self, state: State) -> None:
         """Replace the checkpoint: a checksum, then the state."""

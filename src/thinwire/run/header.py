@@ -3,10 +3,17 @@
 A broadcast is published once a round, so its version is the number of its round. A client's
 base is the round of its last reply that the server has in its checkpoint: the version of the
 view and the state of the links that both ends hold. 0 opens the pair anew.
+
+Two states of one round may differ: training need not be reproducible, a call may come twice, a
+disk or a server's folder may be put back from a copy. So a state is named by its contents. An
+answer says what its client holds from then on, and the next call says of which of those states the
+server has the answer. An answer names the call that it is one to in the same way, and with it
+every byte that it was made from.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import NamedTuple
 
@@ -38,6 +45,7 @@ class Call(NamedTuple):
     mbit: float  # the uplink as the server measured it or was told, which may choose the codec; 0: not known
     snapshot: bool
     pieces: Several
+    state: int = 0  # the mark of what the client held after the answer that is its base; 0: it is opened anew
 
     def write(self) -> bytes:
         """The bytes of it."""
@@ -59,15 +67,22 @@ class Answer(NamedTuple):
     steps: int
     seconds: float  # from the call's arrival to the answer's leaving
     blob: bytes
+    call: int = 0  # the mark of the call that it answers
+    state: int = 0  # the mark of what the client holds if the answer is taken
 
     def write(self) -> bytes:
         """The bytes of it."""
         return dumps(self)
 
 
+def mark(data: bytes) -> int:
+    """A number of 62 bits, the first of them 1, that names these bytes and no others."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 3 | 1 << 61
+
+
 def read_call(data: bytes) -> Call:
     """A call from its bytes. Raises ``WireError``."""
-    like = Call("", 0, 0, 0, 0, 0, 0, 0.0, False, Several([], Piece(0, b"")))
+    like = Call("", 0, 0, 0, 0, 0, 0, 0.0, False, Several([], Piece(0, b"")), 0)
     call: Call = restore(loads(data, max_depth=3), like)
     check(0 <= call.client < call.clients, "a client of the run's")
     check(0 <= call.base < call.round and call.seed >= 0 and call.pieces, "a call of a round, with what it misses")
@@ -76,7 +91,7 @@ def read_call(data: bytes) -> Call:
 
 def read_answer(data: bytes, most: int) -> Answer:
     """An answer from its bytes, of which there may be ``most``. Raises ``WireError``."""
-    like = Answer("", 0, 0, 0, 0, 0.0, False, 0, 0.0, 0, 0.0, b"")
+    like = Answer("", 0, 0, 0, 0, 0.0, False, 0, 0.0, 0, 0.0, b"", 0, 0)
     answer: Answer = restore(loads(data, max_depth=1, max_bytes=most, max_values=2 * len(like)), like)
     check(0 < answer.examples <= EXAMPLES or not answer.held, f"1 to {EXAMPLES} examples")
     check(answer.steps >= 0 and 0 <= answer.seconds < math.inf and abs(answer.loss) <= MOST, "steps, seconds, a loss")

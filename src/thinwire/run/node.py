@@ -1,17 +1,18 @@
 """A client that is a process, or a machine, of its own: it answers calls, and keeps its state on disk.
 
-Two states are kept: one committed, one pending for the newest answer. A call says which
-answer the server has in its checkpoint. If it is the pending one's, that becomes the
-committed one; if not, that answer was lost, and the client goes on from where it was. So a
-client that dies after it has trained, an answer that is lost and an acknowledgement that is
-lost leave what there would be if it had not taken part.
+The state after an answer is a draft until a call says that the server has that answer in its
+checkpoint, by the mark of the state: then it is what the client goes on from. If a call names
+another, that answer was lost, and the client goes on from where it was. So a client that dies
+after it has trained, an answer that is lost and an acknowledgement that is lost leave what there
+would be if it had not taken part. And whatever became of the folder, or of the server's, a state
+that is not the one that is named is never used.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,15 +28,16 @@ from ..task import as_task
 from ..wire import restore
 from .client import ClientState, Reply, client_round, unheard
 from .fitting import fitting
-from .folder import read_state, write_atomic, write_state
-from .header import Answer, Call, read_call
+from .folder import checksum, locked, read_state, write_atomic, write_state
+from .header import Answer, Call, mark, read_call
 from .identity import model_digest, run_digest
 from .messages import Form, forms
 from .stream import Logged, Parcel, View, catch_up
 from .train import Slot, made
 
-VERSION = 1  # of the files
+VERSION = 2  # of the files
 RUNS = 16  # whose states a client keeps: who comes back to an older one is opened anew
+DRAFTS = 4  # that a client keeps of one round, where calls come again and training gives another state each time
 
 
 class Held(NamedTuple):
@@ -48,36 +50,53 @@ class Held(NamedTuple):
 
 
 class Kept:
-    """The states of one client in one run, in a folder of their own."""
+    """The states of one client in one run, in a folder of their own: each in a file of its round and its mark."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.committed, self.pending = folder / "committed.thinwire", folder / "pending.thinwire"
 
-    def at(self, base: int, like: Held) -> Held:
-        """What was held when the answer to round ``base`` was made; it is committed from now on.
+    def at(self, base: int, state: int, like: Held) -> Held:
+        """What was held after the answer to round ``base``, whose mark is ``state``. What is older is removed.
 
         Raises :class:`OutOfSync` where that is not here any more, or never was.
         """
         if base == 0:
             return like
-        for path in (self.pending, self.committed):
-            try:
-                held: Held = restore(read_state(path), like)
-            except (OSError, WireError):  # none, or damaged: as good as none
-                continue
-            if (held.version, held.round) == (VERSION, base):
-                if path is self.pending:
-                    os.replace(self.pending, self.committed)
-                return held
-        raise OutOfSync(f"what was held after round {base} is not here")
+        try:
+            held: Held = restore(read_state(self._path(base, state)), like)
+        except (OSError, WireError):  # none, or damaged: as good as none
+            held = like
+        if (held.version, held.round) != (VERSION, base) or mark(checksum(held)) != state:
+            raise OutOfSync(f"what was held after round {base} is not here")
+        for path in self._between(0, base):
+            path.unlink()
+        return held
 
-    def put(self, held: Held) -> None:
-        """Keep a state until it is known whether its answer arrived."""
-        first = not self.folder.exists()
-        write_atomic(self.pending, lambda file: write_state(file, held))
+    def after(self, base: int) -> bool:
+        """Whether there are drafts: of answers, to rounds after ``base``, that have not been taken."""
+        return bool(self._between(base, sys.maxsize))
+
+    def put(self, held: Held, base: int) -> int:
+        """Keep a state until it is known whether its answer arrived; its mark.
+
+        Drafts of the rounds between ``base`` and this are removed: whoever is called again is called for good.
+        """
+        first, state = not self.folder.exists(), mark(checksum(held))
+        write_atomic(self._path(held.round, state), lambda file: write_state(file, held))
         if first:
             forget(self.folder.parent)
+        same = sorted(self._between(held.round - 1, held.round + 1), key=lambda path: path.stat().st_mtime_ns)
+        for path in [*self._between(base, held.round), *same[:-DRAFTS]]:
+            path.unlink()
+        return state
+
+    def _path(self, round: int, state: int) -> Path:
+        return self.folder / f"{round}-{state:016x}.thinwire"
+
+    def _between(self, first: int, last: int) -> list[Path]:
+        """The states of the rounds between these, neither included."""
+        found = self.folder.glob("[0-9]*-*.thinwire")
+        return [path for path in found if first < int(path.name.partition("-")[0]) < last]
 
 
 def forget(folder: Path) -> None:
@@ -91,7 +110,8 @@ class Node:
     """One client: a method, a model, a task, and a folder for what it keeps. :meth:`answer` does the rest.
 
     ``model`` and the method must be the server's: a call of another run is refused. The
-    folder is the client's identity: it must outlive restarts, and no two clients share one.
+    folder is the client's identity: it must outlive restarts, and no two clients share one. While a
+    call is answered it is locked: a second process that would answer from it gets a :class:`RunError`.
     """
 
     def __init__(
@@ -111,15 +131,16 @@ class Node:
     def answer(self, data: bytes) -> bytes:
         """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
         began, call = time.perf_counter(), read_call(data)
+        other = "another process that answers for this client: a client is one process, and has a folder of its own"
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the bits of a sum must not depend on the machine's cores
         try:
-            with torch.random.fork_rng(devices=[]):
-                return self._answer(call, began).write()
+            with locked(self.folder, other), torch.random.fork_rng(devices=[]):
+                return self._answer(call, mark(data), began).write()
         finally:
             torch.set_num_threads(threads)
 
-    def _answer(self, call: Call, began: float) -> Answer:
+    def _answer(self, call: Call, number: int, began: float) -> Answer:
         algorithm = self.algorithm
         slot = Slot(
             algorithm.prepare(self.model if isinstance(self.model, nn.Module) else made(self.model, call.seed)),
@@ -136,22 +157,22 @@ class Node:
         heard = View(start.view, down.open()[1], shared)
         fresh = Held(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
         about = call.run, call.incarnation, call.client, call.round, call.base, call.mbit
-        blank = Answer(*about, held=False, examples=0, loss=0.0, steps=0, seconds=0.0, blob=b"")
+        blank = Answer(*about, held=False, examples=0, loss=0.0, steps=0, seconds=0.0, blob=b"", call=number)
 
         kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
         try:
-            held = kept.at(call.base, fresh)
-            self.lost = kept.pending.exists()
+            held = kept.at(call.base, call.state, fresh)
+            self.lost = kept.after(call.base)
         except OutOfSync:
             return blank
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = Key(call.seed, call.round, call.client, mbit=call.mbit or None)
         reply = self.round(slot, up, view, held.own, key)
-        kept.put(Held(VERSION, call.round, view, reply.next))
+        state = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
         loss = reply.loss if reply.steps else 0.0
         found = blank._replace(held=True, examples=reply.examples, loss=loss, steps=reply.steps, blob=reply.blob)
-        return found._replace(seconds=time.perf_counter() - began)
+        return found._replace(state=state, seconds=time.perf_counter() - began)
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""

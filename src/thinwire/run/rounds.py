@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..ledger import Ledger
 from ..params import Params
 from ..privacy import Privacy
 from ..task import Task
+from ..version import code_version
 from ..wire import Packet, State, restore
 from .client import unheard
 from .folder import Folder
@@ -37,6 +39,8 @@ from .result import Record, Result
 from .storage import Ends, Memory
 from .stream import Stream
 from .train import Slot
+
+log = logging.getLogger("thinwire")
 
 
 class Rounds(ABC):
@@ -212,21 +216,40 @@ class Rounds(ABC):
         for name, value in {"privacy": None, **self.fingerprint()}.items():
             if about is not None and about.get(name) != value:
                 raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
-        folder.describe(self.fingerprint())
+        folder.describe({**self.fingerprint(), "versions": self.versions(folder, about or {})})
         if packet is None:
             folder.cut(0)
             self.states.load({self.states.kind: {}})
+            self.states.run = self.owner()
             return
         try:
             self.restore(packet)
         except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"the checkpoint in {folder.path} does not fit this version ({error})") from error
-        self.records, text = folder.cut(self.round)
-        self.ledger = Ledger.parse(text)
+        self.states.run = self.owner()
+        self.records, text = folder.cut(self.round, packet.get("lines"))
+        try:
+            self.ledger = Ledger.parse(text)
+        except ValueError as error:
+            raise RunError(f"{folder.path / 'ledger.jsonl'}: {error}") from error
+
+    def owner(self) -> str:
+        """Whose a client's file is."""
+        return self.identity()
+
+    def versions(self, folder: Folder, about: Mapping[str, Any]) -> list[str]:
+        """What a run was made with, from its beginning on. A warning says where that changes."""
+        now, known = f"thinwire {code_version()}, torch {torch.__version__}", list(about.get("versions", ()))
+        if not known or known[-1] == now:
+            return known or [now]
+        if folder.writes:
+            text = "%s was made with %s and goes on with %s: its numbers may differ from those of a run by one of them"
+            log.warning(text, folder.path, known[-1], now)
+        return [*known, now]
 
     def save(self, folder: Folder) -> None:
         """Write a checkpoint."""
-        folder.save(self.state())
+        folder.save({**self.state(), "lines": folder.lines()})
         self.states.settle()  # only now: until then the checkpoint before refers to what is dropped
 
     def state(self) -> dict[str, State]:

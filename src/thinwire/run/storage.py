@@ -3,7 +3,8 @@
 A hundred thousand clients with a look-back gradient each do not fit in memory. On disk a
 client is one file, read when it is sampled and written when its reply is taken; what stays
 in memory is one number a client. A file that the last checkpoint refers to is never
-overwritten or removed before the next checkpoint has taken its place.
+overwritten or removed before the next checkpoint has taken its place. It says whose it is: of
+which run, which client, after which version.
 """
 
 from __future__ import annotations
@@ -27,11 +28,20 @@ class Ends(NamedTuple):
     own: ClientState  # the client's
 
 
+class Stored(NamedTuple):
+    """What a file holds."""
+
+    run: str
+    client: int
+    ends: Ends
+
+
 class Memory:
     """Ends in a dict."""
 
     def __init__(self, fresh: Callable[[], Ends]) -> None:
         self.fresh = fresh
+        self.run = ""  # whose they are, where they lie in files
         self.ends: dict[int, Ends] = {}
 
     def version(self, client: int) -> int:
@@ -88,17 +98,24 @@ class Disk(Memory):
             return self.fresh()
         path = self._path(client, self.versions[client])
         try:
-            ends: Ends = restore(read_state(path), self.fresh())
+            found: Stored = restore(read_state(path), Stored("", 0, self.fresh()))
         except (OSError, WireError) as error:
             raise RunError(f"the state of client {client} cannot be read from {path}: {error}") from error
-        return ends
+        if (found.run, found.client, found.ends.version) != (self.run, client, self.versions[client]):
+            whose = f"client {found.client} after version {found.ends.version}"
+            raise RunError(
+                f"{path} is not the state that this run wrote there, but that of {whose} of "
+                f"{'this' if found.run == self.run else 'another'} run: put back what was in {self.folder}, or delete "
+                f"the run's folder to start it anew"
+            )
+        return found.ends
 
     def put(self, client: int, ends: Ends) -> None:
         if self.writes:
             path = self._path(client, ends.version)
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:  # nothing refers to it before the next checkpoint
-                write_state(file, ends)
+                write_state(file, Stored(self.run, client, ends))
             self.written.append(path)
         if client in self.versions and self.writes:
             self.stale.append(self._path(client, self.versions[client]))

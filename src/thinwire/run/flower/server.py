@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from flwr.app import Message, MessageType
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -35,7 +39,7 @@ def serve(
     grid: Grid,
     algorithm: Algorithm,
     model: nn.Module | Callable[[], nn.Module],
-    clients: int | Sequence[str],
+    clients: int | Sequence[str] | Mapping[str, str | None],
     rounds: int,
     *,
     sample: int | None = None,
@@ -53,8 +57,13 @@ def serve(
 ) -> Result:
     """Train ``model`` on the clients of a Flower deployment: the body of a ServerApp's ``main``.
 
-    ``clients`` is how many there are in all, or their names: nobody else may take part. The
-    first round waits for every one. Then each round ``sample`` of those that are there (None:
+    ``clients`` is how many there are in all, or their names: nobody else may take part. A name
+    belongs to the key of the node that was first called by it, which is kept in ``out``, or to the
+    key that is given, ``clients={name: key}``: the text of its ``.pub`` file. (None for a key is
+    whoever says the name first, as long as that node is there: without node authentication a
+    node that is started again has another key.)
+
+    The first round waits for every one. Then each round ``sample`` of those that are there (None:
     all) are called, the first ``take`` answers count (None: all), and whoever has not answered
     after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
     can add; ``privacy`` does so too, and hides it in noise. ``mbit`` is what every client's
@@ -89,6 +98,8 @@ def serve(
         if names and run.names != names:
             require(not run.names, f"clients={clients}: this run began with {run.names}")
             run.names = names
+        if isinstance(clients, Mapping):
+            run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
         crew = Crew(grid, run, deadline, poll)
         while run.round < rounds:
             last = run.round + 1 == rounds
@@ -113,6 +124,7 @@ class Crew:
     def __init__(self, grid: Grid, run: Deployment, deadline: float, poll: float) -> None:
         self.grid, self.run, self.deadline, self.poll = grid, run, deadline, poll
         self.nodes: dict[int, int] = {}  # client -> node
+        self.keys: dict[int, str] = {}  # node -> its key
         self.named: dict[str, int] = {}  # name -> node, as long as there are fewer than clients
         self.asked: dict[str, int] = {}  # message -> node: who are you?
         self.since: dict[int, float] = {}  # node -> when it was asked
@@ -127,6 +139,7 @@ class Crew:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
         self.lossy |= set(self.run.sent)
         for client, data in self.run.begin(self.muster()).items():
+            self.run.owners.setdefault(self.run.names[client], self.keys[self.nodes[client]])
             self.call(client, data)
         end = time.monotonic() + self.deadline
         while not self.run.full and self.out() and time.monotonic() < end:
@@ -198,7 +211,9 @@ class Crew:
 
     def enrol(self) -> set[int]:
         """Ask nodes that are new for their names; the nodes that are there."""
-        online = set(self.grid.get_node_ids())
+        found = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
+        self.keys |= found
+        online = set(found)
         for node in sorted(online - set(self.nodes.values())):
             if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
                 self.since[node] = time.monotonic()
@@ -219,9 +234,17 @@ class Crew:
         return online
 
     def admit(self, name: str, node: int, online: set[int]) -> None:
-        """Note which node a client is. A name belongs to the first that says it, as long as that is there."""
+        """Note which node a client is. A name that was called has an owner; before, it is the first's that is there."""
         names = self.run.names
-        if not names:
+        if (self.run.owners.get(name) or self.keys[node]) != self.keys[node]:
+            log.warning(
+                "node %d says that it is %r, which is the name of a node with another key; if that has a new one, "
+                "start the server again with clients={%r: ...}, the text of the new key's .pub file",
+                node,
+                name,
+                name,
+            )
+        elif not names:
             if self.named.get(name, node) in online - {node}:
                 log.warning("node %d says that it is %r, which another node is", node, name)
                 return
@@ -236,6 +259,22 @@ class Crew:
             log.warning("node %d says that it is %r, which another node is", node, name)
         else:
             self.nodes[names.index(name)] = node
+
+
+def key_of(node: NodeInfo) -> str:
+    """A digest of a node's public key, whatever that is; its number where it has none."""
+    return hashlib.sha256(node.public_key).hexdigest() if node.public_key else f"node {node.node_id}"
+
+
+def digest_of(key: str) -> str:
+    """The same for the text of a ``.pub`` file."""
+    try:
+        found = serialization.load_ssh_public_key(key.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        text = "is no public key: give the text of the node's .pub file, 'ecdsa-sha2-nistp384 AAAA...', or None"
+        raise ValueError(f"clients={{...: {key[:60]!r}}} {text}") from error
+    as_flower_has_it = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(found.public_bytes(*as_flower_has_it)).hexdigest()
 
 
 def ordered(names: Iterable[str]) -> list[str]:
