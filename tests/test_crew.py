@@ -119,6 +119,17 @@ def test_the_loop_gives_the_model_of_a_simulation_and_leaves_its_files(tmp_path:
     assert {"run.json", "rounds.jsonl", "ledger.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= found
 
 
+def test_a_client_is_believed_as_many_examples_as_are_said_for_its_name(tmp_path: Path, caplog: Any) -> None:
+    grid, names = post("FedAvg()", tmp_path), ["a", "b", "c"]
+    sizes = [len(task) for task in blobs()[:3]]
+    believed = dict(zip(names, sizes, strict=True)) | {"b": sizes[1] - 1}
+    result = serve(grid, "FedAvg()", 1, clients=names, most_examples=believed)
+    assert f"{sizes[1]} examples, of which {sizes[1] - 1} are believed" in caplog.text
+    assert (result.rounds[0]["lost_replies"], result.rounds[0]["refused_replies"]) == (1, 1)
+    with pytest.raises(ValueError, match=r"most_examples=.*: one number, or one for each of clients="):
+        serve(grid, "FedAvg()", 1, clients=names, most_examples={"a": 3})
+
+
 def test_its_files_are_plotted_beside_a_simulated_run(tmp_path: Path) -> None:
     from thinwire.report.read import arms
 

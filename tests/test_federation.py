@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import multiprocessing
 import random
+import resource
 import shutil
 import tracemalloc
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import zstandard
 from torch import Tensor, nn
 
 import thinwire as tw
+from test_links import LAYOUT, ROWS
 from test_simulate import Chosen, blobs, mlp, normed, random_layers
 from thinwire import FedAvg, Key, Simulation
-from thinwire.errors import OutOfSync, RunError, WireError
+from thinwire.errors import CombinationError, NonFinite, OutOfSync, RunError, WireError
+from thinwire.kernels import rans
+from thinwire.links import Link
 from thinwire.run.deployment import Deployment
 from thinwire.run.folder import Folder
 from thinwire.run.header import Answer, Call, Piece, read_answer, read_call
@@ -684,10 +691,333 @@ def test_a_round_that_the_server_cannot_use_leaves_it_as_it_was(tmp_path: Path, 
     parties.server.accept(2, answer._replace(blob=tw.dumps([[0, torch.zeros(48)]])).write())  # one layer alone
     record = parties.end()
     assert record["lost_replies"] == 1
-    assert "the server could not use the answers of clients [2]" in caplog.text
+    assert "the answer of client 2 was refused, the server cannot use it: different layers" in caplog.text
     after = parties.held()
     assert (after[0], after[3]) == (before[0], before[3])
     parties.round()
+
+
+# -- one hostile client among honest ones -----------------------------------------------
+
+
+def forged(answer: bytes, forge: Callable[[Any], Any]) -> bytes:
+    """The answer with another body."""
+    found = read_answer(answer, 1 << 24)
+    return found._replace(blob=tw.dumps(forge(tw.loads(found.blob)))).write()
+
+
+def with_one_more_bit(body: Any) -> Any:
+    which, ((mask, values), *others) = body[0]
+    mask = mask.clone()
+    mask[mask.logical_not().nonzero()[0]] = True
+    return [[which, [[mask, values], *others]]]
+
+
+def without_layers_but_a_bomb(body: Any) -> Any:
+    return [[torch.zeros(4, dtype=torch.bool), bomb(1 << 20)]]
+
+
+def bomb(size: int) -> Any:
+    """A packet of Entropy that is so many bytes long once it is decompressed."""
+    data = tw.dumps([torch.zeros(size // 4)])
+    return [1, torch.frombuffer(bytearray(zstandard.ZstdCompressor().compress(data)), dtype=torch.uint8)]
+
+
+LIES: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("FedAvg(up=DropoutAvg(0.5))", with_one_more_bit, "a value for every entry sent"),
+    ("FedAvg(up=Flat(DropoutAvg(0.5)))", lambda b: [[None, [~b[0][1][0], b[0][1][1][1:]]]], r"float32\[42\] expected"),
+    ("FedAvg(up=Entropy(QSGD()))", without_layers_but_a_bomb, "nothing for no layers of update"),
+    ("FedAvg(up=Entropy(QSGD()))", lambda b: [[None, bomb(1 << 20)]], "a packet of no more bytes than accepted"),
+    ("FedAvg()", lambda b: [[torch.zeros(4, dtype=torch.bool), b[0][1]]], "nothing for no layers of update"),
+    ("ClusteredLBGM(2)", lambda b: [b[0], b[1], -48], "8 examples, as the header says,"),
+    ("ClusteredLBGM(2)", lambda b: [b[0], [[0, torch.ones(())]], 8], "an update, or what stands for it,"),
+    ("ClusteredLBGM(2)", lambda b: [b[0], [[0, torch.ones(())]] * 9, 8], "an update, or what stands for it,"),
+    ("ClusteredLBGM(2)", lambda b: [[torch.zeros(4, dtype=torch.bool), None], [[2, torch.ones(())]], 8], "one of 2"),
+    ("FedDyn()", lambda b: [b[0], 1_000_000], "one reply"),
+    ("FedDyn()", lambda b: [b[0], -1], "one reply"),
+    ("FedGen()", lambda b: [b[0], torch.tensor([8, 8, 8])], "labels of 8 examples"),
+    ("FedGen()", lambda b: [b[0], torch.tensor([-8, 8, 8])], "labels of 8 examples"),
+]
+
+
+@pytest.mark.parametrize(("expression", "lie", "said"), LIES)
+def test_a_reply_that_lies_is_refused_by_name_and_the_others_round_stands(
+    expression: str, lie: Callable[[Any], Any], said: str, tmp_path: Path
+) -> None:
+    parties = Parties(expression, tmp_path)
+    for client, call in parties.server.begin().items():
+        answer = parties.node(client).answer(call)
+        if client == 2:
+            answer = forged(read_answer(answer, 1 << 24)._replace(examples=8).write(), lie)
+            with pytest.raises(WireError, match=f"round 1, client 2: .*{said}"):
+                parties.server.accept(2, answer)
+        else:
+            assert parties.server.accept(client, answer)
+    parties.end()
+    assert parties.held() == without(expression, 2, [1], 1)
+
+
+def huge(size: float) -> Callable[[Any], Any]:
+    return lambda body: [[None, torch.full_like(body[0][1], size)]]
+
+
+@pytest.mark.parametrize("opt", ["Adam(0.03)", "Yogi(0.03)", "Adagrad(0.03)"])
+def test_a_reply_that_makes_the_servers_state_infinite_is_left_out_by_name(
+    opt: str, tmp_path: Path, caplog: Any
+) -> None:
+    expression = f"FedAvg(opt={opt})"
+    parties = Parties(expression, tmp_path)
+    for client, call in parties.server.begin().items():
+        answer = parties.node(client).answer(call)
+        assert parties.server.accept(client, forged(answer, huge(1e20)) if client == 2 else answer)
+    record = parties.end()
+    assert "round 1: the answer of client 2 was refused, the server cannot use it: round 1: the server's" in caplog.text
+    assert (record["clients"], record["lost_replies"], record["refused_replies"]) == (6, 1, 1)
+    assert parties.held() == without(expression, 2, [1], 1)
+
+
+def test_what_a_links_check_overlooks_costs_the_others_nothing(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    expression = "FedAvg(up=DropoutAvg(0.5))"
+    parties = Parties(expression, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(tw.DropoutAvg, "check", lambda self, packet, layout, rx, key: (layout.zeros(), rx))
+        for client, call in parties.server.begin().items():
+            answer = parties.node(client).answer(call)
+            assert parties.server.accept(client, forged(answer, with_one_more_bit) if client in (2, 3) else answer)
+    record = parties.end()
+    assert record["refused_replies"] == 2
+    assert [f"the answer of client {c} was refused" in caplog.text for c in ALL] == [False] * 2 + [True] * 2 + [
+        False
+    ] * 2
+    cohort: Any = [([0, 1, 4, 5], set())]
+    run = Chosen(method(expression), mlp, blobs(), cohorts=cohort, seed=5, test=blobs((60,))[0])
+    with run.pool:
+        run.step()
+    assert parties.held() == held(run)
+
+
+def three(algorithm: tw.Algorithm, path: Path, forge: Callable[[Any], Any], **options: Any) -> Deployment:
+    """A server after a round of three clients whose updates are 1, the last of which says something else."""
+    server, tasks = Deployment(algorithm, Still, 3, **options), pulls(1.0, 1.0, 1.0)
+    for client, call in server.begin().items():
+        answer = Node(algorithm, Still, tasks[client], path / str(client)).answer(call)
+        if client == 2:
+            answer = forge(read_answer(answer, 1 << 20)).write()
+        with contextlib.suppress(WireError):
+            server.accept(client, answer)
+    server.end()
+    return server
+
+
+PULLED = FedAvg(tw.LocalSGD(1.0), opt=tw.SGD(1.0))
+
+
+@pytest.mark.parametrize(
+    ("most", "x"),  # the mean of 1, 1, and 50 or what it counts as, which has so many examples
+    [
+        (None, (1 + 1 + 2 * 1000) / 1002),
+        (1000, (1 + 1 + 2 * 1000) / 1002),
+        (999, 1.0),
+        ([1, 1, 999], 1.0),
+        ([1, 1, 1000], (1 + 1 + 2 * 1000) / 1002),
+    ],
+)
+def test_a_client_weighs_no_more_examples_than_are_believed(most: Any, x: float, tmp_path: Path, caplog: Any) -> None:
+    body = tw.dumps([[None, torch.tensor([50.0])]])
+    server = three(PULLED, tmp_path, lambda a: a._replace(examples=1000, blob=body), clip=2.0, most_examples=most)
+    assert server.server.x.flat.tolist() == [pytest.approx(x)]
+    assert ("round 1, client 2" in caplog.text) is False
+    assert ("1000 examples, of which 999 are believed" in caplog.text) == (x == 1.0)
+    warned = "round 1: client 2 says that it has 1000 of all 1002 examples: its reply has more than half" in caplog.text
+    assert warned == (most is None)
+
+
+def test_of_two_replies_one_always_has_half_of_the_weight_and_equal_weights_need_no_bound(
+    tmp_path: Path, caplog: Any
+) -> None:
+    server, tasks = Deployment(PULLED, Still, 2), pulls(1.0, 1.0)
+    for client, call in server.begin().items():
+        answer = read_answer(Node(PULLED, Still, tasks[client], tmp_path / f"two-{client}").answer(call), 1 << 20)
+        server.accept(client, answer._replace(examples=1 + 98 * client).write())
+    server.end()
+    uniform = tw.parse("FedAvg(LocalSGD(1.0), weights='uniform')")
+    three(uniform, tmp_path, lambda a: a._replace(examples=1000))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("most", [0, [1, 1], [1, 1, -1]])
+def test_how_many_examples_are_believed_is_one_number_or_one_for_each_client(most: Any) -> None:
+    with pytest.raises(ValueError, match=r"most_examples=.*: a positive number, or one for each of the 3 clients"):
+        Deployment(FedAvg(), Still, 3, most_examples=most)
+
+
+def test_what_stands_for_an_update_is_clipped_as_the_update_is(tmp_path: Path, caplog: Any) -> None:
+    algorithm = tw.parse("ClusteredLBGM(1, threshold=1.0, local=LocalSGD(1.0), opt=SGD(1.0))")
+    server, tasks = Deployment(algorithm, Still, 2, clip=2.0), pulls(1.0, 1.0)
+    nodes = [Node(algorithm, Still, task, tmp_path / str(i)) for i, task in enumerate(tasks)]
+    for client, call in server.begin().items():
+        server.accept(client, nodes[client].answer(call))
+    server.end()
+    assert server.server.x.flat.tolist() == [1.0]
+    for client, call in server.begin().items():
+        answer = nodes[client].answer(call)
+        longer = lambda b: [b[0], [[0, torch.tensor(-50.0)]], b[2]]  # noqa: E731
+        assert server.accept(client, forged(answer, longer) if client == 1 else answer)
+    server.end()
+    assert server.server.x.flat.tolist() == [0.5]  # 1 + (1 - 2) / 2
+    assert "round 2: client 1 sent recycled; it counts as 2" in caplog.text
+
+
+class Steps(NamedTuple):
+    update: tw.Params
+    steps: float
+
+
+class PerStep(FedAvg):
+    """A method whose reply has a number that it does not look at."""
+
+    def init(self, x: Any, num_clients: int, key: Key) -> Any:
+        return super().init(x, num_clients, key)._replace(reply=Steps(x.zeros(), 0.0))
+
+
+def test_clip_is_refused_where_it_would_not_bound_what_a_reply_does() -> None:
+    with pytest.raises(CombinationError, match="PerStep's replies have steps: give PerStep a method `admit`"):
+        Deployment(PerStep(), Still, 2, clip=1.0)
+    for expression in ("FedDyn()", "SCAFFOLD()", "ClusteredLBGM(2)", "LUAR(FedGen(), recycle=1, layers='tensors')"):
+        assert Deployment(method(expression), mlp, 2, clip=1.0).clip == 1.0
+
+
+def test_in_a_simulation_the_client_whose_reply_was_too_large_is_named() -> None:
+    algorithm = tw.parse("FedAvg(LocalSGD(1.0), opt=Adam(0.03))")
+    said = r"the server's state became NaN, infinite or larger than 8e\+28 .* 1e\+20, in update of client 1\); lower"
+    with pytest.raises(NonFinite, match=said):
+        tw.simulate(algorithm, Still, pulls(1.0, 1e20, 1.0), 2, workers=1)
+
+
+# -- bombs ------------------------------------------------------------------------------
+
+
+class Laid(nn.Module):
+    """A model of the table of links' layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in zip(LAYOUT.names, LAYOUT.shapes, strict=True):
+            *path, last = name.split(".")
+            if path and not hasattr(self, path[0]):
+                setattr(self, path[0], nn.Module())
+            (getattr(self, path[0]) if path else self).register_parameter(last, nn.Parameter(torch.zeros(shape)))
+
+
+def answered(call: bytes, body: Any) -> bytes:
+    """An answer to a call, of a client that has not trained."""
+    asked = read_call(call)
+    said: dict[str, Any] = {
+        "held": True,
+        "examples": 1,
+        "loss": 0.0,
+        "steps": 0,
+        "seconds": 0.1,
+        "blob": tw.dumps(body),
+    }
+    said |= {name: getattr(asked, name) for name in Answer._fields if hasattr(asked, name)}
+    return Answer(**said).write()
+
+
+def bombs(most: int) -> list[Any]:
+    """Packets of at most so many bytes that are meant to become many more."""
+    ones, late = torch.full((most,), 255, dtype=torch.uint8), torch.zeros(most, dtype=torch.uint8)
+    late[-1] = 1
+    of_empty = zstandard.ZstdCompressor().compress(b"\x01\x06\xa0\x8d\x06" + b"\x48\x01\x00" * 100_000)
+    return [
+        bomb(1 << 27),
+        [2, 1 << 27, *rans.encode(torch.zeros(1 << 16, dtype=torch.uint8))],
+        [1, torch.frombuffer(bytearray(of_empty), dtype=torch.uint8)],
+        [torch.zeros(0)] * (most // 3),
+        [[]] * most,
+        [0] * (most // 2),
+        [0, ones, torch.zeros(0, dtype=torch.uint8)],
+        [0, late, torch.zeros(0, dtype=torch.uint8)],
+        torch.ones(8 * most, dtype=torch.bool),
+    ]
+
+
+def planted(packet: Any, parts: list[Any]) -> Iterator[Any]:
+    """Bodies with a bomb beside no layers, and in place of any part of an honest packet."""
+    for part in parts:
+        yield [[torch.zeros(len(LAYOUT.names), dtype=torch.bool), part]]
+        for place in places(packet):
+            yield [[None, replaced_at(packet, place, part)]]
+
+
+def places(packet: Any) -> Iterator[tuple[int, ...]]:
+    yield ()
+    for i, part in enumerate(packet) if isinstance(packet, list) else ():
+        for place in places(part):
+            yield (i, *place)
+
+
+def replaced_at(packet: Any, place: tuple[int, ...], part: Any) -> Any:
+    if not place:
+        return part
+    return [replaced_at(one, place[1:], part) if i == place[0] else one for i, one in enumerate(packet)]
+
+
+def memory_after_bombs(links: list[Link], every: int, parts: list[Any], found: Any) -> None:
+    """How far this process's highest memory has grown, in kB, after the bombs of each link."""
+    torch.set_num_threads(1)
+    logging.getLogger("thinwire").setLevel(logging.CRITICAL)
+    begun = None
+    for i, link in enumerate(links):
+        server = Deployment(tw.FedAvg(up=link), Laid(), 1)
+        call, form = server.begin()[0], server.up
+        body = form.send([leaf.blank for leaf in form.leaves], form.open()[0], Key(0, 1, 0))[0]
+        begun = begun or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for n, bad in enumerate(planted(body[0][1], parts)):
+            if (n + i) % every == 0:
+                with contextlib.suppress(WireError):
+                    server.accept(0, answered(call, bad))
+                    call = server.reopen(0)
+        found.send((link, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begun, server.most))
+    found.send(None)
+
+
+def watched(links: list[Link], every: int, most: int) -> Iterator[tuple[Link, int, int]]:
+    """In a process of its own, since the highest memory never goes down."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=memory_after_bombs, args=(links, every, bombs(most), theirs))
+    child.start()
+    theirs.close()
+    while (found := ours.recv()) is not None:
+        yield found
+    child.join()
+
+
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.soak)])
+def test_no_message_makes_the_server_hold_many_times_its_bytes(every: int) -> None:
+    # A model takes 1,408 bytes and a message 5,000; the rest is what a server takes that is made anew.
+    before = 0
+    for link, grown, most in watched([row.link for row in ROWS], every, 4_000):
+        assert most < 12_000
+        assert grown - before < 8_000, link
+        before = grown
+
+
+def test_an_answer_has_as_many_values_as_its_form_may_have(tmp_path: Path) -> None:
+    # 131,000 tensors without entries take 393 kB, and 145 MB once they are there.
+    wide = lambda: nn.Sequential(nn.Linear(6, 10_000), nn.Linear(10_000, 3))  # noqa: E731  100,003 parameters
+    many = b"\x06\xb8\xff\x07" + b"\x48\x01\x00" * 131_000
+    packed = zstandard.ZstdCompressor().compress(b"\x01" + many)
+    coded = [1, torch.frombuffer(bytearray(packed), dtype=torch.uint8)]
+    for expression, blob in (
+        ("FedAvg()", b"\x01\x06\x01\x06\x02\x00" + many),
+        ("FedAvg(up=Entropy(Dense()))", tw.dumps([[None, coded]])),
+    ):
+        server = Deployment(method(expression), wide, 1)
+        answer = read_answer(answered(server.begin()[0], None), 1 << 20)._replace(blob=blob)
+        with pytest.raises(WireError, match="more values than are accepted"):
+            server.accept(0, answer.write())
 
 
 def test_what_a_call_says_is_checked() -> None:

@@ -1110,6 +1110,79 @@ def test_hostile_packets_are_refused_or_fit_and_nothing_else(row: Row) -> None:
     assert refused > 20
 
 
+def mutated(packet: Any, draw: random.Random) -> Any:
+    """The packet with one part, at any depth, that is a little or altogether another."""
+    if isinstance(packet, list) and packet and draw.random() < 0.9:
+        i = draw.randrange(len(packet))
+        if draw.random() < 0.15:
+            return draw.choice([packet[:i] + packet[i + 1 :], [*packet, packet[i]], packet[::-1]])
+        return [*packet[:i], mutated(packet[i], draw), *packet[i + 1 :]]
+    if type(packet) is int:
+        return packet + draw.choice([-1, 1, 7, 1 << 40, -(1 << 62)])
+    if type(packet) is float:
+        return packet * draw.choice([-1.0, 0.0, 1e30])
+    if not isinstance(packet, Tensor) or draw.random() < 0.1:
+        return draw.choice(NASTY)
+    if draw.random() < 0.3:
+        if packet.ndim and draw.random() < 0.7:
+            return draw.choice([packet[:-1], packet[1:], torch.cat([packet, packet[:1]]), torch.cat([packet] * 3)])
+        other = draw.choice([torch.float64, torch.float32, torch.float16, torch.uint8, torch.int16, torch.bool])
+        return packet.to(other) if draw.random() < 0.5 else packet.reshape(draw.choice([(1, -1), (-1, 1), (-1,)]))
+    flat = packet.clone().reshape(-1)
+    if not len(flat):
+        return torch.ones(1, dtype=packet.dtype)
+    place = draw.randrange(len(flat))
+    if flat.is_floating_point():
+        flat[place] = draw.choice([0.0, -1.0, 1e4, 1e38, -3e38, 1e-44])
+    elif flat.dtype == torch.bool:
+        flat[place] = not flat[place]
+    else:
+        flat[place] ^= 1 << draw.randrange(7)
+    return flat.reshape(packet.shape)
+
+
+def is_right(seen: Params, layout: Layout) -> bool:
+    return seen.layout == layout and seen.flat.dtype == torch.float32 and seen.finite()
+
+
+@pytest.mark.parametrize("times", [12, pytest.param(2_000, marks=pytest.mark.soak)])
+@every
+def test_whatever_a_packet_became_it_is_refused_or_can_be_received_and_averaged(row: Row, times: int) -> None:
+    link, draw = row.link, random.Random(repr(row.link))
+    tx, rx = link.open(LAYOUT.zeros())
+    sent = []
+    for t in (3, 3, 8):  # the second time what was seen may be looked back on
+        packet, _, tx = link.send(UPDATES[t], tx, key(t))
+        sent.append((packet, rx, t))
+        _, rx = link.recv(packet, LAYOUT, rx, key(t))
+        assert is_right(link.check(loads(dumps(packet)), LAYOUT, sent[-1][1], key(t))[0], LAYOUT)
+    refused = 0
+    for _ in range(times):
+        packet, rx, t = draw.choice(sent)
+        bad = packet
+        for _ in range(draw.choice([1, 1, 2, 4])):
+            bad = mutated(bad, draw)
+        try:
+            data = dumps(bad)
+        except TypeError:  # a number of more than 64 bits
+            continue
+        before = dumps(rx)
+        try:
+            got, _ = link.check(loads(data), LAYOUT, rx, key(t))
+        except WireError:
+            refused += 1
+            assert dumps(rx) == before
+            continue
+        assert is_right(got, LAYOUT)
+        again, after = link.recv(loads(data), LAYOUT, rx, key(t))
+        assert bits(again) == bits(got)
+        assert restore(loads(dumps(after)), after) is not None or after is None
+        if link.linear:
+            total = link.fold(link.fold(None, packet, 1.0), loads(data), 2.0**32)
+            assert is_right(link.recv(link.scale(total, 1 + 2.0**32), LAYOUT, None, key(t, None))[0], LAYOUT)
+    assert refused > times // 4
+
+
 VECTOR = Layout(("a",), (Size([4]),))
 
 

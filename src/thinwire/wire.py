@@ -35,9 +35,12 @@ __all__ = [
     "WireError",
     "clone",
     "conform",
+    "count",
     "dumps",
+    "largest",
     "length",
     "loads",
+    "modest",
     "pieces",
     "restore",
 ]
@@ -64,6 +67,7 @@ CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MOST_ENTRIES = 1 << 48  # no tensor of a message has more, whatever its dimensions say
 DEEPEST = 100  # lists within lists, far below Python's own limit
 MOST_DIMENSIONS = 64  # torch's own limit
+MOST = 2.0**96  # no number of an update comes near; sums of what is below, weighted and decoded, stay finite
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("thinwire's messages are little-endian; this machine is not")
@@ -120,7 +124,8 @@ def loads(
     """The value in ``data``; its tensors are views of ``data`` and must not be written to.
 
     ``max_depth`` bounds nesting (at most 100), ``max_bytes`` the message, ``max_values`` the
-    number of values in it (an empty tensor is three bytes there and half a kilobyte here).
+    number of values in it (an empty tensor is three bytes there and about a kilobyte here: who
+    knows how many values a message has says so, :func:`count`).
     With ``finite`` (the default) a NaN or an infinity anywhere is refused. Nothing is
     allocated before its length was checked against the bytes that are there. Raises
     :class:`WireError` and nothing else.
@@ -141,6 +146,13 @@ def loads(
     if finite and not _finite(value):
         raise WireError("NaN or infinity in a message")
     return value
+
+
+def count(x: State) -> int:
+    """How many values :func:`loads` finds in the bytes of ``x``: itself, and what it holds, keys included."""
+    if isinstance(x, dict):
+        return 1 + len(x) + sum(map(count, x.values()))
+    return 1 + sum(map(count, x)) if isinstance(x, list | tuple) else 1
 
 
 def restore(packet: Packet, like: State) -> State:
@@ -359,6 +371,25 @@ def _finite(x: Any) -> bool:
     if isinstance(x, list):
         return all(map(_finite, x))
     return all(map(_finite, x.values())) if isinstance(x, dict) else True
+
+
+def modest(x: Any) -> bool:
+    """Whether no number in ``x`` is NaN, infinite or beyond :data:`MOST`."""
+    return largest(x) <= MOST  # NaN is not
+
+
+def largest(x: Any) -> float:
+    """The largest magnitude of the floating-point numbers in ``x``: NaN where there is one, 0 where there is none."""
+    if isinstance(x, dict):
+        x = list(x.values())
+    if isinstance(x, list | tuple):
+        found = [largest(one) for one in x]
+        return max(found, key=lambda one: (one != one, one), default=0.0)  # NaN above all
+    values = x.flat if isinstance(x, Params) else x
+    if isinstance(values, Tensor) and values.is_floating_point() and values.numel():
+        low, high = torch.aminmax(values.detach())
+        return max(-float(low), float(high))  # of a NaN both are one
+    return abs(values) if isinstance(values, float) else 0.0
 
 
 class Several(list[Any]):

@@ -108,6 +108,22 @@ class Algorithm(Config, ABC):
         """The client's state once it knows what the server will see of its reply."""
         return state
 
+    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
+        """A client's reply as the server takes it, where it may come from anyone: as it is by default.
+
+        Links look at Params fields, and the runner clips them; a method whose reply has other fields looks at those.
+        It raises ``WireError`` (:func:`~thinwire.errors.check`) for numbers that no client can honestly send, given
+        that it says to have so many ``examples``. With ``clip`` nothing in the reply may do more to the model than a
+        Params field of that Euclidean norm: what would is returned shortened. ``view`` is what the client holds.
+
+        What ``clip`` means: of every Params field, mean, ``Sum`` or ``Each``, the Euclidean norm of what was decoded
+        (in FLSS's, Intrinsic's and FetchSGD's messages that of the coefficients, or of the sketch). ClusteredLBGM:
+        also of rho times its centroid. FedDyn: ``replies`` has to be 1. FedGen: ``labels`` are at most ``examples``.
+        Norm statistics (``buffers="mean"``) are not clipped. A method with other fields, and without an ``admit`` of
+        its own, goes without ``clip``: it is refused.
+        """
+        return reply
+
     @abstractmethod
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         """The server's round, given the mean reply."""
@@ -159,6 +175,9 @@ class Around(Algorithm):
 
     def finish(self, module: nn.Module) -> nn.Module:
         return self.inner.finish(module)
+
+    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
+        return self.inner.admit(view, reply, examples, clip)
 
     def model(self, server: State, client: int | None = None) -> Params:
         return self.inner.model(server.inner, client)

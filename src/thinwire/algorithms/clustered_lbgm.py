@@ -13,7 +13,7 @@ import torch
 from torch import Size, Tensor
 
 from .. import params
-from ..errors import require
+from ..errors import check, require
 from ..key import Key
 from ..links import Dense, Link
 from ..links.lbgm import multiplier
@@ -124,11 +124,22 @@ class ClusteredLBGM(Algorithm):
         recycled = Several([] if rho is None else [Recycled(j, rho)], Recycled(0, torch.zeros(())))
         return Reply(g if rho is None else g.only(()), recycled, len(task)), state
 
+    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
+        check(reply.examples == examples, f"{examples} examples, as the header says,")
+        whole = [] if reply.recycled else view.x.names
+        check(len(reply.recycled) <= 1 and list(reply.whole.names) == list(whole), "an update, or what stands for it,")
+        for cluster, rho in reply.recycled:
+            check(0 <= cluster < self.clusters, f"one of {self.clusters} centroids")
+            norm = float(rho.abs()) * _models(view.centroids, view.x.layout)[cluster].norm()
+            if clip is not None and norm > clip:
+                shorter = Recycled(cluster, rho * (clip / norm))
+                return reply._replace(recycled=Several([shorter], reply.recycled.like))
+        return reply
+
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         layout: Layout = server.x.layout
         centroids = _models(view.centroids, layout)
         used: dict[int, Recycled] = {k: r[0] for k, r in mean.recycled.items() if r}
-        used = {k: r for k, r in used.items() if 0 <= r.cluster < self.clusters}
 
         def received(client: int) -> Params:
             if client in used:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..errors import require
+from ..errors import check, require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trainer
@@ -76,6 +76,10 @@ class FedDyn(Algorithm):
 
     def sent(self, state: State, seen: Message) -> State:
         return state - seen.update * self.alpha  # g_i, the gradient of L_i where the client ended
+
+    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
+        check(reply.replies == 1, "one reply")
+        return reply
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         h = server.h - mean.update * (self.alpha * mean.replies / server.num_clients)

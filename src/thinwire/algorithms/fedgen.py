@@ -25,7 +25,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import require
+from ..errors import check, require
 from ..key import Key
 from ..layers import last_linear, layer
 from ..links import Dense, Link
@@ -145,6 +145,11 @@ class FedGen(Algorithm):
             loss = Taught(view.generator, view.labels, self.weight, self._head(view.x.layout))
         y = yield Local(view.x, self.local, loss=loss)
         return Reply(y.x - view.x, counted(task, len(view.labels))), state
+
+    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
+        believed = bool(((reply.labels >= 0) & (reply.labels <= examples)).all())  # so that no sum wraps round
+        check(believed and int(reply.labels.sum()) <= examples, f"labels of {examples} examples")
+        return reply
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x, counts = server.x + mean.update, mean.labels.clamp(0, MOST).to(torch.int64)

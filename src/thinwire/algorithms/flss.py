@@ -226,6 +226,9 @@ class FLSS(Around):
         layout = Layout(("coefficients",), (Size([self.rank]),))
         return Reply(reply._replace(update=reply.update.only(())), Params(layout, coefficients)), state
 
+    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
+        return reply._replace(inner=self.inner.admit(view.inner, reply.inner, examples, clip))
+
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         full, done = self.full(server.round), server.round + 1
         layout = server.update.layout

@@ -114,6 +114,9 @@ class LUAR(Around):
     def sent(self, state: State, seen: Message) -> State:
         return self.inner.sent(state, seen)
 
+    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
+        return self.inner.admit(view.inner, reply, examples, clip)
+
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x = self.inner.model(server.inner)
         unsent = x.zeros() if self.drop else server.last

@@ -83,6 +83,7 @@ def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b
     positions (reference: about 10 bytes a bit and 32 a position).
     """
     check(0 <= n <= MOST and 0 <= b <= n.bit_length(), f"a Rice parameter for gaps below {n}")
+    check(quotients.numel() <= (n + 7) // 8, f"quotients of at most {n} bits")  # a one a position, a zero a skip
     check(quotients.numel() == 0 or int(quotients[-1]) > 0, "quotients that end in a one")
     lib = native.library(quotients, rests)
     if lib is None:

@@ -11,7 +11,7 @@ from ..config import Config
 from ..errors import NonFinite, check
 from ..key import Key
 from ..params import Layout, Params, fold, is_finite
-from ..wire import Packet, State
+from ..wire import MOST, Packet, State, conform, modest
 
 
 class Link(Config, ABC):
@@ -51,6 +51,26 @@ class Link(Config, ABC):
     @abstractmethod
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         """What was sent, the receiver's next state."""
+
+    def check(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        """:meth:`recv` of a packet that anyone may have made. Raises ``WireError``, and changes nothing.
+
+        The law: what passes, ``recv`` takes, and ``fold``, ``scale`` and ``recv`` of a linear link, and
+        what they make of it is finite. By default ``recv`` is asked, so a link whose ``recv`` is strict about
+        shapes, types, lengths and ranges needs no other; of a linear link ``packet`` has also to be like
+        :meth:`shape`. No packet may make ``recv`` take more memory or time than an honest one of the same layers.
+        """
+        if self.linear:
+            conform(packet, self.shape(layout, key))
+        check(modest(packet), f"numbers of at most {MOST:.0e}")
+        seen, rx = self.recv(packet, layout, rx, key)
+        check(modest(seen), f"numbers of at most {MOST:.0e}")
+        return seen, rx
+
+    def shape(self, layout: Layout, key: Key) -> Packet:
+        """What all packets of a linear link are like: that of zeros, with tensors that take no memory."""
+        zero = layout.zeros()
+        return _hollow(self.send(zero, self.open(zero)[0], key)[0])
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
         """``total + weight * packet``: how a linear link is averaged before it is decoded."""
@@ -127,6 +147,13 @@ def floats(packet: Packet) -> float:
     if isinstance(packet, dict):
         packet = list(packet.values())
     return float(sum(map(floats, packet))) if isinstance(packet, list | tuple) else 0.0
+
+
+def _hollow(packet: Packet) -> Packet:
+    """A packet whose tensors have one entry, seen as often as there were."""
+    if isinstance(packet, Tensor):
+        return packet.new_zeros(()).expand(packet.shape)
+    return [_hollow(part) for part in packet] if isinstance(packet, list) else packet
 
 
 def finite(link: Link, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ..errors import WireError, check
 from ..kernels import rans
 from ..key import Key
 from ..params import Layout, Params
-from ..wire import Packet, State, dumps, loads
+from ..wire import Packet, State, count, dumps, loads
 from .base import Link
 from .wrappers import adopt
 
@@ -30,7 +30,8 @@ class Entropy(Link):
     feedback and memory are those of ``inner``; but coded packets cannot be added up, so
     they are decoded before they are averaged.
 
-    A receiver decompresses at most :func:`limit` bytes; a longer packet is sent as it is.
+    A receiver decompresses at most :func:`limit` bytes, in which there are at most
+    :func:`values` values; another packet is sent as it is.
     """
 
     inner: Link
@@ -44,18 +45,23 @@ class Entropy(Link):
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet, seen, tx = self.inner.send(x, tx, key)
-        return _coded(packet, limit(x.layout)), seen, tx
+        return _coded(packet, x.layout), seen, tx
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        return self.inner.recv(_decoded(packet, limit(layout)), layout, rx, key)
+        return self.inner.recv(_decoded(packet, limit(layout), values(layout)), layout, rx, key)
 
     def floats(self, packet: Packet) -> float:
-        return self.inner.floats(_decoded(packet, None))
+        return self.inner.floats(_decoded(packet, None, None))  # of a packet that was made here, or checked
 
 
 def limit(layout: Layout) -> int:
-    """The most bytes a receiver of these layers decompresses: four times as many as they take uncompressed."""
-    return 16 * layout.size + 1024 * (len(layout.names) + 1)
+    """The most bytes a receiver of these layers decompresses: 5 an entry (no link here sends more) and 1 kB a layer."""
+    return 5 * layout.size + 1024 * (len(layout.names) + 1)
+
+
+def values(layout: Layout) -> int:
+    """The most values a receiver of these layers decompresses, of which each costs it up to a kilobyte: 32 a layer."""
+    return 32 * (len(layout.names) + 1)
 
 
 def entropy_bound(data: bytes) -> float:
@@ -65,13 +71,13 @@ def entropy_bound(data: bytes) -> float:
     return float(found @ np.log2(max(1, len(data)) / found)) / 8
 
 
-def _coded(packet: Packet, most: int) -> Packet:
+def _coded(packet: Packet, layout: Layout) -> Packet:
     """The shortest of the three; which one it is comes first."""
     import zstandard  # where it is used
 
     ways: list[Packet] = [[STORED, packet]]
     data = dumps(packet)
-    if len(data) <= most:
+    if len(data) <= limit(layout) and count(packet) <= values(layout):
         frame = zstandard.ZstdCompressor(level=LEVEL).compress(data)
         ways.append([ZSTD, _bytes(frame)])
         # The frequencies and the lanes come on top of the bound; where zstd is ahead of it there is nothing to try.
@@ -80,8 +86,8 @@ def _coded(packet: Packet, most: int) -> Packet:
     return min(ways, key=lambda way: len(dumps(way)))
 
 
-def _decoded(packet: Packet, most: int | None) -> Packet:
-    """What :func:`_coded` was given. Nothing longer than ``most`` bytes is decompressed."""
+def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packet:
+    """What :func:`_coded` was given. Nothing longer than ``most`` bytes, or of more values, is decompressed."""
     check(isinstance(packet, list) and len(packet) >= 2 and type(packet[0]) is int, "how a packet is coded")
     way, *parts = packet
     if way == STORED:
@@ -89,12 +95,12 @@ def _decoded(packet: Packet, most: int | None) -> Packet:
         return parts[0]
     if way == ZSTD:
         check(len(parts) == 1, "a zstd frame")
-        return loads(_zstd(_whole(parts[0], torch.uint8), most))
+        return loads(_zstd(_whole(parts[0], torch.uint8), most), max_values=most_values)
     check(way == RANS and len(parts) == 4, "a packet stored, by zstd or by range coding")
     size, present, counts, words = parts
     check(type(size) is int and size > 0 and (most is None or size <= most), "a packet of no more bytes than accepted")
     coded = rans.Coded(_whole(present, torch.bool), _whole(counts, torch.int16), _whole(words, torch.int16))
-    return loads(rans.decode(coded, size).numpy().tobytes())
+    return loads(rans.decode(coded, size).numpy().tobytes(), max_values=most_values)
 
 
 def _zstd(frame: Tensor, most: int | None) -> bytes:

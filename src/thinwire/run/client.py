@@ -15,9 +15,9 @@ from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Task
-from ..wire import State, dumps
+from ..wire import MOST, State, dumps, modest
 from .batch import batchable, train_many
-from .messages import MOST, Form, modest
+from .messages import Form
 from .stream import View
 from .train import Slot, train
 

@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,22 +21,24 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm
-from ..errors import OutOfSync, WireError, check, require
+from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..key import Key
 from ..ledger import Entry
 from ..network import measured
 from ..params import Params
 from ..privacy import Privacy
 from ..task import as_task
-from ..wire import Packet, Several, State, length, loads, restore
+from ..wire import Packet, Several, State, count, length, loads, restore
 from .client import ClientState
 from .header import SMALL, Answer, Call, Piece, mark, read_answer
 from .identity import data_digest, run_digest
 from .pool import Pool, Work
 from .result import Record
-from .rounds import Rounds
+from .rounds import Rounds, clippable
 from .storage import Disk, Ends
 from .train import Slot, made
+
+FEW = 64  # values of an answer beyond twice those of noise
 
 log = logging.getLogger("thinwire")
 
@@ -63,8 +65,12 @@ class Deployment(Rounds):
     Each round ``sample`` of ``clients`` are called (None: all that are there) and the first
     ``take`` answers count (None: all of them). ``clip`` bounds the Euclidean norm of every
     Params field of a reply: a longer one counts as if it were that long, and the log names
-    its client. With ``privacy`` replies are clipped by that, and noise is added to their mean,
-    from a secret that is drawn when the run begins and stays in the server's checkpoint.
+    its client (:meth:`Algorithm.admit <thinwire.algorithms.base.Algorithm.admit>` says what it means for each
+    method). A reply weighs as many examples as its client says to have; ``most_examples``, one number or one for
+    each client, is how many are believed: an answer that says more is refused. Where a method averages by examples,
+    both are needed to bound what one client does. With ``privacy`` replies are clipped by that, and
+    noise is added to their mean, from a secret that is drawn when the run begins and stays in the
+    server's checkpoint.
     ``mbit`` is what every client's uplink carries at least, whatever is measured; it may be
     another when a run goes on.
     ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
@@ -84,6 +90,7 @@ class Deployment(Rounds):
         sample: int | None = None,
         take: int | None = None,
         clip: float | None = None,
+        most_examples: int | Sequence[int] | None = None,
         privacy: Privacy | None = None,
         mbit: float | None = None,
         seed: int = 0,
@@ -99,6 +106,11 @@ class Deployment(Rounds):
         require(0 < self.first <= self.sample, f"take={take}: it must be between 1 and the {self.sample} sampled")
         require(clip is None or clip > 0, f"clip={clip}: a norm is positive")
         require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
+        bounds = [most_examples] * clients if isinstance(most_examples, int) else list(most_examples or ())
+        require(
+            most_examples is None or (len(bounds) == clients and all(n > 0 for n in bounds)),
+            f"most_examples={most_examples}: a positive number, or one for each of the {clients} clients",
+        )
         require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
         require(0 <= seed < 1 << 63, f"seed={seed}: it must not be negative, and fit 63 bits")
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), device)
@@ -110,8 +122,10 @@ class Deployment(Rounds):
             tested is not None or not any(b.is_floating_point() for b in slot.first.values()),
             "the model has buffers: give test=..., on which the server sees which of them training moves",
         )
-        self.clip, self.mbit = clip, mbit
+        self.clip, self.most_examples, self.mbit = clip, bounds, mbit
         super().__init__(algorithm, slot, clients, seed, tested, privacy)
+        if clip is not None:
+            clippable(algorithm, self.up)
         self.secret = secrets.token_hex(32)  # clients are told the seed
         if states is not None:
             self.states = Disk(self.ends, states)
@@ -131,15 +145,20 @@ class Deployment(Rounds):
         """The server's end of a client's wire before its first reply."""
         return Ends(0, self.up.open()[1], ClientState(None, None, None))
 
-    @cached_property
+    @property
     def most(self) -> int:
         """Bytes that no honest answer has: twice what dense noise takes."""
+        return self._sizes[0]
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes, and values, that no honest answer has: twice those of dense noise, and some for what noise has not."""
         form, key = self.up, Key(self.seed)
         draw = key.generator("noise")
         blank = [leaf.blank for leaf in form.leaves]
         noise = [v.map(lambda x: torch.randn(x.shape, generator=draw)) if isinstance(v, Params) else v for v in blank]
         bodies = [form.send(values, form.open()[0], key._replace(client=0))[0] for values in (blank, noise)]
-        return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL
+        return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL, 2 * max(map(count, bodies)) + FEW
 
     # -- a round --------------------------------------------------------------
 
@@ -205,8 +224,10 @@ class Deployment(Rounds):
                 check(sent.base > 0, "an answer of a client that was opened anew")
                 self._enter(client, data, 0, used=False)
                 raise OutOfSync(f"client {client} does not hold what it held after round {sent.base}")
-            body = loads(answer.blob, max_bytes=self.most)
-            self.mean.opened(body, self.states.get(client).rx, self._at(client, sent), late)
+            if self.most_examples and answer.examples > self.most_examples[client]:
+                raise WireError(f"{answer.examples} examples, of which {self.most_examples[client]} are believed")
+            body = loads(answer.blob, max_bytes=self.most, max_values=self._sizes[1])
+            self.admit(answer.examples, self.mean.check(body, self.states.get(client).rx, self._at(client, sent)))
             floats = self.up.floats(body)
         except OutOfSync:
             raise
@@ -232,22 +253,14 @@ class Deployment(Rounds):
 
     def end(self, evaluate: bool = True) -> Record:
         """Average what was accepted and make the server's step; returns the round's record."""
-        key, moved = self._key(), dict[int, Ends]()
+        key = self._key()
         now = [client for client, taken in self.taken.items() if taken.answer.round == key.round]
+        clients = sorted(self.taken)
         try:
-            for client in sorted(self.taken):
-                answer, body = self.taken[client]
-                own, loss = self._at(client, answer), answer.loss if answer.steps else None
-                rx = self.add(body, answer.examples, loss, self.states.get(client).rx, own, answer.round < key.round)
-                moved[client] = Ends(answer.round, rx, self.ends().own)
-            self.serve(key)
-        except Exception:  # of the method's server half, over replies whose form was right
-            log.exception("round %d: the server could not use the answers of clients %s", key.round, sorted(self.taken))
-            self.gather()
-            moved = {}
-        long = [] if self.privacy else self.mean.clipped  # what is meant to be clipped is no news
-        for client, norm in ((client, norm) for client, _, norm in long if client in moved):
-            log.warning("round %d: client %d sent a norm of %.3g; it counts as %g", key.round, client, norm, self.clip)
+            moved = self._served(clients)
+        except Exception:  # not NonFinite alone: what the checks overlook must not take the round with it
+            moved = self._mended(clients)
+        self._remark(moved)
         for client, ends in moved.items():
             self.states.put(client, ends)
             self.marks[client] = self.taken[client].answer.state
@@ -256,6 +269,74 @@ class Deployment(Rounds):
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
         self.key = None
         return record
+
+    def _served(self, clients: list[int]) -> dict[int, Ends]:
+        """Make the server's step with the answers of these clients; their next ends. If it raises, nothing moved."""
+        moved = self._added(clients)
+        self.serve(self._key())
+        return moved
+
+    def _added(self, clients: list[int]) -> dict[int, Ends]:
+        """Begin the mean anew with the answers of these clients; their next ends."""
+        key, moved = self._key(), dict[int, Ends]()
+        self.gather()
+        for client in clients:
+            answer, body = self.taken[client]
+            own, loss = self._at(client, answer), answer.loss if answer.steps else None
+            rx = self.add(body, answer.examples, loss, self.states.get(client).rx, own, answer.round < key.round)
+            moved[client] = Ends(answer.round, rx, self.ends().own)
+        return moved
+
+    def _mended(self, clients: list[int]) -> dict[int, Ends]:
+        """The server's step without those whose answers it cannot use; the others' next ends."""
+        usable = self._usable(clients)
+        try:
+            return self._served(usable)
+        except Exception:  # each half will do, and all together will not
+            log.exception("round %d: the server could not use the answers of clients %s", self._key().round, usable)
+            self.gather()
+            return {}
+
+    def _usable(self, clients: list[int]) -> list[int]:
+        """Those of the clients whose answers the server can use; the others are refused, and the log names them.
+
+        Where all together will not do, each half is tried by itself, down to single clients: for one among n that is
+        2 log2(n) steps of the server, over two answers of each client in all, and never more than 2 n steps.
+        """
+        try:
+            self._added(clients)
+            self.served(self._key())
+        except Exception as error:
+            if len(clients) > 1:
+                middle = len(clients) // 2
+                return self._usable(clients[:middle]) + self._usable(clients[middle:])
+            self.refused += 1
+            ours = isinstance(error, ThinwireError)  # of another the log shows where it was raised
+            number, (client,) = self._key().round, clients
+            log.warning(
+                "round %d: the answer of client %d was refused, the server cannot use it: %s",
+                *(number, client, error),
+                exc_info=None if ours else error,
+            )
+            return []
+        return clients
+
+    def _remark(self, clients: Collection[int]) -> None:
+        """Log which of these clients did more than others."""
+        number = self._key().round
+        for client, name, norm in [] if self.privacy else self.mean.clipped:  # what is meant to be clipped is no news
+            what = name if norm is None else f"a norm of {norm:.3g}"
+            log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.clip)
+        if self.most_examples or self.algorithm.weights != "examples" or len(clients) < 3:
+            return
+        examples = {client: self.taken[client].answer.examples for client in clients}
+        client = max(examples, key=lambda c: examples[c])
+        if 2 * examples[client] > sum(examples.values()):
+            log.warning(
+                "round %d: client %d says that it has %d of all %d examples: its reply has more than half of the "
+                "weight; most_examples= bounds what is believed",
+                *(number, client, examples[client], sum(examples.values())),
+            )
 
     def _key(self) -> Key:
         require(self.key is not None, "no round has begun")

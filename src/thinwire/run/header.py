@@ -18,8 +18,7 @@ import math
 from typing import NamedTuple
 
 from ..errors import check
-from ..wire import Several, dumps, loads, restore
-from .messages import MOST
+from ..wire import MOST, Several, dumps, loads, restore
 
 SMALL = 1024  # bytes: a header is never longer
 EXAMPLES = 1 << 32  # more than these no client has

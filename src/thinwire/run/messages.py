@@ -7,7 +7,7 @@ of them, the number of one, a bit for each otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ..key import Key
 from ..links import Dense, Link
 from ..links.base import floats
 from ..params import Layout, Params, fold
-from ..wire import Packet, State, conform, restore
+from ..wire import MOST, Packet, State, conform, largest, modest, restore
 
 Message = Any  # a NamedTuple
 
@@ -131,7 +131,7 @@ class Form:
         return packets
 
     def floats(self, body: Packet) -> float:
-        """The papers' figure for a body: what each link counts."""
+        """The papers' figure for a body that was sent here, or checked: what each link counts."""
         count = 0.0
         for leaf, packet in zip(self.leaves, body, strict=True):
             if leaf.link is None:
@@ -149,17 +149,18 @@ def forms(algorithm: Algorithm, start: Start, buffers: Params | None) -> tuple[F
 
 
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
-    """Which layers a Params leaf carries, and its link's packet."""
+    """Which layers a Params leaf carries, and its link's packet: None where it carries none of those there are."""
     check(isinstance(packet, list) and len(packet) == 2, f"layers and packet of {leaf.name}")
     layout, which = leaf.blank.layout, packet[0]
-    if which is None:
-        return layout, packet[1]
     if type(which) is int:
         check(0 <= which < len(layout.names), "the number of a layer")
-        return layout.only([layout.names[which]]), packet[1]
-    bits = isinstance(which, Tensor) and which.dtype == torch.bool and which.shape == (len(layout.names),)
-    check(bits, "a bit a layer")
-    return layout.only(layout.named(which)), packet[1]
+        layout = layout.only([layout.names[which]])
+    elif which is not None:
+        bits = isinstance(which, Tensor) and which.dtype == torch.bool and which.shape == (len(layout.names),)
+        check(bits, "a bit a layer")
+        layout = layout.only(layout.named(which))
+    check(layout.names or not leaf.blank.names or packet[1] is None, f"nothing for no layers of {leaf.name}")
+    return layout, packet[1]
 
 
 def _which(layers: Layout, whole: Layout) -> Packet:
@@ -179,57 +180,105 @@ class Mean:
     ``add`` in client order; nothing but running totals is kept. Layers that some replies
     carry and others do not count as zero in the others. With ``clip``, a Params field that is
     longer (in the Euclidean norm; norm statistics aside) counts as if it were that long.
+
+    ``add`` trusts a packet to be one that its link made; those of strangers go through
+    ``check`` before.
     """
 
     def __init__(self, form: Form, clip: float | None = None) -> None:
         self.form, self.clip = form, clip
-        self.clipped: list[tuple[int, str, float]] = []  # client, field, its norm
+        self.clipped: list[tuple[int, str, float | None]] = []  # client, field, its norm (None: one of numbers)
         self.totals: list[Any] = [None] * len(form.leaves)  # of a Params leaf Groups
         self.shapes: dict[tuple[int, Layout], Packet] = {}
+        self.largest = (0.0, -1, "")  # the largest number of all replies, whose it is, in which field
         self.whole = 0.0
 
-    def add(self, client: int, weight: float, body: Packet, rx: State, key: Key, late: bool = False) -> State:
+    def check(self, body: Packet, rx: State, key: Key) -> Message:
+        """What a stranger's reply says, every packet looked at by its link. Raises ``WireError``; nothing changes."""
+        values = []
+        for leaf, packet, end in zip(self.form.leaves, self.form.check(body), rx, strict=True):
+            if leaf.link is None:
+                value = restore(packet, leaf.blank)
+                check(modest(value), f"{leaf.name}: numbers of at most {MOST:.0e}")
+            else:
+                layout, inner = present(packet, leaf)
+                value = leaf.blank.only(())
+                if layout.names or not leaf.blank.names:
+                    value, _ = leaf.link.check(inner, layout, end, key.at(f"{self.form.where}/{leaf.name}"))
+            values.append(value)
+        return self.form.build(values)[0]
+
+    def add(
+        self,
+        client: int,
+        weight: float,
+        body: Packet,
+        rx: State,
+        key: Key,
+        late: bool = False,
+        admit: Callable[[Message], Message] | None = None,
+    ) -> State:
         """Take in one reply, whole or not at all; returns the receiving ends' next states. Raises ``WireError``.
 
-        One that is ``late``, of a round before (``key`` is that round's), is decoded by itself.
+        One that is ``late``, of a round before (``key`` is that round's), is decoded by itself. With ``clip``,
+        ``admit`` is what the method makes of a reply whose Params fields have been clipped.
         """
-        taken = self.opened(body, rx, key, late)
-        for i, (leaf, (value, _)) in enumerate(zip(self.form.leaves, taken, strict=True)):
-            if self.clip is not None and isinstance(value, Params) and leaf.name != "buffers":
-                norm = value.norm()
-                if norm > self.clip:
-                    value = value * (self.clip / norm)
-                    self.clipped.append((client, leaf.name, norm))
+        pairs = enumerate(zip(self.form.check(body), rx, strict=True))
+        taken = [self._taken(i, packet, end, key, late) for i, (packet, end) in pairs]
+        values = [value for value, _ in taken]
+        for leaf, value in zip(self.form.leaves, values, strict=True):
+            self._bounded(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
+        if self.clip is not None:
+            values = self._clipped(client, self.clip, values, admit)
+        for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
             if leaf.kind == "each":
                 self.totals[i] = {**(self.totals[i] or {}), client: value}
-            elif value is not None:
+            elif not isinstance(value, Params) or value.names or not leaf.blank.names:
                 self.totals[i] = _folded(leaf, self.totals[i], value, 1.0 if leaf.kind == "sum" else weight)
         self.whole += weight
         return [end for _, end in taken]
 
-    def opened(self, body: Packet, rx: State, key: Key, late: bool = False) -> list[tuple[Any, State]]:
-        """What a reply carries, checked and not yet added: of every leaf, with its end's next state."""
-        pairs = enumerate(zip(self.form.check(body), rx, strict=True))
-        return [self._taken(i, packet, end, key, late) for i, (packet, end) in pairs]
-
     def _taken(self, i: int, packet: Packet, end: State, key: Key, late: bool) -> tuple[Any, State]:
-        """What a leaf carries, checked, and its end's next state: a value, or layers and packet of a linear link."""
+        """What a leaf carries, and its end's next state: a value, or layers and packet of a linear link."""
         leaf = self.form.leaves[i]
         if leaf.link is None:
-            return _checked(restore(packet, leaf.blank), leaf.name), end
+            return restore(packet, leaf.blank), end
         where = key.at(f"{self.form.where}/{leaf.name}")
         layout, inner = present(packet, leaf)
         if not layout.names and leaf.blank.names:  # of a field without layers nothing is sent
-            return leaf.blank.only(()) if leaf.kind == "each" else None, end
+            return leaf.blank.only(()), end
         if leaf.link.linear and leaf.kind != "each":
-            if (i, layout) not in self.shapes:  # a linear link's packets all have one shape, that of zeros
-                zero = layout.zeros()
-                self.shapes[i, layout] = leaf.link.send(zero, leaf.link.open(zero)[0], where)[0]
+            if (i, layout) not in self.shapes:
+                self.shapes[i, layout] = leaf.link.shape(layout, where)
             conform(inner, self.shapes[i, layout], leaf.name)
             if not late and self.clip is None:
-                return (layout, _checked(inner, leaf.name)), end
-        value, end = leaf.link.recv(inner, layout, end, where)
-        return _checked(value, leaf.name), end
+                return (layout, inner), end
+        return leaf.link.recv(inner, layout, end, where)
+
+    def _bounded(self, client: int, name: str, value: Any) -> None:
+        """Raise ``WireError`` where a number is NaN, infinite or beyond ``MOST``; note whose is the largest."""
+        found = largest(value)
+        check(found <= MOST, f"{name}: numbers of at most {MOST:.0e}")
+        if found > self.largest[0]:
+            self.largest = found, client, name
+
+    def _clipped(
+        self, client: int, clip: float, values: list[Any], admit: Callable[[Message], Message] | None
+    ) -> list[Any]:
+        """The values of a reply, none of which does more than a vector of norm ``clip``."""
+        values = list(values)
+        for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
+            if isinstance(value, Params) and leaf.name != "buffers" and (norm := value.norm()) > clip:
+                values[i] = value * (clip / norm)
+                self.clipped.append((client, leaf.name, norm))
+        if admit is None:
+            return values
+        msg, buffers = self.form.build(values)
+        admitted = self.form.values(admit(msg), buffers)
+        for leaf, value, other in zip(self.form.leaves, values, admitted, strict=True):
+            if other is not value:
+                self.clipped.append((client, leaf.name, None))
+        return admitted
 
     def result(self, key: Key) -> tuple[Message, Params | None]:
         """The mean reply and the mean buffers."""
@@ -273,26 +322,6 @@ def _folded(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:
     layout, packet = value
     group = layout, False
     return {**groups, group: leaf.link.fold(groups.get(group), packet, weight)}
-
-
-MOST = 2.0**96  # no update comes near; sums of what is below, weighted and decoded, stay finite
-
-
-def modest(x: Any) -> bool:
-    """Whether no number in ``x`` is NaN, infinite or beyond :data:`MOST`."""
-    if isinstance(x, list | tuple):
-        return all(map(modest, x))
-    values = x.flat if isinstance(x, Params) else x
-    if isinstance(values, Tensor) and values.is_floating_point() and values.numel():
-        low, high = torch.aminmax(values)
-        return bool(low >= -MOST) and bool(high <= MOST)  # NaN is neither
-    return not isinstance(values, float) or abs(values) <= MOST
-
-
-def _checked(x: Any, name: str) -> Any:
-    """``x``, if it is :func:`modest`."""
-    check(modest(x), f"{name}: numbers of at most {MOST:.0e}")
-    return x
 
 
 def _walk(msg: Message, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

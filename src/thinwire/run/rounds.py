@@ -14,14 +14,15 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, Around
 from ..config import complete
-from ..errors import NonFinite, RunError, WireError
+from ..errors import CombinationError, NonFinite, RunError, WireError
 from ..expression import differing
 from ..key import Key
 from ..ledger import Ledger
@@ -29,11 +30,11 @@ from ..params import Params
 from ..privacy import Privacy
 from ..task import Task
 from ..version import code_version
-from ..wire import Packet, State, restore
+from ..wire import MOST, Packet, State, modest, restore
 from .client import unheard
 from .folder import Folder
 from .identity import model_digest
-from .messages import Mean, forms
+from .messages import Form, Mean, Message, forms
 from .pool import Plan, Pool
 from .result import Record, Result
 from .storage import Ends, Memory
@@ -103,25 +104,38 @@ class Rounds(ABC):
         assert key.client is not None
         weight = float(examples) if self.algorithm.weights == "examples" else 1.0
         try:
-            rx = self.mean.add(key.client, weight, body, rx, key, late)
+            rx = self.mean.add(key.client, weight, body, rx, key, late, partial(self.admit, examples))
         except WireError as error:
             raise WireError(f"round {key.round}, client {key.client}: {error}") from error
         if loss is not None:
             self.losses, self.examples = self.losses + loss * examples, self.examples + examples
         return rx
 
+    def admit(self, examples: int, reply: Message) -> Message:
+        """What the method makes of a reply that is decoded. Raises ``WireError``."""
+        return self.algorithm.admit(self.stream.view.state, reply, examples, self.clip)
+
     def serve(self, key: Key) -> None:
         """The server's half of the round, given the replies that were added. Raises :class:`NonFinite`."""
+        self.server, self.buffers = self.served(key)
+
+    def served(self, key: Key) -> tuple[State, Params | None]:
+        """The server's state and the buffers after the replies that were added. Raises :class:`NonFinite`."""
         if not self.mean.whole:
-            return
+            return self.server, self.buffers
         mean, buffers = self.mean.result(key)
         if self.privacy is not None:
             values = [self.privacy.hidden(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
             mean, buffers = self.up.build(values)
         server = self.algorithm.server(self.server, self.stream.view.state, mean, key)
-        if not self.algorithm.model(server).finite():
-            raise NonFinite(f"round {key.round}: the server's model became NaN or infinite; lower the server's lr")
-        self.server, self.buffers = server, buffers if self.buffers is not None else None
+        what = "state" if self.algorithm.model(server).finite() else "model"
+        if what == "model" or not modest(server):  # what adaptive optimizers divide by is not in the model
+            found, client, name = self.mean.largest
+            raise NonFinite(
+                f"round {key.round}: the server's {what} became NaN, infinite or larger than {MOST:.0e} (the largest "
+                f"number it was sent is {found:.3g}, in {name} of client {client}); lower the server's lr, or clip"
+            )
+        return server, buffers if self.buffers is not None else None
 
     def finish(self, began: float, seconds: float, replies: int, lost: int, evaluate: bool) -> Record:
         """End the round that was published; returns its record. ``seconds`` are those of a simulated clock."""
@@ -275,3 +289,16 @@ class Rounds(ABC):
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
         self.states.load(packet["states"])
+
+
+def clippable(algorithm: Algorithm, form: Form) -> None:
+    """Raise :class:`CombinationError` where ``clip`` would not bound what a reply does: see ``Algorithm.admit``."""
+    inner = algorithm
+    while isinstance(inner, Around):
+        inner = inner.inner
+    numbers = [leaf.name for leaf in form.leaves if leaf.link is None]
+    if numbers and type(inner).admit is Algorithm.admit:
+        raise CombinationError(
+            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
+            f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
+        )

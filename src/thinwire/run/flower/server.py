@@ -46,6 +46,7 @@ def serve(
     take: int | None = None,
     deadline: float = 3600.0,
     clip: float | None = None,
+    most_examples: int | Mapping[str, int] | None = None,
     privacy: Privacy | None = None,
     mbit: float | None = None,
     test: Any = None,
@@ -66,7 +67,9 @@ def serve(
     The first round waits for every one. Then each round ``sample`` of those that are there (None:
     all) are called, the first ``take`` answers count (None: all), and whoever has not answered
     after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
-    can add; ``privacy`` does so too, and hides it in noise. ``mbit`` is what every client's
+    says; ``most_examples`` how many examples it is believed to have, which is its weight: one number, or one for
+    each name (answers that say more are refused; without it the log warns of a reply that has more than half of a
+    round's weight); ``privacy`` bounds both, and hides it in noise. ``mbit`` is what every client's
     uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it until one
     is lost, and ``ByBandwidth`` chooses by it (for a client whose answers are then too small
     to be measured it goes on to). ``poll`` is the pause, in seconds, between two looks for
@@ -86,8 +89,14 @@ def serve(
             stack.enter_context(locked(folder.path))
         states = None if folder is None else folder.path / "states"
         options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
-        options |= {"mbit": mbit, "seed": seed, "test": test}
+        options |= {"mbit": mbit, "seed": seed, "test": test, "most_examples": most_examples}
         names = [] if isinstance(clients, int) else ordered(clients)
+        if isinstance(most_examples, Mapping):
+            require(
+                set(most_examples) == set(names),
+                f"most_examples={most_examples}: one number, or one for each of clients={clients}",
+            )
+            options["most_examples"] = [most_examples[name] for name in names]
         require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
         run = Deployment(
             algorithm, model, clients if isinstance(clients, int) else len(names), states=states, **options
