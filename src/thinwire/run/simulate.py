@@ -53,7 +53,7 @@ def simulate(
     privacy: Privacy | None = None,
     workers: int | None = None,
     device: str = "cpu",
-    plan: Plan | None = None,
+    plan: Plan | Literal["measured"] | None = None,
     states: Literal["memory", "disk"] = "memory",
     out: str | Path | None = None,
     checkpoint_every: int = 10,
@@ -71,8 +71,11 @@ def simulate(
     (seconds) and may drop late replies. ``privacy`` clips replies and adds noise to their mean,
     which here is drawn from ``seed``. ``workers`` trains that many clients at once (None:
     one a core); it changes nothing but time. ``plan`` says whether small clients are trained
-    as one ("together") or one by one ("each"): None times a few steps in the first round,
-    and the run keeps what it found. The two differ in the last bits.
+    as one ("together") or one by one ("each"); the two differ in the last bits. None chooses by a
+    rule from model and sizes, the same every time: together are clients of one data set and a
+    model of linear layers with at most 500,000 parameters (on a GPU: a million, any layers)
+    without buffers or random layers. "measured" times a few steps of both in the first round;
+    then the same call may give other bits. A run keeps the plan that it began with.
 
     ``states`` says where what is kept of every client lies between its rounds: "disk" for
     more clients than fit in memory. Then a client that is not sampled takes at most 2,000
@@ -164,11 +167,12 @@ class Simulation(Rounds):
         network: Network | None = None,
         workers: int | None = None,
         device: str = "cpu",
-        plan: Plan | None = None,
+        plan: Plan | Literal["measured"] | None = None,
         states: Path | None = None,
         privacy: Privacy | None = None,
     ) -> None:
-        require(plan in (None, "each", "together"), f"plan={plan!r}: it is 'each', 'together' or None")
+        plans = (None, "each", "together", "measured")
+        require(plan in plans, f"plan={plan!r}: it is 'each', 'together', 'measured' or None")
         require(usable(device), f"device={device!r}: no such device here; use cpu or cuda")
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         require(len(tasks) > 0, "there are no clients: tasks is empty")
@@ -198,7 +202,8 @@ class Simulation(Rounds):
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), placed(device))
         slot.probe(max(self.tasks[:100], key=len))
         super().__init__(algorithm, slot, len(tasks), seed, tested, privacy)
-        self.client_tests, self.plan = apart, plan
+        self.client_tests, self.measured = apart, plan == "measured"
+        self.plan = None if plan == "measured" else plan
         if states is not None:
             self.states = Disk(self.ends, states, writes=rank() == 0)
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own)
@@ -217,7 +222,7 @@ class Simulation(Rounds):
         ends = {client: self.states.get(client) for client in active}
         jobs = [(self._at(key, client), ends[client].own) for client in active]
         if self.plan is None:
-            self.plan = self.pool.choose(jobs, self.stream.view)
+            self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
 
         lost, slowest = len(silent), 0.0
