@@ -75,7 +75,7 @@ from .run import Result, Simulation, simulate
 from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
 from .subspace import Basis, Fastfood, Gaussian, PerTensor
 from .task import Supervised, Task
-from .version import code_version
+from .version import code_version as code_version
 from .wire import dumps, loads, restore
 
 __all__ = [

@@ -1,7 +1,8 @@
 """A run on disk.
 
 ``run.json`` (what it is), ``rounds.jsonl`` and ``ledger.jsonl`` (a line a round; a line a
-message), ``summary.json`` and ``model.safetensors`` (when complete), ``checkpoint/``.
+message), ``clients.jsonl`` (where clients have tests of their own: a line an evaluation, every metric's values
+in the order of clients), ``summary.json`` and ``model.safetensors`` (when complete), ``checkpoint/``.
 
 Everything is written so that a process killed at any moment leaves a run that can be
 resumed: whole files replace each other, lines past the last checkpoint are cut off.
@@ -118,10 +119,13 @@ class Folder:
         """Write ``run.json``: the method, the seed, the setting."""
         self.write("run.json", (json.dumps(values, indent=2) + "\n").encode())
 
-    def append(self, record: Mapping[str, Any], ledger: str) -> None:
-        """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``."""
+    def append(self, record: Mapping[str, Any], ledger: str, by_client: Mapping[str, Any] | None = None) -> None:
+        """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``, one of ``clients.jsonl`` if any."""
         if not self.writes:
             return
+        if by_client is not None:
+            with open(self.path / "clients.jsonl", "a") as file:
+                file.write(json.dumps(by_client) + "\n")
         with open(self.path / "rounds.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
         with open(self.path / "ledger.jsonl", "a") as file:
@@ -131,6 +135,8 @@ class Folder:
         """Forget every line after ``round``; returns the records and the ledger's text that stay."""
         records = self._kept("rounds.jsonl", round)
         entries = self._kept("ledger.jsonl", round)
+        if (self.path / "clients.jsonl").exists():
+            self._kept("clients.jsonl", round)
         if [r["round"] for r in records] != list(range(1, round + 1)):
             raise RunError(f"{self.path / 'rounds.jsonl'} does not hold the rounds up to the checkpoint's ({round})")
         return records, "".join(json.dumps(e) + "\n" for e in entries)

@@ -7,24 +7,27 @@ state of an algorithm or a link.
 from __future__ import annotations
 
 import contextlib
+import errno
+import inspect
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm
+from ..blame import expected, theirs
 from ..config import complete
 from ..errors import RunError, require
 from ..key import Key
 from ..ledger import Entry
 from ..network import Network
 from ..privacy import Privacy
-from ..task import as_task
+from ..task import Supervised, Task, as_task
 from ..wire import dumps, loads
 from .client import Reply
 from .distributed import Ranks, barrier, placed, rank, size
@@ -34,7 +37,7 @@ from .pool import Plan, Pool, Work
 from .result import Record, Result
 from .rounds import Rounds
 from .storage import Disk, Ends
-from .train import Slot, made, usable
+from .train import Slot, evaluate, made, unusable, usable
 
 
 def simulate(
@@ -67,7 +70,10 @@ def simulate(
     ``tasks`` one task a client (a :class:`Task`, a Dataset, or a pair of tensors); each
     round ``sample`` of them take part (None: all), each replying with probability
     1 - ``dropout``. ``test`` is evaluated every ``evaluate_every`` rounds and after the
-    last, ``client_tests`` likewise, one a client. ``network`` runs a simulated clock
+    last, ``client_tests`` likewise, one a client: their mean, spread (standard deviation over
+    clients), lowest tenth and worst are in the records as ``client_accuracy``,
+    ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in the folder's ``clients.jsonl``.
+    ``network`` runs a simulated clock
     (seconds) and may drop late replies. ``privacy`` clips replies and adds noise to their mean,
     which here is drawn from ``seed``. ``workers`` trains that many clients at once (None:
     one a core); it changes nothing but time. ``plan`` says whether small clients are trained
@@ -90,15 +96,18 @@ def simulate(
     Raises ``ValueError`` for a bad argument, :class:`NonFinite` when training diverges, and
     :class:`RunError` for a folder of another run.
     """
-    require(rounds > 0, f"rounds={rounds}: it must be at least 1")
-    require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
-    require(checkpoint_every > 0, f"checkpoint_every={checkpoint_every}: it must be at least 1")
+    whole = {"rounds": rounds, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
+    for name, value in whole.items():
+        require(type(value) is int, f"{name}={value!r}: a whole number is expected")
+        require(value > 0, f"{name}={value}: it must be at least 1")
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
     require(states in ("memory", "disk"), f"states={states!r}: they are kept in memory or on disk")
     require(out is not None or states == "memory", "states='disk' needs a folder for the run: out=...")
     where = Path(out) / "states" if out is not None and states == "disk" else None
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as stack:
+        if out is not None:
+            stack.enter_context(roomy(Path(out), "the same call with resume=True"))
         folder = None
         if out is not None:
             if rank() == 0:
@@ -137,7 +146,7 @@ def simulate(
             last = run.round + 1 == rounds
             record = run.step(evaluate=last or (run.round + 1) % evaluate_every == 0)
             if folder is not None:
-                folder.append(record, run.ledger.lines(run.round))
+                folder.append(record, run.ledger.lines(run.round), run.by_client)
                 if last or run.round % checkpoint_every == 0:
                     run.save(folder)
             for listener in (on_round, report):
@@ -173,11 +182,18 @@ class Simulation(Rounds):
     ) -> None:
         plans = (None, "each", "together", "measured")
         require(plan in plans, f"plan={plan!r}: it is 'each', 'together', 'measured' or None")
-        require(usable(device), f"device={device!r}: no such device here; use cpu or cuda")
+        require(usable(device), f"device={device!r}: {unusable(device)}")
+        if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+            raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
-        require(len(tasks) > 0, "there are no clients: tasks is empty")
+        _one_each(tasks)
         require(0 <= dropout < 1, f"dropout={dropout}: it is a probability below 1")
+        require(workers is None or type(workers) is int, f"workers={workers!r}: a whole number is expected")
         require(workers is None or workers > 0, f"workers={workers}: it must be at least 1")
+        fits = network is None or isinstance(network, Network)
+        require(fits, f"network={network!r}: give a Network, such as Network(mbit=10)")
+        fits = privacy is None or isinstance(privacy, Privacy)
+        require(fits, f"privacy={privacy!r}: give a Privacy, such as Privacy(clip=1, noise=1)")
         if network is not None:
             network.check(len(tasks))
         self.dropout, self.network = dropout, network
@@ -199,8 +215,8 @@ class Simulation(Rounds):
             f"client_tests has {len(apart)} entries for {len(tasks)} clients",
         )
 
-        slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), placed(device))
-        slot.probe(max(self.tasks[:100], key=len))
+        slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else _built(model, seed)), placed(device))
+        self._try(slot, tested, apart)
         super().__init__(algorithm, slot, len(tasks), seed, tested, privacy)
         self.client_tests, self.measured = apart, plan == "measured"
         self.plan = None if plan == "measured" else plan
@@ -209,6 +225,21 @@ class Simulation(Rounds):
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own)
         kind = Ranks if size() > 1 else Pool
         self.pool = kind(slot, workers or max(1, (os.cpu_count() or 1) // size()), work)
+
+    def _try(self, slot: Slot, test: Task | None, client_tests: Sequence[Task]) -> None:
+        """One forward pass of every kind of example there is: a model that does not take them says so at once."""
+        longest = max(range(min(100, len(self.tasks))), key=lambda client: len(self.tasks[client]))
+        kinds = {_kind(self.tasks[longest]): longest}
+        for client, task in enumerate(self.tasks):
+            kinds.setdefault(_kind(task), client)
+        for client in kinds.values():
+            with _blamed(f"client {client}", self.tasks[client]):
+                slot.probe(self.tasks[client])
+        tests = {} if test is None else {"test": test}
+        tests |= {f"client_tests[{client}]": client_tests[client] for client in kinds.values() if client_tests}
+        for name, task in tests.items():
+            with _blamed(name, task):
+                evaluate(slot, task, 0, min(2, len(task)))
 
     # -- a round --------------------------------------------------------------
 
@@ -289,6 +320,71 @@ class Simulation(Rounds):
         """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
         tests = [*([] if self.test is None else [self.test]), *self.client_tests]
         return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
+
+
+def _one_each(tasks: Any) -> None:
+    """Raise ``ValueError`` where ``tasks`` is not a sequence with a task for each client."""
+    one = f"tasks is one {type(tasks).__name__}: give a list with one task a client"
+    if isinstance(tasks, Mapping):
+        raise ValueError(f"tasks is a {type(tasks).__name__}: give a list with one task a client, list(tasks.values())")
+    require(not isinstance(tasks, Task | Tensor | torch.utils.data.Dataset), one)
+    pair = isinstance(tasks, tuple) and any(isinstance(part, Tensor) for part in tasks)
+    require(not pair, "tasks is one pair of tensors: give a list with one pair a client")
+    require(hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__"), one)
+    require(len(tasks) > 0, "there are no clients: tasks is empty")
+
+
+def _built(model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """What a function or class makes under ``seed``."""
+    name = getattr(model, "__name__", repr(model))
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"model={name} cannot be called without arguments ({error}): give a module, or a function that makes one, "
+            f"such as lambda: {name}(...)"
+        ) from None
+    except ValueError:  # written in C: it has no signature
+        pass
+    module = made(model, seed)
+    require(isinstance(module, nn.Module), f"model={name} made {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _kind(task: Task) -> Any:
+    """What a model has to take, where that can be seen: the shape of an example."""
+    return (task.inputs.shape[1:], task.inputs.dtype) if isinstance(task, Supervised) else None
+
+
+@contextlib.contextmanager
+def _blamed(who: str, task: Task) -> Iterator[None]:
+    """What a model or its loss raises, with whose examples they were. A user's own exception stays what it is."""
+    try:
+        yield
+    except Exception as error:
+        shape, kind = _kind(task) or ((), None)
+        shown = f" (each {list(shape)}, {kind})".replace("torch.", "") if kind is not None else ""
+        if theirs(error) is not None:
+            error.add_note(f"with the examples of {who}{shown}")
+            raise
+        if expected(error):
+            raise
+        raise ValueError(f"the model does not take the examples of {who}{shown}: {error}") from error
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def roomy(folder: Path, command: str) -> Iterator[None]:
+    """Where the disk is full, say in which folder, and that ``command`` goes on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        kept = f"make room, then {command} goes on from the last checkpoint: nothing before it is lost"
+        raise OSError(error.errno, f"no space is left on the disk of {folder}: {kept}") from error
 
 
 @contextlib.contextmanager
