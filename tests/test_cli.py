@@ -238,6 +238,7 @@ def broken(clients):
         (["FedAvg()", "--privacy", "Privacy(1, noise=1)"], "a client's share has no bound"),
         (["FedAvg()", "--task", "nowhere:make"], "there is no module nowhere"),
         (["FedAvg()", "--task", "json:make"], "json has no function make"),
+        (["FedAvg()", "--task", "bisect:insort_left"], "it needs a, x; it is called with clients and seed"),
         (["FedAvg()", "--device", "tpu9"], "--device tpu9: no such device here; use cpu or cuda"),
         (["FedAvg()", "--network", "10"], "--network 10: it is written like Network(mbit=10)"),
         (["FedAvg()", "--split", "0.1"], "--split 0.1: it is written like Dirichlet(0.1)"),
