@@ -79,7 +79,7 @@ def test_the_method_of_the_tutorial_becomes_one_of_thinwires_own(fednova, tmp_pa
     package = tmp_path / "src/thinwire"
     shutil.copytree(ROOT / "src/thinwire", package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.move(tmp_path / "fednova.py", package / "algorithms/fednova.py")
-    for path, source in ((package / "algorithms/__init__.py", ".fednova"), (package / "__init__.py", ".algorithms")):
+    for path, source in ((package / "algorithms/__init__.py", ".fednova"), (package / "public.py", ".algorithms")):
         text = path.read_text().replace(
             "__all__ = [", f"from {source} import FedNova\n\n__all__ = [\n    'FedNova',", 1
         )

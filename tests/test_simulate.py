@@ -561,13 +561,44 @@ class Attention(nn.Module):
 
 
 def test_a_model_without_batching_rules_is_trained_client_by_client_and_nothing_is_said(monkeypatch) -> None:
-    monkeypatch.setattr("thinwire.run.pool.WORTH", 0.0)
+    monkeypatch.setattr("thinwire.run.pool.WORTH", 0)
     monkeypatch.setattr("thinwire.run.pool.MARGIN", float("inf"))  # together, where it is possible at all
     for model, plan in ((mlp, "together"), (Attention, "each")):
-        run = Simulation(FedAvg(), model, blobs(), workers=1)
-        with run.pool:
-            run.step()
-        assert run.plan == plan
+        for asked in (None, "measured"):
+            run = Simulation(FedAvg(), model, blobs(), workers=1, plan=asked)
+            with run.pool:
+                run.step()
+            assert run.plan == plan
+
+
+def gelu(width: int) -> nn.Module:
+    """Linear layers that the loops in C do not know: 8 x width + 3 parameters are trained."""
+    return nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "plan"),
+    [
+        (lambda: nn.Linear(4, 3), "together"),  # in C, however little there is to do
+        (lambda: gelu(16), "together"),
+        (lambda: gelu(62_501), "each"),  # 500,011 parameters
+        (lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()), "each"),
+        (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)), "each"),
+    ],
+)
+def test_the_plan_is_a_matter_of_model_and_sizes_and_no_clock_is_read(monkeypatch, make, plan) -> None:
+    def never() -> float:
+        raise AssertionError("the clock was read")
+
+    monkeypatch.setattr("thinwire.run.pool.WORTH", 0)
+    monkeypatch.setattr("thinwire.run.pool.time.thread_time", never)
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 4, generator=g), torch.randint(3, (12,), generator=g)
+    tasks = [Supervised(x, y, part) for part in torch.arange(12).split(3)]
+    run = Simulation(FedAvg(), make, tasks, workers=1)
+    with run.pool:
+        run.step()
+    assert run.plan == plan
 
 
 # -- augmentation ----------------------------------------------------------------------------

@@ -8,184 +8,37 @@ What crosses the network is small, known to the byte, and safe to lose::
     print(result.accuracy, result.bytes_up, result.bytes_down)
 """
 
-from . import errors, wire
-from .algorithms import (
-    DOMO,
-    FLSS,
-    LUAR,
-    MOON,
-    SCAFFOLD,
-    Algorithm,
-    ClusteredLBGM,
-    Each,
-    FedACG,
-    FedAvg,
-    FedAvgLM,
-    FedAvgLMZ,
-    FedAvgSLM,
-    FedAvgSLMZ,
-    FedAvgSM,
-    FedDC,
-    FedDyn,
-    FedGen,
-    FedMut,
-    FedNTD,
-    FedPara,
-    FedProx,
-    FetchSGD,
-    Intrinsic,
-    PruneFL,
-    Start,
-    Sum,
-)
-from .config import complete
-from .expression import parse
-from .key import Key
-from .ledger import Ledger
-from .links import (
-    ATOMO,
-    BF16,
-    EF21,
-    LBGM,
-    QSGD,
-    STC,
-    Budget,
-    ByBandwidth,
-    Codec,
-    CountSketch,
-    Dense,
-    DropoutAvg,
-    Entropy,
-    ErrorFeedback,
-    Flat,
-    Half,
-    Int8,
-    Layerwise,
-    Link,
-    LowRank,
-    Partition,
-    PowerSGD,
-    Projection,
-    RandK,
-    RandomBlock,
-    ScaledSign,
-    SignSGD,
-    Sparse,
-    Ternary,
-    TopK,
-)
-from .local import Local, LocalAdam, LocalAdamW, LocalSGD, Memory, Trained, Trainer
-from .network import Network
-from .optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
-from .params import Layout, Params
-from .privacy import Privacy
-from .run import Result, Simulation, simulate
-from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
-from .subspace import Basis, Fastfood, Gaussian, PerTensor
-from .task import Supervised, Task
-from .version import code_version
-from .wire import dumps, loads, restore
+from __future__ import annotations
 
-__version__ = code_version().partition("+")[0]
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ATOMO",
-    "BF16",
-    "DOMO",
-    "EF21",
-    "FLSS",
-    "LBGM",
-    "LUAR",
-    "MOON",
-    "QSGD",
-    "SCAFFOLD",
-    "SGD",
-    "STC",
-    "Adagrad",
-    "Adam",
-    "Algorithm",
-    "Basis",
-    "Budget",
-    "ByBandwidth",
-    "ClusteredLBGM",
-    "Codec",
-    "Cosine",
-    "CountSketch",
-    "Decay",
-    "Dense",
-    "DropoutAvg",
-    "Each",
-    "Entropy",
-    "ErrorFeedback",
-    "Exponential",
-    "Fastfood",
-    "FedACG",
-    "FedAvg",
-    "FedAvgLM",
-    "FedAvgLMZ",
-    "FedAvgSLM",
-    "FedAvgSLMZ",
-    "FedAvgSM",
-    "FedDC",
-    "FedDyn",
-    "FedGen",
-    "FedMut",
-    "FedNTD",
-    "FedPara",
-    "FedProx",
-    "FetchSGD",
-    "Flat",
-    "Gaussian",
-    "Half",
-    "Int8",
-    "Intrinsic",
-    "Key",
-    "Layerwise",
-    "Layout",
-    "Ledger",
-    "Link",
-    "Local",
-    "LocalAdam",
-    "LocalAdamW",
-    "LocalSGD",
-    "LowRank",
-    "MajorityVote",
-    "Memory",
-    "Momentum",
-    "Network",
-    "Optimizer",
-    "Params",
-    "Partition",
-    "PerTensor",
-    "PowerSGD",
-    "Privacy",
-    "Projection",
-    "PruneFL",
-    "RandK",
-    "RandomBlock",
-    "Result",
-    "ScaledSign",
-    "Schedule",
-    "SignSGD",
-    "Simulation",
-    "Sparse",
-    "Start",
-    "Sum",
-    "Supervised",
-    "Task",
-    "Ternary",
-    "TopK",
-    "Trained",
-    "Trainer",
-    "Triangle",
-    "Warmup",
-    "Yogi",
-    "complete",
-    "dumps",
-    "errors",
-    "loads",
-    "parse",
-    "restore",
-    "simulate",
-    "wire",
-]
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
+    from .public import __all__ as __all__
+
+    __version__: str
+
+
+def __getattr__(name: str) -> Any:
+    """Public names and modules at their first use: `thinwire --help` need not wait for torch."""
+    if name == "__version__":
+        from .version import code_version
+
+        value: Any = code_version().partition("+")[0]
+    elif name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elif importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")  # which makes it an attribute
+    else:
+        public = importlib.import_module(f"{__name__}.public")
+        if not hasattr(public, name):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(public, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

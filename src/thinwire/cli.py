@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import ExpressionError, ThinwireError
+from .blame import expected, theirs
+from .errors import ThinwireError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,10 +27,11 @@ DATA = (
     "digits, mnist, fashion_mnist, emnist_letters, cifar10, shakespeare, ag_news, sst2, personachat, personachat_words"
 )
 Data = Annotated[str, typer.Option(help=f"{DATA}.")]
+MaybeData = Annotated[str | None, typer.Option("--data", help=f"{DATA}.", show_default="digits")]
 Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by default one that suits the data.")]
 TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
-Clients = Annotated[int, typer.Option(help="How many clients there are.")]
+MaybeClients = Annotated[int | None, typer.Option("--clients", help="How many clients there are.", show_default="20")]
 Sample = Annotated[int | None, typer.Option(help="How many of them take part in a round (default: all).")]
 SplitOption = Annotated[str | None, typer.Option("--split", help="IID(), Dirichlet(0.1), Shards(2), Natural()...")]
 AugmentOption = Annotated[
@@ -70,11 +72,11 @@ def thinwire(
 @app.command()
 def run(
     methods: Methods,
-    data: Data = "digits",
+    data: MaybeData = None,
     model: Model = None,
     task: TaskOption = None,
     use: Use = None,
-    clients: Clients = 20,
+    clients: MaybeClients = None,
     sample: Sample = None,
     split: SplitOption = None,
     augment: AugmentOption = None,
@@ -93,6 +95,13 @@ def run(
     evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 10,
     workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="How clients are trained: each (one by one), together (small ones as one) or measured (what is faster "
+            "here); by default a rule chooses from the model and its size."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where models train: cpu, cuda, cuda:1.")] = "cpu",
     states: Annotated[str, typer.Option(help="Where clients' states lie between rounds: memory or disk.")] = "memory",
     data_dir: DataDir = None,
@@ -102,13 +111,15 @@ def run(
     from .compare import Comparison, resolved
     from .run.distributed import barrier, rank
 
+    unused = {"--split": split, "--holdout": holdout, "--augment": augment}
+    _refuse_unused(task, {"--data": data, "--model": model, **unused, "--data-dir": data_dir})
     comparison = Comparison(
         resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
         use=tuple(use or ()),
-        data=data,
+        data=data or "digits",
         model=model,
         task=task,
-        clients=clients,
+        clients=CLIENTS if clients is None else clients,
         sample=sample,
         split=split,
         augment=tuple(augment or ()),
@@ -123,9 +134,11 @@ def run(
         device=device,
         data_dir=None if data_dir is None else str(data_dir),
         workers=workers,
+        plan=plan,
         states=states,
     )
     problem = comparison.check()
+    _refuse_other_clients(task, clients, len(problem.tasks))
     if rank() == 0:
         for algorithm in comparison.algorithms():
             if rounds <= algorithm.warm_up:
@@ -164,14 +177,22 @@ def resume(
 @app.command()
 def plot(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Comparisons, or single runs.")],
-    out: Annotated[Path | None, typer.Option(help="Where the PNG files go (default: the first DIR).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for all plots (default: the first DIR), or one file for the overview: plots.svg."),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="png, svg, pdf...: of every file in a folder.", show_default="png")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="A line above the curves.")] = None,
+    size: Annotated[str | None, typer.Option(help="Width and height in inches, e.g. 8x5.")] = None,
     as_json: Json = False,
 ) -> None:
     """Curves of accuracy and loss against rounds, bytes up, all bytes and simulated seconds."""
     from .report.plots import plot as draw
     from .report.read import arms
 
-    files = draw(arms(folders), out or folders[0])
+    files = draw(arms(folders), out or folders[0], form, title, _inches(size))
     for file in files:
         typer.echo(str(file))
     _print_json(as_json, {"files": [str(file) for file in files]})
@@ -207,11 +228,11 @@ def methods(
 @app.command()
 def predict(
     methods: Methods,
-    data: Data = "digits",
+    data: MaybeData = None,
     model: Model = None,
     task: TaskOption = None,
     use: Use = None,
-    clients: Clients = 20,
+    clients: MaybeClients = None,
     sample: Sample = None,
     split: SplitOption = None,
     rounds: Rounds = 50,
@@ -228,14 +249,15 @@ def predict(
     from .predict import predict as foresee
     from .predict import show
 
+    _refuse_unused(task, {"--data": data, "--model": model, "--split": split, "--data-dir": data_dir})
     where = None if data_dir is None else str(data_dir)
     comparison = Comparison(
         resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
         use=tuple(use or ()),
-        data=data,
+        data=data or "digits",
         model=model,
         task=task,
-        clients=clients,
+        clients=CLIENTS if clients is None else clients,
         sample=sample,
         split=split,
         rounds=rounds,
@@ -243,6 +265,7 @@ def predict(
         data_dir=where,
     )
     problem = comparison.problem(seed)
+    _refuse_other_clients(task, clients, len(problem.tasks))
     found = [foresee(a, problem, rounds, sample, mbit, seed) for a in comparison.algorithms()]
     show(found, rounds, sample or len(problem.tasks), mbit)
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
@@ -327,17 +350,48 @@ def _shares(text: str | None) -> tuple[float, ...]:
         raise ValueError(f"--decay {text}: shares of the steps separated by commas, such as 0.5,0.75") from None
 
 
+CLIENTS = 20  # where --clients is not given
+
+
+def _refuse_unused(task: str | None, given: dict[str, Any]) -> None:
+    """Of a user's own task thinwire chooses nothing that these options say."""
+    for option, value in given.items():
+        if task is not None and value:
+            said = "which makes model, data and clients' shares itself"
+            raise ValueError(f"{option} is not used with --task {task}, {said}: leave {option} out")
+
+
+def _refuse_other_clients(task: str | None, asked: int | None, made: int) -> None:
+    if task is not None and asked is not None and asked != made:
+        how = "leave --clients out, or let its function take `clients` and make so many"
+        raise ValueError(f"--clients {asked}: --task {task} made {made} of them; {how}")
+
+
+def _inches(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        width, height = (float(word) for word in text.lower().split("x"))
+    except ValueError:
+        width = height = 0.0
+    if not (0 < width <= 100 and 0 < height <= 100):
+        raise ValueError(f"--size {text}: width x height in inches, such as 8x5")
+    return width, height
+
+
 def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] | None = None) -> None:
     """Run what is left; then table and plots from what is on disk. A method that diverged is an error at the end."""
     from .report import table
     from .report.plots import plot as draw
     from .report.read import arms
     from .run.distributed import rank
+    from .run.simulate import roomy
 
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks
     try:
-        _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
+        with roomy(out, f"`thinwire resume {out}`"):
+            _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -378,9 +432,11 @@ def _print_json(wanted: bool, value: Any) -> None:
 
 
 def main() -> None:
-    """The entry point: every expected failure is one line on standard error, and a non-zero exit.
+    """The entry point: every expected failure is one line on standard error, and the exit code 2.
 
-    A command line that cannot be read is answered with how it is written, by typer.
+    An exception in a module of the user's is shown as Python would, without our part of it; any other is a bug of
+    ours and shown as it is: both have the exit code 1. A command line that cannot be read is answered with how it is
+    written, by typer.
     """
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1":
@@ -390,16 +446,26 @@ def main() -> None:
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except (ThinwireError, ExpressionError, ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
     except Exception as error:
-        # Of which class typer's own are has changed with its versions; that they show themselves has not.
-        if not (hasattr(error, "show") and hasattr(error, "exit_code")):
-            raise
-        error.show()
-        code = error.exit_code
+        code = _failed(error)
     sys.exit(code or 0)
+
+
+def _failed(error: Exception) -> int:
+    """Say what went wrong; returns the exit code. Raises what is a bug."""
+    # Of which class typer's own are has changed with its versions; that they show themselves has not.
+    if hasattr(error, "show") and hasattr(error, "exit_code"):
+        error.show()
+        return int(error.exit_code)
+    own = theirs(error)
+    if own is not None:
+        print(own, end="", file=sys.stderr)
+        return 1
+    if not expected(error):
+        raise error
+    said = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
+    print(f"error: {said}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from . import data as sets
+from . import models
 from .algorithms.base import Algorithm
 from .config import complete
 from .data import Augment, Split
-from .errors import NonFinite, RunError, WireError, require
+from .errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
 from .expression import configurations, parse, settings, vocabulary
 from .fit import NO_FIT, fitted, hint
 from .network import Network
@@ -28,6 +30,7 @@ from .run.distributed import rank
 from .run.folder import locked, write_atomic
 from .run.result import Record, Result
 from .run.simulate import Simulation, simulate
+from .run.train import unusable, usable
 
 FORMAT = 1  # of run.json
 
@@ -56,12 +59,15 @@ class Comparison:
     checkpoint_every: int = 10
     device: str = "cpu"
     states: str = "memory"
+    plan: str | None = None
     data_dir: str | None = field(default=None, compare=False)
     workers: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option."""
+        algorithms = self.algorithms()
         if not self.folders:
-            names = tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(self.algorithms(), 1))
+            names = tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(algorithms, 1))
             object.__setattr__(self, "folders", names)
         require(len(self.methods) > 0, "name at least one method, such as FedAvg()")
         require(len(set(self.methods)) == len(self.methods), "a method is named twice")
@@ -77,11 +83,23 @@ class Comparison:
         require(len(self.seeds) > 0, "--seeds names no seed")
         require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
         require(all(seed >= 0 for seed in self.seeds), "a seed must not be negative")
+        require(0 <= self.holdout < 1, f"--holdout {self.holdout:g}: it is a share below 1")
+        require(0 <= self.dropout < 1, f"--dropout {self.dropout:g}: it is a probability below 1")
+        for name in ("evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            require(value > 0, f"--{name.replace('_', '-')} {value}: it must be at least 1")
+        plans = ("each", "together", "measured")
+        require(self.plan in (None, *plans), f"--plan {self.plan}: it is {', '.join(plans[:-1])} or {plans[-1]}")
+        require(usable(self.device), f"--device {self.device}: {unusable(self.device)}")
+        for what, asked, known in (("data set", self.data, sets.names()), ("model", self.model, models.names())):
+            fits = asked is None or asked in known
+            require(fits, f"no {what} {asked!r}{nearest(str(asked), known)}; known are {', '.join(known)}")
+        self._split(), self._augment(), self._network(), self._privacy()
 
     def algorithms(self) -> list[Algorithm]:
         """The methods as objects."""
         names = known(self.use)
-        found = [parse(method, names=names) for method in self.methods]
+        found = [typed(method, names) for method in self.methods]
         for algorithm, method in zip(found, self.methods, strict=True):
             require(isinstance(algorithm, Algorithm), f"{method} is not a method such as FedAvg(up={method})")
         return found
@@ -90,9 +108,9 @@ class Comparison:
         """Model, tasks and tests: the same for all methods of a seed."""
         if self.task is not None:
             return custom(self.task, self.clients, seed)
-        split: Split | None = None if self.split is None else parse(self.split, names=settings(Split))
-        augment = tuple(parse(change, names=settings(Augment)) for change in self.augment)
-        return standard(self.data, self.model, self.clients, split, seed, self.holdout, self.data_dir, augment)
+        return standard(
+            self.data, self.model, self.clients, self._split(), seed, self.holdout, self.data_dir, self._augment()
+        )
 
     def runs(self) -> Iterator[tuple[Algorithm, int, str]]:
         """Every run: its method, seed and folder within the comparison."""
@@ -151,11 +169,20 @@ class Comparison:
             privacy=self._privacy(),
         )
 
+    def _split(self) -> Split | None:
+        return None if self.split is None else option("--split", self.split, Split, settings(Split), "Dirichlet(0.1)")
+
+    def _augment(self) -> tuple[Augment, ...]:
+        return tuple(option("--augment", x, Augment, settings(Augment), "Crop(4)") for x in self.augment)
+
     def _network(self) -> Network | None:
-        return None if self.network is None else parse(self.network, names={"Network": Network})
+        names: dict[str, type] = {"Network": Network}
+        return None if self.network is None else option("--network", self.network, Network, names, "Network(mbit=10)")
 
     def _privacy(self) -> Privacy | None:
-        return None if self.privacy is None else parse(self.privacy, names={"Privacy": Privacy})
+        names: dict[str, type] = {"Privacy": Privacy}
+        example = "Privacy(clip=1, noise=1)"
+        return None if self.privacy is None else option("--privacy", self.privacy, Privacy, names, example)
 
     def start(self, out: Path, overwrite: bool = False) -> None:
         """Claim a folder for this comparison."""
@@ -212,6 +239,7 @@ class Comparison:
                         privacy=self._privacy(),
                         workers=self.workers,
                         device=self.device,
+                        plan=self.plan,  # type: ignore[arg-type]  # one of them: __post_init__
                         states="disk" if self.states == "disk" else "memory",
                         out=out / name,
                         checkpoint_every=self.checkpoint_every,
@@ -250,10 +278,26 @@ def own(use: Sequence[str]) -> dict[str, type]:
     return names
 
 
+def typed(text: str, names: dict[str, type], defaults: dict[str, Any] | None = None) -> Any:
+    """What an expression makes. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
+    try:
+        return parse(text, defaults, names)
+    except ValueError as error:
+        raise ExpressionError(str(error)) from None
+
+
+def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:
+    """What an option's expression makes. Raises :class:`ExpressionError` where that is of another kind."""
+    found = typed(text, names)
+    if not isinstance(found, kind):
+        raise ExpressionError(f"{name} {text}: it is written like {example}")
+    return found
+
+
 def resolved(expressions: list[str], defaults: dict[str, Any], use: Sequence[str] = ()) -> tuple[str, ...]:
     """Typed methods as complete expressions, with ``defaults`` filled in."""
     names = known(use)
-    found = [parse(text, defaults, names) for text in expressions]
+    found = [typed(text, names, defaults) for text in expressions]
     for algorithm, text in zip(found, expressions, strict=True):
         require(isinstance(algorithm, Algorithm), f"{text} is not a method; try FedAvg(up={text})")
     return tuple(complete(algorithm) for algorithm in found)

@@ -104,8 +104,18 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     assert function is not None
     known = {"clients": clients, "seed": seed}
     taken = inspect.signature(function).parameters
+    needed = [
+        n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    other = [n for n in needed if n not in known]
+    require(
+        not other, f"--task {where}: it needs {', '.join(other)}; it is called with clients and seed, if it takes them"
+    )
     made = function(**{k: v for k, v in known.items() if k in taken})
-    problem = made if isinstance(made, Problem) else Problem(*made) if isinstance(made, tuple) else None
+    pair = isinstance(made, tuple) and 2 <= len(made) <= 4
+    problem = made if isinstance(made, Problem) else Problem(*made) if pair else None
+    if isinstance(made, tuple) and not pair:
+        raise ValueError(f"--task {where}: it returned {len(made)} values, not (model, tasks) or (model, tasks, test)")
     if problem is None:
         raise ValueError(f"--task {where}: it returned {type(made).__name__}, not a thinwire.Problem")
     return problem

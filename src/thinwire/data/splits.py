@@ -75,8 +75,8 @@ class Dirichlet(Split):
     min_examples: int = 1
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, "alpha must be positive")
-        require(self.min_examples >= 1, "min_examples must be at least 1")
+        require(self.alpha > 0, f"Dirichlet(alpha={self.alpha:g}): alpha must be positive")
+        require(self.min_examples >= 1, f"Dirichlet(min_examples={self.min_examples}): it must be at least 1")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)
@@ -114,7 +114,7 @@ class Pathological(Split):
     classes: int = 3
 
     def __post_init__(self) -> None:
-        require(self.classes >= 1, "classes must be at least 1")
+        require(self.classes >= 1, f"Pathological(classes={self.classes}): classes must be at least 1")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         known = len(torch.unique(_one_each(self, labels)))
@@ -146,7 +146,7 @@ class Shards(Split):
     per_client: int = 2
 
     def __post_init__(self) -> None:
-        require(self.per_client >= 1, "per_client must be at least 1")
+        require(self.per_client >= 1, f"Shards(per_client={self.per_client}): per_client must be at least 1")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         require(
@@ -196,7 +196,7 @@ class Similarity(Split):
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        require(0 <= self.share <= 1, "share must lie between 0 and 1")
+        require(0 <= self.share <= 1, f"Similarity(share={self.share:g}): share must lie between 0 and 1")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)

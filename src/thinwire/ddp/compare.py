@@ -31,7 +31,7 @@ from ..links import Link
 from ..problem import Problem, standard
 from ..report.table import draw
 from ..run.folder import locked, write_atomic
-from ..run.train import usable
+from ..run.train import unusable, usable
 from ..version import code_version
 from .methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
 from .simulate import Record, Result, Worker, enough, simulate
@@ -99,7 +99,7 @@ class Study:
         require(len(set(self.seeds)) == len(self.seeds) > 0, "--seeds: different numbers, at least one")
         for text in self.methods:
             method(text, self.use)
-        require(usable(self.device), f"--device {self.device}: no such device here; use cpu or cuda")
+        require(usable(self.device), f"--device {self.device}: {unusable(self.device)}")
 
     @cached_property
     def first(self) -> Problem:

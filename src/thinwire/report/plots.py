@@ -1,4 +1,4 @@
-"""Curves of a comparison, as PNG files."""
+"""Curves of a comparison, as files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import nearest, require
 from ..network import transfer
 from .read import Arm, Run
 
@@ -50,23 +51,59 @@ AXES: dict[str, tuple[Axis, str]] = {
 }
 
 
-def plot(arms: list[Arm], out: Path) -> list[Path]:
-    """Accuracy against rounds, bytes up, all bytes and simulated seconds; loss against rounds; all in one."""
+def plot(
+    arms: list[Arm],
+    out: Path,
+    form: str | None = None,
+    title: str | None = None,
+    size: tuple[float, float] | None = None,
+) -> list[Path]:
+    """Accuracy against rounds, bytes up, all bytes and simulated seconds; loss against rounds; all in one.
+
+    Where clients have tests of their own, their accuracies too: the mean, one standard deviation over clients
+    around it, and the worst client. ``out`` is a folder for all of these, or a file for the overview alone, in the
+    format of its suffix. ``form`` is that of files in a folder (png), ``title`` a line above the curves, ``size``
+    width and height in inches. Raises ``ValueError`` for a format that matplotlib cannot write.
+    """
+    known = plt.figure().canvas.get_supported_filetypes()
+    plt.close()
+    suffix = out.suffix.removeprefix(".").lower()
+    single = suffix in known and not out.is_dir()
+    require(
+        form is None or form in known, f"--format {form}{nearest(str(form), known)}: it is one of {', '.join(known)}"
+    )
+    require(not single or form in (None, suffix), f"--format {form} and --out {out} are two formats: leave one out")
+    if single:
+        return [_overview(arms, out, title, size)]
+    form = form or "png"
     value = "accuracy" if _has(arms, "accuracy") else "test_loss" if _has(arms, "test_loss") else "train_loss"
     files = []
     for name, (axis, label) in AXES.items():
-        files.append(_single(arms, out / f"{value}_by_{name}.png", axis, label, value))
+        files.append(_single(arms, out / f"{value}_by_{name}.{form}", axis, label, value, title, size))
     loss = "test_loss" if _has(arms, "test_loss") else "train_loss"
-    files.append(_single(arms, out / "loss_by_rounds.png", _rounds, "round", loss))
+    files.append(_single(arms, out / f"loss_by_rounds.{form}", _rounds, "round", loss, title, size))
+    if _has(arms, OWN):
+        files.append(_single(arms, out / f"clients_by_rounds.{form}", _rounds, "round", OWN, title, size))
+    files.append(_overview(arms, out / f"overview.{form}", title, size))
+    return files
+
+
+OWN = "client_accuracy"
+
+
+def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
+    value = "accuracy" if _has(arms, "accuracy") else "test_loss" if _has(arms, "test_loss") else "train_loss"
+    loss = "test_loss" if _has(arms, "test_loss") else "train_loss"
     panels = [(_rounds, "round", value), (AXES["bytes_up"][0], AXES["bytes_up"][1], value)]
     panels += [(AXES["bytes_total"][0], AXES["bytes_total"][1], value), (_rounds, "round", loss)]
-    figure, grid = plt.subplots(2, 2, figsize=(12, 9.2), layout="constrained")
+    figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
+    if title is not None:
+        figure.suptitle(title)
     for place, (axis, label, name) in zip(grid.flat, panels, strict=True):
         _draw(place, arms, axis, label, name)
     handles, names = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    files.append(_save(figure, out / "overview.png"))
-    return files
+    return _save(figure, path)
 
 
 def _has(arms: Sequence[Arm], name: str) -> bool:
@@ -82,8 +119,18 @@ def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return averaged
 
 
-def _single(arms: list[Arm], path: Path, axis: Axis, label: str, value: str) -> Path:
-    figure, place = plt.subplots(figsize=(8, 4.6 + 0.22 * len(arms)), layout="constrained")
+def _single(
+    arms: list[Arm],
+    path: Path,
+    axis: Axis,
+    label: str,
+    value: str,
+    title: str | None,
+    size: tuple[float, float] | None,
+) -> Path:
+    figure, place = plt.subplots(figsize=size or (8, 4.6 + 0.22 * len(arms)), layout="constrained")
+    if title is not None:
+        figure.suptitle(title)
     _draw(place, arms, axis, label, value)
     handles, names = place.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=1, frameon=False, fontsize=9)
@@ -111,19 +158,35 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> No
         stack = np.stack([curve[:length] for curve in curves])  # [seeds, points, 2]
         x, y = stack[..., 0].mean(0), stack[..., 1]
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
-        scale = 100 if value == "accuracy" else 1
+        scale = 100 if value.endswith("accuracy") else 1
         middle = scale * y.mean(0)
         if len(middle) >= SMOOTHED:
             place.plot(x, middle, style, color=colour, alpha=0.2, linewidth=0.8)
             middle = _trailing(middle)
         place.plot(x, middle, style, color=colour, label=arm.label, linewidth=1.6)
-        if len(curves) > 1:
+        if value == OWN:
+            spread, worst = (scale * _over_seeds(arm, f"{OWN}_{part}", length) for part in ("spread", "worst"))
+            place.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
+            place.plot(x, worst, ":", color=colour, linewidth=1.2)
+        elif len(curves) > 1:
             place.fill_between(x, scale * y.min(0), scale * y.max(0), color=colour, alpha=0.15, linewidth=0)
     if label.startswith(("MB", "seconds")):
         place.set_xscale("log")
     place.set_xlabel(label)
-    names = {"accuracy": "test accuracy, %", "test_loss": "test loss", "train_loss": "training loss"}
+    names = {
+        "accuracy": "test accuracy, %",
+        "test_loss": "test loss",
+        "train_loss": "training loss",
+        OWN: "accuracy on clients' own tests, %\n(band: one deviation, dots: worst client)",
+    }
     long = any(len(run.rounds) >= SMOOTHED for arm in arms for run in arm.runs)
     place.set_ylabel(names[value] + (f" (thick: mean of the last {WINDOW})" if long else ""))
     place.grid(alpha=0.25)
     place.spines[["top", "right"]].set_visible(False)
+
+
+def _over_seeds(arm: Arm, name: str, length: int) -> NDArray[np.float64]:
+    """The mean over an arm's seeds, at the evaluations that all of them have."""
+    runs = [[r.get(name) for r in run.rounds if r.get(OWN) is not None][:length] for run in arm.runs]
+    averaged: NDArray[np.float64] = np.array([values for values in runs if values], dtype=np.float64).mean(0)
+    return averaged

@@ -65,10 +65,24 @@ def _runs(folder: Path) -> list[Run]:
                 rounds.append(json.loads(line))
             except json.JSONDecodeError:
                 break  # the line that a kill cut short
-        about = json.loads((path.parent / "run.json").read_text())
+        about = _object(path.parent / "run.json")
+        if missing := [name for name in ("method", "seed", "clients") if name not in about]:
+            raise RunError(f"{path.parent / 'run.json'} is no run's: {missing[0]} is missing")
         summary_path = path.parent / "summary.json"
-        summary = json.loads(summary_path.read_text()) if summary_path.exists() else None
+        summary = _object(summary_path) if summary_path.exists() else None
         found.append(Run(path.parent, about["method"], about["seed"], about["clients"], rounds, summary))
+    return found
+
+
+def _object(path: Path) -> Record:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path.parent} holds no run: there is no {path.name} in it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it holds no object")
     return found
 
 

@@ -37,6 +37,7 @@ def plain(expression: str) -> bool:
 
 
 def _row(arm: Arm) -> Row:
+    own = {name: [v for run in arm.runs if (v := _last(run, name)) is not None] for name in CLIENTS}
     finals = [_last(run, "accuracy") for run in arm.runs]
     accuracies = [value for value in finals if value is not None]
     bests = [value for run in arm.runs if (value := _best(run, "accuracy")) is not None]
@@ -51,6 +52,7 @@ def _row(arm: Arm) -> Row:
         "accuracy": statistics.fmean(accuracies) if accuracies else None,
         "accuracy_deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         "best_accuracy": statistics.fmean(bests) if bests else None,
+        **{name: statistics.fmean(values) if values else None for name, values in own.items()},
         "bytes_up": up,
         "bytes_down": down,
         "bytes_total": up + down,
@@ -74,6 +76,11 @@ def _best(run: Run, name: str) -> float | None:
     return max((r[name] for r in run.rounds if r.get(name) is not None), default=None)
 
 
+CLIENTS = ("client_accuracy", "client_accuracy_spread", "client_accuracy_worst")
+HEAD_CLIENTS = ("own tests", "worst client")  # where clients have tests of their own: after the best
+NOTE_CLIENTS = (
+    "Own tests: the mean over clients of the accuracy on each one's own, ± the standard deviation over clients. "
+)
 HEAD = (
     "method",
     "accuracy",
@@ -93,8 +100,18 @@ NAME = 30  # characters of a method's name that always stand side by side
 BORDER = 3  # characters around a cell
 
 
-def cells(row: Row) -> list[str]:
-    """A row as text, in the order of :data:`HEAD`."""
+def head(found: Sequence[Row]) -> tuple[str, ...]:
+    """The columns: :data:`HEAD`, and where clients have tests of their own theirs."""
+    at = HEAD.index("best") + 1
+    return (*HEAD[:at], *HEAD_CLIENTS, *HEAD[at:]) if _by_client(found) else HEAD
+
+
+def _by_client(found: Sequence[Row]) -> bool:
+    return any(row["client_accuracy"] is not None for row in found)
+
+
+def cells(row: Row, by_client: bool = False) -> list[str]:
+    """A row as text, in the order of :func:`head`."""
     accuracy = _percent(row["accuracy"])
     if row["accuracy_deviation"] is not None:
         accuracy += f" ± {100 * row['accuracy_deviation']:.1f}"
@@ -103,6 +120,7 @@ def cells(row: Row) -> list[str]:
         name,
         accuracy,
         _percent(row["best_accuracy"]),
+        *(_own_cells(row) if by_client else []),
         _megabytes(row["bytes_up"]),
         _megabytes(row["bytes_down"]),
         _percent(row["share_up"]),
@@ -111,6 +129,11 @@ def cells(row: Row) -> list[str]:
         _seconds(row["seconds"]),
         f"{row['floats_up'] / 1e6:.3g}",
     ]
+
+
+def _own_cells(row: Row) -> list[str]:
+    mean, spread, worst = (row[name] for name in CLIENTS)
+    return [_percent(mean) + ("" if spread is None else f" ± {100 * spread:.1f}"), _percent(worst)]
 
 
 def _percent(x: float | None) -> str:
@@ -135,14 +158,16 @@ NOTE = (
 
 def markdown(found: list[Row]) -> str:
     """The table as a page."""
-    lines = ["| " + " | ".join(HEAD) + " |", "|" + " --- |" + " ---: |" * (len(HEAD) - 1)]
-    lines += ["| " + " | ".join([f"`{first}`", *rest]) + " |" for first, *rest in map(cells, found)]
-    return "\n".join([*lines, "", NOTE, ""])
+    columns, own = head(found), _by_client(found)
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" + " ---: |" * (len(columns) - 1)]
+    lines += ["| " + " | ".join([f"`{first}`", *rest]) + " |" for first, *rest in (cells(row, own) for row in found)]
+    return "\n".join([*lines, "", (NOTE_CLIENTS if own else "") + NOTE, ""])
 
 
 def show(found: list[Row], title: str) -> None:
     """The table on the terminal; ``table.md`` has the columns that a narrow one has no room for."""
-    draw(title, HEAD, [cells(row) for row in found], LEAST, NOTE)
+    own = _by_client(found)
+    draw(title, head(found), [cells(row, own) for row in found], LEAST, (NOTE_CLIENTS if own else "") + NOTE)
 
 
 def draw(

@@ -20,7 +20,7 @@ from ..key import Key
 from ..local import Local, Memory, Trained, Trainer
 from ..params import Layout, Params
 from ..task import Supervised, Task
-from .chain import chain, train_chains
+from .chain import Chain, chain, train_chains
 from .stacked import gradients
 from .train import Slot, bent, diverged, table
 
@@ -40,11 +40,17 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     return all(r.trainer == trainer and r.basis is None and r.loss is None for r in requests)
 
 
+def chained(slot: Slot, task: Task) -> Chain | None:
+    """The model as the loops in C take it, where they know it and the task."""
+    known = chain(slot.module, slot.layout) if slot.device.type == "cpu" else None
+    return known if known is not None and isinstance(task, Supervised) and known.takes(task) else None
+
+
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
     """:func:`thinwire.run.train.train` for clients that are :func:`batchable`. Raises :class:`NonFinite`."""
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
-    known = chain(slot.module, slot.layout) if slot.device.type == "cpu" else None
-    if known is not None and known.takes(own[0]) and known.trains(requests[0].trainer):
+    known = chained(slot, own[0])
+    if known is not None and known.trains(requests[0].trainer):
         native.keep_memory()
         found = train_chains(known, own, requests, keys)
     else:

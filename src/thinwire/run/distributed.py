@@ -73,9 +73,9 @@ class Ranks(Pool):
             for packet in next(gathered[i % size()]):
                 yield _unpacked(packet, self.work.own)
 
-    def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View) -> Plan:
+    def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View, measured: bool = False) -> Plan:
         """Rank 0's choice."""
-        plans: list[Plan] = shared(lambda: super(Ranks, self).choose(jobs, view) if rank() == 0 else "each")
+        plans: list[Plan] = shared(lambda: super(Ranks, self).choose(jobs, view, measured) if rank() == 0 else "each")
         return plans[0]
 
     def settle(self) -> None:

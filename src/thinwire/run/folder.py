@@ -1,7 +1,8 @@
 """A run on disk.
 
 ``run.json`` (what it is), ``rounds.jsonl`` and ``ledger.jsonl`` (a line a round; a line a
-message), ``summary.json`` and ``model.safetensors`` (when complete), ``checkpoint/``.
+message), ``clients.jsonl`` (where clients have tests of their own: a line an evaluation, every metric's values
+in the order of clients), ``summary.json`` and ``model.safetensors`` (when complete), ``checkpoint/``.
 
 Everything is written so that a process killed at any moment leaves a run that can be
 resumed: whole files replace each other, lines past the last checkpoint are cut off.
@@ -128,10 +129,13 @@ class Folder:
         """Write ``run.json``: the method, the seed, the setting."""
         self.write("run.json", (json.dumps(values, indent=2) + "\n").encode())
 
-    def append(self, record: Mapping[str, Any], ledger: str) -> None:
-        """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``."""
+    def append(self, record: Mapping[str, Any], ledger: str, by_client: Mapping[str, Any] | None = None) -> None:
+        """One round: a line of ``rounds.jsonl``, the lines of ``ledger.jsonl``, one of ``clients.jsonl`` if any."""
         if not self.writes:
             return
+        if by_client is not None:
+            with open(self.path / "clients.jsonl", "a") as file:
+                file.write(json.dumps(by_client) + "\n")
         for name, text in zip(LINES, (json.dumps(record) + "\n", ledger), strict=True):
             with open(self.path / name, "a") as file:
                 file.write(text)
@@ -162,6 +166,9 @@ class Folder:
                 )
         for name in LINES:
             self.write(name, texts[name].encode())
+        if (self.path / "clients.jsonl").exists():
+            evaluated, _ = self._kept("clients.jsonl", round)
+            self.write("clients.jsonl", "".join(json.dumps(entry) + "\n" for entry in evaluated).encode())
         return records, texts["ledger.jsonl"]
 
     def _kept(self, name: str, round: int) -> tuple[list[dict[str, Any]], str]:

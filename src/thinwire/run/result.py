@@ -67,7 +67,7 @@ class Result:
             "rounds": len(self.rounds),
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,
-            "client_accuracy": next(iter(self._values("client_accuracy")[::-1]), None),
+            **{name: next(iter(self._values(name)[::-1]), None) for name in CLIENTS},
             "test_loss": next(iter(self._values("test_loss")[::-1]), None),
             "train_loss": last.get("train_loss"),
             "bytes_up": self.bytes_up,
@@ -79,4 +79,5 @@ class Result:
         }
 
 
+CLIENTS = ("client_accuracy", "client_accuracy_spread", "client_accuracy_worst")
 COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")

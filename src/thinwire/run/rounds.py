@@ -61,6 +61,7 @@ class Rounds(ABC):
     ) -> None:
         self.algorithm, self.slot, self.num_clients, self.seed, self.test = algorithm, slot, num_clients, seed, test
         self.client_tests: Sequence[Task] = ()
+        self.by_client: Record | None = None  # the last evaluation of their tests: a list by metric
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
         self.start = algorithm.init(slot.params(), num_clients, Key(seed))
@@ -141,6 +142,7 @@ class Rounds(ABC):
         """End the round that was published; returns its record. ``seconds`` are those of a simulated clock."""
         self.round, self.clock = self.round + 1, self.clock + seconds
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
+        self.by_client = None
         record |= self._evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - began
         self.records.append(record)
@@ -180,9 +182,12 @@ class Rounds(ABC):
             for name in found_by[0]:
                 each = torch.tensor([found[name] for found in found_by], dtype=torch.float64)
                 values[f"client_{name}"] = float(each.mean())
+                values[f"client_{name}_spread"] = float(each.std(correction=0))  # over all the clients there are
                 values[f"client_{name}_p10"] = float(each.quantile(0.1))
-        # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
-        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+                values[f"client_{name}_worst"] = float(each.max() if name == "loss" else each.min())
+            by_client = {name: [_number(found[name]) for found in found_by] for name in found_by[0]}
+            self.by_client = {"round": self.round, **by_client}
+        return {name: _number(value) for name, value in values.items()}
 
     def _statistics(self, client: int | None) -> Params | None:
         """Whose norm statistics a model is evaluated with: the mean, or the client's own."""
@@ -302,3 +307,8 @@ def clippable(algorithm: Algorithm, form: Form) -> None:
             f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
             f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
         )
+
+
+def _number(value: float) -> float | None:
+    """Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null."""
+    return value if math.isfinite(value) else None

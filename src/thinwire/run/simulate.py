@@ -7,6 +7,7 @@ state of an algorithm or a link.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from .pool import Plan, Pool, Work
 from .result import Record, Result
 from .rounds import Rounds
 from .storage import Disk, Ends
-from .train import Slot, made, usable
+from .train import Slot, made, unusable, usable
 
 
 def simulate(
@@ -54,7 +55,7 @@ def simulate(
     privacy: Privacy | None = None,
     workers: int | None = None,
     device: str = "cpu",
-    plan: Plan | None = None,
+    plan: Plan | Literal["measured"] | None = None,
     states: Literal["memory", "disk"] = "memory",
     out: str | Path | None = None,
     checkpoint_every: int = 10,
@@ -68,12 +69,18 @@ def simulate(
     ``tasks`` one task a client (a :class:`Task`, a Dataset, or a pair of tensors); each
     round ``sample`` of them take part (None: all), each replying with probability
     1 - ``dropout``. ``test`` is evaluated every ``evaluate_every`` rounds and after the
-    last, ``client_tests`` likewise, one a client. ``network`` runs a simulated clock
+    last, ``client_tests`` likewise, one a client: their mean, spread (standard deviation over
+    clients), lowest tenth and worst are in the records as ``client_accuracy``,
+    ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in the folder's ``clients.jsonl``.
+    ``network`` runs a simulated clock
     (seconds) and may drop late replies. ``privacy`` clips replies and adds noise to their mean,
     which here is drawn from ``seed``. ``workers`` trains that many clients at once (None:
     one a core); it changes nothing but time. ``plan`` says whether small clients are trained
-    as one ("together") or one by one ("each"): None times a few steps in the first round,
-    and the run keeps what it found. The two differ in the last bits.
+    as one ("together") or one by one ("each"); the two differ in the last bits. None chooses by a
+    rule from model and sizes, the same every time: together are clients of one data set and a
+    model of linear layers with at most 500,000 parameters (on a GPU: a million, any layers)
+    without buffers or random layers. "measured" times a few steps of both in the first round;
+    then the same call may give other bits. A run keeps the plan that it began with.
 
     ``states`` says where what is kept of every client lies between its rounds: "disk" for
     more clients than fit in memory. Then a client that is not sampled takes at most 2,000
@@ -88,15 +95,18 @@ def simulate(
     Raises ``ValueError`` for a bad argument, :class:`NonFinite` when training diverges, and
     :class:`RunError` for a folder of another run.
     """
-    require(rounds > 0, f"rounds={rounds}: it must be at least 1")
-    require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
-    require(checkpoint_every > 0, f"checkpoint_every={checkpoint_every}: it must be at least 1")
+    whole = {"rounds": rounds, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
+    for name, value in whole.items():
+        require(type(value) is int, f"{name}={value!r}: a whole number is expected")
+        require(value > 0, f"{name}={value}: it must be at least 1")
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
     require(states in ("memory", "disk"), f"states={states!r}: they are kept in memory or on disk")
     require(out is not None or states == "memory", "states='disk' needs a folder for the run: out=...")
     where = Path(out) / "states" if out is not None and states == "disk" else None
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as stack:
+        if out is not None:
+            stack.enter_context(roomy(Path(out), "the same call with resume=True"))
         folder = None
         if out is not None:
             if rank() == 0:
@@ -135,7 +145,7 @@ def simulate(
             last = run.round + 1 == rounds
             record = run.step(evaluate=last or (run.round + 1) % evaluate_every == 0)
             if folder is not None:
-                folder.append(record, run.ledger.lines(run.round))
+                folder.append(record, run.ledger.lines(run.round), run.by_client)
                 if last or run.round % checkpoint_every == 0:
                     run.save(folder)
             for listener in (on_round, report):
@@ -165,17 +175,25 @@ class Simulation(Rounds):
         network: Network | None = None,
         workers: int | None = None,
         device: str = "cpu",
-        plan: Plan | None = None,
+        plan: Plan | Literal["measured"] | None = None,
         states: Path | None = None,
         privacy: Privacy | None = None,
     ) -> None:
-        require(plan in (None, "each", "together"), f"plan={plan!r}: it is 'each', 'together' or None")
-        require(usable(device), f"device={device!r}: no such device here; use cpu or cuda")
+        plans = (None, "each", "together", "measured")
+        require(plan in plans, f"plan={plan!r}: it is 'each', 'together', 'measured' or None")
+        require(usable(device), f"device={device!r}: {unusable(device)}")
+        if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+            raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         self.tasks = as_tasks(tasks)
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         require(0 <= dropout < 1, f"dropout={dropout}: it is a probability below 1")
+        require(workers is None or type(workers) is int, f"workers={workers!r}: a whole number is expected")
         require(workers is None or workers > 0, f"workers={workers}: it must be at least 1")
+        fits = network is None or isinstance(network, Network)
+        require(fits, f"network={network!r}: give a Network, such as Network(mbit=10)")
+        fits = privacy is None or isinstance(privacy, Privacy)
+        require(fits, f"privacy={privacy!r}: give a Privacy, such as Privacy(clip=1, noise=1)")
         if network is not None:
             network.check(len(tasks))
         self.dropout, self.network = dropout, network
@@ -202,7 +220,8 @@ class Simulation(Rounds):
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(max(self.tasks[:100], key=len))
         super().__init__(algorithm, slot, len(tasks), seed, tested, privacy)
-        self.client_tests, self.plan = apart, plan
+        self.client_tests, self.measured = apart, plan == "measured"
+        self.plan = None if plan == "measured" else plan
         if states is not None:
             self.states = Disk(self.ends, states, writes=rank() == 0)
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own)
@@ -221,7 +240,7 @@ class Simulation(Rounds):
         ends = {client: self.states.get(client) for client in active}
         jobs = [(self._at(key, client), ends[client].own) for client in active]
         if self.plan is None:
-            self.plan = self.pool.choose(jobs, self.stream.view)
+            self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
 
         lost, slowest = len(silent), 0.0
@@ -288,6 +307,21 @@ class Simulation(Rounds):
         """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
         tests = [*([] if self.test is None else [self.test]), *self.client_tests]
         return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def roomy(folder: Path, command: str) -> Iterator[None]:
+    """Where the disk is full, say in which folder, and that ``command`` goes on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        kept = f"make room, then {command} goes on from the last checkpoint: nothing before it is lost"
+        raise OSError(error.errno, f"no space is left on the disk of {folder}: {kept}") from error
 
 
 @contextlib.contextmanager

@@ -340,6 +340,16 @@ def usable(device: str) -> bool:
     return True
 
 
+def unusable(device: str) -> str:
+    """Why :func:`usable` says no, and what to use."""
+    if device.partition(":")[0] == "cuda":
+        number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if number:
+            return f"this machine has {number} CUDA devices, counted from cuda:0"
+        return "this machine has no CUDA device that torch can use; use cpu"
+    return "no such device here; use cpu or cuda"
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """A batch of tensors, in tuples, lists or dicts, where the module is; pictures with channels last."""
     if isinstance(batch, Tensor):

@@ -1,0 +1,52 @@
+"""Whose exception it is: what the command line shows of one that ends it."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+from .errors import ThinwireError
+
+OURS = str(Path(__file__).parent)
+LIBRARIES = tuple({path for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
+
+
+def expected(error: BaseException) -> bool:
+    """Whether thinwire, or the machine, means to say with it what to change: then its text is enough.
+
+    A ``ValueError`` is ours where we raise it. One out of the depths of a library is a bug like any other exception.
+    """
+    if isinstance(error, ThinwireError | ImportError | OSError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ValueError) and bool(frames) and frames[-1].filename.startswith(OURS)
+
+
+def theirs(error: BaseException) -> str | None:
+    """The traceback through the user's own code, without thinwire's frames; None where the user's code has no part."""
+    if isinstance(error, SyntaxError) and error.filename is not None and _users(error.filename):
+        return "".join(traceback.format_exception_only(error))
+    found = traceback.TracebackException.from_exception(error)
+    if not any(_users(frame.filename) for frame in found.stack):
+        return None
+    _cut(found)
+    return "".join(found.format())
+
+
+def _cut(found: traceback.TracebackException) -> None:
+    """Leave what comes from the first of the user's frames on, without ours; in what it was raised from too."""
+    for frame in list(found.stack):
+        if not _users(frame.filename):
+            found.stack.remove(frame)
+        else:
+            break
+    found.stack[:] = [frame for frame in found.stack if not frame.filename.startswith(OURS)]
+    for before in (found.__cause__, found.__context__):
+        if before is not None:
+            _cut(before)
+
+
+def _users(filename: str) -> bool:
+    installed = any(part in ("site-packages", "dist-packages") for part in Path(filename).parts)
+    return not installed and not filename.startswith(("<", OURS, *LIBRARIES))
