@@ -6,7 +6,7 @@ counts little. ``adds`` is what a method's own definition asks for beyond FedAvg
 passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator
 (FedGen), weights composed of factors (FedPara), sparse messages (PruneFL). The goal is a ratio of at most 1.15 + adds.
 
-    python benchmarks/methods.py [--rounds 15] [--json]
+    python benchmarks/methods.py [--rounds 15] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +71,9 @@ def model() -> nn.Module:
     )
 
 
-def tasks() -> list[tw.Supervised]:
+def tasks(clients: int = CLIENTS) -> list[tw.Supervised]:
     g = torch.Generator().manual_seed(0)
-    inputs = torch.rand(CLIENTS * EACH, 1, 16, 16, generator=g)
+    inputs = torch.rand(clients * EACH, 1, 16, 16, generator=g)
     targets = torch.randint(10, (len(inputs),), generator=g)
     return [tw.Supervised(inputs, targets, part) for part in torch.arange(len(inputs)).split(EACH)]
 
@@ -129,10 +131,12 @@ def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
     return {name: cost / fedavg for name, cost in found.items()}
 
 
-def measure(rounds: int) -> dict[str, dict[str, float]]:
+def measure(rounds: int, clients: int = CLIENTS) -> dict[str, dict[str, float]]:
     """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second)."""
     torch.set_num_threads(1)
-    runs = {name: tw.Simulation(method, model, tasks(), workers=1, plan="each") for name, method in METHODS.items()}
+    runs = {
+        name: tw.Simulation(method, model, tasks(clients), workers=1, plan="each") for name, method in METHODS.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 2):
         for name, run in runs.items():
@@ -155,14 +159,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     arguments = parser.parse_args()
-    found = measure(arguments.rounds)
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
+
+    key = {"benchmark": "methods", "rounds": arguments.rounds} | ({"tiny": True} if arguments.tiny else {})
+    clients = 2 if arguments.tiny else CLIENTS
+    line = record.measured(arguments.into, key, lambda: {"found": measure(arguments.rounds, clients)}, "numpy")
+    found = line["found"]
     print(f"{'method':14} {'ratio':>7} {'adds':>7} {'goal':>7}")
     for name, row in found.items():
         mark = "" if row["ratio"] <= row["goal"] else "  over"
         print(f"{name:14} {row['ratio']:7.2f} {row['adds']:7.2f} {row['goal']:7.2f}{mark}")
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(line))
 
 
 if __name__ == "__main__":
