@@ -85,8 +85,8 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
-    """What definitions ask for, in rounds of FedAvg."""
+def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str, float]:
+    """What definitions ask for, in rounds of FedAvg; medians of ``times``, or of a third where one takes long."""
     net, x = model(), torch.rand(BATCH, 1, 16, 16)
 
     def look() -> None:
@@ -99,18 +99,20 @@ def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
     whole = torch.rand(EACH, 1, 16, 16)
     look()
     gradient(whole)
-    forward = statistics.median(seconds(look) for _ in range(30)) * CLIENTS * EPOCHS * EACH / BATCH
-    everything = statistics.median(seconds(lambda: gradient(whole)) for _ in range(9)) * CLIENTS
+    forward = statistics.median(seconds(look) for _ in range(times)) * CLIENTS * EPOCHS * EACH / BATCH
+    everything = statistics.median(seconds(lambda: gradient(whole)) for _ in range(max(1, times // 3))) * CLIENTS
     method, server = generator.algorithm, generator.server
     zero = server.x.zeros()
     reply = generator.start.reply._replace(update=zero, labels=torch.ones(10))
-    taught = statistics.median(seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(3))
+    taught = statistics.median(
+        seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(min(3, times))
+    )
     # FedPara composes every weight of its factors in each forward pass, and sends their gradients back through that.
     batch = torch.rand(BATCH, 1, 16, 16)
 
     def step(module: nn.Module) -> float:
         module(batch).sum().backward()
-        return statistics.median(seconds(lambda: module(batch).sum().backward()) for _ in range(30))
+        return statistics.median(seconds(lambda: module(batch).sum().backward()) for _ in range(times))
 
     composing = step(METHODS["FedPara"].prepare(model())) - step(net)
     sparse, pruned = tw.Sparse(), zero.map(lambda f: torch.randn(f.shape) * (torch.rand(f.shape) < 0.5))
@@ -126,17 +128,20 @@ def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
         "FedNTD": forward,
         "FedGen": taught,
         "FedPara": composing * CLIENTS * EPOCHS * EACH / BATCH,
-        "PruneFL": statistics.median(seconds(carry) for _ in range(30)) * CLIENTS,
+        "PruneFL": statistics.median(seconds(carry) for _ in range(times)) * CLIENTS,
     }
     return {name: cost / fedavg for name, cost in found.items()}
 
 
-def measure(rounds: int, clients: int = CLIENTS) -> dict[str, dict[str, float]]:
-    """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second)."""
+def measure(rounds: int, tiny: bool = False) -> dict[str, dict[str, float]]:
+    """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second).
+
+    ``tiny``: of three methods, with two clients.
+    """
     torch.set_num_threads(1)
-    runs = {
-        name: tw.Simulation(method, model, tasks(clients), workers=1, plan="each") for name, method in METHODS.items()
-    }
+    chosen = ("FedAvg", "MOON", "FedGen") if tiny else METHODS
+    dealt = tasks(2 if tiny else CLIENTS)
+    runs = {name: tw.Simulation(METHODS[name], model, dealt, workers=1, plan="each") for name in chosen}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 2):
         for name, run in runs.items():
@@ -144,7 +149,7 @@ def measure(rounds: int, clients: int = CLIENTS) -> dict[str, dict[str, float]]:
             if turn >= 2:
                 times[name].append(spent)
     fedavg = times["FedAvg"]
-    adds = added(statistics.median(fedavg), runs["FedGen"])
+    adds = added(statistics.median(fedavg), runs["FedGen"], min(30, 2 * rounds))
     for run in runs.values():
         run.pool.close()
     found = {}
@@ -166,8 +171,7 @@ def main() -> None:
     import record
 
     key = {"benchmark": "methods", "rounds": arguments.rounds} | ({"tiny": True} if arguments.tiny else {})
-    clients = 2 if arguments.tiny else CLIENTS
-    line = record.measured(arguments.into, key, lambda: {"found": measure(arguments.rounds, clients)}, "numpy")
+    line = record.measured(arguments.into, key, lambda: {"found": measure(arguments.rounds, arguments.tiny)}, "numpy")
     found = line["found"]
     print(f"{'method':14} {'ratio':>7} {'adds':>7} {'goal':>7}")
     for name, row in found.items():
