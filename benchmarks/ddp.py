@@ -6,7 +6,7 @@ program that runs a command on hosts joined by slow links (``PROGRAM --hosts 2 -
 each host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and as its last line the bytes each host sent as JSON),
 also the step time at 100 Mbit/s and 10 ms round trip, and the bytes that crossed the hub.
 
-    python benchmarks/ddp.py [--quick] [--slowlink PROGRAM] [--json]
+    python benchmarks/ddp.py [--quick] [--slowlink PROGRAM] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def rank_main(names: list[str], steps: int, pairs: int, into: Path, example: boo
 
 def child(names: list[str], steps: int, pairs: int, into: Path) -> list[str]:
     words = [sys.executable, __file__, "--rank", ",".join(names), "--steps", str(steps), "--pairs", str(pairs)]
-    return [*words, "--into", str(into)]
+    return [*words, "--found", str(into)]
 
 
 def here(names: list[str], steps: int, pairs: int, example: bool = False) -> dict[str, Any]:
@@ -159,6 +159,42 @@ def show(title: str, times: dict[str, float], given: dict[str, float]) -> None:
         print(f"  {name:14} {1000 * seconds:9.1f} ms  {seconds / times['dense']:6.3f} of dense {sent}", file=sys.stderr)
 
 
+def loopback(o: argparse.Namespace) -> dict[str, Any]:
+    """DEF(64) over plain DDP, step by step in turn: medians of pairs."""
+    line: dict[str, Any] = {}
+    for name, example in (("def64_over_dense", False), ("def64_over_dense_example", True))[: 1 if o.tiny else 2]:
+        found = here(["dense", "def64"], 1, 2 if o.tiny else (30 if example else 40) if o.quick else 150, example)
+        ratios = [b / a for a, b in zip(found["times"]["dense"], found["times"]["def64"], strict=True)]
+        show(f"loopback, step by step in turn{', the network of the example' * example}", medians(found["times"]), {})
+        line |= {name: statistics.median(ratios), f"{name}_pairs": len(ratios)}
+    return line
+
+
+def slow_steps(o: argparse.Namespace) -> dict[str, Any]:
+    """A step of every arm over slow links."""
+    every = ["dense", "fp16", "def64", "def256"] if o.quick else list(methods())
+    found = slow(o.slowlink, every, 4 if o.quick else 10, 3, o.rate, o.delay)
+    times = medians(found["times"])
+    show(f"{o.rate:g} Mbit/s, {4 * o.delay:g} ms round trip", times, found["given"])
+    return {
+        "def64_over_dense": times["def64"] / times["dense"],
+        "def64_over_fp16": times["def64"] / times["fp16"],
+        "ms": {name: 1000 * seconds for name, seconds in times.items()},
+        "given": found["given"],
+    }
+
+
+def wire(o: argparse.Namespace) -> dict[str, Any]:
+    """Bytes that a host sends in a step of DEF(64), beside the formula's."""
+    short, long = (slow(o.slowlink, ["def64"], n, 1, o.rate, o.delay) for n in (10, 110))
+    sent = [b["sent_bytes"] - a["sent_bytes"] for a, b in zip(short["hosts"], long["hosts"], strict=True)]
+    a_step = statistics.fmean(sent) / 100
+    d = sum(p.numel() for p in network().parameters())
+    theory = d * 4 / RATIO * 2 * (2 - 1) / 2
+    print(f"wire: {a_step:,.0f} B a host and step, {a_step / theory:.4f} of {theory:,.0f}", file=sys.stderr)
+    return {"over_theory": a_step / theory, "bytes_a_step": a_step, "theory": theory}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer arms and repetitions: under four minutes")
@@ -166,41 +202,30 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=100, help="Mbit/s of every host's link")
     parser.add_argument("--delay", type=float, default=2.5, help="ms from a host to the hub: a fourth of a round trip")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--pairs", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--example", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.rank:
-        rank_main(o.rank.split(","), o.steps, o.pairs, o.into, o.example)
+        rank_main(o.rank.split(","), o.steps, o.pairs, o.found, o.example)
         return
-    few = ["dense", "fp16", "def64", "def256"]
-    every = few if o.quick else list(methods())
-    result: dict[str, Any] = {"slow": None, "loopback": None, "wire": None}
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
 
-    result["loopback"] = {}
-    for name, example in (("def64_over_dense", False), ("def64_over_dense_example", True)):
-        found = here(["dense", "def64"], 1, (30 if example else 40) if o.quick else 150, example)
-        ratios = [b / a for a, b in zip(found["times"]["dense"], found["times"]["def64"], strict=True)]
-        show(f"loopback, step by step in turn{', the network of the example' * example}", medians(found["times"]), {})
-        result["loopback"] |= {name: statistics.median(ratios), f"{name}_pairs": len(ratios)}
+    def kept(part: str, work: Callable[[], dict[str, Any]], **setting: Any) -> dict[str, Any]:
+        key = {"benchmark": "ddp", "part": part, "quick": o.quick, **setting} | ({"tiny": True} if o.tiny else {})
+        return record.measured(o.into, key, work, "numpy")
+
+    result: dict[str, Any] = {"slow": None, "loopback": None, "wire": None}
+    result["loopback"] = kept("loopback", lambda: loopback(o))
     if o.slowlink:
-        found = slow(o.slowlink, every, 4 if o.quick else 10, 3, o.rate, o.delay)
-        times = medians(found["times"])
-        show(f"{o.rate:g} Mbit/s, {4 * o.delay:g} ms round trip", times, found["given"])
-        result["slow"] = {
-            "def64_over_dense": times["def64"] / times["dense"],
-            "def64_over_fp16": times["def64"] / times["fp16"],
-            "ms": {name: 1000 * seconds for name, seconds in times.items()},
-        }
-        short, long = (slow(o.slowlink, ["def64"], n, 1, o.rate, o.delay) for n in (10, 110))
-        sent = [b["sent_bytes"] - a["sent_bytes"] for a, b in zip(short["hosts"], long["hosts"], strict=True)]
-        a_step = statistics.fmean(sent) / 100
-        d = sum(p.numel() for p in network().parameters())
-        theory = d * 4 / RATIO * 2 * (2 - 1) / 2
-        result["wire"] = {"over_theory": a_step / theory, "bytes_a_step": a_step, "theory": theory}
-        print(f"wire: {a_step:,.0f} B a host and step, {a_step / theory:.4f} of {theory:,.0f}", file=sys.stderr)
+        setting = {"mbit": o.rate, "round_trip_ms": 4 * o.delay}
+        result["slow"] = kept("slow", lambda: slow_steps(o), **setting)
+        result["wire"] = kept("wire", lambda: wire(o), **setting)
     else:
         print("no --slowlink: step times over slow links, and bytes on the wire, were not measured", file=sys.stderr)
     if o.json:

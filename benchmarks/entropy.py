@@ -4,14 +4,16 @@ One client trains for an epoch; its change of the model goes through every link.
 entropy bound of the plain message (what the best code of single bytes would take), which way was taken, and how long
 sending and receiving take without and with the last stage (the fastest of three).
 
-    python benchmarks/entropy.py [--data digits] [--model mlp] [--clients 10] [--json]
+    python benchmarks/entropy.py [--data digits] [--model mlp] [--clients 10] [--json] [--into FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from pathlib import Path
 
 import thinwire as tw
 from thinwire.links import entropy_bound
@@ -55,8 +57,18 @@ def main() -> None:
     arguments.add_argument("--model")
     arguments.add_argument("--clients", type=int, default=10)
     arguments.add_argument("--json", action="store_true", help="print one JSON object last")
+    arguments.add_argument("--into", type=Path, help="a file of JSON lines")
     options = arguments.parse_args()
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
 
+    key = {"benchmark": "entropy", "data": options.data, "model": options.model, "clients": options.clients}
+    line = record.measured(options.into, key, lambda: {"found": measure(options)}, "numpy", "zstandard")
+    if options.json:
+        print(json.dumps(line))
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict]:
     problem = standard(options.data, options.model, options.clients)
     run = tw.Simulation(tw.FedAvg(), problem.model, problem.tasks, sample=1)
     before = run.algorithm.model(run.server)
@@ -83,8 +95,7 @@ def main() -> None:
             f"{expression:24} {row['plain']:10,} {row['bound']:12,.1f} {row['entropy']:10,} "
             f"{row['entropy'] / row['plain']:7.1%}  {row['way']:12} {1e3 * alone:8.1f} {1e3 * both:8.1f}"
         )
-    if options.json:
-        print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ Then every link on an update of the size of ResNet-18 (11.2 million entries in 6
 ``recv`` take beside what they are given, in vectors of the update (44.7 MB), what they return included (Linux alone
 tells). Those that take long are timed fewer times. The table is Markdown, for docs/links.md.
 
-    python benchmarks/kernels.py [--rounds 7] [--threads 2] [--links] [--json]
+    python benchmarks/kernels.py [--rounds 7] [--threads 2] [--links] [--json] [--into FILE]
 
 Needs 2.5 GB. Other work on the machine makes every figure larger, also the ratios: the load is printed.
 """
@@ -40,7 +40,7 @@ from thinwire.kernels import fastfood, native, quantize, select, signs, sketch
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.wire import dumps, loads
 
-N, SHARE, DIM = 100_000_000, 100, 16_384
+SHARE = 100
 BARS = {
     "topk": 4.0,
     "threshold": 2.5,
@@ -111,9 +111,11 @@ def against_copy(x: Tensor, y: Tensor, work: Callable[[], object], rounds: int, 
     return {"ratio": own / copy, "ms": own * 1e3, "copy_ms": copy * 1e3}
 
 
-def kernels(rounds: int) -> dict[str, dict[str, float]]:
+def kernels(rounds: int, shrink: int = 0) -> dict[str, dict[str, float]]:
+    """Every kernel; ``shrink`` halves the sizes so many times."""
+    N, DIM = 100_000_000 >> shrink, 16_384 >> shrink // 2
     g = torch.Generator().manual_seed(0)
-    whole, other = torch.randn(1 << 27, generator=g), torch.zeros(1 << 27)
+    whole, other = torch.randn(1 << 27 - shrink, generator=g), torch.zeros(1 << 27 - shrink)
     x, y = whole[:N], other[:N]
     bits, levels = torch.zeros((N + 7) // 8, dtype=torch.uint8), torch.zeros(N, dtype=torch.uint8)
     signs.pack_signs(x, out=bits)
@@ -139,11 +141,11 @@ def kernels(rounds: int) -> dict[str, dict[str, float]]:
     run("quantize8", lambda: quantize.quantize(x, 4.0, 127, 8, 1, out=levels))
     run("dequantize8", lambda: quantize.dequantize(levels, N, 4.0, 127, 8, out=y))
     run("quantize1", lambda: quantize.quantize(x, 4.0, 1, 1, 1, out=bits))
-    transform(1 << 24)
-    transform(1 << 27)
+    transform(1 << 24 - shrink)
+    transform(1 << 27 - shrink)
     run("fastfood", lambda: fastfood.fastfood(few, N, 1))
     run("fastfood_transpose", lambda: fastfood.fastfood_transpose(x, DIM, 1))
-    ten, cols = N // 10, 1 << 20
+    ten, cols = N // 10, 1 << 20 - shrink
     made = sketch.count_sketch(x[:ten], 5, cols, 1)
     run("count_sketch", lambda: sketch.count_sketch(x[:ten], 5, cols, 1), ten)
     run("heavy", lambda: sketch.heavy(made, ten, ten // 100, 1), ten)
@@ -160,11 +162,12 @@ def kernels(rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def resnet18() -> tw.Layout:
-    """Ten classes: 11,181,642 trainable entries."""
-    shapes: dict[str, tuple[int, ...]] = {"conv1": (64, 3, 7, 7), "bn1.weight": (64,), "bn1.bias": (64,)}
-    before = 64
-    for stage, width in enumerate((64, 128, 256, 512)):
+def resnet18(narrower: int = 1) -> tw.Layout:
+    """Ten classes: 11,181,642 trainable entries; fewer with layers so many times narrower."""
+    before, *widths = (width // narrower for width in (64, 64, 128, 256, 512))
+    first = before
+    shapes: dict[str, tuple[int, ...]] = {"conv1": (first, 3, 7, 7), "bn1.weight": (first,), "bn1.bias": (first,)}
+    for stage, width in enumerate(widths):
         for block in range(2):
             name = f"layer{stage + 1}.{block}"
             convs = [("conv1", (width, before, 3, 3)), ("conv2", (width, width, 3, 3))]
@@ -173,7 +176,7 @@ def resnet18() -> tw.Layout:
             for conv, shape in convs:
                 shapes |= {f"{name}.{conv}": shape, f"{name}.{conv}.bn.w": (width,), f"{name}.{conv}.bn.b": (width,)}
             before = width
-    shapes |= {"fc.weight": (10, 512), "fc.bias": (10,)}
+    shapes |= {"fc.weight": (10, before), "fc.bias": (10,)}
     return tw.Layout(tuple(shapes), tuple(map(Size, shapes.values())))
 
 
@@ -182,8 +185,8 @@ def two(layout: tw.Layout) -> list[tw.Params]:
     return [tw.Params(layout, 0.01 * torch.randn(layout.size, generator=g)) for _ in range(2)]
 
 
-def links(rounds: int) -> dict[str, dict[str, float]]:
-    layout = resnet18()
+def links(rounds: int, narrower: int = 1) -> dict[str, dict[str, float]]:
+    layout = resnet18(narrower)
     updates = two(layout)
     target = torch.empty(layout.size)
     found = {}
@@ -213,11 +216,11 @@ def links(rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def memory() -> dict[str, dict[str, float]]:
+def memory(narrower: int = 1) -> dict[str, dict[str, float]]:
     """Of every link's second round. For a process of its own: what was there before would be filled first."""
     libc = ctypes.CDLL(None)
     libc.mallopt(MMAP_THRESHOLD, 1 << 16)  # whatever is larger goes back to the system when it is freed
-    layout, found = resnet18(), {}
+    layout, found = resnet18(narrower), {}
     first, second = two(layout)
 
     def most(work: Callable[[], object]) -> tuple[object, float]:
@@ -248,33 +251,52 @@ def status(name: str) -> int:
     return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) * 1024
 
 
+def links_and_memory(rounds: int, chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Of every link the bytes and times, and the memory where the system tells."""
+    table = links(rounds, 16 if chosen.tiny else 1)
+    if os.access("/proc/self/clear_refs", os.W_OK):
+        command = [sys.executable, __file__, "--memory", "--threads", str(chosen.threads), *["--tiny"] * chosen.tiny]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        for name, vectors in json.loads(done.stdout).items():
+            table[name] |= vectors
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print one object last")
     parser.add_argument("--links", action="store_true", help="only the links")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    narrower = 16 if chosen.tiny else 1
     if chosen.memory:
-        print(json.dumps(memory()))
+        print(json.dumps(memory(narrower)))
         return
-    load = os.getloadavg()[0]
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
+
     level = native._level()
-    print(f"kernels: {level}, {chosen.threads} threads, load of the machine before: {load:.1f}")
-    found = {} if chosen.links else kernels(chosen.rounds)
+
+    def kept(part: str, work: Callable[[], dict[str, dict[str, float]]]) -> dict:
+        key = {"benchmark": "kernels", "part": part, "rounds": chosen.rounds, "threads": chosen.threads}
+        key |= {"kernels": level} | ({"tiny": True} if chosen.tiny else {})
+        return record.measured(chosen.into, key, lambda: {"found": work()}, "numpy", "zstandard")
+
+    print(f"kernels: {level}, {chosen.threads} threads, load of the machine before: {os.getloadavg()[0]:.1f}")
+    lines = {} if chosen.links else {"kernels": kept("kernels", lambda: kernels(chosen.rounds, 10 * chosen.tiny))}
+    found = {} if chosen.links else lines["kernels"]["found"]
     if found:
         print(f"{'':20}{'ratio':>8}{'bar':>7}{'ms':>10}{'copy ms':>10}")
     for name, of in found.items():
         bar = f"{of['bar']:7.1f}" if "bar" in of else " " * 7
         print(f"{name:20}{of['ratio']:8.2f}{bar}{of['ms']:10.1f}{of['copy_ms']:10.1f}")
-    table = links(max(3, chosen.rounds // 2))
-    if os.access("/proc/self/clear_refs", os.W_OK):
-        command = [sys.executable, __file__, "--memory", "--threads", str(chosen.threads)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        for name, vectors in json.loads(done.stdout).items():
-            table[name] |= vectors
+    lines["links"] = kept("links", lambda: links_and_memory(1 if chosen.tiny else max(3, chosen.rounds // 2), chosen))
+    table = lines["links"]["found"]
     print(f"\n| {'11.2 M entries':48} |      bytes | encode ms | decode ms | copies | send, vectors | recv, vectors |")
     print(f"| :{'-' * 47} | {'-' * 9}: | --------: | --------: | -----: | ------------: | ------------: |")
     for name, of in table.items():
@@ -283,7 +305,7 @@ def main() -> None:
         print(f"| {f'`{name}`':48} | {of['bytes']:10,} | {times} | {vectors[0]:>13} | {vectors[1]:>13} |")
     if chosen.json:
         ratios = {name: round(of["ratio"], 3) for name, of in found.items()}
-        about = {"kernels": level, "threads": chosen.threads, "load": [round(load, 2), round(os.getloadavg()[0], 2)]}
+        about = {name: value for name, value in lines["links"].items() if name != "found"}
         print(json.dumps(ratios | about | {"links": table}))
 
 

@@ -6,7 +6,7 @@ counts little. ``adds`` is what a method's own definition asks for beyond FedAvg
 passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator
 (FedGen), weights composed of factors (FedPara), sparse messages (PruneFL). The goal is a ratio of at most 1.15 + adds.
 
-    python benchmarks/methods.py [--rounds 15] [--json]
+    python benchmarks/methods.py [--rounds 15] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +71,9 @@ def model() -> nn.Module:
     )
 
 
-def tasks() -> list[tw.Supervised]:
+def tasks(clients: int = CLIENTS) -> list[tw.Supervised]:
     g = torch.Generator().manual_seed(0)
-    inputs = torch.rand(CLIENTS * EACH, 1, 16, 16, generator=g)
+    inputs = torch.rand(clients * EACH, 1, 16, 16, generator=g)
     targets = torch.randint(10, (len(inputs),), generator=g)
     return [tw.Supervised(inputs, targets, part) for part in torch.arange(len(inputs)).split(EACH)]
 
@@ -83,8 +85,8 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
-    """What definitions ask for, in rounds of FedAvg."""
+def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str, float]:
+    """What definitions ask for, in rounds of FedAvg; medians of ``times``, or of a third where one takes long."""
     net, x = model(), torch.rand(BATCH, 1, 16, 16)
 
     def look() -> None:
@@ -97,18 +99,20 @@ def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
     whole = torch.rand(EACH, 1, 16, 16)
     look()
     gradient(whole)
-    forward = statistics.median(seconds(look) for _ in range(30)) * CLIENTS * EPOCHS * EACH / BATCH
-    everything = statistics.median(seconds(lambda: gradient(whole)) for _ in range(9)) * CLIENTS
+    forward = statistics.median(seconds(look) for _ in range(times)) * CLIENTS * EPOCHS * EACH / BATCH
+    everything = statistics.median(seconds(lambda: gradient(whole)) for _ in range(max(1, times // 3))) * CLIENTS
     method, server = generator.algorithm, generator.server
     zero = server.x.zeros()
     reply = generator.start.reply._replace(update=zero, labels=torch.ones(10))
-    taught = statistics.median(seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(3))
+    taught = statistics.median(
+        seconds(lambda: method.server(server, None, reply, tw.Key(0, 1))) for _ in range(min(3, times))
+    )
     # FedPara composes every weight of its factors in each forward pass, and sends their gradients back through that.
     batch = torch.rand(BATCH, 1, 16, 16)
 
     def step(module: nn.Module) -> float:
         module(batch).sum().backward()
-        return statistics.median(seconds(lambda: module(batch).sum().backward()) for _ in range(30))
+        return statistics.median(seconds(lambda: module(batch).sum().backward()) for _ in range(times))
 
     composing = step(METHODS["FedPara"].prepare(model())) - step(net)
     sparse, pruned = tw.Sparse(), zero.map(lambda f: torch.randn(f.shape) * (torch.rand(f.shape) < 0.5))
@@ -124,15 +128,20 @@ def added(fedavg: float, generator: tw.Simulation) -> dict[str, float]:
         "FedNTD": forward,
         "FedGen": taught,
         "FedPara": composing * CLIENTS * EPOCHS * EACH / BATCH,
-        "PruneFL": statistics.median(seconds(carry) for _ in range(30)) * CLIENTS,
+        "PruneFL": statistics.median(seconds(carry) for _ in range(times)) * CLIENTS,
     }
     return {name: cost / fedavg for name, cost in found.items()}
 
 
-def measure(rounds: int) -> dict[str, dict[str, float]]:
-    """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second)."""
+def measure(rounds: int, tiny: bool = False) -> dict[str, dict[str, float]]:
+    """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second).
+
+    ``tiny``: of three methods, with two clients.
+    """
     torch.set_num_threads(1)
-    runs = {name: tw.Simulation(method, model, tasks(), workers=1, plan="each") for name, method in METHODS.items()}
+    chosen = ("FedAvg", "MOON", "FedGen") if tiny else METHODS
+    dealt = tasks(2 if tiny else CLIENTS)
+    runs = {name: tw.Simulation(METHODS[name], model, dealt, workers=1, plan="each") for name in chosen}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 2):
         for name, run in runs.items():
@@ -140,7 +149,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
             if turn >= 2:
                 times[name].append(spent)
     fedavg = times["FedAvg"]
-    adds = added(statistics.median(fedavg), runs["FedGen"])
+    adds = added(statistics.median(fedavg), runs["FedGen"], min(30, 2 * rounds))
     for run in runs.values():
         run.pool.close()
     found = {}
@@ -155,14 +164,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     arguments = parser.parse_args()
-    found = measure(arguments.rounds)
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
+
+    key = {"benchmark": "methods", "rounds": arguments.rounds} | ({"tiny": True} if arguments.tiny else {})
+    line = record.measured(arguments.into, key, lambda: {"found": measure(arguments.rounds, arguments.tiny)}, "numpy")
+    found = line["found"]
     print(f"{'method':14} {'ratio':>7} {'adds':>7} {'goal':>7}")
     for name, row in found.items():
         mark = "" if row["ratio"] <= row["goal"] else "  over"
         print(f"{name:14} {row['ratio']:7.2f} {row['adds']:7.2f} {row['goal']:7.2f}{mark}")
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(line))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import of thinwire, for the model), and every round after that. A ratio is of th
 medians over passes. Memory is the largest sum, sampled five times a second, of what all its processes have resident
 (pages that several share count in each). Needs Linux, and for the peers: pip install "thinwire[peers]".
 
-    python benchmarks/peers.py [--passes 3] [--rounds 5] [--only J2] [--json]
+    python benchmarks/peers.py [--passes 3] [--rounds 5] [--only J2] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import simulate
@@ -46,7 +47,7 @@ WORKERS = 2
 NEEDS = {"thinwire": ["thinwire"], "pfl": ["pfl"], "flower": ["flwr", "ray"]}
 HERE = Path(__file__).resolve().parent
 QUIET = {
-    "PYTHONPATH": str(HERE),
+    "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "PYTHONWARNINGS": "ignore",
     "OMP_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -65,10 +66,15 @@ def done() -> None:
     print("round", flush=True)
 
 
+def job(name: str) -> tuple[simulate.Job, Callable[[], nn.Module]]:
+    """Of simulate.py; its smallest size where the process that started this one says so."""
+    return simulate.job(name, bool(os.environ.get("PEERS_TINY")))
+
+
 def model_of(name: str) -> tuple[simulate.Job, nn.Module]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    work, make = simulate.job(name)
+    work, make = job(name)
     return work, make().to(memory_format=torch.channels_last) if name == "J1" else make()
 
 
@@ -80,7 +86,7 @@ def pictures(work: simulate.Job, client: int) -> tuple[Tensor, Tensor]:
 
 def run_thinwire(name: str, rounds: int) -> None:
     torch.set_num_threads(1)
-    run = simulate.simulation(*simulate.job(name), workers=WORKERS)
+    run = simulate.simulation(*job(name), workers=WORKERS)
     with run.pool:
         for _ in range(rounds):
             run.step(evaluate=False)
@@ -277,6 +283,8 @@ def measure(peer: str, name: str, rounds: int) -> dict[str, float]:
             raise
         finally:
             family.end()
+            if child.stdout:
+                child.stdout.close()
         if failed or len(times) != rounds + 1:
             raise SystemExit(f"{peer} failed at {name}:\n{Path(errors.name).read_text()[-4000:]}")
     steady = [after - before for before, after in itertools.pairwise(times)]
@@ -305,15 +313,32 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3, help="processes started of each, in turn")
     parser.add_argument("--rounds", type=int, default=5, help="rounds timed of each process, after the first (J2: x 2)")
     parser.add_argument("--only", choices=["J1", "J2"], action="append")
+    parser.add_argument("--peer", choices=list(NEEDS), action="append", help="beside thinwire; default: all")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     chosen = parser.parse_args()
-    peers = [peer for peer, needs in NEEDS.items() if all(map(importlib.util.find_spec, needs))]
-    for peer in NEEDS.keys() - peers:
-        print(f'{peer} is not installed, and skipped: pip install "thinwire[peers]"', file=sys.stderr)
-    found = {
-        name: compare(name, peers, chosen.rounds * (2 if name == "J2" else 1), chosen.passes)
-        for name in chosen.only or ["J1", "J2"]
-    }
+    sys.path.append(str(HERE.parent / "experiments"))
+    import record
+
+    os.environ |= {"PEERS_TINY": "1"} if chosen.tiny else {}
+    wanted = [peer for peer in NEEDS if peer in ["thinwire", *(chosen.peer or NEEDS)]]
+    peers = [peer for peer in wanted if all(map(importlib.util.find_spec, NEEDS[peer]))]
+    for peer in wanted:
+        if peer not in peers:
+            print(f'{peer} is not installed, and skipped: pip install "thinwire[peers]"', file=sys.stderr)
+    found = {}
+    for name in chosen.only or ["J1", "J2"]:
+        rounds = chosen.rounds * (2 if name == "J2" else 1)
+        key = {"benchmark": "peers", "job": name, "passes": chosen.passes, "rounds": rounds, "peers": peers}
+        key |= {"tiny": True} if chosen.tiny else {}
+        packages = [package for peer in peers for package in NEEDS[peer]]
+        found[name] = record.measured(
+            chosen.into,
+            key,
+            lambda name=name, rounds=rounds: {"found": compare(name, peers, rounds, chosen.passes)},
+            *packages,
+        )
     if chosen.json:
         print(json.dumps(found))
 

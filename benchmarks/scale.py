@@ -6,7 +6,7 @@ end) lies on disk from its first contact on. Each size is a process of its own. 
 not sampled, its task included: the growth of the peak from the fewest clients to the most, over their difference. It is
 to stay below 2,000 bytes.
 
-    python benchmarks/scale.py [--rounds 10] [--clients 1000 --clients 100000] [--json]
+    python benchmarks/scale.py [--rounds 10] [--clients 1000 --clients 100000] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(clients: int, rounds: int, folder: Path) -> dict[str, float]:
         models.mlp,
         tasks,
         rounds,
-        sample=SAMPLE,
+        sample=min(SAMPLE, clients),
         states="disk",
         out=folder,
         plan="together",
@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clients", type=int, action="append")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.one:
@@ -88,12 +89,20 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
         return
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
+
+    def apart(clients: int) -> dict[str, float]:
+        command = [sys.executable, __file__, "--one", str(clients), "--rounds", str(o.rounds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        size: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return size
+
     found: dict[str, dict[str, float] | float] = {}
     sizes = []
     for clients in o.clients or [1_000, 10_000, 100_000]:
-        command = [sys.executable, __file__, "--one", str(clients), "--rounds", str(o.rounds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        sizes.append(json.loads(done.stdout.splitlines()[-1]))
+        key = {"benchmark": "scale", "clients": clients, "rounds": o.rounds}
+        sizes.append(record.measured(o.into, key, lambda clients=clients: apart(clients), "numpy"))
         found[str(clients)] = sizes[-1]
         print(sizes[-1], file=sys.stderr)
     fewest, most = (choose(sizes, key=lambda size: size["clients"]) for choose in (min, max))

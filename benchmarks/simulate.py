@@ -9,7 +9,7 @@ two threads of one torch thread each, channels last; J2 in one thread. Rounds of
 pairs; the figures are medians. Pictures are random: the time does not depend on them. On a GPU (--device cuda) the bare
 loops are one thread, and all pictures are on the device.
 
-    python benchmarks/simulate.py [--rounds 7] [--only J2] [--device cuda] [--json]
+    python benchmarks/simulate.py [--rounds 7] [--only J2] [--device cuda] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class Job:
         self.clients, self.each, self.sample, self.batch, self.workers = clients, each, sample, batch, workers
 
 
-def job(name: str) -> tuple[Job, Callable[[], nn.Module]]:
+def job(name: str, tiny: bool = False) -> tuple[Job, Callable[[], nn.Module]]:
+    """``tiny``: a batch or two a client, and no client but those of a round."""
     from thinwire import models
 
     if name == "J1":
-        return Job((1, 28, 28), 100, 600, 10, 32, 2), lambda: models.fedavg_cnn()
+        return Job((1, 28, 28), *((3, 40, 3) if tiny else (100, 600, 10)), 32, 2), lambda: models.fedavg_cnn()
     if name == "J2":
-        return Job((1, 28, 28), 1000, 60, 100, 10, 1), lambda: models.mlp()
-    return Job((3, 32, 32), 5, 200, 5, 32, 2), lambda: models.resnet20()
+        return Job((1, 28, 28), *((4, 20, 4) if tiny else (1000, 60, 100)), 10, 1), lambda: models.mlp()
+    return Job((3, 32, 32), *((2, 8, 2) if tiny else (5, 200, 5)), 32, 2), lambda: models.resnet20()
 
 
-def simulation(job: Job, make: Callable[[], nn.Module], device: str = "cpu"):
+def simulation(job: Job, make: Callable[[], nn.Module], device: str = "cpu", workers: int | None = None):
     import thinwire as tw
 
     tasks = [
@@ -60,7 +61,7 @@ def simulation(job: Job, make: Callable[[], nn.Module], device: str = "cpu"):
         for k in range(job.clients)
     ]
     method = tw.FedAvg(tw.LocalSGD(LR, batch=job.batch))
-    return tw.Simulation(method, make, tasks, job.sample, device=device)
+    return tw.Simulation(method, make, tasks, job.sample, device=device, workers=workers)
 
 
 class Bare:
@@ -126,9 +127,9 @@ class Bare:
                         total.add_(now)
 
 
-def measure(name: str, rounds: int, device: str) -> dict[str, float]:
+def measure(name: str, rounds: int, device: str, tiny: bool = False) -> dict[str, float]:
     """Rounds of both in turn, after one of each that is not timed."""
-    work, make = job(name)
+    work, make = job(name, tiny)
     run, bare = simulation(work, make, device), Bare(work, make, device)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -159,7 +160,7 @@ def measure(name: str, rounds: int, device: str) -> dict[str, float]:
 PROCESS = """
 import sys; sys.path.insert(0, {folder!r})
 import simulate as benchmark, torch
-work, make = benchmark.job({name!r})
+work, make = benchmark.job({name!r}, {tiny})
 run = benchmark.simulation(work, make, {device!r})
 torch.set_num_threads(1)
 with run.pool:
@@ -177,9 +178,10 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def process(name: str, rounds: int, device: str) -> tuple[float, float]:
+def process(name: str, rounds: int, device: str, tiny: bool = False) -> tuple[float, float]:
     """(seconds, peak MB) of a process that imports, sets up and simulates some rounds."""
-    code = PROCESS.format(folder=str(__file__).rpartition("/")[0] or ".", name=name, rounds=rounds, device=device)
+    folder = str(Path(__file__).resolve().parent)
+    code = PROCESS.format(folder=folder, name=name, rounds=rounds, device=device, tiny=tiny)
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return time.perf_counter() - began, float(done.stdout.split()[-1])
@@ -191,13 +193,24 @@ def main() -> None:
     parser.add_argument("--only", choices=["J1", "J2", "J3"], action="append")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
+    parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     chosen = parser.parse_args()
-    found: dict[str, dict[str, float]] = {}
-    for name in chosen.only or ["J1", "J2", "J3"]:
-        seconds, peak = process(name, 2 if name == "J1" else 1, chosen.device)
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    import record
+
+    def whole(name: str) -> dict[str, float]:
+        seconds, peak = process(name, 2 if name == "J1" else 1, chosen.device, chosen.tiny)
         pairs = chosen.rounds * (3 if name == "J2" else 1)
-        found[name] = {**measure(name, pairs, chosen.device), "peak_mb": round(peak)}
-        found[name]["first_round_seconds"] = round(seconds, 2)  # import, set-up and first round (J1: two) as a process
+        found = {**measure(name, pairs, chosen.device, chosen.tiny), "peak_mb": round(peak)}
+        found["first_round_seconds"] = round(seconds, 2)  # import, set-up and first round (J1: two) as a process
+        return found
+
+    found = {}
+    for name in chosen.only or ["J1", "J2", "J3"]:
+        key = {"benchmark": "simulate", "job": name, "device": chosen.device, "rounds": chosen.rounds}
+        key |= {"tiny": True} if chosen.tiny else {}
+        found[name] = record.measured(chosen.into, key, lambda name=name: whole(name), "numpy")
         print(name, found[name], file=sys.stderr)
     if chosen.json:
         print(json.dumps(found))

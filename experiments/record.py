@@ -1,4 +1,4 @@
-"""One run of an experiment: trained, printed, and written down as a JSON line."""
+"""One run of an experiment: trained, printed, and written down as a JSON line, once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +23,107 @@ from thinwire.errors import NonFinite
 from thinwire.problem import Problem
 from thinwire.version import code_version
 
+Line = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def processor() -> str:
+    """Its maker's name for it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()
+
 
 def hardware() -> str:
     """What the numbers were made on."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{os.cpu_count()} cores of {model}, torch {torch.__version__}{gpu}"
+    return f"{os.cpu_count()} cores of {processor()}, torch {torch.__version__}{gpu}"
+
+
+def code() -> Line:
+    """The version with its commit, whether files in it were changed since, and what it was started as."""
+    made = code_version()
+    return {"version": made, "dirty": made.endswith("-dirty"), "command": command()}
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of Python, torch, and of other packages where they are installed."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def command() -> str:
     """How this process was started, from the root of a checkout."""
-    script = Path(sys.argv[0]).resolve()
-    root = Path(__file__).resolve().parents[1]
-    return shlex.join(["python", str(script.relative_to(root)), *sys.argv[1:]])
+    return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
 
 
-def about(expression: str, began: float) -> dict[str, Any]:
+def source() -> str | None:
+    """Of the library's code alone: a commit of results leaves it as it is. None outside a checkout."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD:src"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+def measured(into: Path | None, key: Line, measure: Callable[[], Line], *packages: str) -> Line:
+    """What a benchmark found, with the machine, the code and the versions of ``packages``; also a line of ``into``.
+
+    A line with the fields of ``key`` that the same source on the same kind of machine wrote is returned as it is.
+    """
+    key = {**key, "processor": processor(), "cores": os.cpu_count()}
+    there = found(into, {**key, "source": source()}) if into else None
+    if there is not None:
+        return there
+    load = round(os.getloadavg()[0], 2)  # before: other work on the machine makes every figure larger
+    line = {**key, **measure(), "load": load, "source": source(), "versions": versions(*packages), **code()}
+    if into:
+        replace(into, line, key)
+    return line
+
+
+def about(expression: str, began: float) -> Line:
     """What made a line: the complete method, the code, how long it took, and how to do it again."""
-    return {
-        "expression": expression,
-        "version": code_version(),
-        "seconds": round(time.time() - began, 1),
-        "command": command(),
-        "hardware": hardware(),
-    }
+    return {"expression": expression, **code(), "seconds": round(time.time() - began, 1), "hardware": hardware()}
 
 
-def write(into: Path, line: dict[str, Any]) -> None:
+def read(into: Path) -> list[Line]:
+    """The lines of a file; none of a file that is not there."""
+    return [json.loads(line) for line in into.read_text().splitlines()] if into.exists() else []
+
+
+def write(into: Path, line: Line) -> None:
     """Append a JSON line."""
     into.parent.mkdir(parents=True, exist_ok=True)
     with open(into, "a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def found(into: Path, key: Line) -> Line | None:
+    """The last line with the fields of ``key`` that clean code wrote."""
+    return next((line for line in reversed(read(into)) if _has(line, key) and not dirty(line)), None)
+
+
+def replace(into: Path, line: Line, key: Line) -> None:
+    """Write a line in place of those with the fields of ``key``."""
+    kept = [old for old in read(into) if not _has(old, key)]
+    into.parent.mkdir(parents=True, exist_ok=True)
+    whole = into.with_suffix(".new")  # a kill leaves the one file or the other
+    whole.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]))
+    whole.replace(into)
+
+
+def _has(line: Line, key: Line) -> bool:
+    return all(line.get(name) == value for name, value in key.items())
+
+
+def dirty(line: Line) -> bool:
+    """Whether the code that wrote a line is in no commit."""
+    return bool(line.get("dirty", "-dirty" in line.get("version", "")))
 
 
 def run(
@@ -62,77 +131,88 @@ def run(
     problem: Problem,
     rounds: int,
     into: Path,
-    row: dict[str, Any],
-    measure: Callable[[tw.Result], dict[str, Any]] = lambda result: {},
+    row: Line,
+    measure: Callable[[tw.Result], Line] = lambda result: {},
     **options: Any,
-) -> list[dict[str, Any]]:
-    """Train, print a line, append a JSON line to ``into``; returns the rounds, none of a training that diverged.
+) -> Line | None:
+    """Train, print a line, append a JSON line to ``into`` and return it; None of a training that diverged.
 
-    ``row`` is said besides, and what ``measure`` finds in the result.
+    ``row`` is said besides, and what ``measure`` finds in the result. A line of the same row, method, rounds, clients,
+    examples and seed that is there is returned as it is; to train again, delete it. A line by code that is in no commit
+    is replaced.
+
+    The rows of ``curve`` are an evaluated round, its accuracy, the bytes of that round up and down, and the bytes of
+    all rounds up to its end, up and down.
     """
-    began = time.time()
+    began, clients = time.time(), len(problem.tasks)
+    key = {
+        **row,
+        "name": repr(method),
+        "expression": complete(method),
+        "rounds": rounds,
+        "clients": clients,
+        "sample": options.get("sample") or clients,
+        "examples": sum(map(len, problem.tasks)),
+        "seed": options.get("seed", 0),
+    }
+    key = json.loads(json.dumps(key))  # tuples are lists there
+    there = found(into, key)
+    if there is not None and all(len(point) == 6 for point in there.get("curve", ())):
+        print("there already:", end=" ")
+        return said(there)
     try:
         result = tw.simulate(method, problem.model, problem.tasks, rounds, test=problem.test, **options)
     except NonFinite as error:
-        write(into, {**row, "name": repr(method), "diverged": str(error), **about(complete(method), began)})
-        print(f"diverged: {error}  {method!r}", flush=True)
-        return []
+        line = {**key, "diverged": str(error), **about(complete(method), began)}
+        replace(into, line, key)
+        return said(line)
     summary = result.summary()
     looked = [r for r in result.rounds if r.get("accuracy") is not None]
     tail = [r["accuracy"] for r in looked[-5:]]
+    up, down = (list(accumulate(r[f"{way}_bytes"] for r in result.rounds)) for way in ("up", "down"))
     line = {
-        **row,
-        **(found := measure(result)),
-        "name": summary["name"],
+        **key,
+        **measure(result),
         "accuracy": summary["accuracy"],
         "accuracy_mean_of_last_5": sum(tail) / len(tail),
         "best_accuracy": summary["best_accuracy"],
         "bytes_up": summary["bytes_up"],
         "bytes_down": summary["bytes_down"],
         "floats_up": summary["up_floats"],
-        "rounds": summary["rounds"],
-        "clients": summary["clients"],
-        "sample": summary["sample"],
-        "examples": summary["examples"],
-        "seed": summary["seed"],
+        "network_seconds": summary["network_seconds"],
         **about(summary["expression"], began),
         "curve": [
-            [r["round"], r["accuracy"], r["up_bytes"], r["down_bytes"]]
-            for r in result.rounds
+            [r["round"], r["accuracy"], r["up_bytes"], r["down_bytes"], sent, received]
+            for r, sent, received in zip(result.rounds, up, down, strict=True)
             if r.get("accuracy") is not None
         ],
     }
-    write(into, line)
+    replace(into, line, key)
+    return said(line)
+
+
+def said(line: Line) -> Line | None:
+    """Print a line in short; None if its training diverged."""
+    if "diverged" in line:
+        print(f"diverged: {line['diverged']}  {line['name']}", flush=True)
+        return None
+    others = {name: line[name] for name in ("comm", "recycled", "saved_up", "saved_both_ways") if name in line}
     print(
         f"{100 * line['accuracy']:5.1f} %  best {100 * line['best_accuracy']:5.1f} %  "
         f"{line['bytes_up'] / 1e6:8.2f} MB up {line['bytes_down'] / 1e6:8.2f} MB down  "
-        f"{line['seconds']:6.1f} s  {summary['name']}"
-        + "".join(f"  {name} {value:.3g}" for name, value in found.items() if isinstance(value, float)),
+        f"{line['seconds']:6.1f} s  {line['name']}"
+        + "".join(f"  {name} {value:.3g}" for name, value in others.items()),
         flush=True,
     )
-    return result.rounds
+    return line
 
 
-def spending(result: tw.Result) -> dict[str, Any]:
-    """Of every evaluated round: its number, the accuracy, the bytes sent up and those sent down since the start."""
-    up, down, spent = 0, 0, []
-    for r in result.rounds:
-        up, down = up + r["up_bytes"], down + r["down_bytes"]
-        if r.get("accuracy") is not None:
-            spent.append([r["round"], r["accuracy"], up, down])
-    return {"spent": spent}
+def within(line: Line, budget: float) -> float | None:
+    """The best accuracy of a run until it had used a budget of bytes, both directions added.
 
-
-def within(rounds: list[dict[str, Any]], budget: float) -> float | None:
-    """The best accuracy of the rounds that fit into a budget of bytes; None where not one evaluated round does."""
-    used, best = 0, None
-    for r in rounds:
-        used += r["up_bytes"] + r["down_bytes"]
-        if used > budget:
-            break
-        if r.get("accuracy") is not None:
-            best = max(best or 0.0, r["accuracy"])
-    return best
+    None where not one evaluated round fits.
+    """
+    return max((accuracy for _, accuracy, _, _, up, down in line["curve"] if up + down <= budget), default=None)
 
 
 def shown(value: float | None) -> str:

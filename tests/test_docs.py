@@ -193,6 +193,73 @@ def test_nothing_claims_what_is_not_there_yet():
     assert not any("pipelin" in text.lower() for text in [*texts, tw.__doc__])
 
 
+sys.path.append(str(ROOT / "experiments"))
+import tables  # noqa: E402
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_a_printed_table_says_what_the_committed_results_say(name):
+    page, printed = tables.printed()[name]
+    try:
+        made = tables.TABLES[name]()
+    except tables.Missing as command:
+        pytest.skip(f"there are no results for it yet: {command}")
+    assert printed.splitlines() == made, f"{page}: python experiments/tables.py --write"
+
+
+def test_every_table_with_figures_is_printed_from_results():
+    by_hand = []
+    for page in [ROOT / "README.md", ROOT / "experiments/README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        lines = page.read_text().splitlines()
+        for i, line in enumerate(lines):
+            announced = re.fullmatch("<!-- table: (.+) -->", lines[i - 2]) if i > 1 else None
+            # Columns on the right are numbers.
+            if re.fullmatch(r"\|[ :|-]*-:[ :|-]*\|", line) and not (announced and announced[1] in tables.TABLES):
+                by_hand.append(f"{page.name}:{i}")
+    assert by_hand == []
+    assert tables.printed().keys() == tables.TABLES.keys()
+
+
+RESULTS = [
+    path.relative_to(ROOT) for folder in ("experiments", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.jsonl")
+]
+CHANGED = {  # by code that is in no commit, and to be made again
+    "experiments/flss/results/ablations.jsonl",
+    "experiments/flss/results/table1.jsonl",
+}
+
+
+@pytest.mark.parametrize("path", sorted(map(str, RESULTS)))
+def test_committed_results_are_by_code_that_is_in_a_commit(path):
+    lines = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
+    dirty = [line for line in lines if line.get("dirty") or "-dirty" in line.get("version", "")]
+    assert bool(dirty) == (path in CHANGED)
+    assert not any(line.get("tiny") for line in lines)
+    assert all(line["command"].startswith(("python ", "pytest ")) for line in lines)
+
+
+def said(page):
+    return " ".join((ROOT / page).read_text().split())
+
+
+def test_what_the_page_of_experiments_says_of_the_order_is_the_order_of_the_results():
+    lines = [json.loads(line) for line in (ROOT / "experiments/optimisers/results/luar.jsonl").read_text().splitlines()]
+    places = {}
+    for inner in ("FedAvg()", "FedAvg(opt=Adam(0.01))", "MOON()"):
+        ends = {}
+        for line in lines:
+            if line["inner"] == inner and line["row"] in ("metric", "uniform", "round-robin", "gradient-norm"):
+                ends.setdefault(line["row"], {})[line["seed"], line["expression"]] = line["accuracy"]
+        mean = {row: sum(of.values()) / len(of) for row, of in ends.items()}
+        places[inner] = sorted(mean, key=mean.get, reverse=True).index("metric")
+    words = [("first", "second", "third", "last")[place] for place in places.values()]
+    page = said("experiments/README.md")
+    assert "it is {} over FedAvg, {} over FedAdam, {} over MOON".format(*words) in page
+    path = ROOT / "experiments/intrinsic/results/equal_bytes_shakespeare.jsonl"
+    five = [json.loads(line) for line in path.read_text().splitlines() if "epochs=5.0" in line][-1]
+    assert re.search(rf"5 local epochs [^\n]*\| {100 * five['accuracy']:.1f} % \| 271 \| 271", page)
+
+
 def test_the_example_of_the_readme_runs(tmp_path, capsys):
     example = next(block for block in blocks("README.md") if "simulate" in block)
     path = tmp_path / "example.py"

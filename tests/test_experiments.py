@@ -1,28 +1,56 @@
-"""The experiments' scripts run, at a size that says nothing about the methods."""
+"""The experiments' scripts and the benchmarks run, at a size that says nothing about methods or speed."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
 import json
 import os
-import subprocess
+import runpy
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(script: str, *arguments: str) -> str:
-    """What a script of the experiments prints."""
-    done = subprocess.run(
-        [sys.executable, f"experiments/{script}", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@contextlib.contextmanager
+def alone(argv: list[str]) -> Iterator[None]:
+    """What a script changes of this process is as before afterwards."""
+    before = sys.argv, sys.path[:], dict(os.environ), torch.get_num_threads(), set(sys.modules)
+    sys.argv = argv
+    sys.path.insert(0, str(Path(argv[0]).parent))
+    os.environ["PYTHONPATH"] = str(ROOT / "src")  # of the processes it starts
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before[:2]
+        os.environ.clear()
+        os.environ.update(before[2])
+        torch.set_num_threads(before[3])
+        folders = tuple(str(ROOT / name) for name in ("experiments", "benchmarks", "examples"))
+        for name in set(sys.modules) - before[4]:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(folders):
+                del sys.modules[name]
+
+
+def run(script: str, *arguments: object, folder: str = "experiments") -> str:
+    """What a script prints, run in this process."""
+    path, out = str(ROOT / folder / script), io.StringIO()
+    with alone([path, *map(str, arguments)]), contextlib.redirect_stdout(out):
+        runpy.run_path(path, run_name="__main__")
+    return out.getvalue()
+
+
+def written(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path: Path) -> None:
@@ -120,3 +148,159 @@ def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> Non
     assert table["Intrinsic (8 subspaces, D / 475)"]["within"][0] > 0
     assert table["FetchSGD (k = D / 5,000)"]["compression"][1] > 50
     assert table["FetchSGD (k = D / 5,000)"]["paper"] == [14.8, 3.8, 100, 7.3]
+
+
+def test_an_experiment_that_was_stopped_trains_what_is_missing_and_what_no_commit_made(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "mlp", "--clients", 6, "--sample", 2, "--rounds", 2, "--into", tmp_path]
+    run("fashion/table.py", *arguments, "--only", "SCAFFOLD")
+    path = tmp_path / "table_digits.jsonl"
+    (first,) = written(path)
+    path.write_text(json.dumps(first | {"dirty": False, "version": "0.1.0+g12345678", "seconds": 77.0}) + "\n")
+    shown = run("fashion/table.py", *arguments, "--only", "SCAFFOLD", "--only", "Adam").splitlines()
+    assert ["there already" in line for line in shown] == [False, True]
+    found = {line["row"]: line for line in written(path)}
+    assert list(found) == ["SCAFFOLD()", "FedAvg(opt=Adam(0.01))"]
+    assert found["SCAFFOLD()"]["seconds"] == 77.0
+    path.write_text("".join(json.dumps(line | {"dirty": True}) + "\n" for line in found.values()))
+    shown = run("fashion/table.py", *arguments, "--only", "SCAFFOLD").splitlines()
+    assert ["there already" in line for line in shown] == [False]
+    assert [line["row"] for line in written(path)] == ["FedAvg(opt=Adam(0.01))", "SCAFFOLD()"]
+    # Two rounds: what crossed until the end of the second is what crossed in all.
+    for line in written(path):
+        assert [point[:1] + point[4:] for point in line["curve"]][-1] == [2, line["bytes_up"], line["bytes_down"]]
+
+
+def test_every_method_and_link_is_a_row(tmp_path: Path) -> None:
+    run("everything/digits.py", "--rounds", 1, "--only", "FedGen", "--only", "Budget", "--into", tmp_path)
+    assert [line["row"] for line in written(tmp_path / "digits.jsonl")] == ["FedGen()", "FedAvg(up=Budget(2000))"]
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("table1", 4), ("ablations", 10), ("baselines", 8)])
+def test_flss_has_its_table_its_ablations_and_what_it_is_compared_with(kind: str, rows: int, tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "mlp", "--examples", 400, "--rounds", 1, "--start", 4, "--rank", 2]
+    arguments += ["--epochs", 1, "--beta", 0.5, "--into", tmp_path]
+    run("flss/table1.py", *arguments, *([] if kind == "table1" else [f"--{kind}"]))
+    assert len(written(tmp_path / f"{kind}.jsonl")) >= rows
+
+
+def test_intrinsic_compression_has_the_bytes_of_both_directions_by_round(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--clients", 6, "--sample", 2, "--rounds", 1, "--dim", 50, "--rate", 0.3]
+    shown = run("intrinsic/equal_bytes.py", *arguments, "--into", tmp_path)
+    assert len(written(tmp_path / "equal_bytes_digits.jsonl")) == 9  # 50 alone, three more of it, top-k twice, FedAvg
+    assert "accuracy when so many MB have crossed" in shown
+
+
+def test_look_back_is_tried_on_every_compressor(tmp_path: Path) -> None:
+    run(
+        "lbgm/plug_and_play.py",
+        "--data",
+        "digits",
+        "--model",
+        "mlp",
+        "--clients",
+        10,
+        "--rounds",
+        1,
+        "--into",
+        tmp_path,
+    )
+    found = written(tmp_path / "plug_and_play_digits.jsonl")
+    assert {line["row"].partition(",")[0] for line in found} == {"dense", "top-k", "rank 2", "signs"}
+    assert all(0 <= line["recycled"] <= 1 for line in found)
+
+
+def test_luar_has_what_it_is_compared_with(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--clients", 4, "--sample", 2, "--steps", 1, "--rounds", 1]
+    run("luar/baselines.py", *arguments, "--into", tmp_path)
+    found = {line["row"]: line for line in written(tmp_path / "baselines_digits.jsonl")}
+    assert len(found) == 8
+    assert (found["FedAvg"]["comm"], found["FedPAQ"]["comm"]) == (1.0, pytest.approx(0.25, abs=0.01))
+
+
+def test_luar_at_equal_bytes_is_told_from_the_results_alone(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "mlp", "--examples", 300, "--clients", 4, "--sample", 2, "--rounds", 2]
+    arguments += ["--recycle", 1, "--steps", 1, "--inner", "FedAvg()", "--into", tmp_path / "luar.jsonl"]
+    run("optimisers/luar.py", *arguments)
+    assert len(written(tmp_path / "luar.jsonl")) == 6
+    shown = run("optimisers/luar.py", "--table", "--into", tmp_path / "luar.jsonl")
+    assert shown.startswith("FedAvg(): within 0 MB up")
+
+
+def test_momentum_against_drift_has_its_six_rows(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "mlp", "--examples", 320, "--rounds", 1]
+    shown = run("optimisers/similarity.py", *arguments, "--into", tmp_path / "similarity.jsonl")
+    assert len(written(tmp_path / "similarity.jsonl")) == 6
+    assert "points behind DOMO" in shown
+
+
+def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
+    into = tmp_path / "simulate.jsonl"
+    shown = run("simulate.py", "--tiny", "--rounds", 1, "--only", "J2", "--json", "--into", into, folder="benchmarks")
+    found = json.loads(shown.splitlines()[-1])
+    assert list(found) == ["J2"]
+    for line in written(into):
+        assert line == found[line["job"]]
+        assert line["ratio"] > 0
+        assert line["first_round_seconds"] > 0
+        assert (line["cores"], line["versions"]["torch"]) == (os.cpu_count(), torch.__version__)
+        assert line["processor"]
+        assert line["dirty"] == line["version"].endswith("-dirty")
+
+
+def test_thinwires_own_row_among_its_peers_is_measured(tmp_path: Path) -> None:
+    arguments = ["--tiny", "--passes", 1, "--rounds", 1, "--only", "J2", "--peer", "thinwire", "--json"]
+    found = json.loads(run("peers.py", *arguments, folder="benchmarks").splitlines()[-1])
+    assert list(found["J2"]["found"]) == ["thinwire"]
+    assert found["J2"]["found"]["thinwire"]["first_round_seconds"] > found["J2"]["found"]["thinwire"]["seconds"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("peer", "modules"),
+    [("pfl", ["pfl"]), pytest.param("flower", ["flwr", "ray"], marks=pytest.mark.soak)],  # Ray takes long to start
+)
+def test_a_peer_is_measured_where_it_is_installed(peer: str, modules: list[str]) -> None:
+    if not all(map(importlib.util.find_spec, modules)):
+        pytest.skip(f'{peer} is not installed: pip install -c constraints.txt "thinwire[peers]"')
+    arguments = ["--tiny", "--passes", 1, "--rounds", 1, "--only", "J2", "--peer", peer, "--json"]
+    found = json.loads(run("peers.py", *arguments, folder="benchmarks").splitlines()[-1])
+    assert found["J2"]["found"][peer]["ratio"] > 0
+
+
+def test_the_kernels_and_every_link_are_measured() -> None:
+    found = json.loads(run("kernels.py", "--tiny", "--rounds", 1, "--json", folder="benchmarks").splitlines()[-1])
+    assert found["topk"] > 0
+    assert found["links"]["Half()"]["bytes"] == 2 * 44_986 + 442
+    assert len(found["links"]) > 30
+
+
+def test_the_other_benchmarks_run() -> None:
+    methods = json.loads(run("methods.py", "--tiny", "--rounds", 1, "--json", folder="benchmarks").splitlines()[-1])
+    assert methods["found"]["FedAvg"]["ratio"] == 1.0
+    entropy = json.loads(run("entropy.py", "--clients", 4, "--json", folder="benchmarks").splitlines()[-1])
+    assert entropy["found"]["Dense()"]["plain"] > 4 * 4810
+    scale = run("scale.py", "--clients", 20, "--rounds", 2, "--json", folder="benchmarks")
+    assert json.loads(scale.splitlines()[-1])["20"]["clients"] == 20
+
+
+def test_data_parallel_steps_are_measured_over_loopback() -> None:
+    found = json.loads(run("ddp.py", "--quick", "--tiny", "--json", folder="benchmarks").splitlines()[-1])
+    assert found["loopback"]["def64_over_dense_pairs"] == 2
+    assert found["slow"] is None
+
+
+def pins() -> dict[str, str]:
+    text = (ROOT / "constraints.txt").read_text()
+    return dict(line.split("==") for line in text.splitlines() if line and not line.startswith("#"))
+
+
+def test_every_extra_can_be_installed_under_the_constraints() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    found = {name.lower().replace("_", "-"): version for name, version in pins().items()}
+    for one in map(Requirement, asked):
+        assert one.name == "thinwire" or one.specifier.contains(found[one.name]), one
+    # pfl 0.6.0 asks for dp-accounting<0.6, and dp-accounting 0.5.1 for attrs<24,>=22 and numpy<3.0,>=1.21.
+    assert (found["pfl"], found["dp-accounting"]) == ("0.6.0", "0.5.1")
+    assert SpecifierSet("<24,>=22").contains(found["attrs"])
+    assert SpecifierSet("<3.0,>=1.21").contains(found["numpy"])

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import thinwire as tw
+from thinwire.version import code_version
 
 pytest.importorskip("flwr")
 
@@ -109,6 +110,18 @@ def seen(folder: Path, name: str) -> Seen:
     )
 
 
+def result(key: dict[str, Any], found: dict[str, Any], folder: str) -> None:
+    """A line of the table in docs/federation.md, where THINWIRE_RESULTS names a folder for it."""
+    sys.path.append(str(ROOT / "experiments"))
+    import record
+
+    made = code_version()
+    about = {"processor": record.processor(), "cores": os.cpu_count(), "versions": record.versions("flwr")}
+    about |= {"version": made, "dirty": made.endswith("-dirty")}
+    about |= {"command": "pytest -m soak tests/test_flower_links.py -k spared"}
+    record.replace(Path(folder) / "slow_link.jsonl", key | found | about, key)
+
+
 @pytest.mark.deployment
 @pytest.mark.parametrize(
     ("model", "size", "seconds"),
@@ -144,6 +157,9 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
         for name, run in found.items():
             for t, (time, *row) in enumerate(zip(*run, strict=True), 1):
                 print(f"{name:>7} {t:5} {time:7.1f}", *(f"{value:9,}" for value in row))
+                if folder := os.environ.get("THINWIRE_RESULTS"):
+                    of = dict(zip(("largest", "up", "wire_up", "down", "wire_down"), row, strict=True))
+                    result({"run": name, "round": t, "clients": 1, "floats": size // 4}, of | {"seconds": time}, folder)
         if dense is not None:
             unseen = 1 - (dense.up[1] + dense.down[1]) / (dense.wire_up[1] + dense.wire_down[1])
             print(f"dense: of the IP bytes of both directions {unseen:.2%} are not in the ledger")

@@ -73,9 +73,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--only", action="append", help="expressions with this in them")
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     o = parser.parse_args()
     problem = standard("digits", clients=20, split=Dirichlet(0.5))
-    into = Path(__file__).parent / "results" / "digits.jsonl"
+    into = o.into / "digits.jsonl"
     expressions = [line.strip() for line in METHODS.strip().splitlines()]
     expressions += [f"FedAvg(up={link})" for link in LINKS.split()]
     for expression in expressions:

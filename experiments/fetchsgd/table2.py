@@ -16,10 +16,9 @@ A learning rate is not the same to every method: give several with --lr, and the
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
@@ -99,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
     assert callable(problem.model)
     size = tw.Params.trainable(problem.model()).layout.size
     into = o.into / f"table2_{o.data}.jsonl"
-    runs: dict[str, list[list[dict[str, Any]]]] = {}
+    runs: dict[str, list[record.Line]] = {}
     papers: dict[str, tuple[float, ...] | None] = {}
     for lr in o.lr or [0.05]:
         for row in rows(size, lr, o.batch, o.momentum):
@@ -108,8 +107,8 @@ def main(arguments: list[str] | None = None) -> None:
             about = {"experiment": "fetchsgd, table 2", "data": o.data, "row": row.name, "lr": lr, "paper": row.paper}
             options = {"sample": o.sample, "seed": o.seed, "evaluate_every": max(1, o.every // row.share)}
             num = max(1, o.rounds // row.share)
-            if found := record.run(row.method, problem, num, into, about, **options):  # at this rate
-                runs.setdefault(row.name, []).append(found)
+            if line := record.run(row.method, problem, num, into, about, **options):  # at this rate
+                runs.setdefault(row.name, []).append(line)
                 papers[row.name] = row.paper
     if "uncompressed" not in runs:
         sys.exit("nothing to compare with: training without compression diverged; give a lower --lr")
@@ -117,36 +116,31 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def summary(
-    runs: dict[str, list[list[dict[str, Any]]]],
+    runs: dict[str, list[record.Line]],
     papers: dict[str, tuple[float, ...] | None],
     budgets: list[float],
     into: Path,
 ) -> None:
     """Both tables, printed and appended as one JSON line."""
-
-    def sent(rounds: list[dict[str, Any]]) -> tuple[int, int]:
-        return sum(r["up_bytes"] for r in rounds), sum(r["down_bytes"] for r in rounds)
-
-    whole = sent(runs["uncompressed"][0])
+    whole = [runs["uncompressed"][0][f"bytes_{way}"] for way in ("up", "down")]
     table = []
     print(f"\n{'':36}{'best %':>8}{'up':>9}{'down':>9}{'total':>9}   paper: perplexity, up, down, total")
     for name, tried in runs.items():
-        best = max(tried, key=lambda rounds: max(r.get("accuracy") or 0.0 for r in rounds))
-        top = max(r.get("accuracy") or 0.0 for r in best)
-        up, down = sent(best)
+        best = max(tried, key=lambda line: line["best_accuracy"])
+        top, up, down = best["best_accuracy"], best["bytes_up"], best["bytes_down"]
         less = [whole[0] / up, whole[1] / down, sum(whole) / (up + down)]
         print(f"{name:36}{record.shown(top):>8}" + "".join(f"{x:9.1f}" for x in less) + f"   {papers[name] or ''}")
         # At a budget every rate may be another method's best.
-        fits = [[a for a in (record.within(rounds, b) for rounds in tried) if a is not None] for b in budgets]
+        fits = [[a for a in (record.within(line, b) for line in tried) if a is not None] for b in budgets]
         at = [max(found, default=None) for found in fits]
         table.append({"row": name, "accuracy": top, "compression": less, "paper": papers[name], "within": at})
     print("\nbest accuracy when so many MB have crossed, up and down together (-: not one evaluated round fits)")
     print(f"{'':36}" + "".join(f"{b / MB:>8g}" for b in budgets))
     for line in table:
         print(f"{line['row']:36}" + "".join(f"{record.shown(a):>8}" for a in line["within"]))
-    with open(into, "a") as file:
-        line = {"experiment": "fetchsgd, table 2, summary", "budgets": budgets, "table": table}
-        file.write(json.dumps({**line, "command": record.command(), "hardware": record.hardware()}) + "\n")
+    key = {"experiment": "fetchsgd, table 2, summary"}
+    line = {**key, "budgets": budgets, "table": table, **record.code(), "hardware": record.hardware()}
+    record.replace(into, line, key)
 
 
 if __name__ == "__main__":

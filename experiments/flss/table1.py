@@ -47,10 +47,9 @@ PAPER = {  # Table 1, CIFAR-10, and Table 6, Fashion-MNIST: accuracy % by beta
     ("fashion_mnist", "FetchSGD"): {0.1: 79.79, 0.5: 90.67, 1.0: 90.56},
     ("fashion_mnist", "STC"): {0.1: 80.40, 0.5: 85.33, 1.0: 85.78},
 }
-SIZE = {"fashion_mnist": 582_026, "cifar10": 878_538}  # parameters
 
 
-def problem(name: str, examples: int, beta: float, seed: int) -> Problem:
+def problem(name: str, model: str, examples: int, beta: float, seed: int) -> Problem:
     """Training and test set merged, a part of them dealt to 20 clients, a quarter of each kept for the test."""
     loaded = sets.load(name)
     inputs, targets = torch.cat([loaded.inputs, loaded.test_inputs]), torch.cat([loaded.targets, loaded.test_targets])
@@ -64,7 +63,7 @@ def problem(name: str, examples: int, beta: float, seed: int) -> Problem:
 
     shape = tuple(loaded.inputs.shape[1:])
     return Problem(
-        lambda: models.build("fedavg_cnn", shape, 10),
+        lambda: models.build(model, shape, 10),
         [task(train) for train, _ in cut],
         task(torch.cat([test for _, test in cut])),
     )
@@ -85,7 +84,8 @@ def baselines(local: tw.LocalSGD, size: int) -> dict[str, tw.Algorithm]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=["fashion_mnist", "cifar10"], default="fashion_mnist")
+    parser.add_argument("--data", choices=["fashion_mnist", "cifar10", "digits"], default="fashion_mnist")
+    parser.add_argument("--model", default="fedavg_cnn")
     parser.add_argument("--examples", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=64)
     parser.add_argument("--start", type=int, help="L; by default half of the rounds")
@@ -99,6 +99,8 @@ def main() -> None:
     parser.add_argument(
         "--ablations", action="store_true", help="one beta: fixed or streaming, R, lambda, s, gradients"
     )
+    parser.add_argument("--only", action="append", help="a row; may be given several times")
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     parser.add_argument("--baselines", action="store_true", help="what the paper compares with, instead")
     o = parser.parse_args()
     local = tw.LocalSGD(o.lr, epochs=o.epochs, batch=o.batch)
@@ -127,13 +129,17 @@ def main() -> None:
             "gradients, sr = 3": replace(flss, project="gradient", scale=3.0),
         }
     if o.baselines:
-        rows = {"FedAvg": plain, "Sign+EF": signed, **baselines(local, SIZE[o.data])}
+        shape = tuple(sets.load(o.data).inputs.shape[1:])
+        size = tw.Params.trainable(models.build(o.model, shape, 10)).layout.size
+        rows = {"FedAvg": plain, "Sign+EF": signed, **baselines(local, size)}
     kind = "ablations" if o.ablations else "baselines" if o.baselines else "table1"
-    into = Path(__file__).parent / "results" / f"{kind}.jsonl"
+    into = o.into / f"{kind}.jsonl"
     for seed in o.seed or [0]:
         for beta in o.beta or ([0.1] if o.ablations else [0.1, 0.5, 1.0]):
-            setting = problem(o.data, o.examples, beta, seed)
+            setting = problem(o.data, o.model, o.examples, beta, seed)
             for name, method in rows.items():
+                if name not in (o.only or [name]):
+                    continue
                 paper = PAPER.get((o.data, name), {}).get(beta)
                 row = {"experiment": "flss table 1", "data": o.data, "beta": beta, "row": name, "paper_accuracy": paper}
                 print(f"beta {beta} {name:18s} paper {paper}", end="  ")

@@ -30,7 +30,7 @@ from thinwire.problem import standard
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=["fashion_mnist", "shakespeare"], default="fashion_mnist")
+    parser.add_argument("--data", choices=["fashion_mnist", "shakespeare", "digits"], default="fashion_mnist")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--sample", type=int, default=10)
@@ -39,8 +39,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, action="append", help="of the server, for Intrinsic")
     parser.add_argument("--every", type=int, default=2, help="rounds between evaluations")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     o = parser.parse_args()
-    split = sets.Dirichlet(0.5) if o.data == "fashion_mnist" else None
+    split = None if o.data == "shakespeare" else sets.Dirichlet(0.5)
     problem = standard(o.data, clients=o.clients, split=split, seed=o.seed)
     local = tw.LocalSGD(o.lr)
     dims = o.dim or [256, 1024, 4096, 16384, 65536]
@@ -58,7 +59,7 @@ def main() -> None:
         [tw.FedAvg(local, up=tw.ErrorFeedback(tw.TopK(0.01)), down=tw.EF21(tw.TopK(0.05)))],
         *[[tw.FedAvg(tw.LocalSGD(o.lr, epochs=e))] for e in (1.0, 2.0, 5.0)],
     ]
-    into = Path(__file__).parent / "results" / f"equal_bytes_{o.data}.jsonl"
+    into = o.into / f"equal_bytes_{o.data}.jsonl"
     curves = {}
     for arm in arms:
         tried = {}
@@ -66,16 +67,16 @@ def main() -> None:
             known = getattr(method, "known", False)
             row = {"experiment": "intrinsic, equal bytes", "data": o.data, "known_start": known}
             options = {"sample": o.sample, "seed": o.seed, "evaluate_every": o.every}
-            if rounds := record.run(method, problem, o.rounds, into, row, **options):
-                tried[repr(method)] = rounds
+            if line := record.run(method, problem, o.rounds, into, row, **options):
+                tried[repr(method)] = line
         if tried:
-            name = max(tried, key=lambda name: max(r.get("accuracy") or 0.0 for r in tried[name]))
+            name = max(tried, key=lambda name: tried[name]["best_accuracy"])
             curves[name] = tried[name]
     print("\naccuracy when so many MB have crossed, up and down together (- : not one evaluated round fits)")
     budgets = (0.3, 1, 3, 10, 30, 100, 300)
     print(" " * 12 + "".join(f"{b:>9}" for b in budgets))
-    for name, rounds in curves.items():
-        print(f"{name}\n" + " " * 12 + "".join(f"{record.shown(record.within(rounds, b * 1e6)):>9}" for b in budgets))
+    for name, line in curves.items():
+        print(f"{name}\n" + " " * 12 + "".join(f"{record.shown(record.within(line, b * 1e6)):>9}" for b in budgets))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ favourable case; with it: an epoch of mini-batches, as in the paper's text. The 
 100 rounds on MNIST, 300 on Fashion-MNIST, 500 on CIFAR-10; the options say how much of both is used here.
 
 Each compressor is trained alone and with LBGM on it. Over top-k the residual may lie inside (what top-k with error
-feedback would deliver is tested), outside (the dense update is tested), or nowhere.
+feedback would deliver is tested), outside (the dense update is tested), or nowhere. In the authors' code top-k enters
+the bill alone: LBGM tests, stores and applies the dense update with its residual.
 
     python experiments/lbgm/plug_and_play.py --data mnist --examples 6000 --rounds 40
     python experiments/lbgm/plug_and_play.py --data fashion_mnist --batch 32 --lr 0.05 --only dense --only top-k
@@ -30,7 +31,7 @@ import thinwire as tw
 from thinwire import data as sets
 from thinwire.problem import Problem, standard
 
-CLIENTS, CLASSES = 100, 3
+CLASSES = 3  # of ten that a client has
 RECYCLED = 200  # bytes: scalars, of all layers if need be; no whole update of this model is as small
 
 # Figures 5, 7 and 8 and section 4: the share of the floats (of signs: bits) sent that LBGM saves, by threshold where
@@ -56,12 +57,12 @@ def paper(family: str, data: str, threshold: float | None) -> dict[str, Any]:
     }
 
 
-def problem(name: str, examples: int | None, seed: int) -> Problem:
-    """A part of the training set dealt to 100 clients, the whole test set."""
+def problem(name: str, model: str, examples: int | None, clients: int, seed: int) -> Problem:
+    """A part of the training set dealt to the clients, the whole test set."""
     loaded = sets.load(name)
     part = torch.randperm(len(loaded.targets), generator=torch.Generator().manual_seed(seed))[:examples]
     small = replace(loaded, inputs=loaded.inputs[part], targets=loaded.targets[part])
-    return standard(small, "lbgm_cnn", CLIENTS, sets.Pathological(CLASSES), seed)
+    return standard(small, model, clients, sets.Pathological(CLASSES), seed)
 
 
 def families(thresholds: list[float], layerwise: bool) -> dict[str, dict[tuple[str, float | None], tw.Link]]:
@@ -99,8 +100,10 @@ def recycled(result: tw.Result, base: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", choices=["mnist", "fashion_mnist", "cifar10"], default="fashion_mnist")
+    parser.add_argument("--data", choices=["mnist", "fashion_mnist", "cifar10", "digits"], default="fashion_mnist")
+    parser.add_argument("--model", default="lbgm_cnn")
     parser.add_argument("--examples", type=int, help="of the training set, for all clients together; default: all")
+    parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--batch", type=int, help="mini-batches of this size; default: one gradient of all examples")
     parser.add_argument("--epochs", type=float, default=1.0, help="of mini-batches")
@@ -111,11 +114,12 @@ def main() -> None:
     parser.add_argument("--only", choices=["dense", "top-k", "rank 2", "signs"], action="append")
     parser.add_argument("--every", type=int, default=5, help="rounds between evaluations")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     o = parser.parse_args()
-    setting = problem(o.data, o.examples, o.seed)
+    setting = problem(o.data, o.model, o.examples, o.clients, o.seed)
     whole = o.batch is None
     local = tw.LocalSGD(o.lr, batch=None, steps=1) if whole else tw.LocalSGD(o.lr, epochs=o.epochs, batch=o.batch)
-    into = Path(__file__).parent / "results" / f"plug_and_play_{o.data}.jsonl"
+    into = o.into / f"plug_and_play_{o.data}.jsonl"
     for family, links in families(o.threshold or [0.2], o.layerwise).items():
         if family not in (o.only or [family]):
             continue
@@ -135,8 +139,8 @@ def main() -> None:
             print(f"{row['row']:50s} delta {threshold}  {about or ''}")
             method = tw.FedAvg(local, opt=opt, up=link)
             measure = partial(recycled, base=base)
-            rounds = record.run(method, setting, o.rounds, into, row, measure, seed=o.seed, evaluate_every=o.every)
-            base = base or sum(r["up_bytes"] for r in rounds)
+            line = record.run(method, setting, o.rounds, into, row, measure, seed=o.seed, evaluate_every=o.every)
+            base = base or (line["bytes_up"] if line else 0)
 
 
 if __name__ == "__main__":

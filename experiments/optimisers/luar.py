@@ -56,22 +56,10 @@ def arms(inner: tw.Algorithm, recycle: int, layers: Any) -> dict[str, tw.Algorit
     }
 
 
-def spent(rounds: list[dict]) -> list[int]:
-    """Bytes upwards until the end of each round."""
-    total, sums = 0, []
-    for r in rounds:
-        total += r["up_bytes"]
-        sums.append(total)
-    return sums
-
-
-def within(rounds: list[dict], budget: float) -> float | None:
+def within(line: record.Line, budget: float) -> float | None:
     """Accuracy % of the last evaluated round that fits into a budget of bytes upwards."""
-    last = None
-    for used, r in zip(spent(rounds), rounds, strict=True):
-        if used <= budget and r.get("accuracy") is not None:
-            last = 100 * r["accuracy"]
-    return last
+    fits = [100 * accuracy for _, accuracy, _, _, up, _ in line["curve"] if up <= budget]
+    return fits[-1] if fits else None
 
 
 def table(into: Path) -> None:
@@ -119,7 +107,7 @@ def main() -> None:
     settings = {seed: problem(o, seed) for seed in seeds}
     for text in o.inner or INNER:
         inner = replace(tw.parse(text, defaults), weights="uniform")  # the paper's mean
-        curves: dict[str, dict[int, list[dict]]] = {}
+        curves: dict[str, dict[int, record.Line]] = {}
         for seed in seeds:
             for name, method in arms(inner, o.recycle, o.layers).items():
                 if o.arm and name not in o.arm:
@@ -129,15 +117,15 @@ def main() -> None:
                 row |= {"alpha": o.alpha, "paper_accuracy_cifar10": paper}
                 print(f"seed {seed} {text:24s} {name:16s}", end=" ")
                 options = {"sample": o.sample, "seed": seed, "device": o.device, "evaluate_every": o.every}
-                if found := record.run(method, settings[seed], o.rounds, o.into, row, record.spending, **options):
+                if found := record.run(method, settings[seed], o.rounds, o.into, row, **options):
                     curves.setdefault(name, {})[seed] = found
-        budget = min(spent(rounds)[-1] for by_seed in curves.values() for rounds in by_seed.values())
+        budget = min(line["bytes_up"] for by_seed in curves.values() for line in by_seed.values())
         heads = "".join(f"{share * budget / 1e6:>10.2f} MB" for share in SHARES)
         print(f"\n{text}: accuracy % when so much was sent up\n{'':16s}{heads}")
         for name, by_seed in curves.items():
             cells = []
             for share in SHARES:
-                values = [v for rounds in by_seed.values() if (v := within(rounds, share * budget)) is not None]
+                values = [v for line in by_seed.values() if (v := within(line, share * budget)) is not None]
                 spread = f"±{statistics.stdev(values):4.2f}" if len(values) > 1 else ""
                 cells.append(f"{statistics.mean(values):.2f}{spread}" if values else "-")
             print(f"{name:16s}" + "".join(f"{cell:>13s}" for cell in cells))

@@ -127,8 +127,8 @@ def main() -> None:
             }
             print(f"seed {seed} {name:11s}", end=" ")
             options = {"seed": seed, "evaluate_every": o.every, "device": o.device}
-            if rounds := record.run(method, setting, o.rounds, o.into, row, **options):
-                found.setdefault(name, []).append(100 * rounds[-1]["accuracy"])
+            if line := record.run(method, setting, o.rounds, o.into, row, **options):
+                found.setdefault(name, []).append(100 * line["accuracy"])
     print("\naccuracy %, and points behind DOMO (in the thesis: CIFAR-10, VGG-16, s = 5 %)")
     domo = statistics.mean(found["DOMO"]) if "DOMO" in found else None
     for name, values in found.items():

@@ -21,7 +21,8 @@ def code_version() -> str:
     git = ["git", "-C", str(root)]
     try:
         commit = _said([*git, "rev-parse", "--short=8", "HEAD"])
-        changed = _said([*git, "status", "--porcelain", "--untracked-files=no", "--", "src"])  # results are no code
+        parts = ["src", "experiments", "benchmarks", ":(exclude)*.jsonl"]  # results are no code
+        changed = _said([*git, "status", "--porcelain", "--untracked-files=no", "--", *parts])
     except (OSError, subprocess.SubprocessError):
         return number
     return f"{number}+g{commit}{'-dirty' if changed else ''}"
