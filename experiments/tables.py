@@ -609,7 +609,16 @@ def def_ratios() -> list[str]:
         papers = ", ".join(x if isinstance(x, str) else f"{x:.2f}" for x in thesis)
         sizes = f"{found['DEF']['bytes'] / found['DEF']['steps']:,.0f}"
         rows.append([f"{ratio:,}", sizes, *cells, percent(found["DEF"]["accuracy_x"]), papers])
-    head = ["ratio", "bytes", "EF", "SAEF, never averaged", "PSync", "DEF, λ = .3", "DEF-A, λ = .3", "thesis: EF, SAEF, PSync, DEF, DEF-A"]
+    head = [
+        "ratio",
+        "bytes",
+        "EF",
+        "SAEF, never averaged",
+        "PSync",
+        "DEF, λ = .3",
+        "DEF-A, λ = .3",
+        "thesis: EF, SAEF, PSync, DEF, DEF-A",
+    ]
     return markdown(head, rows, (7,))
 
 
