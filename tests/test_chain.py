@@ -15,9 +15,9 @@ from thinwire import Key, LocalSGD, Supervised
 from thinwire.kernels import native
 from thinwire.local import Local, Memory
 from thinwire.params import Params
-from thinwire.run.batch import train_many
-from thinwire.run.chain import Chain, chain, train_chains
-from thinwire.run.train import Slot, train
+from thinwire.train.compiled import Chain, chain, train_chains
+from thinwire.train.many import train_many
+from thinwire.train.one import Slot, train
 
 KEY = Key(3, 2, 1)
 

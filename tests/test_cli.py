@@ -525,11 +525,11 @@ def test_a_module_of_the_users_that_is_no_python_is_shown_with_its_line(thinwire
 
 @pytest.mark.parametrize(("line", "kind"), [("{}['bug']", KeyError), ("json.loads('{')", ValueError)])
 def test_what_thinwire_did_not_mean_to_say_is_a_bug_with_its_whole_traceback(monkeypatch, line, kind):
-    from thinwire import catalogue
+    from thinwire.analysis import catalogue
 
     made: dict = {"json": json}
     exec(compile(f"def fails():\n    {line}", catalogue.__file__, "exec"), made)  # a line of ours
-    monkeypatch.setattr("thinwire.catalogue.catalogue", made["fails"])
+    monkeypatch.setattr("thinwire.analysis.catalogue.catalogue", made["fails"])
     monkeypatch.setattr(sys, "argv", ["thinwire", "methods"])
     with pytest.raises(kind):
         main()

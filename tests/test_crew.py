@@ -25,11 +25,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from thinwire.run import flower
-from thinwire.run.deployment import Deployment
-from thinwire.run.flower.blob import PIECE, packed, unpacked
-from thinwire.run.flower.mail import Mail
-from thinwire.run.node import Node
+from thinwire.deploy import flower
+from thinwire.deploy.client import Node
+from thinwire.deploy.flower.post import PIECE, Mail, packed, unpacked
+from thinwire.deploy.server import Deployment
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -520,15 +519,15 @@ def test_the_strategy_says_what_it_cannot_do() -> None:
 
 
 def test_without_flower_one_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("thinwire.run.flower")]:
+    for name in [name for name in sys.modules if name.startswith("thinwire.deploy.flower")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
     with pytest.raises(ImportError, match=r'a Flower deployment needs flwr .*: pip install "thinwire\[flower\]"'):
-        __import__("thinwire.run.flower")
+        __import__("thinwire.deploy.flower")
 
 
 def test_a_task_that_only_their_function_has_cannot_be_looked_at() -> None:
-    from thinwire.run.flower.mod import Unseen
+    from thinwire.deploy.flower.mod import Unseen
 
     with pytest.raises(CombinationError, match="which only the train function has"):
         Unseen().batch(torch.arange(1))

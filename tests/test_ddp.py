@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.compare import data_parallel as compare
 from thinwire.config import complete
-from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compare, compress
+from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compress
 from thinwire.ddp.collectives import Traffic, together
-from thinwire.ddp.loop import Rank, average, blocks, ends, exchange, output, start
+from thinwire.ddp.exchange import Rank, average, blocks, ends, exchange, output, start
 from thinwire.ddp.simulate import Worker, batches, one_step, simulate
 from thinwire.errors import CombinationError, NonFinite, OutOfSync, RankLost
 from thinwire.key import Key

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 import thinwire as tw
 from thinwire.ddp import DEF, DEFA, EF, SAEF, Compressed, Hook, Method, PSync, compress
 from thinwire.ddp.collectives import Group, Traffic
-from thinwire.ddp.loop import average, ends
+from thinwire.ddp.exchange import average, ends
 from thinwire.errors import CombinationError, NonFinite, RankLost
 from thinwire.key import Key
 from thinwire.params import Params

@@ -22,7 +22,7 @@ import thinwire as tw
 from test_simulate import Chosen, assert_same_run, blobs, mlp, normed, rounds_of, simulate
 from thinwire import Simulation
 from thinwire.errors import RunError
-from thinwire.run.distributed import barrier, join, rank
+from thinwire.run.ranks import barrier, join, rank
 from thinwire.run.storage import Disk
 
 HERE = Path(__file__).parent

@@ -55,9 +55,9 @@ from thinwire import (
 )
 from thinwire.algorithms.fedgen import generated
 from thinwire.algorithms.fedmut import View, mutation
+from thinwire.analysis.matrix import Pair, show
 from thinwire.errors import CombinationError
-from thinwire.matrix import Pair, show
-from thinwire.run.train import Slot, train
+from thinwire.train.one import Slot, train
 
 # -- reductions -----------------------------------------------------------------
 

@@ -22,13 +22,13 @@ import thinwire as tw
 from test_links import LAYOUT, ROWS
 from test_simulate import Chosen, blobs, mlp, normed, random_layers
 from thinwire import FedAvg, Key, Simulation
+from thinwire.deploy.client import Node
+from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, NonFinite, OutOfSync, RunError, WireError
 from thinwire.kernels import rans
 from thinwire.links import Link
-from thinwire.run.deployment import Deployment
+from thinwire.run.envelope import Answer, Call, Piece, read_answer, read_call
 from thinwire.run.folder import Folder
-from thinwire.run.header import Answer, Call, Piece, read_answer, read_call
-from thinwire.run.node import Node
 from thinwire.wire import Several
 
 ALL = range(6)
@@ -560,7 +560,7 @@ def test_a_rate_is_positive(tmp_path: Path) -> None:
 
 
 def test_small_answers_show_no_rate_that_they_are_not_at_least_sent_with() -> None:
-    from thinwire.network import measured
+    from thinwire.run.network import measured
 
     assert measured(None, 100, 3.0) is None
     assert measured(2.0, 100, 3.0) == 2.0

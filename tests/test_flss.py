@@ -20,7 +20,7 @@ from thinwire import FLSS, Adam, ErrorFeedback, FedAvg, Key, Layout, LocalSGD, P
 from thinwire.algorithms import fedavg, flss
 from thinwire.errors import CombinationError, RunError
 from thinwire.run.stream import Parcel, catch_up
-from thinwire.run.train import Slot, train
+from thinwire.train.one import Slot, train
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
 NONE = Layout(("coefficients",), (Size([1]),)).zeros().only(())

@@ -19,9 +19,9 @@ from thinwire import SCAFFOLD, FedAvg, FedDC, Key, LocalAdam, LocalAdamW, LocalS
 from thinwire.errors import CombinationError, NonFinite
 from thinwire.local import Local, Trainer, look
 from thinwire.models import char_transformer
-from thinwire.run.batch import batchable, train_many
 from thinwire.run.client import ClientState
-from thinwire.run.train import Slot, batches, train
+from thinwire.train.many import batchable, train_many
+from thinwire.train.one import Slot, batches, train
 
 KEY = Key(3, 2, 1)
 

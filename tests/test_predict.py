@@ -7,7 +7,7 @@ import rich.console
 import torch
 
 import thinwire as tw
-from thinwire.predict import predict
+from thinwire.analysis.predict import predict
 from thinwire.problem import standard
 from thinwire.report import table
 

@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.deploy.client import Node
+from thinwire.deploy.server import Deployment
 from thinwire.errors import OutOfSync, RunError, WireError
 from thinwire.run.client import Reply, unheard
-from thinwire.run.deployment import Deployment
 from thinwire.run.folder import Folder
-from thinwire.run.node import Node
 
 CLIENTS, ROUNDS = 3, 4
 METHODS = [

@@ -31,7 +31,7 @@ from thinwire import (
 from thinwire.errors import CombinationError
 from thinwire.kernels import counter, fastfood
 from thinwire.kernels.hadamard import hadamard_
-from thinwire.subspace import Basis
+from thinwire.links.subspace import Basis
 from thinwire.wire import dumps, loads
 
 KEY = Key(3, 5, 2, "up/update")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from test_simulate import assert_same_run, blobs, mlp, simulate
 from thinwire import Supervised
-from thinwire.run.node import Node
+from thinwire.deploy.client import Node
 from thinwire.task import absolute_error, as_task, as_tasks, cross_entropy, squared_error
 
 # -- regression --------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_look_at_the_examples_moves_nothing() -> None:
 
 def test_a_deployed_client_says_what_is_wrong_with_its_own_examples(tmp_path: Any) -> None:
     node = Node(tw.FedAvg(), mlp, renamed(client2=5)[2], tmp_path)
-    from thinwire.run.train import Slot
+    from thinwire.train.one import Slot
 
     with pytest.raises(ValueError, match=r"^this client: the label of example 4 is 5, and the model has 3 outputs"):
         node.probe(Slot(mlp()))

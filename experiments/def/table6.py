@@ -26,9 +26,10 @@ import record
 import torch
 
 import thinwire as tw
+from thinwire.compare import data_parallel as compare
+from thinwire.compare.data_parallel import Study
 from thinwire.config import complete
-from thinwire.ddp import DEF, EF, SAEF, Hook, Method, PSync, compare
-from thinwire.ddp.compare import Study
+from thinwire.ddp import DEF, EF, SAEF, Hook, Method, PSync
 from thinwire.ddp.simulate import simulate
 from thinwire.errors import NonFinite
 

@@ -38,13 +38,13 @@ import torch  # noqa: E402
 
 import thinwire as tw  # noqa: E402
 from thinwire import models  # noqa: E402
+from thinwire.compare import data_parallel as compare  # noqa: E402
 from thinwire.config import complete  # noqa: E402
 from thinwire.data import Crop, Flip  # noqa: E402
-from thinwire.ddp import compare  # noqa: E402
 from thinwire.ddp.simulate import batches, evaluate, simulate  # noqa: E402
 from thinwire.errors import NonFinite  # noqa: E402
 from thinwire.key import Key  # noqa: E402
-from thinwire.run.train import to_device  # noqa: E402
+from thinwire.train.one import to_device  # noqa: E402
 
 # With learning rates that were tried with ``curves --lr`` on the first seed, as the thesis tunes them.
 METHODS = {

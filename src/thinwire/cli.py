@@ -108,8 +108,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one model with several methods on the same split; table, logs and plots in --out."""
-    from .compare import Comparison, resolved
-    from .run.distributed import barrier, rank
+    from .compare.federated import Comparison, resolved
+    from .run.ranks import barrier, rank
 
     unused = {"--split": split, "--holdout": holdout, "--augment": augment}
     _refuse_unused(task, {"--data": data, "--model": model, **unused, "--data-dir": data_dir})
@@ -160,7 +160,7 @@ def resume(
     """Continue a comparison from its checkpoints, bit for bit."""
     from dataclasses import replace
 
-    from .compare import Comparison
+    from .compare.federated import Comparison
 
     comparison = Comparison.load(out)
     if rounds is not None:
@@ -210,14 +210,14 @@ def methods(
     if what_with_what:
         if use:
             raise ValueError("--matrix tries thinwire's own methods and links alone: leave out --matrix or --use")
-        from . import matrix
+        from .analysis import matrix
 
         pairs = matrix.matrix()
         if not as_json:
             matrix.show(pairs)
         _print_json(as_json, {"pairs": [pair._asdict() for pair in pairs]})
         return
-    from .catalogue import catalogue, show
+    from .analysis.catalogue import catalogue, show
 
     found = catalogue(use or ())
     if not as_json:
@@ -245,9 +245,9 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Bytes and seconds of a run before it is trained, from messages that are really encoded."""
-    from .compare import Comparison, resolved
-    from .predict import predict as foresee
-    from .predict import show
+    from .analysis.predict import predict as foresee
+    from .analysis.predict import show
+    from .compare.federated import Comparison, resolved
 
     _refuse_unused(task, {"--data": data, "--model": model, "--split": split, "--data-dir": data_dir})
     where = None if data_dir is None else str(data_dir)
@@ -299,8 +299,8 @@ def ddp_sim(
     as_json: Json = False,
 ) -> None:
     """Data-parallel methods by logical workers of one process, exactly; table and records in --out."""
+    from .compare import data_parallel as compare
     from .config import complete
-    from .ddp import compare
 
     study = compare.Study(
         tuple(complete(compare.method(text, use or ())) for text in methods),
@@ -384,7 +384,7 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
     from .report import table
     from .report.plots import plot as draw
     from .report.read import arms
-    from .run.distributed import rank
+    from .run.ranks import rank
     from .run.simulate import roomy
 
     speaks = rank() == 0
@@ -440,7 +440,7 @@ def main() -> None:
     """
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            from .run.distributed import join
+            from .run.ranks import join
 
             join()
         code = app(standalone_mode=False)

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from .config import Config
+from .config import Config, fit
 from .errors import ExpressionError, nearest
-from .fit import fit
 from .local import Trainer
 
 

@@ -33,7 +33,6 @@ from .algorithms import (
 from .config import complete
 from .expression import parse
 from .key import Key
-from .ledger import Ledger
 from .links import (
     ATOMO,
     BF16,
@@ -66,14 +65,15 @@ from .links import (
     Ternary,
     TopK,
 )
+from .links.subspace import Basis, Fastfood, Gaussian, PerTensor
 from .local import Local, LocalAdam, LocalAdamW, LocalSGD, Memory, Trained, Trainer
-from .network import Network
 from .optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
 from .params import Layout, Params
-from .privacy import Privacy
 from .run import Result, Simulation, simulate
+from .run.ledger import Ledger
+from .run.network import Network
+from .run.privacy import Privacy
 from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
-from .subspace import Basis, Fastfood, Gaussian, PerTensor
 from .task import Supervised, Task
 from .version import code_version as code_version
 from .wire import dumps, loads, restore

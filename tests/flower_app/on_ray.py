@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from tested.parts import SEED, method, model, tasks
 
-from thinwire.run import flower
+from thinwire.deploy import flower
 
 
 def run(folder: Path, expression: str) -> None:

@@ -3,7 +3,7 @@
 from flwr.app import Context
 
 from quickstart.task import method, problem
-from thinwire.run import flower
+from thinwire.deploy import flower
 
 
 def client(context: Context) -> flower.Node:

@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from quickstart.task import method, problem
-from thinwire.run import flower
+from thinwire.deploy import flower
 
 app = ServerApp()
 

@@ -27,7 +27,6 @@ from torch.nn import functional as F
 
 from ..errors import check, require
 from ..key import Key
-from ..layers import last_linear, layer
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Loss, Net, Trainer
 from ..optimizers import Adam, Optimizer
@@ -35,6 +34,7 @@ from ..params import Layout, Params
 from ..task import Batch, Task, labels
 from ..wire import State
 from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights
+from .features import last_linear, layer
 
 BATCH = 32  # features a step of the generator's training
 CHUNK = 1000  # examples looked at together for their labels

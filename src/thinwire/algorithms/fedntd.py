@@ -22,12 +22,12 @@ from torch.nn import functional as F
 
 from ..errors import require
 from ..key import Key
-from ..layers import passed
 from ..local import Local, Loss, Net
 from ..params import Params
 from ..task import Batch, Task, labels
 from ..wire import State
 from .base import Client
+from .features import passed
 from .fedavg import FedAvg, Reply
 
 

@@ -34,10 +34,10 @@ from torch import Size
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
+from ..links.subspace import Basis, Fastfood
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
-from ..subspace import Basis, Fastfood
 from ..task import Task
 from ..wire import State
 from .base import Algorithm, Buffers, Client, Message, Start, Weights

@@ -24,12 +24,12 @@ from torch.nn import functional as F
 
 from ..errors import require
 from ..key import Key
-from ..layers import last_linear, layer, passed
 from ..local import Local, Loss, Net
 from ..params import Params
 from ..task import Batch, Task
 from ..wire import State
 from .base import Client, Start
+from .features import last_linear, layer, passed
 from .fedavg import FedAvg, Reply
 
 

@@ -8,7 +8,7 @@
 """
 
 from .compress import compress
+from .handle import Compressed
 from .methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
-from .training import Compressed
 
 __all__ = ["DEF", "DEFA", "EF", "EF21", "SAEF", "Compressed", "Hook", "Method", "PSync", "compress"]

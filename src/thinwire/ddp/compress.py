@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import CombinationError, require
-from .gradient import AtGradient
+from .at_gradient import AtGradient
+from .at_optimizer import AtOptimizer
+from .handle import Compressed, Named, parameters
 from .methods import DEF, Feedback, Hook, Method
-from .optimizer import AtOptimizer
-from .training import Compressed, Named, parameters
 
 
 def compress(

@@ -26,10 +26,10 @@ from ..config import complete
 from ..errors import NonFinite, require
 from ..key import Key
 from ..params import Params
-from ..run.train import to_device, usable
 from ..task import Task
+from ..train.one import to_device, usable
 from .collectives import Traffic, together
-from .loop import average, ends, exchange, output, place, start
+from .exchange import average, ends, exchange, output, place, start
 from .methods import Feedback, Hook, Method
 from .vector import Vector
 

@@ -9,10 +9,10 @@ from torch import Size, Tensor
 
 from ..errors import require
 from ..key import Key
-from ..subspace import Basis, Fastfood
 from ..wire import Packet
 from .base import Codec
 from .dense import vector
+from .subspace import Basis, Fastfood
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import nearest, require
-from ..network import transfer
+from ..run.network import transfer
 from .read import Arm, Run
 
 matplotlib.use("Agg")  # files only: no screen is needed

@@ -15,11 +15,11 @@ from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Task
+from ..train.many import batchable, train_many
+from ..train.one import Slot, train
 from ..wire import MOST, State, dumps, modest
-from .batch import batchable, train_many
 from .messages import Form
 from .stream import View
-from .train import Slot, train
 
 
 class ClientState(NamedTuple):

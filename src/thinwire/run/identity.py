@@ -13,8 +13,8 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..task import Supervised, Task
+from ..train.one import to_device
 from ..wire import dumps
-from .train import to_device
 
 
 def model_digest(module: nn.Module) -> str:

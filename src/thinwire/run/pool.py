@@ -30,13 +30,13 @@ from ..errors import NonFinite
 from ..key import Key
 from ..params import Params
 from ..task import Task
+from ..train.many import batchable, chained, train_many
+from ..train.one import Slot, evaluate, train
 from ..wire import dumps, loads, pieces, restore
-from .batch import batchable, chained, train_many
 from .client import ClientState, Reply, Round, client_round, client_rounds
 from .folder import release
 from .messages import Form
 from .stream import View
-from .train import Slot, evaluate, train
 
 
 class Work(NamedTuple):

@@ -10,10 +10,10 @@ from torch import nn
 
 from ..algorithms.base import Algorithm
 from ..config import complete
-from ..ledger import Ledger
-from ..network import transfer
 from ..params import Params
 from ..version import code_version
+from .ledger import Ledger
+from .network import transfer
 
 Record = dict[str, Any]
 RATES = (1, 10, 100)  # Mbit/s of the tables

@@ -25,21 +25,21 @@ from ..config import complete
 from ..errors import CombinationError, NonFinite, RunError, WireError
 from ..expression import differing
 from ..key import Key
-from ..ledger import Ledger
 from ..params import Params
-from ..privacy import Privacy
 from ..task import Task
+from ..train.one import Slot
 from ..version import code_version
 from ..wire import MOST, Packet, State, modest, restore
 from .client import unheard
 from .folder import Folder
 from .identity import model_digest
+from .ledger import Ledger
 from .messages import Form, Mean, Message, forms
 from .pool import Plan, Pool
+from .privacy import Privacy
 from .result import Record, Result
 from .storage import Ends, Memory
 from .stream import Stream
-from .train import Slot
 
 log = logging.getLogger("thinwire")
 

@@ -22,21 +22,21 @@ from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import RunError, require
 from ..key import Key
-from ..ledger import Entry
-from ..network import Network
-from ..privacy import Privacy
 from ..task import as_task, as_tasks
+from ..train.fitting import fitting
+from ..train.one import Slot, made, unusable, usable
 from ..wire import dumps, loads
 from .client import Reply
-from .distributed import Ranks, barrier, placed, rank, size
-from .fitting import fitting
 from .folder import Folder, locked
 from .identity import data_digest
+from .ledger import Entry
+from .network import Network
 from .pool import Plan, Pool, Work
+from .privacy import Privacy
+from .ranks import Ranks, barrier, placed, rank, size
 from .result import Record, Result
 from .rounds import Rounds
 from .storage import Disk, Ends
-from .train import Slot, made, unusable, usable
 
 
 def simulate(
@@ -326,7 +326,7 @@ def roomy(folder: Path, command: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(name: str, rounds: int) -> Iterator[Callable[[Record], None]]:
-    from ..report.progress import live  # rich is imported where it is shown
+    from .progress import live  # rich is imported where it is shown
 
     with live(rounds) as line:
         yield lambda record: line(name, record)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import thinwire as tw
 from tested.parts import method, model, tasks
-from thinwire.run import flower
-from thinwire.run.header import Answer, read_answer, read_call
-from thinwire.run.node import Node
+from thinwire.deploy import flower
+from thinwire.deploy.client import Node
+from thinwire.run.envelope import Answer, read_answer, read_call
 from thinwire.wire import loads
 
 LIAR = 2  # the client

@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from tested.parts import SEED, method, model, tasks
-from thinwire.run import flower
+from thinwire.deploy import flower
 
 app = ServerApp()
 

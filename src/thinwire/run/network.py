@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .config import Config
-from .errors import require
-from .key import Key
+from ..config import Config
+from ..errors import require
+from ..key import Key
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from .algorithms import Algorithm, FedAvg
-from .expression import vocabulary
-from .key import Key
-from .links import Link
-from .params import Params
-from .run.messages import Form
+from ..algorithms import Algorithm, FedAvg
+from ..expression import vocabulary
+from ..key import Key
+from ..links import Link
+from ..params import Params
+from ..run.messages import Form
 
 
 class Pair(NamedTuple):

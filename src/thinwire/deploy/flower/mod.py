@@ -17,12 +17,12 @@ from ...algorithms.base import Algorithm
 from ...errors import CombinationError, require
 from ...key import Key
 from ...local import Local, LocalSGD, Trained
-from ..client import ClientState, Reply, Round
-from ..messages import Form
-from ..node import Node
-from ..stream import View
-from ..train import Slot
-from .client import folder_of, replied
+from ...run.client import ClientState, Reply, Round
+from ...run.messages import Form
+from ...run.stream import View
+from ...train.one import Slot
+from ..client import Node
+from .app import folder_of, replied
 
 ARRAYS, CONFIG = "arrays", "config"  # the names of the records in Flower's own strategies
 
@@ -30,7 +30,7 @@ ARRAYS, CONFIG = "arrays", "config"  # the names of the records in Flower's own 
 def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module]) -> Mod:
     """Two added lines for a ClientApp that trains in its own way::
 
-        from thinwire.run import flower
+        from thinwire.deploy import flower
         app = ClientApp(mods=[flower.mod(FedAvg(up=TopK(0.01)), Net)])
 
     Its train function gets an ArrayRecord ``arrays`` (the model's ``state_dict``) and a

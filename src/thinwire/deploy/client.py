@@ -24,16 +24,16 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..errors import OutOfSync, RunError, WireError, require
 from ..key import Key
+from ..run.client import ClientState, Reply, client_round, unheard
+from ..run.envelope import Answer, Call, mark, read_call
+from ..run.folder import checksum, locked, read_state, write_atomic, write_state
+from ..run.identity import model_digest, run_digest
+from ..run.messages import Form, forms
+from ..run.stream import Logged, Parcel, View, catch_up
 from ..task import as_task
+from ..train.fitting import fitting
+from ..train.one import Slot, made
 from ..wire import restore
-from .client import ClientState, Reply, client_round, unheard
-from .fitting import fitting
-from .folder import checksum, locked, read_state, write_atomic, write_state
-from .header import Answer, Call, mark, read_call
-from .identity import model_digest, run_digest
-from .messages import Form, forms
-from .stream import Logged, Parcel, View, catch_up
-from .train import Slot, made
 
 VERSION = 2  # of the files
 RUNS = 16  # whose states a client keeps: who comes back to an older one is opened anew

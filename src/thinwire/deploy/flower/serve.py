@@ -22,12 +22,11 @@ from torch import nn
 from ...algorithms.base import Algorithm
 from ...config import complete
 from ...errors import OutOfSync, WireError, check, require
-from ...privacy import Privacy
-from ..deployment import Deployment
-from ..folder import Folder, locked
-from ..result import Record, Result
-from .blob import NAME, packed, unpacked
-from .mail import Mail
+from ...run.folder import Folder, locked
+from ...run.privacy import Privacy
+from ...run.result import Record, Result
+from ..server import Deployment
+from .post import NAME, Mail, packed, unpacked
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much

@@ -13,8 +13,8 @@ from torch import nn
 
 from ...algorithms.base import Algorithm
 from ...errors import require
-from ..result import Record
-from .server import serve
+from ...run.result import Record
+from .serve import serve
 
 
 class Strategy(Base):

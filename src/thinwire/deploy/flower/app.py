@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from ...errors import CombinationError, require
-from ..header import read_call
-from ..node import Node
-from .blob import packed, unpacked
+from ...run.envelope import read_call
+from ..client import Node
+from .post import packed, unpacked
 
 ARRAYS = ("secagg_mod", "secaggplus_mod", "fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
 """Mods of Flower's that work on arrays of floats."""

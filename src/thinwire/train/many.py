@@ -1,18 +1,19 @@
-"""Many small clients trained as one: in C where :mod:`thinwire.run.chain` knows the model, else side by side.
+"""Many small clients trained as one: in C where :mod:`thinwire.train.compiled` knows the model, else side by side.
 
 For small models a step is mostly overhead. Side by side, their models are stacked and a
 hundred clients in one batched product cost little more than one; unequal clients are padded
-and masked, and one that has done its steps stands still. The draws are those of
-:mod:`thinwire.run.train`, so the results are the same to rounding.
+and masked, and one that has done its steps stands still. Model i of a stack sees examples i of the
+batch. The draws are those of
+:mod:`thinwire.train.one`, so the results are the same to rounding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import NonFinite
 from ..kernels import native
@@ -20,9 +21,8 @@ from ..key import Key
 from ..local import Local, Memory, Trained, Trainer
 from ..params import Layout, Params
 from ..task import Supervised, Task
-from .chain import Chain, chain, train_chains
-from .stacked import gradients
-from .train import Slot, bent, diverged, table
+from .compiled import Chain, chain, train_chains
+from .one import Slot, bent, diverged, table
 
 
 def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> bool:
@@ -47,7 +47,7 @@ def chained(slot: Slot, task: Task) -> Chain | None:
 
 
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
-    """:func:`thinwire.run.train.train` for clients that are :func:`batchable`. Raises :class:`NonFinite`."""
+    """:func:`thinwire.train.one.train` for clients that are :func:`batchable`. Raises :class:`NonFinite`."""
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
     known = chained(slot, own[0])
     if known is not None and known.trains(requests[0].trainer):
@@ -133,3 +133,36 @@ def _places(tasks: Sequence[Supervised], trainer: Trainer, keys: Sequence[Key]) 
 def _stack(params: Sequence[Params | None], device: torch.device) -> Tensor | None:
     given = [p.flat for p in params if p is not None]
     return torch.stack(given).to(device) if given else None
+
+
+Layers = dict[str, Tensor]  # each [models, *shape]
+LossOf = Callable[[Tensor, Tensor], Tensor]  # one value an example
+Gradients = Callable[[Layers, Tensor, Tensor, Tensor, Layers], Tensor]
+"""(layers, inputs, targets, mask, into) -> the summed loss of every model, [models].
+
+``inputs``, ``targets`` and ``mask`` are [models, batch, ...]; the gradients of the mean over
+a model's unmasked examples are written ``into``.
+"""
+
+
+def gradients(module: nn.Module, loss_of: LossOf) -> Gradients:
+    """By ``torch.func``, which takes any module without buffers or dice."""
+    from torch.func import functional_call, grad_and_value, vmap  # a second of imports
+
+    frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+
+    def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        losses = loss_of(functional_call(module, {**layers, **frozen}, (inputs,)), targets) * mask
+        return losses.sum() / mask.sum().clamp_min(1), losses.detach().sum()
+
+    # The gradient inside of vmap, not around it: so it comes out in the order of the weights.
+    slopes_of = vmap(grad_and_value(loss, has_aux=True))
+
+    def run(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor, into: Layers) -> Tensor:
+        slopes, (_, lost) = slopes_of(layers, inputs, targets, mask)
+        for name, slope in slopes.items():
+            into[name].copy_(slope)
+        summed: Tensor = lost
+        return summed
+
+    return run

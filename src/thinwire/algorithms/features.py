@@ -7,8 +7,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .errors import nearest
-from .task import Batch, Task
+from ..errors import nearest
+from ..task import Batch, Task
 
 
 def layer(module: nn.Module, name: str, where: str) -> nn.Module:

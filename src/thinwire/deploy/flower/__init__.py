@@ -14,10 +14,10 @@ try:
 except ImportError as error:
     raise ImportError(f'a Flower deployment needs flwr ({error}): pip install "thinwire[flower]"') from error
 
-from ..node import Node
-from .client import client_app, folder_of, name_of
+from ..client import Node
+from .app import client_app, folder_of, name_of
 from .mod import mod
-from .server import serve
+from .serve import serve
 from .strategy import Strategy
 
 __all__ = ["Node", "Strategy", "client_app", "folder_of", "mod", "name_of", "serve"]

@@ -22,19 +22,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..algorithms import Algorithm
-from ..compare import own
 from ..config import complete
 from ..data import Augment
+from ..ddp.methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
+from ..ddp.simulate import Record, Result, Worker, enough, simulate
 from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
 from ..expression import differing, parse, settings, vocabulary
 from ..links import Link
 from ..problem import Problem, standard
 from ..report.table import draw
 from ..run.folder import locked, write_atomic
-from ..run.train import unusable, usable
+from ..train.one import unusable, usable
 from ..version import code_version
-from .methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
-from .simulate import Record, Result, Worker, enough, simulate
+from .federated import own
 
 FORMAT = 2  # of ddp.json
 METHODS: dict[str, type[Method]] = {cls.__name__: cls for cls in (DEF, DEFA, EF, SAEF, PSync, EF21, Hook)}

@@ -15,22 +15,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from . import data as sets
-from . import models
-from .algorithms.base import Algorithm
-from .config import complete
-from .data import Augment, Split
-from .errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
-from .expression import configurations, parse, settings, vocabulary
-from .fit import NO_FIT, fitted, hint
-from .network import Network
-from .privacy import Privacy
-from .problem import Problem, custom, imported, standard
-from .run.distributed import rank
-from .run.folder import locked, write_atomic
-from .run.result import Record, Result
-from .run.simulate import Simulation, simulate
-from .run.train import unusable, usable
+from .. import data as sets
+from .. import models
+from ..algorithms.base import Algorithm
+from ..config import NO_FIT, complete, fitted, hint
+from ..data import Augment, Split
+from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
+from ..expression import configurations, parse, settings, vocabulary
+from ..problem import Problem, custom, imported, standard
+from ..run.folder import locked, write_atomic
+from ..run.network import Network
+from ..run.privacy import Privacy
+from ..run.ranks import rank
+from ..run.result import Record, Result
+from ..run.simulate import Simulation, simulate
+from ..train.one import unusable, usable
 
 FORMAT = 1  # of run.json
 

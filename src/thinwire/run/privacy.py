@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import Config
-from .errors import CombinationError, require
-from .params import Params
-from .wire import dumps
+from ..config import Config
+from ..errors import CombinationError, require
+from ..params import Params
+from ..wire import dumps
 
 BLOCK = 1 << 18  # numbers that are drawn at once
 

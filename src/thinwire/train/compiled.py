@@ -2,7 +2,7 @@
 
 What torch spends on such a client is overhead (its steps taken singly) or memory traffic (many
 models side by side); the arithmetic is the smallest part. The loops are ``tw_chains`` in
-``kernels/native``; the numbers are those of :mod:`thinwire.run.train` to rounding.
+``kernels/native``; the numbers are those of :mod:`thinwire.train.one` to rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
 from ..params import Layout, Params
 from ..task import Supervised, cross_entropy
-from .train import table
+from .one import table
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 
@@ -144,7 +144,7 @@ def _layer(name: str, stage: nn.Linear, layout: Layout) -> Layer | None:
 def train_chains(
     chain: Chain, tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequence[Key]
 ) -> list[Trained]:
-    """:func:`thinwire.run.train.train` of clients whose task ``chain`` takes. Numbers may have become infinite."""
+    """:func:`thinwire.train.one.train` of clients whose task ``chain`` takes. Numbers may have become infinite."""
     lib = native.library()
     assert lib is not None
     examples, clients, held = Examples(tasks[0]), (_Client * len(tasks))(), []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import require
 from ..task import Supervised, Task, cross_entropy, squared_error
-from .train import Slot
+from .one import Slot
 
 IGNORED = -100  # a target that torch's cross-entropy leaves out
 

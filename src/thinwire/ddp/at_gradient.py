@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from ..errors import require
 from ..params import Params
-from .loop import Ends, average, ends
+from .exchange import Ends, average, ends
+from .handle import Compressed, Named, frozen, thawed
 from .methods import Hook
-from .training import Compressed, Named, frozen, thawed
 
 
 class AtGradient(Compressed):

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 
 import torch
 
-from .algorithms.base import Algorithm
-from .errors import require
-from .key import Key
-from .ledger import Direction, Ledger
-from .local import Local, Memory, Trained
-from .network import transfer
-from .params import Params
-from .problem import Problem
-from .report.table import draw
-from .run.client import ClientState, Reply, Round
-from .run.pool import Pool, Work
-from .run.simulate import Simulation
-from .run.stream import View
-from .run.train import Slot, train
+from ..algorithms.base import Algorithm
+from ..errors import require
+from ..key import Key
+from ..local import Local, Memory, Trained
+from ..params import Params
+from ..problem import Problem
+from ..report.table import draw
+from ..run.client import ClientState, Reply, Round
+from ..run.ledger import Direction, Ledger
+from ..run.network import transfer
+from ..run.pool import Pool, Work
+from ..run.simulate import Simulation
+from ..run.stream import View
+from ..train.one import Slot, train
 
 Range = tuple[float, float]  # lowest, highest
 

@@ -23,20 +23,20 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..key import Key
-from ..ledger import Entry
-from ..network import measured
 from ..params import Params
-from ..privacy import Privacy
+from ..run.client import ClientState
+from ..run.envelope import SMALL, Answer, Call, Piece, mark, read_answer
+from ..run.identity import data_digest, run_digest
+from ..run.ledger import Entry
+from ..run.network import measured
+from ..run.pool import Pool, Work
+from ..run.privacy import Privacy
+from ..run.result import Record
+from ..run.rounds import Rounds, clippable
+from ..run.storage import Disk, Ends
 from ..task import as_task
+from ..train.one import Slot, made
 from ..wire import Packet, Several, State, count, length, loads, restore
-from .client import ClientState
-from .header import SMALL, Answer, Call, Piece, mark, read_answer
-from .identity import data_digest, run_digest
-from .pool import Pool, Work
-from .result import Record
-from .rounds import Rounds, clippable
-from .storage import Disk, Ends
-from .train import Slot, made
 
 FEW = 64  # values of an answer beyond twice those of noise
 

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .config import Config
-from .kernels.fastfood import fastfood, fastfood_transpose
-from .key import Key
-from .params import Layout, Params
+from ..config import Config
+from ..kernels.fastfood import fastfood, fastfood_transpose
+from ..key import Key
+from ..params import Layout, Params
 
 CHUNK = 1 << 16  # entries of a Gaussian matrix drawn at a time, the same for everyone: it is part of the matrix
 

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
-from .loop import exchange, leave, output, place, start
+from .exchange import exchange, leave, output, place, start
+from .handle import Compressed, Named, frozen, mean, parameters, thawed
 from .methods import Feedback
-from .training import Compressed, Named, frozen, mean, parameters, thawed
 from .vector import Vector
 
 

@@ -6,18 +6,18 @@ import inspect
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .algorithms.base import Algorithm
-from .compare import own
-from .config import Config
-from .data import Augment, Split
-from .ddp.methods import Method
-from .expression import settings, shape, vocabulary
-from .links import Link
-from .network import Network
-from .optimizers import Optimizer
-from .privacy import Privacy
-from .schedules import Schedule
-from .subspace import Basis
+from ..algorithms.base import Algorithm
+from ..compare.federated import own
+from ..config import Config
+from ..data import Augment, Split
+from ..ddp.methods import Method
+from ..expression import settings, shape, vocabulary
+from ..links import Link
+from ..links.subspace import Basis
+from ..optimizers import Optimizer
+from ..run.network import Network
+from ..run.privacy import Privacy
+from ..schedules import Schedule
 
 
 class Entry(NamedTuple):
@@ -47,7 +47,7 @@ KINDS: dict[type, str] = {
 
 def catalogue(use: Sequence[str] = ()) -> list[Entry]:
     """Every name, by kind, then by name; those too that ``use``, modules of the user's, define."""
-    from .ddp.compare import METHODS  # torch's own part for this takes a while to import
+    from ..compare.data_parallel import METHODS  # torch's own part for this takes a while to import
 
     # One by one: EF21 is a link, and a data-parallel method too.
     named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), *METHODS.items()]

@@ -1,0 +1,1 @@
+"""Server and clients that share nothing but bytes, and the transport between them."""

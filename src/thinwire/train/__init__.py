@@ -1,0 +1,1 @@
+"""Local training: one client, many small ones as one, chains of linear layers in C."""
