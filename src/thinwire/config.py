@@ -14,6 +14,7 @@ stands for no number. Scalars of numpy become Python's own, because their ``repr
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache, wraps
@@ -179,3 +180,26 @@ def _name(expected: Any) -> str:
 @cache
 def _kinds(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
+
+
+def differing(name: str, one: Any, other: Any) -> str:
+    """What differs between two recorded values, in words: of two complete expressions the innermost field.
+
+    ``method.inner.local.lr is 0.05, not 0.1``.
+    """
+    try:
+        a, b = (ast.parse(value, mode="eval").body for value in (one, other))
+    except (TypeError, ValueError, SyntaxError):  # no texts, or no expressions
+        return f"{name} is {one}, not {other}"
+    while pair := _first_other(a, b):
+        name, a, b = f"{name}.{pair[0].arg}", pair[0].value, pair[1].value
+        one, other = ast.unparse(a), ast.unparse(b)
+    return f"{name} is {one}, not {other}"
+
+
+def _first_other(a: ast.expr, b: ast.expr) -> tuple[ast.keyword, ast.keyword] | None:
+    """The first fields that differ, of two calls of one name."""
+    if not (isinstance(a, ast.Call) and isinstance(b, ast.Call) and ast.dump(a.func) == ast.dump(b.func)):
+        return None
+    pairs = zip(a.keywords, b.keywords, strict=False)
+    return next(((x, y) for x, y in pairs if x.arg == y.arg and ast.dump(x.value) != ast.dump(y.value)), None)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
+from . import algorithms, links, local, optimizers, run, schedules
 from .config import Config, fit
 from .errors import ExpressionError, nearest
 from .local import Trainer
@@ -30,10 +31,11 @@ def parse(text: str, defaults: Mapping[str, Any] | None = None, names: Mapping[s
 
 
 def vocabulary() -> dict[str, type]:
-    """The public classes that can be written in an expression."""
-    import thinwire
-
-    return configurations({name: getattr(thinwire, name) for name in thinwire.__all__})
+    """The classes that can be written in an expression: those of the packages' public names."""
+    found: dict[str, type] = {}
+    for package in (algorithms, links, local, optimizers, run, schedules):
+        found |= configurations({name: getattr(package, name) for name in package.__all__})
+    return dict(sorted(found.items()))
 
 
 def configurations(names: Mapping[str, Any]) -> dict[str, type]:
@@ -148,29 +150,6 @@ def shape(cls: type) -> str:
         default = parameter.default
         words.append(parameter.name if default is parameter.empty else f"{parameter.name}={default!r}")
     return f"({', '.join(words)})"
-
-
-def differing(name: str, one: Any, other: Any) -> str:
-    """What differs between two recorded values, in words: of two complete expressions the innermost field.
-
-    ``method.inner.local.lr is 0.05, not 0.1``.
-    """
-    try:
-        a, b = (ast.parse(value, mode="eval").body for value in (one, other))
-    except (TypeError, ValueError, SyntaxError):  # no texts, or no expressions
-        return f"{name} is {one}, not {other}"
-    while pair := _first_other(a, b):
-        name, a, b = f"{name}.{pair[0].arg}", pair[0].value, pair[1].value
-        one, other = ast.unparse(a), ast.unparse(b)
-    return f"{name} is {one}, not {other}"
-
-
-def _first_other(a: ast.expr, b: ast.expr) -> tuple[ast.keyword, ast.keyword] | None:
-    """The first fields that differ, of two calls of one name."""
-    if not (isinstance(a, ast.Call) and isinstance(b, ast.Call) and ast.dump(a.func) == ast.dump(b.func)):
-        return None
-    pairs = zip(a.keywords, b.keywords, strict=False)
-    return next(((x, y) for x, y in pairs if x.arg == y.arg and ast.dump(x.value) != ast.dump(y.value)), None)
 
 
 def settings(kind: type) -> dict[str, type]:

@@ -23,6 +23,8 @@ from .params import Layout, Params
 from .schedules import Schedule, at
 from .task import Batch, Task
 
+__all__ = ["Local", "LocalAdam", "LocalAdamW", "LocalSGD", "Memory", "Trained", "Trainer"]
+
 
 class Memory(NamedTuple):
     """What a trainer carries from step to step. Its structure is fixed by the trainer and the model."""

@@ -23,6 +23,8 @@ from .errors import require
 from .params import Params
 from .wire import State
 
+__all__ = ["SGD", "Adagrad", "Adam", "MajorityVote", "Momentum", "Optimizer", "Yogi"]
+
 
 class Optimizer(Config, ABC):
     """``init`` gives the state for a model like ``x``; ``step`` the next model and state."""

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Size, Tensor, nn
 
+__all__ = ["Layout", "Params"]
+
 
 @dataclass(frozen=True)
 class Layout:

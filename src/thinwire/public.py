@@ -1,181 +1,26 @@
-"""The public names, nothing else: what `import thinwire as tw` finds, and what can be written in an expression."""
+"""The public names: what `import thinwire as tw` finds. Each is listed once, in the `__all__` of its package."""
 
-from . import errors, wire
-from .algorithms import (
-    DOMO,
-    FLSS,
-    LUAR,
-    MOON,
-    SCAFFOLD,
-    Algorithm,
-    ClusteredLBGM,
-    Each,
-    FedACG,
-    FedAvg,
-    FedAvgLM,
-    FedAvgLMZ,
-    FedAvgSLM,
-    FedAvgSLMZ,
-    FedAvgSM,
-    FedDC,
-    FedDyn,
-    FedGen,
-    FedMut,
-    FedNTD,
-    FedPara,
-    FedProx,
-    FetchSGD,
-    Intrinsic,
-    PruneFL,
-    Start,
-    Sum,
-)
+from . import algorithms, errors, links, local, optimizers, params, run, schedules, task, wire
+from .algorithms import *
 from .config import complete
 from .expression import parse
 from .key import Key
-from .links import (
-    ATOMO,
-    BF16,
-    EF21,
-    LBGM,
-    QSGD,
-    STC,
-    Budget,
-    ByBandwidth,
-    Codec,
-    CountSketch,
-    Dense,
-    DropoutAvg,
-    Entropy,
-    ErrorFeedback,
-    Flat,
-    Half,
-    Int8,
-    Layerwise,
-    Link,
-    LowRank,
-    Partition,
-    PowerSGD,
-    Projection,
-    RandK,
-    RandomBlock,
-    ScaledSign,
-    SignSGD,
-    Sparse,
-    Ternary,
-    TopK,
-)
-from .links.subspace import Basis, Fastfood, Gaussian, PerTensor
-from .local import Local, LocalAdam, LocalAdamW, LocalSGD, Memory, Trained, Trainer
-from .optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
-from .params import Layout, Params
-from .run import Result, Simulation, simulate
-from .run.ledger import Ledger
-from .run.network import Network
-from .run.privacy import Privacy
-from .schedules import Cosine, Decay, Exponential, Schedule, Triangle, Warmup
-from .task import Supervised, Task
+from .links import *
+from .local import *
+from .optimizers import *
+from .params import *
+from .run import *
+from .schedules import *
+from .task import *
 from .version import code_version as code_version
 from .wire import dumps, loads, restore
 
-__all__ = [
-    "ATOMO",
-    "BF16",
-    "DOMO",
-    "EF21",
-    "FLSS",
-    "LBGM",
-    "LUAR",
-    "MOON",
-    "QSGD",
-    "SCAFFOLD",
-    "SGD",
-    "STC",
-    "Adagrad",
-    "Adam",
-    "Algorithm",
-    "Basis",
-    "Budget",
-    "ByBandwidth",
-    "ClusteredLBGM",
-    "Codec",
-    "Cosine",
-    "CountSketch",
-    "Decay",
-    "Dense",
-    "DropoutAvg",
-    "Each",
-    "Entropy",
-    "ErrorFeedback",
-    "Exponential",
-    "Fastfood",
-    "FedACG",
-    "FedAvg",
-    "FedAvgLM",
-    "FedAvgLMZ",
-    "FedAvgSLM",
-    "FedAvgSLMZ",
-    "FedAvgSM",
-    "FedDC",
-    "FedDyn",
-    "FedGen",
-    "FedMut",
-    "FedNTD",
-    "FedPara",
-    "FedProx",
-    "FetchSGD",
-    "Flat",
-    "Gaussian",
-    "Half",
-    "Int8",
-    "Intrinsic",
-    "Key",
-    "Layerwise",
-    "Layout",
-    "Ledger",
-    "Link",
-    "Local",
-    "LocalAdam",
-    "LocalAdamW",
-    "LocalSGD",
-    "LowRank",
-    "MajorityVote",
-    "Memory",
-    "Momentum",
-    "Network",
-    "Optimizer",
-    "Params",
-    "Partition",
-    "PerTensor",
-    "PowerSGD",
-    "Privacy",
-    "Projection",
-    "PruneFL",
-    "RandK",
-    "RandomBlock",
-    "Result",
-    "ScaledSign",
-    "Schedule",
-    "SignSGD",
-    "Simulation",
-    "Sparse",
-    "Start",
-    "Sum",
-    "Supervised",
-    "Task",
-    "Ternary",
-    "TopK",
-    "Trained",
-    "Trainer",
-    "Triangle",
-    "Warmup",
-    "Yogi",
-    "complete",
-    "dumps",
-    "errors",
-    "loads",
-    "parse",
-    "restore",
-    "simulate",
-    "wire",
-]
+__all__ = ["Key", "complete", "dumps", "errors", "loads", "parse", "restore", "wire"]
+__all__ += algorithms.__all__
+__all__ += links.__all__
+__all__ += local.__all__
+__all__ += optimizers.__all__
+__all__ += params.__all__
+__all__ += run.__all__
+__all__ += schedules.__all__
+__all__ += task.__all__

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from .config import Config
 from .errors import require
 
+__all__ = ["Cosine", "Decay", "Exponential", "Schedule", "Triangle", "Warmup"]
+
 
 class Schedule(Config, ABC):
     """A function of the round, counted from 1."""

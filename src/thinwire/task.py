@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from .data.augment import Augment
 from .errors import require
 
+__all__ = ["Supervised", "Task"]
+
 Batch = Any  # whatever `batch` returns and `loss` understands; moved to the device by the runner
 
 

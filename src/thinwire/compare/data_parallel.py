@@ -22,12 +22,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..algorithms import Algorithm
-from ..config import complete
+from ..config import complete, differing
 from ..data import Augment
 from ..ddp.methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
 from ..ddp.simulate import Record, Result, Worker, enough, simulate
 from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
-from ..expression import differing, parse, settings, vocabulary
+from ..expression import parse, settings, vocabulary
 from ..links import Link
 from ..problem import Problem, standard
 from ..report.table import draw

@@ -19,6 +19,7 @@ from .sign import ScaledSign, SignSGD
 from .sketch import CountSketch
 from .sparse import RandK, Sparse, TopK
 from .stc import STC
+from .subspace import Basis, Fastfood, Gaussian, PerTensor
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "LBGM",
     "QSGD",
     "STC",
+    "Basis",
     "Budget",
     "ByBandwidth",
     "Codec",
@@ -36,13 +38,16 @@ __all__ = [
     "DropoutAvg",
     "Entropy",
     "ErrorFeedback",
+    "Fastfood",
     "Flat",
+    "Gaussian",
     "Half",
     "Int8",
     "Layerwise",
     "Link",
     "LowRank",
     "Partition",
+    "PerTensor",
     "PowerSGD",
     "Projection",
     "RandK",

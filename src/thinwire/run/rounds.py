@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from ..algorithms.base import Algorithm, Around
-from ..config import complete
+from ..config import complete, differing
 from ..errors import CombinationError, NonFinite, RunError, WireError
-from ..expression import differing
 from ..key import Key
 from ..params import Params
 from ..task import Task
