@@ -27,7 +27,7 @@ from thinwire.kernels import rans
 from thinwire.links import Link
 from thinwire.run.deployment import Deployment
 from thinwire.run.folder import Folder
-from thinwire.run.header import Answer, Call, Piece, read_answer, read_call
+from thinwire.run.header import Answer, Call, Piece, mark, read_answer, read_call
 from thinwire.run.node import Node
 from thinwire.wire import Several
 
@@ -921,6 +921,7 @@ def answered(call: bytes, body: Any) -> bytes:
         "blob": tw.dumps(body),
     }
     said |= {name: getattr(asked, name) for name in Answer._fields if hasattr(asked, name)}
+    said |= {"call": mark(call), "state": 1 << 61}
     return Answer(**said).write()
 
 
