@@ -738,8 +738,8 @@ for arguments, more in [
         "network=10: give a Network, such as Network(mbit=10)",
         "privacy=1: give a Privacy, such as Privacy(clip=1, noise=1)",
         "tasks is a dict: give a list with one task a client, list(tasks.values())",
-        "tasks is one TensorDataset: give a list with one task a client; Supervised(inputs, targets, part) for each part "
-        "of a split, or torch.utils.data.Subset(dataset, part), deals one data set to many",
+        "tasks is one TensorDataset: give a list with one task a client; Supervised(inputs, targets, part) for each "
+        "part of a split, or torch.utils.data.Subset(dataset, part), deals one data set to many",
         "tasks is one pair of inputs and targets: give a list with one task a client, [(inputs, targets), ...]",
         "model=Linear: it cannot be called without arguments (missing a required argument: 'in_features'); give a "
         "module, Linear(...), or a function that makes one, lambda: Linear(...)",
