@@ -623,6 +623,20 @@ def def_ratios() -> list[str]:
 
 
 @table
+def def_ranks() -> list[str]:
+    command = "python experiments/def/ranks.py --workers 2 4 16"
+    lines, rows = read("experiments/def/results/ranks_fashion_mnist.jsonl", command), []
+    names = ["Hook(Dense())", "DEF(64.0)", *(f"DEF(64.0, lam={lam})" for lam in (0.3, 0.5, 0.7, 1.0))]
+    for workers in (2, 4, 16):
+        found = [of(lines, command, workers=workers, name=name) for name in names]
+        star = f"{found[1]['lam'][-1][2]:.2f}".removeprefix("0")
+        rows.append([str(workers), *(percent(line["accuracy"]) for line in found), star])
+    return markdown(
+        ["ranks", "dense", "λ measured", "λ = .3", "λ = .5", "λ = .7", "λ = 1", "λ\\* at the end"], rows, ()
+    )
+
+
+@table
 def def_lambdas() -> list[str]:
     command = "python experiments/def/table6.py --batch 4 --steps 1200 --lambdas 0.1 0.2 0.4 0.6 0.8"
     lines = read("experiments/def/results/table5_cifar10_vgg_small.jsonl", command) + table_6()

@@ -528,7 +528,7 @@ def test_what_thinwire_did_not_mean_to_say_is_a_bug_with_its_whole_traceback(mon
     from thinwire.analysis import catalogue
 
     made: dict = {"json": json}
-    exec(compile(f"def fails():\n    {line}", catalogue.__file__, "exec"), made)  # a line of ours
+    exec(compile(f"def fails(*_):\n    {line}", catalogue.__file__, "exec"), made)  # a line of ours
     monkeypatch.setattr("thinwire.analysis.catalogue.catalogue", made["fails"])
     monkeypatch.setattr(sys, "argv", ["thinwire", "methods"])
     with pytest.raises(kind):
@@ -541,14 +541,18 @@ def test_what_thinwire_did_not_mean_to_say_is_a_bug_with_its_whole_traceback(mon
         (
             0,
             {"model": "nn.Sequential(nn.Linear(7, 2))"},
-            "the model does not take the examples of client 0 (each [5], float32): mat1 and mat2 shapes",
+            "client 0: the model does not take inputs of [2, 5] (float32): mat1 and mat2 shapes",
         ),
         (
             1,
             {"model": "nn.Sequential(nn.Linear(5, 2))", "width": 4},
-            "the model does not take the examples of test (each [4], float32): mat1 and mat2 shapes",
+            "test: the model does not take inputs of [2, 4] (float32): mat1 and mat2 shapes",
         ),
-        (2, {"model": "nn.Linear"}, "model=Linear cannot be called without arguments (missing a required argument: "),
+        (
+            2,
+            {"model": "nn.Linear"},
+            "model=Linear: it cannot be called without arguments (missing a required argument: ",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_is_one_line(thinwire, tmp_path, monkeypatch, number, parts, said):
@@ -734,11 +738,12 @@ for arguments, more in [
         "network=10: give a Network, such as Network(mbit=10)",
         "privacy=1: give a Privacy, such as Privacy(clip=1, noise=1)",
         "tasks is a dict: give a list with one task a client, list(tasks.values())",
-        "tasks is one TensorDataset: give a list with one task a client",
-        "tasks is one pair of tensors: give a list with one pair a client",
-        "model=Linear cannot be called without arguments (missing a required argument: 'in_features'): give a module, "
-        "or a function that makes one, such as lambda: Linear(...)",
-        "model=<lambda> made int, not a torch.nn.Module",
+        "tasks is one TensorDataset: give a list with one task a client; Supervised(inputs, targets, part) for each "
+        "part of a split, or torch.utils.data.Subset(dataset, part), deals one data set to many",
+        "tasks is one pair of inputs and targets: give a list with one task a client, [(inputs, targets), ...]",
+        "model=Linear: it cannot be called without arguments (missing a required argument: 'in_features'); give a "
+        "module, Linear(...), or a function that makes one, lambda: Linear(...)",
+        "model=<lambda>: it made 3, which is no module",
         "FedAvg is a class: make a method of it, such as FedAvg()",
         "evaluate_every=2.0: a whole number is expected",
         f"device='cuda:99': {device}",

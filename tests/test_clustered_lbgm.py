@@ -13,7 +13,9 @@ from test_algorithms import PAIR, TWICE, Point, Quadratic, approx, path
 from test_simulate import assert_same_model, bills, blobs, mlp, normed, simulate
 from thinwire import LBGM, ClusteredLBGM, FedAvg, Half, Key, LocalSGD, Momentum, Params, Simulation, TopK
 from thinwire.algorithms.clustered_lbgm import Broadcast
+from thinwire.errors import WireError
 from thinwire.run.stream import Parcel, catch_up
+from thinwire.wire import Several
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
 
@@ -196,7 +198,7 @@ def test_the_server_keeps_so_many_models_however_many_clients_there_are() -> Non
         sizes[name] = (len(tw.dumps(run.server)), sum(map(len, ends)))
     assert sizes["lbgm"] == (340, 20 * 340)
     assert sizes["clustered"] == (1_013, 20 * 6)  # the model and two more, whose bytes are 3 x 332 and a header
-    assert sizes["as they came"][1] == 4_076  # mostly names of four layers, of which ten entries are kept, and the key
+    assert sizes["as they came"][1] == 4_156  # mostly names of four layers, of which ten entries are kept, and the key
 
 
 # -- the downlink -----------------------------------------------------------------
@@ -261,16 +263,12 @@ def test_arguments_out_of_range_say_what_to_change(expression: str, message: str
     assert str(caught.value) == message
 
 
-def test_a_reply_that_refers_to_no_centroid_counts_as_nothing() -> None:
+@pytest.mark.parametrize("cluster", [-1, 1, 7])
+def test_a_reply_that_refers_to_no_centroid_is_refused(cluster: int) -> None:
     method = ClusteredLBGM(1, local=LOCAL)
     start = method.init(Params.of([("w", torch.zeros(2))]), 2, Key(0))
-    blank = start.reply
-    bad = [type(blank.recycled.like)(j, torch.ones(())) for j in (-1, 7)]
-    mean = blank._replace(
-        whole={0: blank.whole.only(()), 1: blank.whole.only(())},
-        recycled={0: bad[:1], 1: bad[1:]},
-        examples={0: 1, 1: 1},
-    )
-    after = method.server(start.server, start.view, mean, Key(0))
-    assert after.x.flat.tolist() == [0.0, 0.0]
-    assert not after.changed.any()
+    like = start.reply.recycled.like
+    reply = start.reply._replace(whole=start.reply.whole.only(()), examples=3)
+    assert method.admit(start.view, reply._replace(recycled=Several([type(like)(0, torch.ones(()))], like)), 3, None)
+    with pytest.raises(WireError, match="one of 1 centroids expected"):
+        method.admit(start.view, reply._replace(recycled=Several([type(like)(cluster, torch.ones(()))], like)), 3, None)

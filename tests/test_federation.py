@@ -27,7 +27,7 @@ from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, NonFinite, OutOfSync, RunError, WireError
 from thinwire.kernels import rans
 from thinwire.links import Link
-from thinwire.run.envelope import Answer, Call, Piece, read_answer, read_call
+from thinwire.run.envelope import Answer, Call, Piece, mark, read_answer, read_call
 from thinwire.run.folder import Folder
 from thinwire.wire import Several
 
@@ -921,6 +921,7 @@ def answered(call: bytes, body: Any) -> bytes:
         "blob": tw.dumps(body),
     }
     said |= {name: getattr(asked, name) for name in Answer._fields if hasattr(asked, name)}
+    said |= {"call": mark(call), "state": 1 << 61}
     return Answer(**said).write()
 
 
