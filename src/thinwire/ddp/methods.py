@@ -220,7 +220,7 @@ class EF21(Feedback):
     random blocks an estimate is ``ratio`` steps old and, as the thesis says, training does not converge. Richtárik,
     Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203, Algorithm 2.
 
-    Differences from the paper: it estimates the optimiser's step in place of the gradient, so momentum is each rank's
+    Differences from the paper: the optimiser's step is estimated in place of the gradient, so momentum is each rank's
     own. ``Hook(EF21(TopK(0.1)))``, around the link of that name, estimates gradients.
     """
 

@@ -3,7 +3,7 @@
 Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018, arXiv:1806.04090, Algorithm 1 (Spectral-ATOMO).
 
-Differences from the paper: a layer is the matrix [first dimension, all others]. Layers of one dimension are sent
+Differences from the paper: every layer is the matrix [first dimension, all others]. Layers of one dimension are sent
 whole, and so are those whose ``rank`` atoms would be no fewer floats. If more atoms were drawn than the layer has
 room for, their sum is sent. Atoms below 1.2e-7 of the largest are rounding errors of 32-bit floats and are never
 drawn.

@@ -47,9 +47,9 @@ class Budget(Link):
     Lagrange multiplier, which is the least error for the bytes used: Shoham, Gersho, "Efficient Bit Allocation for an
     Arbitrary Set of Quantizers", IEEE Trans. ASSP, 1988.
 
-    Differences from the paper: it stops at the first step that does not fit. Here the bytes that are left go to
-    whatever still fits, best first. Then the step that did not fit is tried as well, with the other layers bought
-    anew after it, and the choice with less error is sent (one layer may be nearly the whole model).
+    Differences from the paper: its algorithm stops at the first step that does not fit. Here the bytes that are left
+    go to whatever still fits, best first. Then the step that did not fit is tried as well, with the other layers
+    bought anew after it, and the choice with less error is sent (one layer may be nearly the whole model).
     """
 
     paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"

@@ -3,7 +3,7 @@
 Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
 2019, arXiv:1905.13727, Algorithms 1 and 2.
 
-Differences from the paper: its workers agree on one pair of factors by two all-reduces, of M Q and of M^T P. A link
+Differences from the paper: workers there agree on one pair of factors by two all-reduces, of M Q and of M^T P. A link
 is one message in one direction. So each sender here iterates on its own matrix and sends its own pair, P and M^T P,
 and pairs are not averaged: the link is not linear. With one sender both are the same. The update of a round takes the
 place of the gradient. The columns of Q are scaled to unit length before they are used, which keeps their span and

@@ -24,10 +24,10 @@ class Projection(Codec):
     feedback goes around it. Each layer is projected alone; ``Flat(Projection(...))`` takes the whole vector. A layer
     of at most ``dim`` entries is sent whole. Raises ``ValueError`` for a ``dim`` below 1. Melas-Kyriazi, Wang, 2021.
 
-    Differences from the paper: its matrix is one, over the whole vector, and the model itself moves inside its span,
-    so that the downlink is small too. That is :class:`~thinwire.Intrinsic`. Here updates alone are projected, layer
-    by layer, and another matrix in each round lets them reach every direction. The constant is that of the paper,
-    which makes E[A Aᵀ] = I.
+    Differences from the paper: there one matrix is drawn for the whole vector, and the model itself moves inside its
+    span, so that the downlink is small too. That is :class:`~thinwire.Intrinsic`. Here updates alone are projected,
+    layer by layer, and another matrix in each round lets them reach every direction. The constant is that of the
+    paper, which makes E[A Aᵀ] = I.
     """
 
     dim: int
