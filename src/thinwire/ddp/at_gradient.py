@@ -20,8 +20,8 @@ from .methods import Hook
 class AtGradient(Compressed):
     """After a backward pass every rank's gradients are the mean of what all links delivered.
 
-    NaN or infinity in the gradients of any rank is infinity in those of all, so that every rank's GradScaler skips
-    the step; no link keeps anything of it.
+    NaN or infinity in the gradients of any rank becomes infinity in those of all, so every rank's GradScaler skips
+    the step. The links keep nothing of it.
     """
 
     local = False

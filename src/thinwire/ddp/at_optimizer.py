@@ -24,13 +24,20 @@ from .vector import Vector
 
 
 class AtOptimizer(Compressed):
-    """Between steps the parameters hold x (of ``PSync`` the rank's own model), in a forward pass the detached point.
+    """Where the parameters are between steps and in them, and what moves them there.
 
-    They are *at rest* or *away*. At rest they belong to the script: what it writes there, however it writes it, is what
-    they hold, and becomes x (with a model of the rank's own: becomes that model). A forward pass in training takes them
-    away, to where the gradient is taken, and the optimiser's step brings them back; what is written to them on the
-    way is a part of the step. They are not moved while a graph still has its backward pass to come: evaluation then
-    sees the detached point, and ``state_dict`` x all the same. Where they have to be moved nevertheless, autograd
+    ========  ===================================  ===============================  ===============================
+    state     the parameters hold                  begins with                      ends with
+    ========  ===================================  ===============================  ===============================
+    at rest   x (PSync: the rank's own, x - e)     ``compress``, a step             a forward pass in training
+    away      x - lam * e                          a forward pass in training       the optimiser's step
+    averaged  y = x - given * mean e               ``averaged()`` is entered        ``averaged()`` is left
+    ========  ===================================  ===============================  ===============================
+
+    At rest the parameters belong to the script. Whatever it writes there becomes x (of PSync: the rank's own model).
+    While the parameters are away, what is written to them is a part of the step. They do not move while a graph still
+    has its backward pass to come: an evaluation then sees the detached point, and ``state_dict`` gives x all the
+    same. Once no backward pass is to come, an evaluation brings them to rest. If they have to move before it, autograd
     raises in that backward pass. Gradients are local: torch's ``clip_grad_norm_`` clips each rank's own,
     :meth:`clip_grad_norm_` all by one factor.
 

@@ -38,10 +38,10 @@ Talk = Generator[Mean | Gather, Any, T]
 
 @dataclass
 class Traffic:
-    """Bytes that this rank gave to collectives, and how often: what it said, not what a ring makes of it.
+    """Bytes that this rank gave to collectives, and how often.
 
     Of an all-reduce of n bytes among W ranks 2 (W - 1) / W * n cross each rank's link, of an all-gather (W - 1) n.
-    What ranks said before the first step, to see that they want the same, is ``setup`` and not among ``bytes``.
+    ``setup`` is what ranks compared before the first step, and is not among ``bytes``.
     """
 
     steps: int = 0
@@ -73,7 +73,10 @@ class Group:
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def drive(self, talk: Talk[T], where: str) -> T:
-        """Run ``talk`` to its end; ``where`` says what was being done, should a rank be lost meanwhile."""
+        """Run ``talk`` to its end. ``where`` says what is being done, for the error if a rank is lost meanwhile.
+
+        Raises :class:`~thinwire.errors.RankLost` if another rank died, stalled, or is doing something else.
+        """
         answer: Any = None
         while True:
             try:

@@ -39,14 +39,14 @@ def compress(
 ) -> Compressed:
     """Send what ``method`` sends, in place of whole gradients, from the next step on.
 
-    ``model`` is a ``DistributedDataParallel``, or one that ``fully_shard`` has cut up within a node: then
-    ``group`` has the ranks, one a node, that hold the same shard. ``optimizer`` is any of torch's that works on
-    the model's parameters, or several that share them, ``[muon, adamw]``: what is sent is then a step of each, after
-    the last one. ``seed`` is that of all random choices and the same on every rank. With ``debug`` ranks
-    make sure before each step that they are at the same one, with finite numbers, which takes a message of its own.
+    ``model`` is a ``DistributedDataParallel``, or one that ``fully_shard`` has cut up within a node. For the latter
+    give ``group``: the ranks, one a node, that hold the same shard. ``optimizer`` is any of torch's that works on the
+    model's parameters, or several that share them, ``[muon, adamw]``. What is sent is then a step of each, after the
+    last one. ``seed`` is that of all random choices and the same on every rank. With ``debug`` ranks make sure before
+    each step that they are at the same one, with finite numbers. That takes a message of its own.
 
-    Everyone calls it at the same place. Raises ``ValueError`` (``CombinationError`` among them) for what cannot
-    be compressed, and ``OutOfSync`` where ranks ask for different things, before anything is changed.
+    All ranks call it at the same place. Raises ``ValueError`` (``CombinationError`` among them) for what cannot be
+    compressed, and ``OutOfSync`` if ranks ask for different things. Nothing is changed then.
     """
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     named = _trained(model, optimizers)

@@ -1,7 +1,7 @@
 """The loop of :mod:`.methods`, as functions of a rank's state: what a rank does with its step, and with a gradient.
 
-Large vectors are written in place, and none is copied that need not be: a step with the block compressor
-reads x, e and the parameters once after the optimiser, and e and the parameters once before the next gradient.
+Large vectors are written in place and not copied where that can be avoided. With the block compressor a step reads x,
+e and the parameters once after the optimiser, and e and the parameters once before the next gradient.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def place(rank: Rank, lam: float, out: Float[Tensor, " d"]) -> None:
 
 
 def leave(rank: Rank, lam: float, w: Float[Tensor, " d"]) -> None:
-    """x <- w, what the parameters really hold between steps; w <- x - lam * e, where the gradient is taken."""
+    """From rest to where the gradient is taken: x <- w, which the parameters hold; then w <- x - lam * e."""
     for x_part, w_part, e_part in _pieces(rank.x, w, rank.e):
         x_part.copy_(w_part)
         if lam:
@@ -78,10 +78,11 @@ def leave(rank: Rank, lam: float, w: Float[Tensor, " d"]) -> None:
 
 
 def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, debug: bool = False) -> Talk[None]:
-    """One step of all ranks. ``w`` is where the optimiser went from x - lam * e; then it is x - applied * e.
+    """One step of all ranks. ``w`` is where the optimiser went from x - lam * e, and becomes x - applied * e.
 
-    Raises :class:`~thinwire.errors.NonFinite`, and with ``debug`` :class:`~thinwire.errors.OutOfSync` where ranks
-    are not at the same step and block.
+    Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
+    :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
+    latter.
     """
     lam, e = rank.lam, rank.e
     resting = not (method.applied or method.estimate or method.every)  # w is x, but for what is about to be sent
@@ -184,7 +185,7 @@ def agreed(mine: list[Any]) -> Talk[None]:
 
 
 def output(method: Feedback, rank: Rank) -> Talk[Float[Tensor, " d"]]:
-    """What is evaluated: x - given * mean e. One dense all-reduce, or none."""
+    """The model that is evaluated, x - given * mean e: one dense all-reduce, or none where that is x."""
     if not method.given:
         return rank.x
     mine = rank.e.clone()
@@ -210,8 +211,8 @@ def ends(link: Link, layout: Layout, ranks: int) -> Ends:
 def average(link: Link, own: Ends, g: Params, key: Key) -> Talk[Params | None]:
     """The mean of what all ranks' links deliver of their gradients.
 
-    None, on every rank, where any has NaN or infinity in its own: nothing is kept of that step. PowerSGD has a
-    way of its own, for its iteration can be that of the mean.
+    None, on every rank, if the gradient of any rank has NaN or infinity: then nothing is kept of that step. PowerSGD
+    has a way of its own, because its iteration can be that of the mean.
     """
     if isinstance(link, PowerSGD):
         found = yield from low_rank(link, own.sender, g, key)
@@ -231,10 +232,10 @@ def average(link: Link, own: Ends, g: Params, key: Key) -> Talk[Params | None]:
 def deliver(
     link: Link, packet: Packet, layout: Layout, receivers: list[State] | None, key: Key, finite: bool = True
 ) -> Talk[tuple[Params, list[State] | None, bool]]:
-    """Send a packet to all; the mean of what all packets decode to, the receivers' next states, whether all are finite.
+    """Send a packet to all: the mean of what all packets decode to, the receivers' next states, whether all are finite.
 
-    Linear links are averaged as packets: by all-reduce, in the packet's own precision, where it is nothing but
-    numbers, and else (which entries DropoutAvg kept is each rank's own) after an all-gather.
+    The packets of linear links are averaged. If they are numbers and nothing else, that is an all-reduce in their own
+    precision. If not (DropoutAvg also says which entries it kept) it happens after an all-gather.
     """
     linear = link.linear and not link.memory
     leaves = list(_leaves(packet))

@@ -1,16 +1,16 @@
 """Error feedback and its kin for data-parallel training: one loop, four switches.
 
-An Xu, "New Efficient and Privacy-Preserving Methods for Distributed Training", PhD thesis,
-University of Pittsburgh, 2023, chapter 2; An Xu, Heng Huang, "Detached Error Feedback for
-Distributed SGD with Random Sparsification", ICML 2022.
+An Xu, "New Efficient and Privacy-Preserving Methods for Distributed Training", PhD thesis, University of Pittsburgh,
+2023, chapter 2; An Xu, Heng Huang, "Detached Error Feedback for Distributed SGD with Random Sparsification", ICML
+2022.
 
-Every rank keeps the model x, which all share, and e, what it has not sent yet. Its optimiser,
-whichever that is, makes a step u from where the gradient was taken (momentum SGD: u = eta * m), and
+Every rank keeps the model x, which all share, and e, what it has not sent yet. Its optimiser, whichever that is,
+makes a step u from where the gradient was taken (momentum SGD: u = eta * m), and
 
     p = u + e;  send C(p);  e <- p - C(p);  x <- x - mean C(p)
 
-The learning rate is in p, so e is in the units of parameters and a decay of the rate needs
-no correction. What a method is, its switches say:
+The learning rate is in p, so e is in the units of parameters and a decay of the rate needs no correction. The
+switches of a method say what it is:
 
 =========  =================  =======================  =====================  ===========
 method     gradient taken at  what is kept             applied to local       evaluated
@@ -25,11 +25,10 @@ DEF        x - lam * e        the error                nothing                x 
 DEFA       x - lam * e        the error                nothing                x
 =========  =================  =======================  =====================  ===========
 
-Differences from the thesis: C is a block of the whole vector (``scope="vector"``, what the
-analysis assumes: one run of memory, one all-reduce, and exactly 1 / ratio of the entries) where
-the authors' code takes a block of each tensor (``scope="tensor"``), which sends at least one
-entry of each. Equation 2-4 has lost an
-eta; the listing is right. Weight decay acts where the gradient is taken, as in the authors' code.
+Differences from the thesis: C is one block of the whole vector (``scope="vector"``). That is what the analysis
+assumes: one run of memory, one all-reduce, and exactly 1 / ratio of the entries. The authors' code takes a block of
+each tensor (``scope="tensor"``), which sends at least one entry of each. Equation 2-4 has lost an eta; the listing is
+right. Weight decay acts where the gradient is taken, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ class Method(Config):
 
 @dataclass(frozen=True)
 class Feedback(Method):
-    """The loop; its subclasses are the settings of its switches.
+    """The loop of this module. Its subclasses are settings of its switches.
 
-    ``ratio`` is the share of the entries that are sent, turned over: a random block of
-    neighbours, the same on every rank, wherever the shared seed says. ``scope`` is "vector", one
-    block of all parameters, or "tensor", one of each. In place of a number it may be a link that
-    always keeps a part (a contraction), ``DEF(TopK(0.01))``: linear ones are sent by all-reduce,
-    others by all-gather.
+    ``ratio`` is how many times fewer entries are sent: a random block of neighbours, the same on every rank, at a
+    place that the shared seed gives, 4 bytes an entry. ``scope`` is "vector", one block of all parameters, or
+    "tensor", one block of each. In place of a number ``ratio`` may be a link that is a contraction,
+    ``DEF(TopK(0.01))``. Linear links are sent by all-reduce, others by all-gather. Raises ``ValueError`` for a ratio
+    below 1 or infinite, and ``CombinationError`` for a link that is no contraction or has a memory.
     """
 
     ratio: float | Link = 64.0
@@ -83,27 +82,31 @@ class Feedback(Method):
 
     @property
     def link(self) -> Link | None:
-        """What sends in place of the block."""
+        """The link that sends in place of the block, or None."""
         return self.ratio if isinstance(self.ratio, Link) else None
 
     @property
     def block(self) -> RandomBlock:
-        """Where the block is, and how long."""
+        """The block: where it starts, and how many entries it has."""
         assert not isinstance(self.ratio, Link)
         return RandomBlock(self.ratio)
 
     @property
     def detach(self) -> float | None:
-        """lambda: the gradient is taken at x - lambda * e. None: what is measured to be best."""
+        """lambda: the gradient is taken at x - lambda * e. None: the best lambda as it is measured."""
         return 0.0
 
     @property
     def measured(self) -> bool:
-        """Whether the best lambda is measured on the way, for a number more in each block."""
+        """Whether the best lambda is measured during training. That takes one number (4 bytes) more in each block."""
         return False
 
     def first(self, ranks: int) -> float:
-        """lambda before anything was measured: (1 + 1 / K) / 2, as if half of what K ranks owe were common to all."""
+        """lambda before anything was measured.
+
+        Where it is to be measured, (1 + 1 / K) / 2 for K ranks: the best lambda if half of what they owe were common
+        to all.
+        """
         return (1 + 1 / ranks) / 2 if self.detach is None else self.detach
 
     def warn(self, ranks: int) -> None:
@@ -117,22 +120,22 @@ class Feedback(Method):
 
     @property
     def applied(self) -> float:
-        """The local model between steps is x - applied * e."""
+        """The parameters hold x - applied * e between steps."""
         return 0.0
 
     @property
     def given(self) -> float:
-        """What is evaluated is x - given * mean e."""
+        """The model that is evaluated is x - given * mean e."""
         return 0.0
 
     @property
     def estimate(self) -> bool:
-        """Whether the step itself is estimated: what is kept is minus the estimate."""
+        """Whether the step itself is estimated. Then e is minus the estimate."""
         return False
 
     @property
     def every(self) -> int | None:
-        """Steps between averages of the residuals; None: they are never averaged."""
+        """How many steps lie between two averages of the residuals. None: they are never averaged."""
         return None
 
 
@@ -140,9 +143,10 @@ class Feedback(Method):
 class EF(Feedback):
     """Error feedback: what was not sent is added to the next step.
 
-    Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847; with
-    momentum, Zheng, Huang, Kwok, NeurIPS 2019. Differences from the papers: momentum is each
-    rank's own, as in the thesis.
+    Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847; with momentum, Zheng, Huang,
+    Kwok, NeurIPS 2019.
+
+    Differences from the papers: momentum is each rank's own, as in the thesis.
     """
 
     paper = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
@@ -152,15 +156,14 @@ class EF(Feedback):
 class SAEF(Feedback):
     """Step-ahead error feedback: the gradient is taken where the error has been applied.
 
-    Every ``average`` steps, after what is sent and before the next gradient point is set, each
-    rank's residual becomes the mean of all, for as many bytes as a dense gradient; they are in the
-    ledger. None: never. Xu, Huo, Huang, "Step-Ahead Error Feedback for Distributed Training with
-    Compressed Gradient", AAAI 2021.
+    Every ``average`` steps each rank's residual becomes the mean of all. That happens after the block is sent and
+    before the next gradient is taken, and costs as many bytes as a dense gradient, which are in the ledger. None:
+    never. Raises ``ValueError`` for an ``average`` below 1. Xu, Huo, Huang, "Step-Ahead Error Feedback for
+    Distributed Training with Compressed Gradient", AAAI 2021.
 
-    Differences from the paper: that residuals are averaged every 100 steps is a default of ours, a
-    hundredth of dense training's bytes besides those of the blocks. With ``average=None`` it lacks
-    that half of the method: it then makes the steps of ``DEF(lam=1)``, and so of ``PSync``, and is
-    evaluated at x.
+    Differences from the paper: the default of 100 steps is ours. It adds a hundredth of dense training's bytes to
+    those of the blocks. ``average=None`` leaves out that half of the method: it then makes the steps of
+    ``DEF(lam=1)``, and so of ``PSync``, and is evaluated at x.
     """
 
     paper = "Xu, Huo, Huang, AAAI 2021, arXiv:2008.05823"
@@ -185,14 +188,13 @@ class SAEF(Feedback):
 class PSync(Feedback):
     """Partial synchronisation: every rank goes its own way, and one block at a time is made equal.
 
-    A rank's own model is x - e: it steps with its own gradient, and on the block all models
-    are averaged. Ranks therefore differ between steps; ``averaged()`` evaluates the mean of their
-    models, ``state_dict()`` saves what they share. Xie, Zheng, Koyejo, Gupta, Li, Lin, "CSER:
-    Communication-Efficient SGD with Error Reset", NeurIPS 2020, with an error reset at every step
-    and nothing else sent.
+    A rank's own model is x - e: it steps with its own gradient, and on the block all models are averaged. So ranks
+    hold different models between steps. ``averaged()`` evaluates the mean of their models, and ``state_dict()`` saves
+    x, which they share. Xie, Zheng, Koyejo, Gupta, Li, Lin, "CSER: Communication-Efficient SGD with Error Reset",
+    NeurIPS 2020, with an error reset at every step and nothing else sent.
 
-    Differences from the paper: the recursion is written with x and e, where it is that of
-    ``DEF(lam=1)``; they differ in what a rank evaluates and where others look at the model.
+    Differences from the paper: the recursion is written with x and e, and is that of ``DEF(lam=1)``. The two differ
+    in which model a rank evaluates, and in which model others find in the parameters.
     """
 
     paper = "Xie et al., NeurIPS 2020, arXiv:2007.13221"
@@ -214,14 +216,12 @@ class PSync(Feedback):
 class EF21(Feedback):
     """Both ends keep an estimate of each rank's step; what is sent is compressed progress towards the truth.
 
-    g <- g + C(u - g); x <- x - mean g. It needs a compressor that sends what is large,
-    ``EF21(TopK(0.1))``: over random blocks an estimate is ``ratio`` steps old and, as the
-    thesis says, training does not converge. Richtárik, Sokolov, Fatkhullin, NeurIPS 2021,
-    arXiv:2106.05203, Algorithm 2.
+    g <- g + C(u - g); x <- x - mean g. It needs a compressor that sends what is large, ``EF21(TopK(0.1))``. Over
+    random blocks an estimate is ``ratio`` steps old and, as the thesis says, training does not converge. Richtárik,
+    Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203, Algorithm 2.
 
-    Differences from the paper: it estimates the optimiser's step in place of the gradient, so
-    momentum is each rank's own. ``Hook(EF21(TopK(0.1)))``, around the link of that name, estimates
-    gradients.
+    Differences from the paper: the optimiser's step is estimated in place of the gradient, so momentum is each rank's
+    own. ``Hook(EF21(TopK(0.1)))``, around the link of that name, estimates gradients.
     """
 
     paper = "Richtárik, Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203"
@@ -235,21 +235,23 @@ class EF21(Feedback):
 class DEF(Feedback):
     """Detached error feedback: the gradient is taken at x - lam * e, between x and the rank's own model.
 
-    ``averaged()`` gives y = x - mean e, which follows uncompressed SGD: y <- y - mean u. The
-    thesis, Algorithm 1; with momentum, Equation 2-11.
+    ``averaged()`` gives y = x - mean e, which follows uncompressed SGD: y <- y - mean u. The thesis, Algorithm 1;
+    with momentum, Equation 2-11.
 
-    ``lam`` brings the points where gradients are taken nearest to y at ||mean e||^2 / mean ||e_k||^2
-    (Equation 2-9, case 2). That is 1 for one rank, and at least 1 / K for K whose residuals have no
-    more in common than chance. It is measured on the blocks that are sent, whose entries are a random
-    sample: each block has one float more, the rank's own ||p_k||^2 of the block, so that what comes back has
-    the mean of them beside ||mean p||^2. Both are kept as sums that lose a hundredth each step. Where
-    a link sends, which may send what is largest, a sample of every 1,024th entry of e is averaged
-    every 16 steps. None, the default: lam is what was measured, anew every 16 steps, within
-    [1 / K, 1]; before the first step (1 + 1 / K) / 2. It is the same on all ranks and a part of the
-    state. A number stays what it is; ``lam_star`` of what ``compress`` returns says what was measured.
+    The points where gradients are taken are nearest to y at lam = ||mean e||^2 / mean ||e_k||^2 (Equation 2-9, case
+    2). That is 1 for one rank. For K ranks whose residuals have no more in common than chance it is 1 / K, and more
+    otherwise. It is measured on the blocks that are sent, whose entries are a random sample. Each block has one float
+    more, the rank's own ||p_k||^2 of the block. So the mean that comes back has the mean of these beside ||mean
+    p||^2. Both are kept as sums that lose a hundredth each step. Where a link sends, which may choose the largest
+    entries, every 1,024th entry of e is averaged every 16 steps.
 
-    Differences from the thesis: those of this module. lam is the thesis' tuned number, .3 for its 16 workers,
-    only where it is given.
+    ``lam=None``, the default: lam is what was measured, anew every 16 steps, within [1 / K, 1]. Before the first step
+    it is (1 + 1 / K) / 2. It is the same on all ranks and a part of the state. A number is kept constant, and
+    ``lam_star`` of what ``compress`` returns says what was measured. A number below 1 / K is warned of. Raises
+    ``ValueError`` for a number outside 0 to 1.
+
+    Differences from the thesis: by default lam is measured; the thesis has one tuned number, .3 for its 16 workers,
+    which is ``lam=0.3``. Those of this module.
     """
 
     paper = "Xu, Huang, ICML 2022"
@@ -278,7 +280,9 @@ class DEF(Feedback):
 class DEFA(DEF):
     """DEF-A: trained as DEF, but x itself is evaluated, an average of where y has been.
 
-    The thesis, section 2.3: it generalises sooner. Differences from the thesis: those of this module.
+    The thesis, section 2.3: it generalises sooner. To evaluate x needs no all-reduce.
+
+    Differences from the thesis: by default lam is measured, as in DEF. Those of this module.
     """
 
     @property
@@ -290,11 +294,10 @@ class DEFA(DEF):
 class Hook(Method):
     """Any link for the gradient: every rank sees the mean of what the links deliver.
 
-    It stands where DistributedDataParallel averages, so clipping, the optimiser and all that
-    follows see one gradient, the same on every rank. Linear links go by all-reduce, the others by
-    all-gather, and each rank keeps the receiving ends of all: ``Hook(LBGM(SignSGD()))``,
-    ``Hook(ErrorFeedback(TopK(0.01)))``, ``Hook(PowerSGD(2))``, ``Hook(Half())``. ``Hook(Dense())``
-    is plain data-parallel training.
+    It stands where DistributedDataParallel averages gradients. So clipping, the optimiser and all that follows see
+    one gradient, the same on every rank. Linear links go by all-reduce and the others by all-gather, and each rank
+    keeps the receiving ends of all: ``Hook(LBGM(SignSGD()))``, ``Hook(ErrorFeedback(TopK(0.01)))``,
+    ``Hook(PowerSGD(2))``, ``Hook(Half())``. ``Hook(Dense())`` is plain data-parallel training.
     """
 
     link: Link

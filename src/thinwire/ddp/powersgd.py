@@ -1,13 +1,14 @@
-"""PowerSGD by all-reduce: the power iteration is one of the mean gradient's, in two rounds.
+"""PowerSGD by all-reduce: one power iteration of the mean gradient, in two rounds.
 
-T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-Distributed Optimization", NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2. The link of that name
-says which layers go in factors and keeps what is owed and where the iteration is; but where ranks
-send factors of their own through it, here all ranks share one P, the mean of theirs, and the mean of
-M^T P is exact for it.
+T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2.
 
-Differences from the paper: none. What is owed is M - P (M^T P)^T with each rank's own M, as
-printed, and P is that of the mean.
+The link ``PowerSGD`` says which layers go in factors, and keeps what is owed and Q. Through the link each sender has
+factors of its own. Here all ranks share one P, which comes from the mean of their M Q, and the mean of M^T P is exact
+for it.
+
+Differences from the paper: none. What is owed is M - P (M^T P)^T with each rank's own M, as printed, and P is that of
+the mean.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .collectives import Mean, Talk
 
 
 def low_rank(link: PowerSGD, own: Sender, g: Params, key: Key) -> Talk[tuple[Params, Sender] | None]:
-    """The mean gradient as all ranks see it, and what this rank keeps; None where any rank's is not finite.
+    """The mean gradient as all ranks see it, and what this rank keeps; None if the gradient of any rank is not finite.
 
-    Two all-reduces: of P = M Q, of layers that are sent whole and of a flag; and of M^T P.
+    Two all-reduces: one of P = M Q, of the layers that are sent whole and of a flag, and one of M^T P.
     """
     finite = g.finite()
     owed = (g if finite else g.zeros()) + own.residual

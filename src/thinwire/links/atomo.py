@@ -1,11 +1,12 @@
 """ATOMO: a few singular atoms, drawn so that their sum is right on average.
 
-Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning
-via Atomic Sparsification", NeurIPS 2018, arXiv:1806.04090, Algorithm 1 (Spectral-ATOMO).
+Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
+Sparsification", NeurIPS 2018, arXiv:1806.04090, Algorithm 1 (Spectral-ATOMO).
 
-Differences from the paper: a layer is the matrix [first dimension, all others]; layers of one
-dimension, and those whose ``rank`` atoms would be no fewer floats, are sent whole; where more
-atoms were drawn than the layer has room for, their sum is sent.
+Differences from the paper: every layer is the matrix [first dimension, all others]. Layers of one dimension are sent
+whole, and so are those whose ``rank`` atoms would be no fewer floats. If more atoms were drawn than the layer has
+room for, their sum is sent. Atoms below 1.2e-7 of the largest are rounding errors of 32-bit floats and are never
+drawn.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ NOISE = torch.finfo(torch.float32).eps  # atoms below this share of the largest 
 class ATOMO(Codec):
     """Singular atoms of each layer, each kept by chance and divided by its chance: ``rank`` of them on average.
 
-    The sum is unbiased and its variance the least that so many atoms allow. Not a
-    contraction: an atom that was kept is longer than it was. ``LowRank`` is the biased one.
+    An atom takes m + n floats of 4 bytes for a layer of m by n. The sum is right on average, and its variance is the
+    least that so many atoms allow. It is no contraction: an atom that was kept is longer than it was. ``LowRank`` is
+    the biased one. Raises ``ValueError`` for a rank below 1.
     """
 
     paper = "Wang et al., NeurIPS 2018, arXiv:1806.04090"

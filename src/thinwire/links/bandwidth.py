@@ -16,11 +16,12 @@ from .wrappers import adopt
 class ByBandwidth(Link):
     """The link of the highest rate that a client's uplink reaches: ``ByBandwidth({"1": Half(), "*": TopK(0.01)})``.
 
-    Rates are in Mbit/s, written as texts; ``"*"`` is any, as ``"0"`` is. Both ends know what
-    was measured: in a deployment the server says it in each call, in a simulation it is the rate
-    of ``network``. An uplink below all rates takes the lowest, one that was not measured yet the
-    highest, unless ``serve(mbit=...)`` says what it carries at least. Every link keeps its own
-    states: what error feedback owes stays with the link that owes it.
+    Rates are in Mbit/s, written as texts; ``"*"`` stands for any rate, as ``"0"`` does. Both ends know the measured
+    rate. In a deployment the server says it in each call, and in a simulation it is the rate of ``network``. An
+    uplink below all rates takes the lowest. One that was not measured yet takes the highest, unless
+    ``serve(mbit=...)`` says what it carries at least. Every link keeps its own states, so what error feedback owes
+    stays with the link that owes it. Raises ``ValueError`` for an empty table, a rate that is no number, or the same
+    rate twice.
     """
 
     links: dict[str, Link]
@@ -38,11 +39,11 @@ class ByBandwidth(Link):
 
     @property
     def rates(self) -> list[float]:
-        """In the order of ``links``."""
+        """The rates in Mbit/s, in the order of ``links``."""
         return [_mbit(rate) for rate in self.links]
 
     def chosen(self, mbit: float | None) -> str:
-        """Which of ``links`` goes with an uplink."""
+        """The key of the link in ``links`` for an uplink of ``mbit`` Mbit/s (None: not measured yet)."""
         rates = dict(zip(self.rates, self.links, strict=True))
         reached = [rate for rate in rates if mbit is None or rate <= mbit]
         return rates[max(reached) if reached else min(rates)]

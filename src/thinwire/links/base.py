@@ -15,50 +15,61 @@ from ..wire import MOST, Packet, State, conform, modest
 
 
 class Link(Config, ABC):
-    """What one side does to send ``Params``, and the other to receive them.
+    """What one side does to send ``Params``, and what the other side does to receive them.
 
-    The contract: ``send`` also returns exactly what the other side will see, bit for bit
-    what ``recv`` makes of ``loads(dumps(packet))``. Both ends keep a state that goes in and
-    comes out; a lost message is undone by keeping the old one. ``x`` is finite: what comes of
-    NaN, or of numbers too large for what a link makes of them, is a :class:`NonFinite` that
-    names the link, or a packet that ``loads`` refuses; no state is the worse for it. A state
-    shares no memory with what was given or returned: a caller that has one buffer for all rounds
-    writes into ``x``, the packet, and what was seen. ``x`` may hold fewer layers than the link
-    was opened on: then only their part of the state moves. ``layout`` is that of the layers that
-    were sent (the message says which).
+    The contract:
+
+    - ``send`` returns the packet, what the receiver will see, and the sender's next state. What the receiver will see
+      is, bit for bit, what ``recv`` makes of ``loads(dumps(packet))``.
+    - Both ends keep a state that goes in and comes out. After a lost message both go on from the states before it.
+    - ``x`` must be finite. On NaN, infinity, or numbers too large for the link, ``send`` raises :class:`NonFinite`
+      with the link's name, or makes a packet that ``loads`` rejects. The old states remain valid.
+    - A state shares no memory with what was given or returned. A caller may reuse the buffers of ``x``, of the packet
+      and of what the receiver sees.
+    - ``x`` may hold fewer layers than the link was opened with. Then only their part of the state changes. ``layout``
+      is the layout of the layers that were sent, and the message says which they are.
     """
 
     example = "TopK(0.01)"
 
     linear: bool = False
-    """The mean of packets decodes to the mean (of count sketches to its estimate): the server decodes once,
+    """The mean of packets decodes to the mean (of count sketches: to its estimate). So the server decodes once, and
     all-reduce is allowed."""
     contraction: bool = False
     """``‖x - seen‖ <= c ‖x‖`` with c < 1: what error feedback needs."""
     memory: bool = False
     """The receiver's half keeps a state between messages."""
     absolute: bool = False
-    """What is seen is near ``x`` itself, whatever x is: fit for broadcasts, which are absolute values."""
+    """The receiver sees values near ``x`` itself, whatever x is. Broadcasts need that: they are absolute values."""
 
     def open(self, like: Params) -> tuple[State, State]:
-        """The two states before the first message, at ``like``'s values (zeros upwards)."""
+        """The sender's and the receiver's state before the first message.
+
+        ``like`` has the layers, and the values that both ends know: the model for a broadcast, zeros for a reply.
+        """
         return None, None
 
     @abstractmethod
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        """The packet, what the receiver will see, the sender's next state."""
+        """The packet, what the receiver will see, and the sender's next state.
+
+        Raises :class:`NonFinite` if ``x`` is not finite and the link relies on that.
+        """
 
     @abstractmethod
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        """What was sent, the receiver's next state."""
+        """What was sent, as layers of ``layout``, and the receiver's next state.
+
+        Raises ``WireError`` for a packet that is no packet of this link.
+        """
 
     def check(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         """:meth:`recv` of a packet that anyone may have made. Raises ``WireError``, and changes nothing.
 
-        The law: what passes, ``recv`` takes, and ``fold``, ``scale`` and ``recv`` of a linear link, and
-        what they make of it is finite. By default ``recv`` is asked, so a link whose ``recv`` is strict about
-        shapes, types, lengths and ranges needs no other; of a linear link ``packet`` has also to be like
-        :meth:`shape`. No packet may make ``recv`` take more memory or time than an honest one of the same layers.
+        A packet that passes is accepted by ``recv``, and of a linear link also by ``fold`` and ``scale``. Everything
+        that they make of it is finite. By default this asks ``recv``, so a link whose ``recv`` is strict about
+        shapes, types, lengths and ranges needs no other check. A linear link's packet also has to be like
+        :meth:`shape`. No packet may make ``recv`` take more memory or time than an honest packet of the same layers.
         """
         if self.linear:
             conform(packet, self.shape(layout, key))
@@ -68,7 +79,7 @@ class Link(Config, ABC):
         return seen, rx
 
     def shape(self, layout: Layout, key: Key) -> Packet:
-        """What all packets of a linear link are like: that of zeros, with tensors that take no memory."""
+        """The shape of all packets of a linear link: the packet of zeros, with tensors that take no memory."""
         zero = layout.zeros()
         return _hollow(self.send(zero, self.open(zero)[0], key)[0])
 
@@ -94,9 +105,9 @@ class Link(Config, ABC):
         return self.scale(total, sum(weights))
 
     def floats(self, packet: Packet) -> float:
-        """The paper's own figure: 32-bit floats' worth of values; indices, masks and headers count nothing.
+        """The paper's own figure: how many 32-bit floats the values are worth.
 
-        Never bytes: those are the ``len`` of what was sent.
+        Indices, masks and headers count nothing. It is not bytes: those are the ``len`` of what was sent.
         """
         return floats(packet)
 
@@ -107,7 +118,7 @@ class Codec(Link):
     example = "Half()"
 
     grows: bool = False
-    """What is seen may hold larger numbers than what was sent, up to infinity: ``send`` looks."""
+    """What the receiver sees may be larger than ``x``, up to infinity. So ``send`` checks that it is finite."""
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
@@ -157,7 +168,7 @@ def _hollow(packet: Packet) -> Packet:
 
 
 def finite(link: Link, x: Tensor) -> Tensor:
-    """``x``, which a link is about to rely on. Raises :class:`NonFinite` where an entry is NaN or infinite."""
+    """Return ``x``. Raises :class:`NonFinite`, with the link's name, if an entry is NaN or infinite."""
     if not is_finite(x):
         raise NonFinite(
             f"{link!r} was given NaN, infinity, or numbers too large for what it makes of them; "
@@ -167,7 +178,7 @@ def finite(link: Link, x: Tensor) -> Tensor:
 
 
 def join(layout: Layout, layers: Iterable[Tensor]) -> Params:
-    """Layers, in order, as the vector of a layout."""
+    """The layers of a layout, given in its order, as one vector."""
     flat = layout.zeros().flat
     for (start, size, _), layer in zip(layout.spans.values(), layers, strict=True):
         flat[start : start + size] = layer.reshape(-1)

@@ -19,15 +19,15 @@ from .dense import vector
 class RandomBlock(Codec):
     """One run of neighbours of each layer, a ``ratio``-th of it, wherever the shared seed says.
 
-    RBGS, random block-wise gradient sparsification. The block has max(1, floor(n / ratio))
-    of n entries, starts anywhere with the same probability and goes on at the beginning
-    when it meets the end. It is the same for every client of a round, so nothing but its
-    values is sent, and packets can be averaged before they are decoded. A contraction on
-    average: every entry is sent as often as any other. With ``unbiased`` the values are
-    divided by the share sent (then it is none). Xu, Huang, "Detached Error Feedback for
+    This is RBGS, random block-wise gradient sparsification. Of a layer's n entries the block has max(1,
+    floor(n/ratio)). Every start has the same probability, and the block goes on at the beginning when it meets the
+    end. It is the same for all clients of a round. So only its values are sent, 4 bytes each, and packets can be
+    averaged before they are decoded. It is a contraction on average over the draw, because every entry is sent as
+    often as any other. With ``unbiased`` the receiver divides the values by the share that was sent, and the link is
+    no contraction. Raises ``ValueError`` for a ``ratio`` below 1 or infinite. Xu, Huang, "Detached Error Feedback for
     Distributed SGD with Random Sparsification", ICML 2022.
 
-    Differences from the paper: none (it does not rescale; ``unbiased`` is an addition).
+    Differences from the paper: none in the default. ``unbiased`` is an addition: the paper does not rescale.
     """
 
     paper = "Xu, Huang, ICML 2022"

@@ -36,21 +36,20 @@ class _Option(NamedTuple):
 class Budget(Link):
     """At most ``bytes`` a message: for each layer the codec of ``ladder`` that is worth its bytes.
 
-    Every layer is encoded once by every codec, and its bytes and squared error are measured.
-    All layers begin at their cheapest codec; then the step to a dearer one that takes most
-    error off a byte, over all layers, is made again and again, as long as the message stays
-    within the budget. Which codec a layer has is in the packet, a byte each. The budget is
-    for the packet as it is serialised, ``len(dumps(packet))``, and holds for every message;
-    one that cannot hold the layers at their cheapest is a ``ValueError`` that says what they
-    take. Costs the time of all codecs together, and the memory of all their packets.
+    Every layer is encoded once by every codec, and its bytes and squared error are measured. All layers begin at
+    their cheapest codec. Then the step to a dearer codec that takes most error off a byte, over all layers, is made
+    again and again, as long as the message stays within the budget. The packet names each layer's codec in one byte.
+    The budget is for the serialised packet, ``len(dumps(packet))``, and holds for every message. Costs the time of
+    all codecs together, and the memory of all their packets. ``send`` raises ``ValueError`` if the layers at their
+    cheapest need more, and says how many bytes they need.
 
-    The steps are those along the lower convex hull of each layer's points (bytes, error), in
-    the order of a falling Lagrange multiplier, which is the least error for the bytes used:
-    Shoham, Gersho, "Efficient Bit Allocation for an Arbitrary Set of Quantizers", IEEE Trans.
-    ASSP, 1988. Differences from the paper: it stops at the first step that does not fit. Here
-    the bytes that are left go to whatever still fits, best first; and the step is made all the
-    same, with the others beginning anew, if that leaves less error (one layer may be nearly
-    the whole model).
+    The steps are those along the lower convex hull of each layer's points (bytes, error), in the order of a falling
+    Lagrange multiplier, which is the least error for the bytes used: Shoham, Gersho, "Efficient Bit Allocation for an
+    Arbitrary Set of Quantizers", IEEE Trans. ASSP, 1988.
+
+    Differences from the paper: its algorithm stops at the first step that does not fit. Here the bytes that are left
+    go to whatever still fits, best first. Then the step that did not fit is tried as well, with the other layers
+    bought anew after it, and the choice with less error is sent (one layer may be nearly the whole model).
     """
 
     paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"

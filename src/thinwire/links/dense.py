@@ -16,7 +16,7 @@ from .base import Codec, Link
 
 @dataclass(frozen=True)
 class Dense(Codec):
-    """Every number as it is, 4 bytes each. All layers lie in one tensor, so nothing is copied."""
+    """Every number as it is, 4 bytes each. All layers are sent as one tensor, which is not copied."""
 
     linear = True
     contraction = True
@@ -56,7 +56,7 @@ class _Narrow(Codec):
 
 @dataclass(frozen=True)
 class Half(_Narrow):
-    """IEEE half precision, 2 bytes each: 11 significant bits, at most 65,504 (larger values stop there)."""
+    """IEEE half precision, 2 bytes each: 11 significant bits. Numbers beyond 65,504 are cut to 65,504."""
 
     dtype = torch.float16
 
@@ -69,7 +69,7 @@ class BF16(_Narrow):
 
 
 def vector(packet: Packet, size: int, *dtypes: torch.dtype) -> Tensor:
-    """The packet, if it is a vector of this size and one of these types; else ``WireError``."""
+    """The packet. Raises ``WireError`` unless it is a vector of this size and one of these types."""
     kinds = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
     check(
         isinstance(packet, Tensor) and packet.dtype in dtypes and packet.shape == (size,),
@@ -80,14 +80,14 @@ def vector(packet: Packet, size: int, *dtypes: torch.dtype) -> Tensor:
 
 
 def octets(packet: Packet) -> Tensor:
-    """The packet, if it is a row of bytes; else ``WireError``. How many is for those to check who read them."""
+    """The packet. Raises ``WireError`` unless it is a row of bytes. The caller checks how many bytes there are."""
     check(isinstance(packet, Tensor) and packet.dtype == torch.uint8 and packet.ndim == 1, "a row of bytes")
     tensor: Tensor = packet
     return tensor
 
 
 def number(packet: Packet) -> Tensor:
-    """The packet, if it is one 32-bit number; else ``WireError``."""
+    """The packet. Raises ``WireError`` unless it is one 32-bit number."""
     check(isinstance(packet, Tensor) and packet.dtype == torch.float32 and packet.shape == (), "one number")
     tensor: Tensor = packet
     return tensor

@@ -22,20 +22,20 @@ from .sparse import kept
 class DropoutAvg(Codec):
     """A share ``drop`` of each layer is left out; each entry is averaged over those who sent it.
 
-    FedDropoutAvg: Gunesli, Bilal, Raza, Rajpoot, "FedDropoutAvg: Generalizable federated
-    learning for histology image classification", 2021, arXiv:2111.13230. Its dropping of
-    clients is the runner's ``dropout``. The entries are drawn anew by every client in every
-    round; a bit an entry says which were sent. ``drop=0.0`` is ``Dense()``.
+    FedDropoutAvg: Gunesli, Bilal, Raza, Rajpoot, "FedDropoutAvg: Generalizable federated learning for histology image
+    classification", 2021, arXiv:2111.13230. Every client draws its entries anew in every round. A message has one bit
+    an entry that says which were sent, and 4 bytes for each of them. ``drop=0.0`` delivers what ``Dense()`` does.
+    Raises ``ValueError`` unless 0 <= drop < 1. The paper also leaves out whole clients: that is the runner's
+    ``dropout``.
 
-    Linear, in that packets are averaged before they are decoded; but where others add to
-    ``sum(w x) / sum(w)`` over everyone, here both sums are over those who sent the entry. One
-    that nobody sent is zero: the model keeps it. Inside a link that is not linear
-    (``LBGM(DropoutAvg())``), and where the server clips replies (``clip=``, ``Privacy``),
-    packets are decoded one by one, and what was dropped is zero there too. No contraction:
-    what is left out is made up for by the others, and a residual would deliver it twice.
+    The link is linear: packets are averaged before they are decoded. Other links divide ``sum(w x)`` by ``sum(w)``
+    over all clients. Here both sums are over the clients that sent the entry, and an entry that nobody sent is zero.
+    Inside a link that is not linear (``LBGM(DropoutAvg())``), and where the server clips replies (``clip=``,
+    ``Privacy``), packets are decoded one by one, and an entry that was left out counts as zero. The link is no
+    contraction: the other clients make up for what one leaves out, and a residual would deliver it twice.
 
-    Differences from the paper: the change of the model is dropped instead of the model,
-    which has the same mean. Exactly ``drop`` of the entries go, rounded down; at least one stays.
+    Differences from the paper: the change of the model is dropped in place of the model, which has the same mean.
+    Exactly ``drop`` of the entries are left out, rounded down, and at least one is sent.
     """
 
     paper = "Gunesli et al., 2021, arXiv:2111.13230"
@@ -67,7 +67,7 @@ class DropoutAvg(Codec):
         return _spread(packet).view(shape)
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
-        """Of each layer: sum of w x, and of w, over those who sent an entry; sum of w over everyone."""
+        """Of each layer: the sums of w x and of w over those who sent an entry, and the sum of w over everyone."""
         spread = [_spread(layer) for layer in packet]  # all are checked before any is added
         totals: list[Any] = total or [(None, None, 0.0)] * len(packet)
         return [

@@ -25,13 +25,12 @@ class Entropy(Link):
     """``inner``'s packet as it is, by zstd, or by range coding, whichever takes the fewest bytes.
 
     Quantised updates shrink most: ``Entropy(QSGD(16))``, ``Entropy(Int8())``. Range coding
-    (:mod:`thinwire.kernels.rans`) comes within a percent or two of :func:`entropy_bound` and
-    wins where most bytes are alike; zstd also finds what repeats. What is seen, error
-    feedback and memory are those of ``inner``; but coded packets cannot be added up, so
-    they are decoded before they are averaged.
+    (:mod:`thinwire.kernels.rans`) comes within a percent or two of :func:`entropy_bound` and wins where most bytes
+    are alike. zstd also finds what repeats. The receiver sees what ``inner`` delivers, and states are those of
+    ``inner``. Coded packets cannot be added up, so they are decoded before they are averaged.
 
-    A receiver decompresses at most :func:`limit` bytes, in which there are at most
-    :func:`values` values; another packet is sent as it is.
+    A receiver decompresses at most :func:`limit` bytes with at most :func:`values` values in them. A packet beyond
+    these is sent as it is. ``recv`` raises ``WireError`` for a packet that announces more.
     """
 
     inner: Link
@@ -55,12 +54,12 @@ class Entropy(Link):
 
 
 def limit(layout: Layout) -> int:
-    """The most bytes a receiver of these layers decompresses: 5 an entry (no link here sends more) and 1 kB a layer."""
+    """The most bytes that a receiver of these layers decompresses: 5 an entry (no link sends more) and 1 kB a layer."""
     return 5 * layout.size + 1024 * (len(layout.names) + 1)
 
 
 def values(layout: Layout) -> int:
-    """The most values a receiver of these layers decompresses, of which each costs it up to a kilobyte: 32 a layer."""
+    """The most values that a receiver of these layers decompresses: 32 a layer, each up to a kilobyte of memory."""
     return 32 * (len(layout.names) + 1)
 
 

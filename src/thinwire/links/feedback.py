@@ -24,11 +24,12 @@ class Residual(NamedTuple):
 class ErrorFeedback(Link):
     """What a compressor leaves out is added to the next update.
 
-    p = x + e; send C(p); e <- p - C(p). Seide et al., Interspeech 2014; Karimireddy et al.,
-    ICML 2019, arXiv:1901.09847, Algorithm 2.
+    p = x + e; send C(p); e <- p - C(p). The message is that of the inner link. The sender keeps e, one vector. Raises
+    ``CombinationError`` if the inner link is no contraction. Seide et al., Interspeech 2014; Karimireddy et al., ICML
+    2019, arXiv:1901.09847, Algorithm 2.
 
-    Differences from the paper: x is the whole update of a round, so the learning rate is in
-    it. Layers that a round leaves out keep their residual.
+    Differences from the paper: x is the whole update of a round, so the learning rate is in it. Layers that a round
+    leaves out keep their residual.
     """
 
     paper = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
@@ -75,9 +76,12 @@ class Estimate(NamedTuple):
 class EF21(Link):
     """Both ends keep an estimate; what is sent is a compressed step towards the truth.
 
-    g <- g + C(x - g). Richtárik, Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203,
-    Algorithm 2. The only kind of lossy link that may carry broadcasts: the estimate comes
-    ever closer to an absolute value. Differences from the paper: none.
+    g <- g + C(x - g). The message is that of the inner link, and each end keeps g, one vector. It may carry
+    broadcasts, because the estimate comes ever closer to an absolute value that settles. Raises ``CombinationError``
+    if the inner link is no contraction, or if its receiver keeps a memory. Richtárik, Sokolov, Fatkhullin, NeurIPS
+    2021, arXiv:2106.05203, Algorithm 2.
+
+    Differences from the paper: none.
     """
 
     paper = "Richtárik, Sokolov, Fatkhullin, NeurIPS 2021, arXiv:2106.05203"

@@ -33,35 +33,31 @@ class LookBack(NamedTuple):
 class LBGM(Link):
     """Send one scalar while the update keeps its direction.
 
-    Both ends keep the last update that was sent whole, l: what ``inner`` delivered of it. If
-    the squared sine of the angle between the new one, g, and l is at most ``threshold`` (the
-    paper's delta), the scalar rho = <g, l> / |l|^2 is sent and rho * l is seen; else ``inner``
-    sends, and what it delivers becomes l. The whole vector is tested at once;
-    ``Layerwise(LBGM(...))`` tests layer by layer, as the authors' code does.
+    Both ends keep l, the last update that was sent whole, as ``inner`` delivered it. If the squared sine of the angle
+    between the new update g and l is at most ``threshold`` (the paper's delta), the scalar rho = <g, l> / |l|^2 is
+    sent, 4 bytes, and the receiver sees rho * l. Otherwise ``inner`` sends, and what it delivers becomes l. The whole
+    vector is tested at once; ``Layerwise(LBGM(...))`` tests layer by layer, as the authors' code does. Raises
+    ``ValueError`` unless 0 <= threshold <= 1, and ``CombinationError`` if the receiver of ``inner`` keeps a memory.
 
-    ``compare`` says what g is. "delivered", as in the paper: what the inner link would
-    deliver. The inner link is asked each round and keeps its next state, recycled or not:
-    ``LBGM(ErrorFeedback(TopK(0.1)))``. "dense": the update as it is.
-    Then the inner link is asked only when it sends, a recycled round leaves its state alone,
-    and recycling loses at most ``threshold`` of |g|^2. So over a contraction it is one, and
-    error feedback may go around it: ``ErrorFeedback(LBGM(TopK(0.1), compare="dense"))``. l is what
-    was delivered all the same, for the receiver has nothing else: a threshold below the share of
-    |g|^2 that the inner link leaves out recycles hardly ever.
+    ``compare`` says what g is. With "delivered", as in the paper, g is what the inner link would deliver. The inner
+    link is asked in each round and keeps its next state, recycled or not: ``LBGM(ErrorFeedback(TopK(0.1)))``. With
+    "dense", g is the update as it is. The inner link is asked only when it sends, and a recycled round leaves its
+    state alone. Recycling then loses at most ``threshold`` of |g|^2. So if the inner link is a contraction, LBGM is
+    one too, and ``ErrorFeedback(LBGM(TopK(0.1), compare="dense"))`` is allowed. l is what was delivered in both
+    cases, because the receiver has nothing else. So a threshold below the share of |g|^2 that the inner link leaves
+    out hardly ever recycles.
 
-    ``store="packet"`` keeps l as the message that it came in, to be decoded when it is looked
-    back on: the memory of both ends is then as small as what was sent, which is Appendix
-    C.1's compressed look-back gradient. Nothing else changes. Its other answers to a memory
-    of clients times model are ``simulate(..., states="disk")``, where every client's ends are
-    a file until it is sampled, and :class:`~thinwire.ClusteredLBGM`.
+    ``store="packet"`` keeps l as the message in which it came, and decodes it in each round. The memory of both ends
+    is then as small as what was sent: Appendix C.1's compressed look-back gradient. Nothing else changes. The
+    appendix's other answers to a memory of clients times model are ``simulate(..., states="disk")``, which keeps
+    every client's ends in a file until the client is sampled, and :class:`~thinwire.ClusteredLBGM`.
 
-    Differences from the paper: g is the change of the model over the round, which equals
-    the sum of gradients times the learning rate for plain SGD and stays right with
-    momentum and decay. In the authors' code top-k enters the bill alone: what is tested, kept and
-    applied is the dense update with its residual, and a round is billed as the smaller of LBGM's
-    message and top-k's values. No link here does that, for no receiver could: with error feedback
-    even a constant update is delivered at ever other places, so that hardly any round recycles.
-    Sampled clients are weighted over those that took part (Algorithm 3 as printed shrinks the
-    step by the share of clients sampled).
+    Differences from the paper: g is the change of the model over the round. For plain SGD it equals the sum of
+    gradients times the learning rate, and it stays right with momentum and decay. In the authors' code top-k enters
+    the bill alone: the dense update with its residual is tested, kept and applied, and a round is billed as the
+    smaller of LBGM's message and top-k's values. No link here does that, because no receiver could. With error
+    feedback even a constant update is delivered at ever other places, so hardly any round recycles. Sampled clients
+    are weighted over those that took part. Algorithm 3 as printed shrinks the step by the share of clients sampled.
     """
 
     paper = "Azam et al., ICLR 2022"
@@ -143,7 +139,10 @@ def _opened(message: bytes) -> list[Packet]:
 
 
 def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
-    """rho as a 32-bit number if g may be recycled, else None (Algorithm 1, lines 6 and 7)."""
+    """rho as a 32-bit number if g may be recycled, else None (Algorithm 1, lines 6 and 7).
+
+    None also where l is zero, or where the square of g or rho is not finite. If g is zero, rho is zero.
+    """
     gg, ll, gl = g @ g, l @ l, g @ l
     if ll == 0 or not math.isfinite(gg):
         return None  # nothing to look back on, or nothing to compare

@@ -19,12 +19,11 @@ from .dense import vector
 class LowRank(Codec):
     """The best approximation of each layer by a matrix of rank ``rank``: its truncated singular value decomposition.
 
-    A layer is the matrix [first dimension, all others], m by n, and rank * (m + n) floats are
-    sent in place of m * n. Layers of one dimension (with ``Flat`` that is everything), and
-    those whose factors would be no fewer floats, are sent whole. A contraction: of the squared
-    length at least rank / min(m, n) is kept. The decomposition is exact and takes
-    O(min(m, n)^2 max(m, n)) time; ``PowerSGD`` is the cheap one. What the authors of LBGM call
-    ATOMO is this with rank 2.
+    A layer is the matrix [first dimension, all others], m by n. rank * (m + n) floats of 4 bytes are sent in place of
+    m * n. Layers of one dimension are sent whole, and so are layers whose factors would be no fewer floats. (``Flat``
+    makes one dimension of everything.) It is a contraction: at least rank / min(m, n) of the squared length is kept.
+    The decomposition is exact and takes O(min(m, n)^2 max(m, n)) time; ``PowerSGD`` is the cheap one. What the
+    authors of LBGM call ATOMO is this link with rank 2. Raises ``ValueError`` for a rank below 1.
     """
 
     rank: int = 2
@@ -60,10 +59,10 @@ def thin(shape: Size, rank: int) -> bool:
 def atoms(x: Float[Tensor, "m n"], rank: int | None = None) -> tuple[Float[Tensor, "m rank"], Float[Tensor, "rank n"]]:
     """Rank-one terms of the singular value decomposition, the largest first (None: all of them), in double precision.
 
-    Their sum is left @ right. The factor on the shorter side has orthonormal columns (rows),
-    the other one carries the singular values. Found through the products of the shorter
-    side, so that a long layer costs little more than one pass; not the same on every machine
-    to the last bit, so only the sender calls it.
+    Their sum is left @ right. The factor on the shorter side has orthonormal columns (or rows), and the other factor
+    carries the singular values. They are computed from the eigenvectors of the shorter side's Gram matrix, so a long
+    layer costs little more than one pass. The last bits differ between machines, so only the sender calls this
+    function.
     """
     if len(x) > x.shape[1]:
         left, right = atoms(x.T, rank)
@@ -81,8 +80,8 @@ def factors(left: Float[Tensor, "m rank"], right: Float[Tensor, "rank n"]) -> Fl
 def product(values: Float[Tensor, " size"], shape: Size, rank: int) -> Tensor:
     """The layer that :func:`factors` stand for.
 
-    They are copied first: a product's bits may depend on how its factors are aligned, and in
-    a message they lie where it left them.
+    The factors are copied first. The bits of a product may depend on how its factors are aligned in memory, and in a
+    message the alignment is arbitrary.
     """
     m, n = sides(shape)
     own = values.clone()

@@ -1,18 +1,17 @@
 """PowerSGD: one step of power iteration a round, from where the last one ended.
 
-Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", NeurIPS 2019, arXiv:1905.13727, Algorithms 1 and 2.
+Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
+2019, arXiv:1905.13727, Algorithms 1 and 2.
 
-Differences from the paper: its workers agree on one pair of factors by two all-reduces, of
-M Q and of M^T P. A link is one message in one direction, so here each sender iterates on its
-own matrix and sends its own pair, P and M^T P, and pairs are not averaged: the link is not
-linear. With one sender both are the same. The update of a round takes the place of the
-gradient. Q's columns are made of unit length before they are used (the span is the same,
-small numbers do not vanish), and a column of zeros is drawn anew.
+Differences from the paper: workers there agree on one pair of factors by two all-reduces, of M Q and of M^T P. A link
+is one message in one direction. So each sender here iterates on its own matrix and sends its own pair, P and M^T P,
+and pairs are not averaged: the link is not linear. With one sender both are the same. The update of a round takes the
+place of the gradient. The columns of Q are scaled to unit length before they are used, which keeps their span and
+keeps small numbers from vanishing. A column of zeros is drawn anew.
 
-Seen here: a warm start makes each message nearly as good as the decomposition, where a cold
-one loses half as much again. But with error feedback a cold one can owe less in the end, where
-updates repeat themselves: it finds at once what has piled up outside the last directions.
+Measured here: with a warm start each message is nearly as good as the decomposition, and with a cold start it loses
+half as much again. With error feedback a cold start can owe less in the end where updates repeat themselves, because
+it finds at once what has piled up outside the last directions.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Sender(NamedTuple):
 class PowerSGD(Link):
     """Two factors of rank ``rank`` of each layer's matrix, near the best, for two thin products; error feedback inside.
 
-    The sender keeps what it left out (error feedback) and where its iteration is (the warm
-    start; ``warm=False`` begins anew from random numbers each round). The receiver keeps
-    nothing. The matrices, what is sent whole, and the bytes are those of ``LowRank``.
+    The sender keeps what it left out (error feedback) and the Q of its iteration (the warm start). With
+    ``warm=False`` the iteration begins from random numbers in each round. The receiver keeps nothing. Matrices,
+    layers sent whole, and bytes are those of ``LowRank``. Raises ``ValueError`` for a rank below 1.
     """
 
     paper = "Vogels, Karimireddy, Jaggi, NeurIPS 2019, arXiv:1905.13727"

@@ -17,17 +17,17 @@ from .subspace import Basis, Fastfood
 
 @dataclass(frozen=True)
 class Projection(Codec):
-    """Aᵀx in ``dim`` floats; A Aᵀx is seen, which is x on average.
+    """Aᵀx in ``dim`` floats of 4 bytes; the receiver sees A Aᵀx, which is x on average.
 
-    A is drawn anew each round, or once with ``fixed``. Linear, so packets are averaged before
-    they are decoded. Not a contraction: the error is about D/d times as long as x, so no
-    error feedback goes around it. By layer; ``Flat(Projection(...))`` takes the whole vector.
-    A layer of at most ``dim`` entries is sent whole. Melas-Kyriazi, Wang, 2021.
+    A is drawn anew each round, or once with ``fixed``. The link is linear, so packets are averaged before they are
+    decoded. It is no contraction: of D entries the error is about sqrt(D / d) times as long as x, so no error
+    feedback goes around it. Each layer is projected alone; ``Flat(Projection(...))`` takes the whole vector. A layer
+    of at most ``dim`` entries is sent whole. Raises ``ValueError`` for a ``dim`` below 1. Melas-Kyriazi, Wang, 2021.
 
-    Differences from the paper: its matrix is one, over the whole vector, in which the model
-    itself moves, so that the downlink is small too: that is :class:`~thinwire.Intrinsic`. Here
-    updates alone are projected, by layer, and another matrix each round lets them reach every
-    direction. The constant is the one that makes E[A Aᵀ] = I, as there.
+    Differences from the paper: there one matrix is drawn for the whole vector, and the model itself moves inside its
+    span, so that the downlink is small too. That is :class:`~thinwire.Intrinsic`. Here updates alone are projected,
+    layer by layer, and another matrix in each round lets them reach every direction. The constant is that of the
+    paper, which makes E[A Aᵀ] = I.
     """
 
     dim: int

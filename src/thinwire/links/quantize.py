@@ -24,19 +24,20 @@ HIGHEST = torch.finfo(torch.float32).max / 2  # of a norm: a multiple of a part 
 class QSGD(Codec):
     """Every entry rounded at random to one of ``levels`` parts of the norm on either side of zero.
 
-    For the norm s of a layer, x / s * levels is rounded up or down to a whole number so that
-    it is right on average, with fresh dither in every round, by every client. ``bucket``
-    entries share a norm, or the whole layer. ``norm`` is "l2" as in the paper, or "max": then
-    errors are smaller and zeros fewer. A level takes 2, 4 or 8 bits: up to 1, 7 or 127
-    levels; ``Entropy(QSGD(16))`` takes fewer where most of them are zero. Not a contraction:
-    what is rounded up may be off by more than it was. Alistarh, Grubic, Li, Tomioka,
+    For the norm s of a layer, x / s * levels is rounded up or down to a whole number at random, so that it is right
+    on average. The draw is fresh in every round and for every client. ``bucket`` entries share a norm, by default the
+    whole layer. ``norm`` is "l2", as in the paper, or "max", with smaller errors and fewer zeros. An entry takes 2
+    bits for 1 level, 4 bits for up to 7 and 8 bits for up to 127, and a norm 4 bytes. ``Entropy(QSGD(16))`` takes
+    fewer where most levels are zero. The link is no contraction: an entry that is rounded up may be off by more than
+    it was. Raises ``ValueError`` for levels outside 1 to 127 and a bucket below 1. Alistarh, Grubic, Li, Tomioka,
     Vojnovic, NeurIPS 2017, arXiv:1610.02132, section 3.
 
-    FedPAQ (Reisizadeh et al., AISTATS 2020, arXiv:1909.13014) is this around local training
-    by sampled clients: ``FedAvg(up=QSGD(16))``.
+    FedPAQ (Reisizadeh et al., AISTATS 2020, arXiv:1909.13014) is this link around local training by sampled clients:
+    ``FedAvg(up=QSGD(16))``.
 
-    Differences from the paper: levels have a fixed width instead of Elias codes. Without
-    ``bucket`` a norm is of a layer; ``Flat(QSGD(16))`` takes that of the whole vector.
+    Differences from the paper: levels have a fixed width in place of Elias codes. Without ``bucket`` each layer has
+    one norm; ``Flat(QSGD(16))`` takes that of the whole vector. A norm beyond half of the largest 32-bit float is cut
+    to that.
     """
 
     paper = "Alistarh et al., NeurIPS 2017, arXiv:1610.02132"
@@ -90,10 +91,10 @@ class QSGD(Codec):
 class Ternary(Codec):
     """-s, 0 or +s at random, right on average; s is the layer's largest magnitude. 1.6 bits an entry.
 
-    What is seen is that of ``QSGD(1, norm="max")``, but five entries share a byte. Wen et
-    al., "TernGrad", NeurIPS 2017, arXiv:1705.07878, equation 1.
+    The receiver sees what ``QSGD(1, norm="max")`` delivers, but five entries share a byte. s takes 4 bytes a layer.
+    No contraction. Wen et al., "TernGrad", NeurIPS 2017, arXiv:1705.07878, equation 1.
 
-    Differences from the paper: gradients are not clipped, so it stays right on average.
+    Differences from the paper: gradients are not clipped, so the result stays right on average.
     """
 
     paper = "Wen et al., NeurIPS 2017, arXiv:1705.07878"
@@ -118,9 +119,8 @@ class Ternary(Codec):
 class Int8(Codec):
     """Every entry as the nearest of 255 multiples of a 127th of the layer's largest magnitude.
 
-    One byte an entry and one scale a layer. The largest entry is exact and no entry is off
-    by more than itself, so it is a contraction: ``EF21(Int8())`` is a broadcast of a quarter
-    of the bytes.
+    One byte an entry and 4 bytes a layer for the scale. The largest entry is exact and no entry is off by more than
+    its own magnitude, so the link is a contraction: ``EF21(Int8())`` is a broadcast of a byte an entry.
     """
 
     contraction = True

@@ -16,10 +16,12 @@ from .dense import number, octets
 
 @dataclass(frozen=True)
 class ScaledSign(Codec):
-    """The sign of every entry, eight to a byte, and one scale a layer: the mean magnitude.
+    """The sign of every entry, eight to a byte, and one scale a layer: the mean magnitude, 4 bytes.
 
-    sign(0) is +1. Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD",
-    ICML 2019, arXiv:1901.09847, section 4. Differences from the paper: none.
+    sign(0) is +1. It is a contraction, so error feedback may go around it. Karimireddy, Rebjock, Stich, Jaggi, "Error
+    Feedback Fixes SignSGD", ICML 2019, arXiv:1901.09847, section 4.
+
+    Differences from the paper: none.
     """
 
     paper = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
@@ -41,21 +43,20 @@ class ScaledSign(Codec):
 
 @dataclass(frozen=True)
 class SignSGD(Codec):
-    """The sign of every entry, eight to a byte, and nothing else: what is seen is +1 or -1.
+    """The sign of every entry, eight to a byte, and nothing else: the receiver sees +1 or -1.
 
-    sign(0) is +1. Clients' signs are averaged like any update, ``FedAvg(up=SignSGD(),
-    opt=SGD(0.001))``: the server's rate is the size of a step. With the majority vote of the
-    paper a bit an entry is enough both ways::
+    sign(0) is +1. Clients' signs are averaged like any update, ``FedAvg(up=SignSGD(), opt=SGD(0.001))``, so the
+    server's rate is the size of a step. With the majority vote of the paper one bit an entry is enough in both
+    directions::
 
         FedAvg(up=SignSGD(), down=EF21(ScaledSign()), opt=MajorityVote(0.001), weights="uniform")
 
-    What is seen has lost its size, so this is no contraction: for error feedback take
-    :class:`ScaledSign`. Bernstein, Wang, Azizzadenesheli, Anandkumar, ICML 2018,
-    arXiv:1802.04434, Algorithm 1; Bernstein, Zhao, Azizzadenesheli, Anandkumar, ICLR 2019,
-    arXiv:1810.05291.
+    The receiver does not learn how large an entry is, so the link is no contraction. For error feedback take
+    :class:`ScaledSign`. Bernstein, Wang, Azizzadenesheli, Anandkumar, ICML 2018, arXiv:1802.04434, Algorithm 1;
+    Bernstein, Zhao, Azizzadenesheli, Anandkumar, ICLR 2019, arXiv:1810.05291.
 
-    Differences from the paper: it is the sign of the change of the model, which for one
-    local step is that of the gradient.
+    Differences from the paper: the sign is that of the change of the model, which for one local step is that of the
+    gradient.
     """
 
     paper = "Bernstein et al., ICML 2018, arXiv:1802.04434"

@@ -19,23 +19,23 @@ from .dense import vector
 class CountSketch(Codec):
     """Every entry added, with a random sign, to one of ``cols`` numbers in each of ``rows`` rows; medians are seen.
 
-    The hashes are drawn anew each round, or once with ``fixed``, and are everyone's. A layer
-    of no more than rows * cols entries is sent whole; ``Flat(CountSketch(...))`` sketches the
-    whole vector. Charikar, Chen, Farach-Colton, ICALP 2002.
+    A layer becomes rows * cols floats of 4 bytes. A layer of no more entries than that is sent whole.
+    ``Flat(CountSketch(...))`` sketches the whole vector. The hashes are the same for all clients. They are drawn anew
+    each round, or once with ``fixed``. Raises ``ValueError`` for rows or cols out of range. Charikar, Chen,
+    Farach-Colton, ICALP 2002.
 
-    A row's estimate of an entry is right on average, off by about ||x|| / sqrt(cols); so is
-    the median, whose error is symmetric, and rarely far off. That is no contraction where the
-    layer is longer than a row: ``FetchSGD`` is the method that keeps only what stands out.
+    A row's estimate of an entry is right on average and off by about ||x|| / sqrt(cols). The median over rows is
+    right on average too, because its error is symmetric, and it is rarely far off. Where the layer is longer than a
+    row this is no contraction. ``FetchSGD`` is the method that applies only the entries that stand out.
 
-    Linear: the mean of sketches is the sketch of the mean, and what the server decodes is its
-    estimate. With one row that is also the mean of what each packet decodes to; with more it
-    is better than that, and not the same, since a median of means is no mean of medians.
-    Where clients keep account of what the server saw of them (SCAFFOLD), use one row.
+    The link is linear: the mean of sketches is the sketch of the mean, and the server decodes the estimate of that.
+    With one row this equals the mean of what each packet decodes to. With more rows it is closer to the truth and not
+    equal, because a median of means is no mean of medians. Where clients keep account of what the server saw of them
+    (SCAFFOLD), use one row.
 
-    Differences from the paper: what is counted are the entries of a vector and not the items of
-    a stream, and all are estimated, not the frequent ones alone. The hashes are counters, and
-    neighbours lie side by side in a row: :mod:`thinwire.kernels.sketch`. Of an even number of
-    rows the estimate is the mean of the middle two.
+    Differences from the paper: the entries of a vector are counted in place of the items of a stream, and all of them
+    are estimated, not the frequent ones alone. The hashes are counters, and neighbouring entries lie side by side in
+    a row (:mod:`thinwire.kernels.sketch`). Of an even number of rows the estimate is the mean of the middle two.
     """
 
     rows: int

@@ -63,7 +63,7 @@ class _Chosen(Codec):
 
 @dataclass(frozen=True)
 class Sparse(_Chosen):
-    """Lossless: the entries that are not zero (-0.0 is kept) and their positions."""
+    """Lossless: the entries that are not zero, 4 bytes each, and their positions. A negative zero is sent too."""
 
     contraction = True
     absolute = True
@@ -84,18 +84,18 @@ class Sparse(_Chosen):
 
 @dataclass(frozen=True)
 class TopK(_Chosen):
-    """The largest entries by magnitude, ``share`` of each layer: k of its n entries are share * n, rounded up.
+    """The largest entries by magnitude: of a layer's n entries k = share * n, rounded up.
 
-    ``values`` is the codec of what is kept, e.g. ``TopK(0.01, values=Half())``. With
-    ``sampled`` what is kept reaches a threshold that a sample of a large layer gives: several
-    times faster, and about ``share`` of it. Stich, Cordonnier, Jaggi, NeurIPS 2018,
-    arXiv:1809.07599.
+    ``values`` is the codec of what is kept, e.g. ``TopK(0.01, values=Half())``. Positions are sent as gaps in a Rice
+    code or as one bit an entry, whichever is smaller. With ``sampled`` the threshold comes from a sample of a large
+    layer: that is several times faster, and keeps about ``share`` of the layer. Raises ``ValueError`` unless 0 <
+    share <= 1. Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599.
 
-    Differences from the paper: per layer (``Flat(TopK(...))`` takes the whole vector). Zeros are
-    not sent, so it may be fewer than k. All that equal the k-th largest magnitude (to 12 bits:
-    rounding must not choose) are sent, so it may be more, up to 2 k. Where even that is not
-    enough, as in a layer of one magnitude, it is k, those at the lowest positions first: a
-    message stays near the size that was asked for.
+    Differences from the paper: k is taken of each layer; ``Flat(TopK(...))`` takes it of the whole vector. Zeros are
+    not sent, so fewer than k entries may be sent. All entries that equal the k-th largest magnitude are sent,
+    compared in 12 bits so that rounding does not choose among them. So more than k may be sent, up to 2 k. If the
+    ties are more than that, as in a layer of one magnitude, k entries are sent, those at the lowest positions first.
+    A message therefore stays near the size that was asked for.
     """
 
     paper = "Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599"
@@ -134,14 +134,15 @@ class TopK(_Chosen):
 class RandK(Codec):
     """``share`` of each layer at positions drawn from the shared seed: no positions are sent.
 
-    The same positions for every client of a round, so packets can be averaged before they
-    are decoded. With ``unbiased`` the values are divided by the share kept (then it is no
-    contraction). Wangni et al., NeurIPS 2018, arXiv:1710.09854, uniform probabilities.
+    All clients of a round send the same positions, 4 bytes an entry, so packets can be averaged before they are
+    decoded. With ``unbiased`` the receiver divides the values by the share that was kept, and the link is no
+    contraction. Raises ``ValueError`` unless 0 < share <= 1. Wangni et al., NeurIPS 2018, arXiv:1710.09854, uniform
+    probabilities.
 
-    Differences from the paper: the same number of entries is kept each time, where the paper
-    tosses a coin for each; they are the same for all clients, and so need not be sent; all are
-    as likely, where its best probabilities grow with the magnitude (which no seed could tell
-    the receiver). Without ``unbiased`` nothing is rescaled.
+    Differences from the paper: the number of entries is the same each time, where the paper tosses a coin for each
+    entry. The positions are the same for all clients, so that they need not be sent. All positions are equally
+    likely, where the paper's best probabilities grow with the magnitude, which no seed could tell the receiver.
+    Without ``unbiased``, the default, nothing is rescaled.
     """
 
     paper = "Wangni et al., NeurIPS 2018, arXiv:1710.09854"
@@ -177,8 +178,9 @@ class RandK(Codec):
 
 
 def kept(share: float | Fraction, n: int) -> int:
-    """How many of ``n`` entries a share is, rounded up: at least one where there is one.
+    """How many of ``n`` entries a share is, rounded up: at least one if there is one.
 
-    Of the share as it is written: 0.07 of 100 are 7, though in floating point the product is more.
+    The share is taken as it is written in decimals. So 0.07 of 100 is 7, although the floating-point product is above
+    7.
     """
     return math.ceil(Fraction(str(share)) * n)

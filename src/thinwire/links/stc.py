@@ -30,24 +30,24 @@ GOLDEN = (1 + math.sqrt(5)) / 2
 class STC(Codec):
     """The largest entries, ``share`` of each layer (the paper's p), all at their mean magnitude.
 
-    Of n entries k are share * n, rounded up. As in the authors' code all that equal the k-th
-    largest magnitude are sent, however many: sums of ternary messages are full of such ties, and
-    taken from larger numbers they are equal but for rounding, so 12 bits are compared. But
-    zeros stay zero, and are not sent. A sign each, and the gaps between them in a Golomb code
-    (Algorithm 1): what ``TopK(share, values=ScaledSign())`` delivers where no more than 2 k are
-    sent, in the paper's code. How many there are is read off the code, and its parameter follows
-    from that, so neither is sent. Little more than two bits an entry, if all of them are sent.
+    Of n entries k are share * n, rounded up. All entries that equal the k-th largest magnitude are sent, as in the
+    authors' code, however many they are. Magnitudes are compared in 12 bits: sums of ternary messages have many ties
+    that differ by rounding alone. Zeros are not sent. A message has the mean magnitude (4 bytes a layer), a sign an
+    entry, and the gaps between positions in a Golomb code (Algorithm 1). The number of entries is read off the code,
+    and the code's parameter follows from it, so neither is sent. If at most 2 k entries are sent, the receiver sees
+    what ``TopK(share, values=ScaledSign())`` delivers. If all entries are sent, a message has little more than two
+    bits an entry. Raises ``ValueError`` unless 0 < share <= 1.
 
-    The whole method has residuals at both ends, A_i at the clients and A at the server
-    (Algorithm 2)::
+    The whole method has residuals at both ends, A_i at the clients and A at the server (Algorithm 2)::
 
         FedAvg(up=ErrorFeedback(STC(0.01)), down=EF21(STC(0.01)))
 
-    ErrorFeedback keeps A_i. EF21 sends STC of (what the model is - what clients have of
-    it), and that difference is A plus the mean update: the same messages, in absolute values.
+    ErrorFeedback keeps A_i. EF21 sends STC of the difference between the model and what clients have of it. That
+    difference is A plus the mean update, so the messages are those of the paper.
 
-    Differences from the paper: by layer; ``Flat(STC(0.01))`` takes the whole vector. The mean
-    magnitude is that of all that are sent, and the code's p their share of the entries.
+    Differences from the paper: p is taken of each layer; ``Flat(STC(0.01))`` takes it of the whole vector. The mean
+    magnitude is that of all entries that are sent, ties included, and the p of the code is their share of the
+    entries.
     """
 
     paper = "Sattler et al., TNNLS 2020, arXiv:1903.02891"
@@ -82,7 +82,8 @@ class STC(Codec):
 def golomb(k: int, n: int) -> int:
     """The parameter b of the gaps' code, ``1 + floor(log2(ln(phi - 1) / ln(1 - p)))`` for p = k / n, at least 0.
 
-    Gaps of random positions are geometric; phi, the golden ratio, is where 2^b is best for them.
+    Gaps of random positions are geometrically distributed, and this b is the best one for them. phi is the golden
+    ratio.
     """
     if not 0 < k < n:
         return 0

@@ -20,7 +20,7 @@ from .base import Codec, Link, finite, join
 class Flat(Link):
     """The whole vector as one layer: ``Flat(TopK(0.01))`` keeps 1 % of the model, not of each layer.
 
-    It holds a codec; links with a memory go around it: ``ErrorFeedback(Flat(TopK(0.01)))``.
+    It holds a codec. Links with a memory go around it: ``ErrorFeedback(Flat(TopK(0.01)))``.
     """
 
     inner: Codec
@@ -53,7 +53,10 @@ class Flat(Link):
 
 @dataclass(frozen=True)
 class Layerwise(Link):
-    """A link of its own for every layer: ``Layerwise(LBGM())`` looks back layer by layer."""
+    """A link of its own for every layer: ``Layerwise(LBGM())`` looks back layer by layer.
+
+    A message has one packet a layer, and both ends keep one state of ``inner`` a layer.
+    """
 
     inner: Link
 
@@ -97,10 +100,10 @@ class Layerwise(Link):
 class Partition(Link):
     """Different links for different layers, by the first rule that fits: a pattern of names, or a number of entries.
 
-    ``Partition({"*.bias": Dense(), "*": TopK(0.01)})``,
-    ``Partition({"<1000": Dense(), ">=1000": TopK(0.01)})``, or both kinds together: the rules
-    are tried in order. A size is written ``<``, ``<=``, ``>`` or ``>=`` and a number. A layer
-    that no rule fits is an error that names it.
+    ``Partition({"*.bias": Dense(), "*": TopK(0.01)})``, ``Partition({"<1000": Dense(), ">=1000": TopK(0.01)})``, or
+    both kinds together. The rules are tried in order. A size is written ``<``, ``<=``, ``>`` or ``>=`` and a number.
+    A message has one packet a rule. Raises ``ValueError`` for a rule that cannot be read, and when it is opened for a
+    layer that no rule fits, with the layer's name.
     """
 
     links: dict[str, Link]
@@ -116,7 +119,7 @@ class Partition(Link):
         return isinstance(other, Partition) and list(self.links.items()) == list(other.links.items())  # in order
 
     def names(self, layout: Layout) -> dict[str, list[str]]:
-        """Which layers each rule takes."""
+        """The layers that each rule takes. Raises ``ValueError`` for a layer that no rule fits."""
         taken: dict[str, list[str]] = {rule: [] for rule in self.links}
         for name, size in zip(layout.names, layout.sizes, strict=True):
             rule = next((r for r in self.links if _fits(r, name, size)), None)
@@ -178,7 +181,10 @@ def _fits(rule: str, name: str, size: int) -> bool:
 
 
 def adopt(self: Link, *links: Link) -> None:
-    """A wrapper is what all the links it holds are."""
+    """Make a wrapper linear, a contraction or absolute if all links it holds are.
+
+    It has a memory if any of them has one.
+    """
     for flag in ("linear", "contraction", "absolute"):
         object.__setattr__(self, flag, all(getattr(link, flag) for link in links))
     object.__setattr__(self, "memory", any(link.memory for link in links))
