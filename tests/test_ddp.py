@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire.compare.federated import data_parallel as compare
+from thinwire.compare import data_parallel as compare
 from thinwire.config import complete
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compress
 from thinwire.ddp.collectives import Traffic, together

@@ -46,7 +46,7 @@ def test_where_one_of_two_processes_diverges_both_go_on_to_the_next_method(tmp_p
     script.write_text(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from pathlib import Path\n"
-        "from thinwire.compare.federated.federated import Comparison\n"
+        "from thinwire.compare.federated import Comparison\n"
         "from thinwire.run.ranks import join, rank\n"
         "join()\n"
         "methods = ('FedAvg(LocalSGD(0.2))', 'FedAvg(LocalSGD(0.3))')\n"
@@ -183,7 +183,7 @@ def test_the_client_whose_reply_is_refused_is_named_and_a_comparison_goes_on(
     said = "round 1, client 3: "
     with pytest.raises(WireError, match=f"^{said}"):
         simulate("FedAvg()", seed=0, sample=6)
-    from thinwire.compare.federated.federated import Comparison
+    from thinwire.compare.federated import Comparison
 
     both = Comparison(("FedAvg(LocalSGD(0.2))",), clients=5, rounds=1, seeds=(0, 1))
     results, failures = both.run(tmp_path / "run")

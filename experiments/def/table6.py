@@ -26,8 +26,8 @@ import record
 import torch
 
 import thinwire as tw
-from thinwire.compare.federated import data_parallel as compare
-from thinwire.compare.federated.data_parallel import Study
+from thinwire.compare import data_parallel as compare
+from thinwire.compare.data_parallel import Study
 from thinwire.config import complete
 from thinwire.ddp import DEF, EF, SAEF, Hook, Method, PSync
 from thinwire.ddp.simulate import simulate

@@ -38,7 +38,7 @@ import torch  # noqa: E402
 
 import thinwire as tw  # noqa: E402
 from thinwire import models  # noqa: E402
-from thinwire.compare.federated import data_parallel as compare  # noqa: E402
+from thinwire.compare import data_parallel as compare  # noqa: E402
 from thinwire.config import complete  # noqa: E402
 from thinwire.data import Crop, Flip  # noqa: E402
 from thinwire.ddp.simulate import batches, evaluate, simulate  # noqa: E402
