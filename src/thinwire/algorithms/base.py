@@ -65,9 +65,13 @@ class Algorithm(Config, ABC):
     example = "FedAvg()"
 
     late: ClassVar[bool] = False
-    """A reply to an earlier broadcast means the same to the server: it may be averaged with replies to the newest."""
+    """Whether a reply to an earlier broadcast may be averaged with replies to the newest one."""
     remembers: ClassVar[str] = ""
-    """What server and clients both derive from every update that was sent: why none of its layers may be recycled."""
+    """Why LUAR must not go around this method; empty if it may.
+
+    It names what server and clients both compute from every update that was sent, and what recycling would put out of
+    step.
+    """
 
     local: Trainer = LocalSGD()
     up: Link | dict[str, Link] = Dense()
@@ -109,18 +113,18 @@ class Algorithm(Config, ABC):
         return state
 
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
-        """A client's reply as the server takes it, where it may come from anyone: as it is by default.
+        """A client's reply after checks, for clients that need not be honest. By default the reply as it is.
 
-        Links look at Params fields, and the runner clips them; a method whose reply has other fields looks at those.
-        It raises ``WireError`` (:func:`~thinwire.errors.check`) for numbers that no client can honestly send, given
-        that it says to have so many ``examples``. With ``clip`` nothing in the reply may do more to the model than a
-        Params field of that Euclidean norm: what would is returned shortened. ``view`` is what the client holds.
+        Links check Params fields, and the runner clips them. A method whose reply has other fields checks those here.
+        It raises ``WireError`` (:func:`~thinwire.errors.check`) for numbers that no honest client with so many
+        ``examples`` can send. With ``clip``, no field may move the model more than a Params field of that Euclidean
+        norm would: a longer one is returned shortened. ``view`` is what the client holds.
 
         What ``clip`` means: of every Params field, mean, ``Sum`` or ``Each``, the Euclidean norm of what was decoded
         (in FLSS's, Intrinsic's and FetchSGD's messages that of the coefficients, or of the sketch). ClusteredLBGM:
         also of rho times its centroid. FedDyn: ``replies`` has to be 1. FedGen: ``labels`` are at most ``examples``.
-        Norm statistics (``buffers="mean"``) are not clipped. A method with other fields, and without an ``admit`` of
-        its own, goes without ``clip``: it is refused.
+        Norm statistics (``buffers="mean"``) are not clipped. A run with ``clip`` refuses a method that has other
+        fields and no ``admit`` of its own.
         """
         return reply
 
@@ -133,11 +137,14 @@ class Algorithm(Config, ABC):
         """What is evaluated and saved; with ``client``, that client's own model where it has one."""
 
     chained = False
-    """Whoever heard one message of a chain (of those that supersede each other in turn) needs no other of it once the
-    next chain has begun: its first message says how the one before ended."""
+    """Whether the first broadcast of a chain carries the final state of the chain before.
+
+    Broadcasts that supersede one another form a chain (Intrinsic: an epoch). If this is true, a client that received
+    any message of the old chain may skip the rest of it once the next chain has begun.
+    """
 
     def supersedes(self, older: Message, newer: Message) -> bool:
-        """``see(see(v, older), newer) == see(v, newer)`` for every v: the older need not be kept."""
+        """Whether a client that is sent ``newer`` needs no ``older``: see(see(v, older), newer) == see(v, newer)."""
         return type(self).see is Algorithm.see
 
 
@@ -184,16 +191,16 @@ class Around(Algorithm):
 
 
 def own_pull(algorithm: Algorithm, local: Trainer, field: str) -> None:
-    """Raise ``ValueError`` where ``local`` has a pull beside the one that is the method's own ``field``."""
+    """Raise ``ValueError`` where ``local`` has a ``prox``: the method's own ``field`` sets the pull."""
     name = type(algorithm).__name__
     require(not local.prox, f"{name}(local={local!r}): {name} pulls by its own {field}; leave prox at 0")
 
 
 def plain_steps(algorithm: Algorithm, local: Trainer, otherwise: str = "") -> None:
-    """Raise :class:`CombinationError` where the way of a client does not say what its mean gradient was.
+    """Raise :class:`CombinationError` for a trainer other than SGD without momentum.
 
-    x - y is the sum of learning rates times the mean gradient for SGD without momentum alone. ``otherwise`` is what the
-    user may write instead.
+    The method computes a client's mean gradient as (x - y) / (sum of learning rates), which holds for plain SGD alone.
+    ``otherwise`` is what the user may write instead.
     """
     said = f"{type(algorithm).__name__} reads the mean gradient off the distance a client went"
     if not isinstance(local, LocalSGD):

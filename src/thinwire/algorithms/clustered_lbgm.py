@@ -71,12 +71,14 @@ class ClusteredLBGM(Algorithm):
 
     What it saves is memory: ``clusters`` models at the server and in a checkpoint, however
     many clients there are. On the wire it costs: each centroid that changed goes to every
-    client, up to ``clusters`` models in a broadcast, which no recycling uplink can make good
-    where both directions count. A client holds all centroids, the server the whole updates of
-    a round while it moves them.
+    client, up to ``clusters`` models in a broadcast. Where centroids change in most rounds, this is
+    more than recycling can save of the uplink. A client holds all centroids. The server holds the
+    whole updates of a round while it moves them.
 
-    Differences from the paper: it has the idea alone (centroids in place of the clients' own
-    gradients, broadcast to them); which one a client takes and how they move is ours.
+    Raises ``ValueError`` for ``clusters`` below 1 and for a ``threshold`` outside [0, 1].
+
+    Differences from the paper: the paper has the idea alone, centroids that are broadcast in place of
+    the clients' own look-back gradients. Which centroid a client takes and how centroids move is ours.
     """
 
     clusters: int = 8

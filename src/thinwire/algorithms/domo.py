@@ -7,13 +7,14 @@ beta = 0 it is FedAvgSLMZ.
 
 Differences from the thesis: m is kept in the units of updates and points downhill, M = -eta P m. Line 7 is then
 x + beta M, line 10 adds beta M / P after each of a client's own P steps, line 12 sends the whole change of the model
-less what was fused, lines 14 and 15 are ``Momentum``: nothing is divided by eta or P, so clients with different P fit,
-and M is inferred rightly (line 5: x_r - x_{r-1}, over alpha) when eta or P have changed. (The thesis would fuse
-eta m with the new eta instead; after a decay of the learning rate M is larger than that for a few rounds.) Who skipped
-rounds cannot infer M from two consecutive models: it is sent what it missed, or the model and M, whichever is fewer
-bytes, and is billed for it. A round in which nobody answered moves nothing, and is known by the number of rounds
-done, which travels with the model. With some clients in a round the mean is over those who replied (appendix D.3).
-The thesis weighs clients alike, which is ``weights="uniform"``.
+less what was fused, and lines 14 and 15 are ``Momentum``. Nothing is divided by eta or P, so clients may take
+different numbers of steps, and M = (x_r - x_{r-1}) / alpha (line 5) is right when eta or P have changed. The thesis
+would fuse eta m with the new eta; after a decay of the learning rate, M here is larger than that for a few rounds. A
+client that skipped rounds cannot infer M from two consecutive models. It is sent what it missed, or the model and M,
+whichever is fewer bytes, and is billed for it. A round without replies moves nothing. Clients recognise it by the
+number of rounds done, which travels with the model. Where only some clients take part, the mean is over those who
+replied (appendix D.3). The mean is weighted as ``weights`` says; the thesis weighs clients alike, which is
+``weights="uniform"``.
 """
 
 from __future__ import annotations
@@ -61,8 +62,12 @@ class DOMO(Algorithm):
     """Local momentum SGD from where the server's momentum would carry the model.
 
     With ``intra`` it is DOMO-S, which goes there step by step. ``beta`` is the share of the server's momentum that is
-    fused. It is ``momentum="inferred"`` from two consecutive models, which costs no more than FedAvg while all take
-    part, or "sent": a second model down. Any trainer fits as ``local``: what is fused is in the units of updates.
+    fused. ``momentum="inferred"`` infers the server's momentum from two consecutive models; while all clients take
+    part, this costs no more than FedAvg. "sent" sends the momentum as a second model down. Any trainer fits as
+    ``local``, because what is fused is in the units of updates.
+
+    Raises ``ValueError`` for a ``beta`` outside [0, 1], and :class:`~thinwire.errors.CombinationError` for an inferred
+    momentum over a ``down`` that loses something.
     """
 
     paper = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 4"

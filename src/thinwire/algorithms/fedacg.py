@@ -3,8 +3,8 @@
 Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated Client Gradient",
 CVPR 2024, arXiv:2201.03172, Algorithm 1.
 
-Differences from the paper: none. The model that is evaluated is theta, not the lookahead; one
-model travels each way.
+Differences from the paper: none in the steps. The mean is weighted as ``weights`` says, by examples unless told
+otherwise. The model that is evaluated is theta, not the lookahead. One model travels in each direction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Server(NamedTuple):
 class FedACG(Algorithm):
     """Broadcast x + momentum * m; clients stay near it (beta/2 |y - lookahead|^2); m follows the mean update.
 
-    ``momentum`` is the paper's lambda.
+    ``momentum`` is the paper's lambda. Raises ``ValueError`` for a ``momentum`` outside [0, 1), for a negative
+    ``beta``, and for a ``local`` with a ``prox`` of its own.
     """
 
     paper = "Kim, Kim, Han, CVPR 2024, arXiv:2201.03172"

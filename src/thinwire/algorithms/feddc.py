@@ -3,18 +3,16 @@
 Gao, Fu, Li, Chen, Xu, Xu, "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling
 and Correction", CVPR 2022, arXiv:2203.11751, Algorithm 1.
 
-The gradient correction is read as the authors' code has it: after a round a client's g_i is
-g_i - g + (x - theta_i) / (S lr), S being its local steps. The way it went contains the correction
-g - g_i that bent it; with that taken out g_i is the mean gradient of its own loss (and of its pull)
-on its way, as SCAFFOLD's control is. Without, g_i would be what the correction left of it, and
-the next round would correct by next to nothing: one round in two went uncorrected.
-
-Differences from the paper: learning rate and steps are those of the round in which the way was
-gone, so that both may change and may differ between clients. g is the mean of those who replied
-last (the authors' code keeps a mean over all clients, each as it last replied, and divides it by
-the weight of the client that uses it; where all take part with equal weights the two are the same).
-Model and gradient travel both ways, twice FedAvg's bytes: the mean of the drifts cannot
-be had from the updates alone when other clients take part each time.
+Differences from the paper: the gradient correction is that of the authors' code. After a round a client's g_i is
+g_i - g + (x - theta_i) / (S lr), where S is its number of local steps. The way from x to theta_i contains the
+correction g - g_i that bent it. With that taken out, g_i is the mean gradient of the client's own loss (and of its
+pull) on its way, as SCAFFOLD's control is. Left in, g_i would be only what the correction left over, the next
+correction would be almost zero, and every second round would go uncorrected. Learning rate and number of steps are
+those of the round in which the client trained, so both may change from round to round and differ between clients. g is
+the mean over those who replied last. The authors' code keeps a mean over all clients, each as it last replied, and
+divides it by the weight of the client that uses it; the two are the same where all clients take part with equal
+weights. Model and gradient travel in both directions, twice FedAvg's bytes: where other clients take part each time,
+updates alone do not tell the mean of the drifts.
 """
 
 from __future__ import annotations
@@ -56,7 +54,12 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDC(Algorithm):
-    """Clients minimise L_i(y) + alpha/2 |h_i + y - x|^2 + <y, g - g_i>; the server averages y + h_i."""
+    """Clients minimise L_i(y) + alpha/2 |h_i + y - x|^2 + <y, g - g_i>; the server averages y + h_i.
+
+    A client keeps two vectors of the model's size, h_i and g_i. Raises ``ValueError`` for a negative ``alpha`` and for
+    a ``local`` with a ``prox`` of its own, and :class:`~thinwire.errors.CombinationError` for local momentum or a
+    trainer other than :class:`LocalSGD`.
+    """
 
     paper = "Gao et al., CVPR 2022, arXiv:2203.11751"
 

@@ -3,11 +3,11 @@
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic
 Regularization", ICLR 2021, arXiv:2111.04263, Algorithm 1.
 
-Differences from the paper: a client's gradient moves by what the server received of its update,
-so that with lossy links and lost replies h stays the mean of what the clients hold. That is exact
-for replies that count alike (``weights="uniform"``, the default here, as in the paper); with
-"examples" h follows their weighted mean when all clients take part, and comes near it otherwise.
-A reply says that it is one (2 bytes at most): the server steps by their number.
+Differences from the paper: a client's gradient g_i moves by the update that the server received, not by the update that
+the client computed. So h stays the mean of all g_i when a link loses something or a reply is lost. This is exact for
+``weights="uniform"``, which is the paper's rule and the default here. With "examples", h follows the weighted mean
+when all clients take part, and is near it otherwise. Each reply also carries the number 1, at most 2 bytes: their sum
+tells the server how many clients replied.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Reply(NamedTuple):
 class FedDyn(Algorithm):
     """Clients minimise L_i(y) - <g_i, y> + alpha/2 |y - x|^2; g_i and the server's h follow where they end.
 
-    ``alpha`` near 0 is not FedAvg: the model is the mean of the clients' less h / alpha.
+    ``alpha`` near 0 is not FedAvg: the model is the mean of the clients' models less h / alpha. Raises ``ValueError``
+    for an ``alpha`` that is not positive, and for a ``local`` with a ``prox`` of its own.
     """
 
     paper = "Acar et al., ICLR 2021, arXiv:2111.04263"

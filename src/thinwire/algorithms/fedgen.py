@@ -3,15 +3,15 @@
 Zhu, Hong, Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
 ICML 2021, arXiv:2105.10056, Algorithm 1.
 
-The server learns G(y, e), which makes of a label and noise the features that the clients' heads
-take for that label; clients are sent it (billed), and train their head on its features too.
+The server trains a generator G(y, e). From a label y and noise e it makes features that the model's head
+takes for that label. The server sends G to clients, which is billed, and clients train their head on its
+features too.
 
-Differences from the paper: the head is the model's last linear layer, for which the mean of the
-clients' logits that the generator is trained on is the logits of their mean head, weighted as ``weights``
-says; so nothing is sent of the heads beside the update. p(y) is counted over the replies of the
-round. Clients are taught from the second round on, when there are counts and the generator has
-been trained (as in the authors' code). The generator is trained by thinwire's Adam; there is no
-term for its diversity.
+Differences from the paper: the head is the model's last linear layer. The generator is trained on the logits of the
+mean head, weighted as ``weights`` says. For a linear head these are the mean of the clients' logits, which is what the
+paper trains it on, and no head has to be sent beside the update. p(y) is counted over the replies of the round.
+Clients are taught from the second round on, when there are counts and the generator has been trained (as in the
+authors' code). The generator is trained by thinwire's Adam. There is no term for the diversity of what it makes.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ class Taught(Loss):
 class FedGen(Algorithm):
     """Clients train on their data and, ``weight`` times, their head on features that the server's generator makes.
 
-    After every round the generator (``noise`` numbers and a label, ``hidden`` units, the head's
-    inputs) takes ``steps`` steps of ``teacher``. ``head`` names the last layer, an
-    ``nn.Linear`` with one output a class; None takes the one that was defined last. For tasks
-    whose batches are (inputs, targets) with whole numbers as targets.
+    After every round the generator takes ``steps`` steps of ``teacher``. Its inputs are ``noise`` random
+    numbers and a label, it has one layer of ``hidden`` units, and its outputs are the head's inputs.
+    ``head`` names the last layer, an ``nn.Linear`` with one output a class; None takes the one that was
+    defined last. For tasks whose batches are (inputs, targets) with whole numbers as targets. Raises
+    ``ValueError`` for a model without such a head, and for a negative ``weight`` or a size below 1.
     """
 
     paper = "Zhu, Hong, Zhou, ICML 2021, arXiv:2105.10056"

@@ -4,13 +4,13 @@ Hu, Cao, Li, Li, Liu, Li, Chen, Liu, "FedMut: Generalized Federated Learning via
 AAAI 2024, Algorithm 1.
 
 A mutant is x + alpha * s_l * (x - x_before), with a sign s_l for each layer, and the signs of all
-clients add up to zero. The server sends everyone x; clients make their own mutants of it and of
-the x before, and signs come from the common key. So a client that took part in the round before
-is sent one model, and one that was away two: what it is short of.
+clients add up to zero. The server sends x to everyone. Each client makes its own mutant from x and the
+x before, with signs from the common key. A client that took part in the round before is sent one model.
+A client that was away is sent the two models that it lacks.
 
-Differences from the paper: signs are balanced within fixed pairs of clients (2i and 2i + 1, the
-last one of an odd number stays as it is), not within those sampled, whom clients do not know;
-over the rounds every client gets each sign equally often. alpha does not change with the rounds.
+Differences from the paper: signs are balanced within fixed pairs of clients, 2i and 2i + 1. The last client of an odd
+number starts from x itself. The paper balances signs among the clients sampled, but clients here do not know who else
+was sampled. Over the rounds every client gets each sign equally often. alpha does not change with the rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMut(Algorithm):
-    """FedAvg whose clients start from mutants of the model, ``alpha`` last steps away from it."""
+    """FedAvg whose clients start from mutants of the model, ``alpha`` last steps away from it.
+
+    ``alpha`` = 0 is FedAvg. Raises ``ValueError`` for a negative ``alpha``.
+    """
 
     paper = "Hu et al., AAAI 2024"
 

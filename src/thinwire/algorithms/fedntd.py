@@ -6,8 +6,7 @@ Federated Learning", NeurIPS 2022, arXiv:2106.03097, Algorithm 1.
 The server is FedAvg's, and so are the bytes.
 
 Differences from the paper: the distillation loss is multiplied by tau^2, as in the authors' code,
-so that its gradient does not shrink with the temperature. The global model looks at a batch in
-evaluation mode.
+so that its gradient does not shrink with the temperature. The global model runs in evaluation mode.
 """
 
 from __future__ import annotations
@@ -64,9 +63,11 @@ def others(outputs: Float[Tensor, "*b c"], targets: Int64[Tensor, "*b"]) -> Floa
 class FedNTD(FedAvg):
     """FedAvg whose clients add beta times a distillation of the global model's not-true classes.
 
-    For tasks whose batches are (inputs, targets) with whole numbers as targets, and whose
-    model gives a score a class; a sequence counts as one example, the mean over its tokens.
-    One more forward pass a step.
+    ``temperature`` is the paper's tau. For tasks whose batches are (inputs, targets) with whole
+    numbers as targets, and whose model gives a score a class. A sequence counts as one example, the
+    mean over its tokens. Each local step takes one more forward pass. Raises ``ValueError`` for a
+    negative ``beta``, for a ``temperature`` that is not positive, and in training for a model whose
+    outputs are no scores of two classes or more.
     """
 
     paper = "Lee et al., NeurIPS 2022, arXiv:2106.03097"

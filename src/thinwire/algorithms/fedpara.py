@@ -4,13 +4,13 @@ Hyeon-Woo, Ye-Bin, Oh, "FedPara: Low-Rank Hadamard Product for Communication-Eff
 arXiv:2108.06098. Linear layers by Proposition 1, W = (X1 Y1^T) * (X2 Y2^T) entry by entry, whose rank may be up to
 R^2; convolutions by Proposition 3, each factor being a kernel T [R, R, ...] times X [outputs, R] and Y [inputs, R].
 
-Differences from the paper: ``ratio`` is the share of a layer's entries that its factors may have, instead of gamma
-between the smallest and the largest useful rank; R is never below the smallest with R^2 >= min(outputs, inputs), which
-Corollary 1 asks for. Layers that would not get smaller, whose weight is frozen or belongs to two layers, and whatever
-is neither linear nor a convolution, stay as they are. The factors begin as normal numbers of one scale such that
-the weights begin with the mean square that the module gave them. Of the paper's additions (tanh, a penalty on the
-Jacobian, pFedPara's two halves of which one stays with the client) there is none here. ``start="weights"`` is not the
-paper's.
+Differences from the paper: ``ratio`` is the share of a layer's entries that its factors may have. The paper has gamma,
+a position between the smallest and the largest useful rank. R is never below the smallest with
+R^2 >= min(outputs, inputs), which Corollary 1 asks for. A layer stays as it is if it would not get smaller, if its
+weight is frozen or shared by two layers, or if it is neither linear nor a convolution. Factors begin as normal numbers
+of one scale, chosen so that the product has the mean square of the weight that the module was given. The paper's
+additions are left out: tanh, a penalty on the Jacobian, and pFedPara, which keeps one of two halves with the client.
+``start="weights"`` is an addition of ours.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class FedPara(Around):
     ``ratio`` is the share of a layer's entries that its factors may have; ``rank``, where given, is R of every layer
     whatever it costs. ``start`` says how factors begin: "random", for training from scratch, or "weights", as near to
     the module's own weights as the rank allows. The model of a run's result has its dense weights again
-    (:func:`fold`); ``result.params`` are the factors.
+    (:func:`fold`); ``result.params`` are the factors. Raises ``ValueError`` where no layer of the model would get
+    smaller, for a ``ratio`` outside (0, 1] and for a ``rank`` below 1, and :class:`~thinwire.errors.CombinationError`
+    for FedPara inside FedPara.
     """
 
     inner: Algorithm

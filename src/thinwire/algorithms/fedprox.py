@@ -3,9 +3,10 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks",
 MLSys 2020, arXiv:1812.06127, Algorithm 2.
 
-Differences from the paper: clients are sampled uniformly and averaged by ``weights`` (the paper
-samples them by size and averages them alike); how inexactly each solves its problem is what
-``local`` says. ``FedAvg(LocalSGD(prox=0.01))`` is the same run, bit for bit, without the name.
+Differences from the paper: clients are sampled uniformly, and their updates are averaged by ``weights``. The paper
+samples clients by size and averages them alike. How exactly a client solves its local problem is set by ``local``
+(epochs or steps); the paper measures it as an inexactness gamma. ``FedAvg(LocalSGD(prox=0.01))`` is the same run, bit
+for bit, under another name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from .fedavg import FedAvg, Reply
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg whose clients minimise their loss + mu/2 |y - x|^2."""
+    """FedAvg whose clients minimise their loss + mu/2 |y - x|^2.
+
+    ``mu`` = 0 is FedAvg. The bytes are FedAvg's. Raises ``ValueError`` for a negative ``mu``, and for a ``local`` with
+    a ``prox`` of its own.
+    """
 
     paper = "Li et al., MLSys 2020, arXiv:1812.06127"
 

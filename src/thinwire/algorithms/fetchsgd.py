@@ -10,15 +10,14 @@ keep nothing. The server takes the k largest entries out of the error sketch and
 they, and where they are, are all that is broadcast.
 
 Differences from the paper: an update (any local training) takes the place of the gradient
-times its learning rate, so the rate that multiplies the momentum is the server's ``lr``. As in
-the paper's experiments, the cells of both sketches into which falls what was taken out become
-zero: of the momentum (``masking``), and of the error, where the listing subtracts
-(``error="subtract"``). Without collisions both are the same; in a small sketch what
-subtraction leaves of wrong estimates builds up (handwritten digits, 4,810 parameters, 5 x 500
-and k = 50: 35 % at the end, where "zero" reached 94 %). Clients that were away get the changes
-they missed, each with its positions in a Rice code, or the whole model, whichever is fewer
-bytes. The model is sent once to each client at first unless it is ``known`` (drawn from the
-shared seed, or published).
+times its learning rate, so the rate that multiplies the momentum is the server's ``lr``. After
+entries are taken out, the cells that they fall into become zero in both sketches, as in the paper's
+experiments: in the momentum (``masking``) and in the error (``error="zero"``). The listing
+subtracts the sketch of these entries from the error instead (``error="subtract"``). Without collisions
+both are the same. In a small sketch estimates are wrong, subtraction leaves the wrong part behind,
+and it builds up. Clients that were away get the changes they missed, each with its positions in a
+Rice code, or the whole model, whichever is fewer bytes. The model is sent once to each client at first
+unless it is ``known`` (drawn from the shared seed, or published).
 """
 
 from __future__ import annotations
@@ -77,10 +76,11 @@ class Reply(NamedTuple):
 class FetchSGD(Algorithm):
     """Send a sketch of ``rows`` by ``cols`` up and the ``k`` entries that stand out of it down.
 
-    ``momentum`` is the paper's rho, ``lr`` the server's rate. ``masking`` stops the momentum
-    of what was just applied; ``error`` says whether every cell that it touches is emptied
-    ("zero") or its sketch is taken off ("subtract"). The paper has 5 rows, and ten columns for
-    each of the k entries.
+    ``momentum`` is the paper's rho, ``lr`` the server's rate. ``masking`` empties the momentum's cells
+    of the entries that were just applied. ``error`` says what becomes of the error: every cell
+    that these entries touch is emptied ("zero"), or their sketch is subtracted ("subtract"). The paper
+    has 5 rows, and ten columns for each of the k entries. A sketch is 4 ``rows`` ``cols`` bytes and framing
+    under ``up=Dense()``. Raises ``ValueError`` for a number out of range and for a ``k`` above the model's size.
     """
 
     cols: int

@@ -4,33 +4,33 @@
 
 The first ``start`` rounds (the paper's L) are the inner method's, and everyone keeps the
 global updates g_1 .. g_L. P is then an orthonormal basis of their ``rank`` leading
-directions (R). From there on one round in ``every`` (s) is full; in the others clients send
-R coefficients P^T g, everyone is sent their mean, and the step is P times it. Each full
-update moves the basis: P, Sigma <- SVD_R([decay P Sigma, g]).
+directions (R). From there on one round in ``every`` (s) is full. In the others clients send
+the R coefficients P^T g, everyone is sent their mean, and the step is P times that mean. Each
+full update moves the basis: P, Sigma <- SVD_R([decay P Sigma, g]).
 
-Differences from the paper: Algorithm 2 never forms the first P; here it is formed when
-round L ends. A projected round is decoded with the P that encoded it. The paper takes the
-eigenvectors of the Gram matrix of [decay P Sigma, g]; its eigenvalues are squares, so that a
-direction whose sigma is below 1e-8 of the largest is lost in them, and with decay < 1 every
-old direction soon is. Here the rows of P and g are made orthonormal first and the small matrix
-of what each weighs along them is decomposed (Brand, "Fast low-rank modifications of the thin
-singular value decomposition", 2006), so a direction is kept however small its sigma is. g adds
-none where a share of its length that may be rounding (1e-6; a sixty-fourth with "bfloat16") lies
-outside P. The decomposition is done at the server alone, in double precision; clients are sent the
-small matrix that makes the new basis out of the old one and g and only multiply, in an order
-and a precision that give the same bits on every machine (:func:`mixed`). The server takes the
-inner products of the rows as they are stored, so what rounding does to one basis is made good
-by the next: with 32-bit floats, P^T P is the identity to 1e-6 and P within an angle of 1e-5 of
-what it would be without rounding, after 40 full rounds of R = 50. With "bfloat16" P^T P is the
-identity to 1e-3 and the angles of the weakest directions are some hundredths.
+Differences from the paper: Algorithm 2 never forms the first P; here it is formed when round L ends. A projected round
+is decoded with the P that encoded it. The new basis is computed another way. The paper takes the eigenvectors of the
+Gram matrix of [decay P Sigma, g]. Its eigenvalues are squares, so a direction whose sigma is below 1e-8 of the largest
+is lost in rounding, and with decay < 1 every old direction soon is. Here the rows of P and g are made orthonormal
+first, and the small matrix of their weights along these rows is decomposed (Brand, "Fast low-rank modifications of the
+thin singular value decomposition", 2006). A direction is then kept however small its sigma is. g adds no direction
+where the share of its length outside P is so small that it may be rounding (1e-6; a sixty-fourth with "bfloat16"). The
+server alone decomposes, in double precision. It sends clients the small matrix that makes the new basis out of the old
+one and g, and clients only multiply, in an order and a precision that give the same bits on every machine
+(:func:`mixed`). Coefficients always travel as 32-bit floats and the small matrix as 64-bit floats, whatever ``up`` and
+``down`` are. After a full round the matrix has rank + 1 times rank entries; with 32 bits a new direction would be wrong
+by 1e-7 over the share of g that lies outside P. The mean is weighted as the inner method's ``weights`` says, by
+examples unless told otherwise; the paper averages uniformly.
 
-The coefficients always travel as 32-bit floats and that matrix as 64-bit floats (rank + 1 times
-rank of them after a full round; 32 bits would make a direction of what an update adds to P wrong
-by 1e-7 over the share that it adds), whatever ``up`` and ``down`` are; error feedback pauses in
-projected rounds. Memory is rank models at each end (start models
-before), half with "bfloat16". Beside them a server keeps broadcasts for clients that were away,
-up to the length of a snapshot: in the first rounds as many models again. A simulator is both
-ends, so three times as many in memory and in a checkpoint.
+The server takes the inner products of the rows as they are stored, so each basis makes good the rounding of the one
+before. With 32-bit floats, P^T P is the identity to 1e-6 and P is within an angle of 1e-5 of the basis without
+rounding, after 40 full rounds of R = 50. With "bfloat16", P^T P is the identity to 1e-3 and the angles of the weakest
+directions are some hundredths.
+
+Error feedback pauses in projected rounds. Memory is ``rank`` models at each end (``start`` models before round L ends),
+half of that with "bfloat16". A server also keeps broadcasts for clients that were away, up to the length of a
+snapshot: in the first rounds as many models again. A simulator is both ends, so it has three times as many in memory
+and in a checkpoint.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ class FLSS(Around):
     A client that was away is sent the steps it missed or, in one piece, the model and the
     basis: where few clients are sampled that costs more downlink than is saved of the uplink
     (``thinwire predict`` counts both).
+
+    Raises ``ValueError`` for a number out of range and for a ``start`` below ``rank``, and
+    :class:`~thinwire.errors.CombinationError` around anything but :class:`FedAvg` and its variants.
     """
 
     inner: Algorithm

@@ -13,14 +13,15 @@ The model is theta_c + A Sigma: a starting point and d coefficients per subspace
 train in the full space from it and send A^T of the change, d floats; everyone is sent the
 coefficients.
 
-Differences from the paper: clients may take any local training before they compress; the
-constant of A makes E[A A^T] = I, so a learning rate means what it means in the full space
-(the authors' is D/d times as large for the same path); "A A^dagger" in the text is read as
-the transpose. In the time-varying form everyone is sent this epoch's coefficients and the
-final ones of the epoch before, as in Algorithm 3, but a client that skipped epochs is
-caught up with the messages it missed or with the model, whichever is fewer bytes, and so
-need not appear once an epoch. The starting point is sent once to each client unless it is
-``known`` (drawn from the shared seed, or a published pre-trained model).
+Differences from the paper: clients may take any local training before they compress its whole
+change; the paper compresses one gradient. The constant of A makes E[A A^T] = I, so a learning rate
+means what it means in the full space. Public Fastfood code has unit columns instead, and takes a rate D/d
+times as large for the same path. "A A^dagger" in the text is read as the transpose. In the
+time-varying form everyone is sent this epoch's coefficients and the final ones of the epoch before,
+as in Algorithm 3. Algorithm 3 needs each client once an epoch; here a client that skipped
+epochs is sent the messages that it missed or the model, whichever is fewer bytes. The starting point is
+sent once to each client, unless it is ``known`` (drawn from the shared seed, or a published
+pre-trained model). The mean is weighted as ``weights`` says, by examples unless told otherwise.
 """
 
 from __future__ import annotations
@@ -87,6 +88,9 @@ class Intrinsic(Algorithm):
     ``epoch`` rounds. ``basis`` is how they are made: ``Fastfood()``, whose memory is little more
     than one vector of D, or for small models ``Gaussian()``, or ``PerTensor(...)`` of either, with
     a matrix for each tensor.
+
+    Raises ``ValueError`` where ``dim`` times ``subspaces`` is more than the model's parameters, and
+    :class:`~thinwire.errors.CombinationError` for ``varying`` with a ``down`` other than ``Dense()``.
     """
 
     dim: int

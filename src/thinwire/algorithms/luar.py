@@ -53,10 +53,15 @@ class LUAR(Around):
     Works over any algorithm whose reply has an ``update``: the inner server, whatever its
     optimiser, gets the update as if all layers had been sent.
 
-    Differences from the paper: nothing is recycled in the first round (the listing's R_0 of
-    all layers has no update to recycle); a score belongs to the last round in which the
-    layer was sent; "less likely chosen if its priority is low" (section 3.2) is read as its
-    equation (2) says: likelier.
+    Raises ``ValueError`` where ``recycle`` is negative or leaves no layer to be sent, and
+    :class:`~thinwire.errors.CombinationError` over a method without one averaged update of the model,
+    and over one whose server remembers every update that was sent (FedDyn).
+
+    Differences from the paper: nothing is recycled in the first round, because there is no earlier
+    update (the listing's R_0 is all layers). The score of a layer is that of the last round in which
+    it was sent. A layer with a low score is likelier to be recycled, as equation (2) has it;
+    section 3.2 says "less likely". The mean is weighted as the inner method's ``weights`` says, by
+    examples unless told otherwise; the paper averages uniformly.
     """
 
     paper = "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"

@@ -14,10 +14,10 @@ FedAvgSLMZ      FedAvgLMZ with the server's momentum                            
 The thesis writes FedAvgLM-Z and FedAvgSLM-Z. Server momentum is Hsu, Qi, Brown, 2019, arXiv:1909.06335; averaged
 local momentum is Yu, Jin, Yang, ICML 2019, arXiv:1905.03817, Algorithm 1.
 
-Differences from the papers: the server's momentum is kept in the units of updates (eta P m in the thesis), so that
-clients with different numbers of steps fit, and a change of the local learning rate does not rescale what was
-gathered before it. The local buffers are averaged with the weights of the replies. With some clients in a round the
-buffer that is sent out is the mean over those who replied (thesis, appendix D.3).
+Differences from the papers: the server's momentum is kept in the units of updates (eta P m in the thesis). So clients
+may take different numbers of steps, and a change of the local learning rate does not rescale the momentum of earlier
+rounds. Local buffers are averaged with the weights of the replies. Where only some clients take part, the local buffer
+that is broadcast is the mean over those who replied (thesis, appendix D.3).
 """
 
 from __future__ import annotations
@@ -91,7 +91,11 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvgLM(Algorithm):
-    """FedAvg whose local momentum goes on from the mean of last round's: twice the bytes, both ways."""
+    """FedAvg whose local momentum goes on from the mean of last round's: twice the bytes, both ways.
+
+    Raises :class:`~thinwire.errors.CombinationError` for a trainer other than :class:`LocalSGD`, and ``ValueError`` for
+    ``momentum=0`` or ``keep=True``.
+    """
 
     paper = "Yu, Jin, Yang, ICML 2019, arXiv:1905.03817"
 

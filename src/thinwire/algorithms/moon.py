@@ -4,12 +4,12 @@ Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, arXiv:2103.1625
 
 The server is FedAvg's, and so are the bytes: the last local model stays with its client.
 
-Differences from the paper: the representation is that of a layer of the user's model, by default
-what enters its last ``nn.Linear``; no projection head is added. The last local model of a client
-that has not trained before is the initial model, as in the authors' code: it costs no bytes, every
-client makes it from the run's seed. (In round 1 that is the model which is broadcast, and the
-contrast adds mu log 2 to the loss and nothing to its gradient.) The two models that features are
-compared with look at a batch in evaluation mode, with the norm statistics of this round's broadcast.
+Differences from the paper: the representation is taken from a layer of the user's model, by default what enters its
+last ``nn.Linear``. No projection head is added. A client that has not trained before takes the initial model for its
+last local one, as in the authors' code. This costs no bytes: every client makes the initial model from the run's seed.
+In round 1 the initial model is also the model that is broadcast, and the contrast adds mu log 2 to the loss and
+nothing to its gradient. The two models that features are compared with run in evaluation mode, with the norm
+statistics of this round's broadcast.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class MOON(FedAvg):
 
     ``layer`` names the layer of the model whose output is the representation, as
     ``model.named_modules()`` has it ("features.7"); None takes what enters the last
-    ``nn.Linear``. Two more forward passes a step; a model a client of memory.
+    ``nn.Linear``. Each local step takes two more forward passes, and each client keeps one model
+    in memory. Raises ``ValueError`` for a negative ``mu``, a ``temperature`` that is not positive, a
+    ``layer`` that the model does not have, and a model without an ``nn.Linear`` where ``layer`` is None.
     """
 
     paper = "Li, He, Song, CVPR 2021, arXiv:2103.16257"

@@ -3,19 +3,19 @@
 Jiang, Wang, Valls, Ko, Lee, Leung, Tassiulas, "Model Pruning Enables Efficient Federated Learning on Edge Devices",
 IEEE TNNLS 2022, arXiv:1909.12326.
 
-In a reconfiguration the set M of entries to keep maximises (sum of g_j^2 over M) / (c + size of M): the fall of the
-loss to expect of a step, over what a round costs. g is the gradient at the model, also of entries that are out.
-Entries join in the order of g_j^2 for as long as they raise the quotient (the paper's Algorithm 2 and Theorem 1).
-Vectors (biases, norms) are always kept, and so are the entries of largest magnitude: ``share`` of those still in may
-go at once.
+A reconfiguration chooses the set M of entries to keep. M maximises (sum of g_j^2 over M) / (c + size of M): the fall
+of the loss that a step promises, over what a round costs. g is the gradient at the model, also of entries that are
+out. Entries join in the order of g_j^2 for as long as they raise the quotient (the paper's Algorithm 2 and Theorem 1).
+Vectors (biases, norms) are always kept. Of the entries still in, the ``share`` of smallest magnitude may go at once;
+the others are kept.
 
-There is no mask beside the model: an entry that is out is +0.0, one that is in and zero is -0.0, and ``Sparse`` sends
-what has a bit set. So the positions in that packet are the mask, billed as they are: a bit an entry or less.
+No mask is sent beside the model. An entry that is out is +0.0, an entry that is in and zero is -0.0, and ``Sparse``
+sends entries that have a bit set. So the positions in its packet are the mask. They are billed: a bit an entry or less.
 
-Differences from the paper: the cost of an entry is its bytes, the same for all, where the paper measures the seconds
-that an entry of each layer takes. g is the mean of the clients' gradients, each on ``batch`` examples, measured after
-local training in the rounds that end with a reconfiguration, and squared at the server. The initial pruning is done
-at the server too: the first ``initial`` rounds all end with a reconfiguration, where the paper has one trusted client
+Differences from the paper: the cost of an entry is its bytes, the same for all; the paper measures the seconds that an
+entry of each layer takes. g is the mean of the clients' gradients, each on ``batch`` examples, squared at the server.
+Clients measure it after local training, in the rounds that end with a reconfiguration. The initial pruning is done at
+the server too: the first ``initial`` rounds all end with a reconfiguration, where the paper has one trusted client
 train alone. ``share`` does not fall from round to round; ``least`` is where pruning ends. Each kernel keeps its
 largest entry, so that no layer dies.
 """
@@ -52,10 +52,13 @@ class Reply(NamedTuple):
 class PruneFL(Around):
     """Keep and send only the entries of the model that are worth their bytes; choose anew after ``every`` rounds.
 
-    ``share`` of the entries that are left may be taken out at once, the smallest first asked; ``least`` of the model
-    is always kept. ``overhead`` is what a round costs besides entries (the paper's c), in models: the larger, the more
-    is kept. ``initial`` rounds at the start all end with a choice; ``batch`` examples tell a client the gradient, None
-    all it has.
+    Of the entries of kernels that are left, at most ``share``, the smallest ones, may be taken out at once. At least
+    the share ``least`` of the model is kept. ``overhead`` is what a round costs besides entries (the paper's c), in
+    models: the larger, the more is kept. The first ``initial`` rounds all end with a choice. A client takes the
+    gradient of ``batch`` of its examples; None takes all of them.
+
+    Raises ``ValueError`` for a number out of range, and :class:`~thinwire.errors.CombinationError` around anything but
+    :class:`FedAvg` and its variants, or over a ``down`` that loses something.
     """
 
     inner: Algorithm

@@ -2,10 +2,12 @@
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv:1910.06378, Algorithm 1.
 
-Differences from the paper: c_i moves by what the server received of its change, so that
-with lossy links c stays the mean of the c_i. Model and control travel both ways: twice
-FedAvg's bytes. The gradient of option I is taken by one pass over all of a client's data
-at once, which leaves the statistics of norm layers alone.
+Differences from the paper: a client's control c_i moves by the change that the server received, not by the change that
+the client computed. So the server's c stays the mean of all c_i when a link loses something. The mean update is
+weighted as ``weights`` says, by examples unless told otherwise; the paper averages uniformly. Changes of controls are
+summed without weights and divided by the number of all clients, as in the paper. The server's rate eta_g is the ``lr``
+of ``opt``. Option I takes the gradient of all of a client's examples in one pass, which leaves the statistics of norm
+layers alone.
 """
 
 from __future__ import annotations
@@ -51,7 +53,11 @@ class SCAFFOLD(Algorithm):
     """Correct every local step by the difference between everyone's and one's own control.
 
     A client's new control is the mean gradient on its way (``option="II"``), or the gradient
-    of all its data at the server's model ("I": one more pass, of all examples at once).
+    of all its data at the server's model ("I": one more pass, of all examples at once). Model and
+    control travel in both directions: twice FedAvg's bytes.
+
+    Raises :class:`~thinwire.errors.CombinationError` for option II with local momentum or a trainer
+    other than :class:`LocalSGD`: the way of such a client does not give its mean gradient.
     """
 
     paper = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
