@@ -151,7 +151,7 @@ def test_a_wheel_with_kernels_is_for_this_platform_and_every_python(hook, pure):
     ],
 )
 def test_on_macos_the_tag_says_what_the_compiler_was_told(monkeypatch, target, flags, machine, tag, options):
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(build, "system", lambda: "Darwin")
     monkeypatch.setenv("MACOSX_DEPLOYMENT_TARGET", target)
     monkeypatch.setenv("ARCHFLAGS", flags)
     monkeypatch.setattr(build, "machine", lambda: machine)

@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import zlib
 from pathlib import Path
-from platform import machine
+from platform import machine, system
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "native.so"
@@ -31,7 +31,7 @@ def checksum() -> int:
 
 def platform() -> str:
     """The platform that the library is compiled for, as the name of a wheel has it: ``linux_x86_64``."""
-    if sys.platform == "darwin":
+    if system() == "Darwin":
         release, architectures = _mac()
         name = "universal2" if len(architectures) > 1 else architectures[0]
         return f"macosx_{release.replace('.', '_')}_{name}"
@@ -53,7 +53,7 @@ def _mac() -> tuple[str, list[str]]:
 
 def _target() -> list[str]:
     """The compiler's options for :func:`platform`; elsewhere than on macOS it makes what this machine runs."""
-    if sys.platform == "darwin":
+    if system() == "Darwin":
         release, architectures = _mac()
         return [f"-mmacosx-version-min={release}", *(word for name in architectures for word in ("-arch", name))]
     return []
