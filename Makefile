@@ -4,7 +4,7 @@
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
-# make wheel  dist/*.whl for this machine's kind, with the kernels compiled
+# make wheel  dist/*.whl for this machine's kind, with the kernels compiled; THINWIRE_PURE=1 leaves them out
 #
 # All of them build .venv when it is missing or when pyproject.toml, constraints.txt or the
 # kernels in C changed.
@@ -14,8 +14,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-# Data sets that lie beside a checkout are found without a word said.
-ifndef THINWIRE_DATA
+# Data sets that lie beside a checkout are found without a word said. THINWIRE_DATA= means none.
+ifeq ($(origin THINWIRE_DATA),undefined)
 ifneq ($(wildcard ../shared/data/.),)
 export THINWIRE_DATA := $(abspath ../shared/data)
 endif
@@ -69,6 +69,13 @@ lint: .venv/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/zizmor --offline --quiet --no-progress .github
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms \
+	  $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 
 # Whatever else is typed, this -m replaces the one of pyproject.toml.
 soak: .venv/.installed-dev
@@ -84,6 +91,7 @@ golden: .venv/.installed-dev
 federation: .venv/.installed-all
 	$(BIN)/python examples/flower/federation.py $(ARGS)
 
+wheel: export THINWIRE_PURE ?= 0
 wheel: | .venv/pyvenv.cfg
 	$(PIP) wheel --no-deps --wheel-dir dist .
 

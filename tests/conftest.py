@@ -72,3 +72,16 @@ def data_dir() -> Path:
         # Set, but wrong: a skip would hide it.
         pytest.fail(f"THINWIRE_DATA names a folder that does not exist: {folder}")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which tests were skipped for want of data sets, by name: their one reason stands in this file, above."""
+    skipped = {
+        report.nodeid.partition("[")[0]
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and "THINWIRE_DATA" in report.longrepr[2]
+    }
+    if skipped:
+        terminalreporter.section(f"without data sets {len(skipped)} tests were skipped")
+        for name in sorted(skipped):
+            terminalreporter.write_line(name)

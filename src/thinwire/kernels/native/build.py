@@ -7,12 +7,15 @@ loaded with ctypes, so one file serves every version of Python.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zlib
 from pathlib import Path
+from platform import machine, system
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "native.so"
@@ -26,13 +29,43 @@ def checksum() -> int:
     return zlib.crc32(b"".join((HERE / name).read_bytes() for name in ("native.c", "loops.h")))
 
 
+def platform() -> str:
+    """The platform that the library is compiled for, as the name of a wheel has it: ``linux_x86_64``."""
+    if system() == "Darwin":
+        release, architectures = _mac()
+        name = "universal2" if len(architectures) > 1 else architectures[0]
+        return f"macosx_{release.replace('.', '_')}_{name}"
+    return re.sub(r"[-.]", "_", sysconfig.get_platform())
+
+
+def _mac() -> tuple[str, list[str]]:
+    """The oldest release of macOS, and the architectures. ``ARCHFLAGS`` names them, as for extension modules."""
+    found = re.findall(r"-arch\s+(\S+)", os.environ.get("ARCHFLAGS", ""))
+    architectures = list(dict.fromkeys(found)) or [machine()]
+    asked = os.environ.get("MACOSX_DEPLOYMENT_TARGET") or sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET") or "11.0"
+    major, minor = ([int(part) for part in str(asked).split(".")] + [0])[:2]
+    if architectures == ["arm64"] and major < 11:  # the first release for these processors
+        major, minor = 11, 0
+    if major >= 11:  # installers know no wheels for 11.3
+        minor = 0
+    return f"{major}.{minor}", architectures
+
+
+def _target() -> list[str]:
+    """The compiler's options for :func:`platform`; elsewhere than on macOS it makes what this machine runs."""
+    if system() == "Darwin":
+        release, architectures = _mac()
+        return [f"-mmacosx-version-min={release}", *(word for name in architectures for word in ("-arch", name))]
+    return []
+
+
 def build() -> Path:
     """The compiled library. ``OSError`` or ``subprocess.CalledProcessError`` where there is no compiler that can."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     with tempfile.TemporaryDirectory(dir=HERE) as folder:  # the same disk: what is there is replaced in one step
         made = Path(folder) / LIBRARY.name
         source = f"-DTW_SOURCE={checksum()}u"
-        command = [*compiler, *FLAGS, source, "-o", str(made), str(HERE / "native.c"), "-lm"]
+        command = [*compiler, *FLAGS, *_target(), source, "-o", str(made), str(HERE / "native.c"), "-lm"]
         subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         made.replace(LIBRARY)
     return LIBRARY
