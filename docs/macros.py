@@ -32,10 +32,11 @@ DOCS = Path(__file__).resolve().parent
 BYTES = DOCS / "methods" / "bytes.jsonl"
 MACRO = re.compile(r"^\{\{ *(.*?) *\}\} *$", re.M)
 KINDS = {  # the headings of methods/index.md, and the kinds of the catalogue under each
-    "federated": ("algorithm", "server optimiser"),
+    "federated": ("algorithm", "server optimiser", "local training", "privacy"),
     "links": ("link",),
     "data-parallel": ("data-parallel",),
 }
+PAGED = ("algorithm", "link", "data-parallel")  # the kinds of which everything has a page
 OWNING = ("paper", "differences", "code")  # the macros that say whose page it is
 
 
