@@ -11,6 +11,7 @@ Data-parallel methods train digits for some steps by logical workers, and bytes 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -78,28 +79,32 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     o = parser.parse_args()
     wanted, there = macros.expressions(), {line["expression"]: line for line in record.read(macros.BYTES)}
-    lines, wrong = [], []
+    wrong = []
     for expression, where in sorted(wanted.items()):
         line = there.get(expression)
-        if line is None or record.dirty(line) or o.again:
-            if o.check:
-                wrong.append(f"{where[0]}: {expression} has no line")
-                continue
-            measure = data_parallel if expression.partition("(")[0].strip() in METHODS else federated
-            try:
-                line = {"expression": expression, **measure(expression), **record.code()}
-            except Exception as error:
-                wrong.append(f"{where[0]}: {expression}: {type(error).__name__}: {error}")
-                continue
-            counts = ("up", "down") if line["kind"] == "federated" else ("reduced", "gathered")
-            print(*(f"{line[name]:>12,.1f} {name}" for name in counts), "", expression, flush=True)
-        lines.append(line)
-    if not o.check:
-        macros.BYTES.unlink(missing_ok=True)
-        for line in lines:
-            record.write(macros.BYTES, line)
+        if line is not None and not record.dirty(line) and not o.again:
+            continue
+        if o.check:
+            wrong.append(f"{where[0]}: {expression} has no line")
+            continue
+        measure = data_parallel if expression.partition("(")[0].strip() in METHODS else federated
+        try:
+            line = {"expression": expression, **measure(expression), **record.code()}
+        except Exception as error:
+            wrong.append(f"{where[0]}: {expression}: {type(error).__name__}: {error}")
+            continue
+        record.replace(macros.BYTES, line, {"expression": expression})
+        counts = ("up", "down") if line["kind"] == "federated" else ("reduced", "gathered")
+        print(*(f"{line[name]:>12,.1f} {name}" for name in counts), "", expression, flush=True)
+    if not o.check:  # in order, and without those that no page names any more
+        kept = sorted((line for line in record.read(macros.BYTES) if line["expression"] in wanted), key=by_expression)
+        macros.BYTES.write_text("".join(json.dumps(line) + "\n" for line in kept))
     if wrong:
         sys.exit("\n".join(wrong))
+
+
+def by_expression(line: record.Line) -> str:
+    return str(line["expression"])
 
 
 if __name__ == "__main__":
