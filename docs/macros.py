@@ -210,12 +210,19 @@ def paper(names: list[str]) -> str:
     """The lines of papers, each once."""
     if not names:
         raise Wrong("of which class?")
-    lines = []
+    papers: dict[str, list[str]] = {}
     for name in names:
         find(name)
-        said = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", _paper(name))
-        lines.append(f"**Paper** of `{_short(name)}`: {said}." if said else f"`{_short(name)}` is from no paper.")
-    return "\n\n".join(dict.fromkeys(lines)) + "\n"
+        papers.setdefault(_paper(name), []).append(f"`{_short(name)}`")
+    lines = []
+    for said, whose in papers.items():
+        linked = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", said)
+        lines.append(f"**Paper** of {_listed(whose)}: {linked}." if said else f"No paper: {_listed(whose)}.")
+    return "\n\n".join(lines) + "\n"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def code(names: list[str]) -> str:
@@ -223,7 +230,7 @@ def code(names: list[str]) -> str:
     if not names:
         raise Wrong("of what?")
     values = [_plain(find(name)) for name in names]
-    owners = [_short(name).rpartition(".")[0] for name in names]
+    owners = [_class(name) for name in names]
     several, last, parts = len(set(owners)) > 1, "", []
     for name, value, whose in zip(names, values, owners, strict=True):
         if several and whose and whose != last:
@@ -232,6 +239,12 @@ def code(names: list[str]) -> str:
         parts.append(_source(name, value))
     text = re.sub(r"(?m)^(# .*)\n\n", r"\1\n", "\n\n".join(parts))
     return f"```python\n{text}\n```\n"
+
+
+def _class(name: str) -> str:
+    """The class whose member a name is; of a function or a class itself nothing."""
+    _, first, value = _found(name)
+    return first.__name__ if isinstance(first, type) and value is not first else ""
 
 
 def _plain(value: Any) -> Any:
@@ -274,23 +287,23 @@ def differences(names: list[str]) -> str:
             raise Wrong(f"{name} is no class")
         own = PARAGRAPH.search(inspect.cleandoc(cls.__doc__ or ""))
         shared = PARAGRAPH.search(inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""))
-        texts = [own[1]] if own else []
+        texts = [_capital(own[1])] if own else []
         if shared and (not own or re.search(r"of\s+this\s+module", own[1])):
             if own:  # what it says beside "those of this module"
                 texts = [re.sub(r"[^.;:]*of\s+this\s+module[.;]?\s*", "", own[1]).strip()]
-            texts.append(shared[1])
+            texts.append(_capital(shared[1]))
         texts = [text for text in texts if text]
         if not texts:
             raise Wrong(f'neither {name} nor its module says "Differences from the paper: ..."')
-        said.setdefault("\n\n".join(map(_sentences, texts)), []).append(_short(name))
+        said.setdefault("\n\n".join(markdown(" ".join(text.split())) for text in texts), []).append(_short(name))
     if len(said) == 1:
         return f"{next(iter(said))}\n"
     return "".join(f"**{', '.join(f'`{name}`' for name in whose)}.** {text}\n\n" for text, whose in said.items())
 
 
-def _sentences(text: str) -> str:
-    text = markdown(" ".join(text.split()))
-    return text if re.match(r"\w\b", text) else text[0].upper() + text[1:]  # a symbol keeps its case
+def _capital(text: str) -> str:
+    """What follows a colon, as a sentence. A symbol keeps its case."""
+    return text if re.match(r"\w\b", text) else text[0].upper() + text[1:]
 
 
 def markdown(text: str) -> str:

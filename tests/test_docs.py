@@ -317,13 +317,15 @@ def test_a_macro_that_means_nothing_is_an_error_that_names_page_and_macro():
 
 def test_code_of_a_page_has_no_docstrings_and_differences_are_markdown():
     code = macros.code(["thinwire.links.sparse.kept", "TopK.contraction"])
-    assert code.startswith("```python\ndef kept(") or "\ndef kept(" in code
+    assert code.startswith("```python\ndef kept(")
     assert '"""' not in code
-    assert "@property\ndef contraction(self)" in code
+    assert "\n# TopK\n@property\ndef contraction(self)" in code
     assert macros.markdown("a <- b * c, as :class:`~thinwire.Params` and ``x < y`` have") == (
         "a &lt;- b \\* c, as `thinwire.Params` and `x < y` have"
     )
     assert macros.differences(["EF21"]) == "None.\n"
+    assert macros.differences(["DEF"]).startswith("lam is the thesis' tuned number")
+    assert macros.paper(["DEF", "DEFA"]).startswith("**Paper** of `DEF` and `DEFA`: Xu, Huang")
     assert macros.owner("EF21")[0] == "thinwire.EF21"
     assert macros.owner("ddp.EF21")[0] == "thinwire.ddp.EF21"
 
