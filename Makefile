@@ -3,6 +3,7 @@
 # make deployments   the tests of real Flower processes
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
+# make docs   the site of docs/, into site/; a warning or a broken link is an error
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled; THINWIRE_PURE=1 leaves them out
 #
@@ -41,7 +42,7 @@ DEMO_OUT ?= runs/demo
 JOBS ?= auto
 MOST_JOBS ?= 4
 
-.PHONY: demo test deployments lint soak golden federation wheel clean
+.PHONY: demo test deployments lint soak golden docs federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -88,6 +89,10 @@ golden: .venv/.installed-dev
 	done; done
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/pytest -q tests/test_golden.py
 
+# What it warns of, it says to everyone: that there will be a second version of mkdocs.
+docs: .venv/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 federation: .venv/.installed-all
 	$(BIN)/python examples/flower/federation.py $(ARGS)
 
@@ -96,7 +101,7 @@ wheel: | .venv/pyvenv.cfg
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f src/thinwire/kernels/native/*.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

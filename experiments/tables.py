@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "experiments/README.md", "docs/ddp.md", "docs/federation.md", "docs/links.md"]
+PAGES = [
+    "experiments/README.md",
+    "docs/results.md",
+    "docs/speed.md",
+    "docs/ddp.md",
+    "docs/federation.md",
+    "docs/links.md",
+]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
 Line = dict[str, Any]
 TABLES: dict[str, Callable[[], list[str]]] = {}

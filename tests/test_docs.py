@@ -3,8 +3,10 @@
 import ast
 import json
 import os
+import posixpath
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from thinwire.cli import app
 from thinwire.expression import vocabulary
 from thinwire.problem import standard
 
@@ -146,18 +149,62 @@ def test_every_field_of_a_request_and_every_flag_of_a_link_is_in_the_tutorial():
     assert all(f"`{name}`" in page for name in tw.Trained._fields)
 
 
-def test_the_task_of_the_readme_is_one(tmp_path):
+def test_the_task_of_the_readme_is_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
     (tmp_path / "my_module.py").write_text(next(block for block in blocks("README.md") if "make_task" in block))
     words = ["run", "FedAvg()", "--task", "my_module:make_task", "--clients", "4", "--rounds", "1", "--json"]
-    command = [sys.executable, "-m", "thinwire.cli", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert not app([*words, "--workers", "1"], standalone_mode=False)
     # a reply: 14 floats, and what surrounds them
-    assert 4 * 14 * 4 < json.loads(done.stdout.splitlines()[-1])["rows"][0]["bytes_up"] < 4 * 14 * 4 + 4 * 100
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert 4 * 14 * 4 < rows[0]["bytes_up"] < 4 * 14 * 4 + 4 * 100
 
 
-def test_every_method_that_the_readme_names_can_be_typed():
-    text = (ROOT / "README.md").read_text().partition("## Methods")[2]
+def test_the_commands_of_the_readme_run_as_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for block in blocks("README.md"):
+        if named := re.match(r"# (my_\w+)\.py\n", block):
+            (tmp_path / f"{named[1]}.py").write_text(block)
+            monkeypatch.delitem(sys.modules, named[1], raising=False)
+    commands = commands_of((ROOT / "README.md").read_text())
+    assert [words[words.index("--out") + 1] for words in commands] == ["runs/first", "runs/mine", "runs/own"]
+    for words in commands:
+        short = [*words[1:], "--workers", "1"]
+        short[short.index("--rounds") + 1] = "2"
+        assert not app(short, standalone_mode=False)
+    table = (tmp_path / "runs/own/table.md").read_text()
+    assert all(f"`{name}`" in table for name in ("FedAvg()", "Clipped(most=0.1)", "FedAvg(up=Steps(0.001))"))
+    capsys.readouterr()
+
+
+def test_the_readme_fits_its_lines_and_its_figures_are_those_of_the_results():
+    page, lines = said("README.md"), (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 120
+    rows = {line["row"]: line for line in written("experiments/everything/results/digits.jsonl")}
+    for name in ("FedAvg()", "Intrinsic(500)"):
+        line, (_, _, rest) = rows[name], page.partition(f"`{name}`")
+        figures = re.search(r"([\d.]+) % with ([\d.]+) MB up and ([\d.]+) MB down", rest)
+        assert figures.groups() == tuple(
+            f"{value:.{digits}f}"
+            for value, digits in (
+                (100 * line["accuracy"], 1),
+                (line["bytes_up"] / 1e6, 2),
+                (line["bytes_down"] / 1e6, 2),
+            )
+        )
+    found = {row[1]: row for row in (line.split("|") for line in tables.TABLES["ddp-time"]())}
+    thin, dense = found[" `DEFA(64, lam=0.5)` "], found[" `Hook(Dense())` "]
+    assert f"need{thin[4]}s to 58 %" in page
+    assert f"{thin[3].strip()} bytes a step" in page
+    assert f"and{dense[4]}s with dense gradients, at{dense[3]}bytes each way" in page
+    assert f"{dense[6].split()[0]} % to {thin[6].split()[0]} %" in page
+
+
+def test_every_method_of_the_table_of_expressions_can_be_typed():
+    text = (ROOT / "docs/methods/index.md").read_text().partition("## What can be written")[2]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     found = [word for row in rows for word in re.findall(r"`([^`]+)`", row) if "..." not in word]
     assert len(found) > 30
@@ -191,8 +238,127 @@ def test_nothing_claims_what_is_not_there_yet():
     assert not any("pipelin" in text.lower() for text in [*texts, tw.__doc__])
 
 
-sys.path.append(str(ROOT / "experiments"))
+sys.path += [str(ROOT / "experiments"), str(ROOT / "docs")]
+import macros  # noqa: E402
 import tables  # noqa: E402
+
+METHOD_PAGES = sorted(path for path in (ROOT / "docs/methods").glob("*.md") if path.name != "index.md")
+each_page = pytest.mark.parametrize("path", METHOD_PAGES, ids=lambda path: path.stem)
+SECTIONS = ["The algorithm", "What crosses the wire", "When to use it", "Differences from the paper", "Try it"]
+
+
+def commands_of(text):
+    """The lines of its bash blocks, as words."""
+    found = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    return [shlex.split(line) for block in found for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+@each_page
+def test_a_page_of_a_method_has_its_sections_and_its_macros_resolve(path):
+    text = path.read_text()
+    assert re.findall(r"^## (.+)$", text, re.M) == SECTIONS
+    assert macros.page(path).names
+    assert "{{" not in macros.expand(text, path.name)
+
+
+@each_page
+def test_the_command_of_a_page_of_a_method_parses(path):
+    from typer.main import get_command
+
+    from thinwire.ddp.compare import method
+
+    commands = commands_of(path.read_text().partition("## Try it")[2])
+    assert commands
+    for program, name, *words in commands:
+        assert program == "thinwire"
+        command = get_command(app).commands[name]
+        context = command.make_context(name, list(words))
+        for expression in context.params.get("methods", ()):
+            assert method(expression) if name == "ddp-sim" else tw.parse(expression)
+
+
+def test_every_method_and_link_has_a_page():
+    pages = macros.pages()
+    assert (ROOT / "docs/methods/index.md").exists()
+    papers = [macros.owner(word)[0] for path in METHOD_PAGES for word in papers_of(path)]
+    assert [name for name in dict.fromkeys(papers) if papers.count(name) > 1] == []
+    named = {name for page in pages for name in page.names}
+    wanted = {name for name, kind in macros.catalogued().items() if kind in macros.PAGED}
+    assert sorted(wanted - named) == []
+
+
+def papers_of(path):
+    return [word for call in macros.calls(path.read_text()) if call.name == "paper" for word in call.words]
+
+
+def test_what_the_pages_say_of_bytes_was_measured():
+    lines = {line["expression"]: line for line in written("docs/methods/bytes.jsonl")}
+    missing = {name: pages for name, pages in macros.expressions().items() if name not in lines}
+    assert missing == {}, "python docs/bytes.py"
+    for line in lines.values():
+        assert line["kind"] == "data-parallel" or all(line[name] > 0 for name in ("up", "down", "first_down"))
+
+
+def test_a_macro_that_means_nothing_is_an_error_that_names_page_and_macro():
+    for macro, words in {
+        "paper FedAvgg": "neither a public name",
+        "code FedAvg.clientt": "has no member clientt",
+        "differences TopK.encode": "is no class",
+        'bytes "FedAvg(up=TopK(0.5))"': "python docs/bytes.py",
+        "papers FedAvg": "no such macro",
+        "methods everything": "one of federated",
+    }.items():
+        with pytest.raises(macros.Wrong, match=words) as error:
+            macros.expand(f"text\n\n{{{{ {macro} }}}}\n", "docs/methods/x.md")
+        assert str(error.value).startswith(f"docs/methods/x.md: {{{{ {macro} }}}}: ")
+
+
+def test_code_of_a_page_has_no_docstrings_and_differences_are_markdown():
+    code = macros.code(["thinwire.links.sparse.kept", "TopK.contraction"])
+    assert code.startswith("```python\ndef kept(")
+    assert '"""' not in code
+    assert "\n# TopK\n@property\ndef contraction(self)" in code
+    assert macros.markdown("a <- b * c, as :class:`~thinwire.Params` and ``x < y`` have") == (
+        "a &lt;- b \\* c, as `thinwire.Params` and `x < y` have"
+    )
+    assert macros.differences(["EF21"]) == "None.\n"
+    assert macros.differences(["DEF"]).startswith("lam is the thesis' tuned number")
+    assert macros.paper(["DEF", "DEFA"]).startswith("**Paper** of `DEF` and `DEFA`: Xu, Huang")
+    assert macros.owner("EF21")[0] == "thinwire.EF21"
+    assert macros.owner("ddp.EF21")[0] == "thinwire.ddp.EF21"
+
+
+def test_whatever_names_a_paper_has_differences_that_a_page_can_show():
+    for name in macros.catalogued():
+        if macros.paper([name]).startswith("**Paper**"):
+            assert macros.differences([name])
+
+
+def test_every_public_name_is_on_a_page_of_the_api():
+    import thinwire.data
+    import thinwire.ddp
+    import thinwire.models
+
+    text = "".join(macros.expand(path.read_text(), path.name) for path in (ROOT / "docs/api").glob("*.md"))
+    shown = {line.split()[1].split(".")[-1] for line in text.splitlines() if line.startswith(":::")}
+    for module in (tw, thinwire.ddp, thinwire.data, thinwire.models):
+        assert sorted(set(module.__all__) - shown) == [], module.__name__
+
+
+def test_links_between_pages_and_to_files_lead_somewhere():
+    lost = []
+    for path in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "experiments/README.md",
+        *ROOT.glob("docs/**/*.md"),
+    ]:
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            target, _, _ = link.partition("#")
+            if "://" not in link and target and not (path.parent / posixpath.normpath(target)).exists():
+                lost.append(f"{path.relative_to(ROOT)}: {link}")
+    assert lost == []
 
 
 @pytest.mark.parametrize("name", tables.TABLES)
@@ -207,7 +373,7 @@ def test_a_printed_table_says_what_the_committed_results_say(name):
 
 def test_every_table_with_figures_is_printed_from_results():
     by_hand = []
-    for page in [ROOT / "README.md", ROOT / "experiments/README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", ROOT / "experiments/README.md", *(ROOT / "docs").glob("*.md"), *METHOD_PAGES]:
         lines = page.read_text().splitlines()
         for i, line in enumerate(lines):
             announced = re.fullmatch("<!-- table: (.+) -->", lines[i - 2]) if i > 1 else None
@@ -219,7 +385,9 @@ def test_every_table_with_figures_is_printed_from_results():
 
 
 RESULTS = [
-    path.relative_to(ROOT) for folder in ("experiments", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.jsonl")
+    path.relative_to(ROOT)
+    for folder in ("experiments", "benchmarks", "docs")
+    for path in ROOT.glob(f"{folder}/**/*.jsonl")
 ]
 CHANGED = {  # by code that is in no commit, and to be made again
     "experiments/flss/results/ablations.jsonl",
@@ -234,6 +402,10 @@ def test_committed_results_are_by_code_that_is_in_a_commit(path):
     assert bool(dirty) == (path in CHANGED)
     assert not any(line.get("tiny") for line in lines)
     assert all(line["command"].startswith(("python ", "pytest ")) for line in lines)
+
+
+def written(path):
+    return [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
 
 
 def said(page):

@@ -1,0 +1,35 @@
+"""Docstrings for mkdocstrings: they are reStructuredText, pages are Markdown."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+sys.path.append(str(Path(__file__).resolve().parent))
+import macros
+
+
+class Markdown(griffe.Extension):
+    """Roles become code, blocks after ``::`` and tables become blocks."""
+
+    def on_instance(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = page(obj.docstring.value)
+
+
+def page(text: str) -> str:
+    """A docstring as Markdown."""
+    made = []
+    for block in re.split(r"\n[ \t]*\n", text):
+        if re.match(r"\s*=+ +=+", block):
+            made.append(f"```text\n{block}\n```")
+        elif re.match(r"(    |\t)", block):
+            made.append(block)
+        else:
+            said = macros.markdown(block)
+            made.append(re.sub(r"::$", ":", said) if not re.fullmatch(r"\s*::\s*", said) else "")
+    return "\n\n".join(made)
