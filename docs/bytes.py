@@ -24,7 +24,7 @@ import record  # noqa: E402
 import torch  # noqa: E402
 
 import thinwire as tw  # noqa: E402
-from thinwire.ddp.compare import METHODS, method  # noqa: E402
+from thinwire.compare.data_parallel import METHODS, method  # noqa: E402
 from thinwire.ddp.simulate import simulate as ranks  # noqa: E402
 from thinwire.problem import standard  # noqa: E402
 

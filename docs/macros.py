@@ -134,7 +134,7 @@ def catalogued() -> dict[str, str]:
 
 @cache
 def _catalogue() -> list[tuple[str, str, Any]]:
-    from thinwire.catalogue import catalogue
+    from thinwire.analysis.catalogue import catalogue
 
     found = []
     for entry in catalogue():
@@ -391,8 +391,8 @@ def methods(words: list[str]) -> str:
 
 def api(words: list[str]) -> str:
     """What mkdocstrings is to show."""
-    from thinwire.catalogue import KINDS as ALL
-    from thinwire.catalogue import catalogue
+    from thinwire.analysis.catalogue import KINDS as ALL
+    from thinwire.analysis.catalogue import catalogue
 
     kinds = set(ALL.values())
     if len(words) != 1 or (kind := words[0].replace("-", " ").replace("data parallel", "data-parallel")) not in kinds:

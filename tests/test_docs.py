@@ -265,7 +265,7 @@ def test_a_page_of_a_method_has_its_sections_and_its_macros_resolve(path):
 def test_the_command_of_a_page_of_a_method_parses(path):
     from typer.main import get_command
 
-    from thinwire.ddp.compare import method
+    from thinwire.compare.data_parallel import method
 
     commands = commands_of(path.read_text().partition("## Try it")[2])
     assert commands
