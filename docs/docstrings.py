@@ -14,7 +14,15 @@ import macros
 
 
 class Markdown(griffe.Extension):
-    """Roles become code, blocks after ``::`` and tables become blocks."""
+    """Roles become code, blocks after ``::`` and tables become blocks. Public names are at the root, as in Python."""
+
+    def on_package(self, *, pkg: Any, **_: Any) -> None:
+        import thinwire
+
+        for package in ("algorithms", "links", "local", "optimizers", "params", "run", "schedules", "task"):
+            for name in getattr(thinwire, package).__all__ if pkg.name == "thinwire" else ():
+                if name not in pkg.members:  # what is loaded by a lazy root cannot be read off its source
+                    pkg.set_member(name, griffe.Alias(name, f"thinwire.{package}.{name}"))
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:

@@ -32,7 +32,7 @@ DOCS = Path(__file__).resolve().parent
 BYTES = DOCS / "methods" / "bytes.jsonl"
 MACRO = re.compile(r"^\{\{ *(.*?) *\}\} *$", re.M)
 KINDS = {  # the headings of methods/index.md, and the kinds of the catalogue under each
-    "federated": ("algorithm", "server optimiser", "local training", "privacy"),
+    "federated": (*("algorithm", "server optimiser", "local training", "learning rate", "random subspace", "privacy"),),
     "links": ("link",),
     "data-parallel": ("data-parallel",),
 }
