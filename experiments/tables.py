@@ -357,6 +357,7 @@ LOOK_BACK = {
     "top-k, LBGM": "LBGM on what top-k with feedback delivers",
     "top-k, LBGM, residual outside, dense update tested": "feedback around LBGM, dense update tested",
     "top-k, LBGM, no residual": "LBGM over top-k without feedback",
+    "top-k, LBGM, their accounting": "their accounting: LBGM on the dense update, floats of top-k counted",
     "rank 2, alone": "rank 2",
     "rank 2, LBGM": "LBGM over rank 2",
     "signs, alone": "signs",
@@ -386,6 +387,8 @@ def look_back_mnist() -> list[str]:
         if line.get("paper_accuracy"):
             paper = f"{percent(line['paper_accuracy'])} after 100 rounds of all the data"
         saved = f"{round(100 * line['saved_up'])} %" if line["threshold"] is not None else ""
+        if "accounting" in line:  # no number of bytes
+            saved = f"{round(100 * line['saved_floats_up'])} % of the floats"
         ends = [percent(line["accuracy"]), percent(line["best_accuracy"])]
         rows.append([shown, *ends, again(line), *sent(line), saved, paper])
     return markdown(["row", "at the end", "best", "recycled", "MB up", "MB down", "saved up", "paper"], rows, (0, 7))
@@ -415,6 +418,8 @@ def look_back_cifar10() -> list[str]:
     for row, shown in names.items():
         line = of(lines, command, row=row)
         saved = f"{round(100 * line['saved_up'])} %" if line["threshold"] is not None else ""
+        if "accounting" in line:  # no number of bytes
+            saved = f"{round(100 * line['saved_floats_up'])} % of the floats"
         rows.append([shown, percent(line["accuracy"]), again(line), *sent(line), saved])
     return markdown(["row", "accuracy", "recycled", "MB up", "MB down", "saved up"], rows)
 
