@@ -3,6 +3,7 @@
 # make deployments   the tests of real Flower processes
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
+# make sanitize   the tests of the kernels in C, which are compiled to stop at the first wrong access (gcc)
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled
 #
@@ -41,7 +42,7 @@ DEMO_OUT ?= runs/demo
 JOBS ?= auto
 MOST_JOBS ?= 4
 
-.PHONY: demo test deployments lint soak golden federation wheel clean
+.PHONY: demo test deployments lint soak golden sanitize federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -80,6 +81,15 @@ golden: .venv/.installed-dev
 	  ATEN_CPU_CAPABILITY=$$isa THINWIRE_TEST_THREADS=$$threads $(BIN)/pytest -q tests/test_golden.py || exit 1; \
 	done; done
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/pytest -q tests/test_golden.py
+
+# Python is not compiled so, and starts first: what checks memory is loaded before it. libstdc++ goes with it, for what
+# torch throws. Nothing says of memory that Python still holds at the end whose it is: leaks are not looked for.
+SANITIZED := tests/test_kernels.py tests/test_chain.py tests/test_codecs.py tests/test_links.py
+sanitize: .venv/.installed-dev
+	CC=gcc THINWIRE_SANITIZE=1 $(BIN)/python -m thinwire.kernels.native.build
+	THINWIRE_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	  $(BIN)/pytest -p no:faulthandler --timeout 3600 $(or $(ARGS),$(SANITIZED))
 
 federation: .venv/.installed-all
 	$(BIN)/python examples/flower/federation.py $(ARGS)
