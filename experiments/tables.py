@@ -369,8 +369,9 @@ LOOK_BACK = {
 def look_back(data: str) -> tuple[str, list[Line], dict[str, str]]:
     command = f"python experiments/lbgm/plug_and_play.py --data {data}"
     lines = read(f"experiments/lbgm/results/plug_and_play_{data}.jsonl", command)
-    names = {line["row"]: line["row"] for line in lines}
-    return command, lines, {row: shown for row, shown in (names | LOOK_BACK).items() if row in names}
+    there = {line["row"]: line["row"] for line in lines}
+    ordered = {row: shown for row, shown in LOOK_BACK.items() if row in there}
+    return command, lines, ordered | {row: row for row in there if row not in LOOK_BACK}
 
 
 def again(line: Line) -> str:

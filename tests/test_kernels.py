@@ -581,6 +581,8 @@ for link in (TopK(0.01), ScaledSign()):
 def test_links_take_little_more_memory_than_what_they_return() -> None:
     if native._loaded() is None:
         pytest.skip("the kernels are not compiled here: the references take more")
+    if native.build.SANITIZED:
+        pytest.skip("what checks memory keeps some of what was freed")
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
     top_k, scaled_sign = map(int, done.stdout.split())
     # 80 MB of x; what is seen is 80 MB once as a layer and once joined. Beside it positions and values, 2.4 MB, or
