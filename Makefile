@@ -4,6 +4,7 @@
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
 # make docs   the site of docs/, into site/; a warning or a broken link is an error
+# make sanitize   the tests of the kernels in C, which are compiled to stop at the first wrong access (gcc)
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled; THINWIRE_PURE=1 leaves them out
 #
@@ -42,7 +43,7 @@ DEMO_OUT ?= runs/demo
 JOBS ?= auto
 MOST_JOBS ?= 4
 
-.PHONY: demo test deployments lint soak golden docs federation wheel clean
+.PHONY: demo test deployments lint soak golden docs sanitize federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -92,6 +93,16 @@ golden: .venv/.installed-dev
 # What it warns of, it says to everyone: that there will be a second version of mkdocs.
 docs: .venv/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+# Python is not compiled so, and starts first: what checks memory is loaded before it. libstdc++ goes with it, for what
+# torch throws. Nothing says of memory that Python still holds at the end whose it is: leaks are not looked for.
+SANITIZED := THINWIRE_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 \
+  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+  $(BIN)/pytest -p no:faulthandler --timeout 3600
+sanitize: .venv/.installed-dev
+	CC=gcc THINWIRE_SANITIZE=1 $(BIN)/python src/thinwire/kernels/native/build.py
+	$(SANITIZED) tests/test_kernels.py tests/test_chain.py tests/test_codecs.py
+	$(SANITIZED) tests/test_links.py -k "receiver_sees or zeros or positions or whatever_a_packet"
 
 federation: .venv/.installed-all
 	$(BIN)/python examples/flower/federation.py $(ARGS)

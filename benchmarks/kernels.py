@@ -43,6 +43,7 @@ from thinwire.wire import dumps, loads
 SHARE = 100
 BARS = {
     "topk": 4.0,
+    "largest": 4.0,
     "threshold": 2.5,
     "sign_pack": 0.7,
     "sign_unpack": 1.0,
@@ -134,6 +135,7 @@ def kernels(rounds: int, shrink: int = 0) -> dict[str, dict[str, float]]:
         run(f"fwht_2_{n.bit_length() - 1}", lambda: hadamard_(whole[:n]), n, lambda: whole[:n].mul_(n**-0.5))
 
     run("topk", lambda: select.top_k(x, N // SHARE))
+    run("largest", lambda: select.largest(x, N // SHARE))
     run("threshold", threshold)
     run("sign_pack", lambda: signs.pack_signs(x, out=bits))
     run("sign_unpack", lambda: signs.unpack_signs(bits, N, 0.5, out=y))

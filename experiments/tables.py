@@ -364,6 +364,8 @@ LOOK_BACK = {
     "top-k, LBGM": "LBGM on what top-k with feedback delivers",
     "top-k, LBGM, residual outside, dense update tested": "feedback around LBGM, dense update tested",
     "top-k, LBGM, no residual": "LBGM over top-k without feedback",
+    "top-k, LBGM, their accounting": "their accounting: dense update with top-k's residual, floats of top-k counted",
+    "top-k, LBGM, their accounting, residual of LBGM": "their accounting, with what LBGM left out as the residual",
     "rank 2, alone": "rank 2",
     "rank 2, LBGM": "LBGM over rank 2",
     "signs, alone": "signs",
@@ -374,8 +376,9 @@ LOOK_BACK = {
 def look_back(data: str) -> tuple[str, list[Line], dict[str, str]]:
     command = f"python experiments/lbgm/plug_and_play.py --data {data}"
     lines = read(f"experiments/lbgm/results/plug_and_play_{data}.jsonl", command)
-    names = {line["row"]: line["row"] for line in lines}
-    return command, lines, {row: shown for row, shown in (names | LOOK_BACK).items() if row in names}
+    there = {line["row"]: line["row"] for line in lines}
+    ordered = {row: shown for row, shown in LOOK_BACK.items() if row in there}
+    return command, lines, ordered | {row: row for row in there if row not in LOOK_BACK}
 
 
 def again(line: Line) -> str:
@@ -393,6 +396,8 @@ def look_back_mnist() -> list[str]:
         if line.get("paper_accuracy"):
             paper = f"{percent(line['paper_accuracy'])} after 100 rounds of all the data"
         saved = f"{round(100 * line['saved_up'])} %" if line["threshold"] is not None else ""
+        if "accounting" in line:  # no number of bytes
+            saved = f"{round(100 * line['saved_floats_up'])} % of the floats"
         ends = [percent(line["accuracy"]), percent(line["best_accuracy"])]
         rows.append([shown, *ends, again(line), *sent(line), saved, paper])
     return markdown(["row", "at the end", "best", "recycled", "MB up", "MB down", "saved up", "paper"], rows, (0, 7))
@@ -422,6 +427,8 @@ def look_back_cifar10() -> list[str]:
     for row, shown in names.items():
         line = of(lines, command, row=row)
         saved = f"{round(100 * line['saved_up'])} %" if line["threshold"] is not None else ""
+        if "accounting" in line:  # no number of bytes
+            saved = f"{round(100 * line['saved_floats_up'])} % of the floats"
         rows.append([shown, percent(line["accuracy"]), again(line), *sent(line), saved])
     return markdown(["row", "accuracy", "recycled", "MB up", "MB down", "saved up"], rows)
 

@@ -207,6 +207,11 @@ def test_look_back_is_tried_on_every_compressor(tmp_path: Path) -> None:
     found = written(tmp_path / "plug_and_play_digits.jsonl")
     assert {line["row"].partition(",")[0] for line in found} == {"dense", "top-k", "rank 2", "signs"}
     assert all(0 <= line["recycled"] <= 1 for line in found)
+    by_row = {line["row"]: line for line in found}
+    # Of 4,810 floats top-k keeps 481, and they count those of each of 10 clients' dense messages, which are sent.
+    for row in ("top-k, LBGM, their accounting", "top-k, LBGM, their accounting, residual of LBGM"):
+        assert (by_row[row]["accounting"], by_row[row]["floats_up"]) == ("theirs, floats", 10 * 481)
+        assert by_row[row]["bytes_up"] > 10 * 4 * 4810 > 5 * by_row["top-k, alone"]["bytes_up"]
 
 
 def test_luar_has_what_it_is_compared_with(tmp_path: Path) -> None:

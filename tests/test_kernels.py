@@ -102,7 +102,7 @@ def test_selection_from_more_than_a_sample_is_the_references(levels: list[str]) 
     n = 600_000  # the count leaves out what a sample of 65,536 says is small
     odd = torch.zeros(n)
     odd[::9] = 1.0  # every entry that is sampled lies at a multiple of 9, or nearly so: the guess is far off
-    for x in (normal(n), odd, normal(n).exp() ** 4):
+    for x in (normal(n), odd, normal(n).exp() ** 4, normal(n) * 1e-44):
         for k in (6_000, 66_666, 590_000):
             agree(lambda x=x, k=k: select.top_k(x, k), levels)
             agree(lambda x=x, k=k: select.largest(x, k), levels)
@@ -581,6 +581,8 @@ for link in (TopK(0.01), ScaledSign()):
 def test_links_take_little_more_memory_than_what_they_return() -> None:
     if native._loaded() is None:
         pytest.skip("the kernels are not compiled here: the references take more")
+    if native.build.SANITIZED:
+        pytest.skip("what checks memory keeps some of what was freed")
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
     top_k, scaled_sign = map(int, done.stdout.split())
     # 80 MB of x; what is seen is 80 MB once as a layer and once joined. Beside it positions and values, 2.4 MB, or

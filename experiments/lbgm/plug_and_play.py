@@ -6,8 +6,10 @@ favourable case; with it: an epoch of mini-batches, as in the paper's text. The 
 100 rounds on MNIST, 300 on Fashion-MNIST, 500 on CIFAR-10; the options say how much of both is used here.
 
 Each compressor is trained alone and with LBGM on it. Over top-k the residual may lie inside (what top-k with error
-feedback would deliver is tested), outside (the dense update is tested), or nowhere. In the authors' code top-k enters
-the bill alone: LBGM tests, stores and applies the dense update with its residual.
+feedback would deliver is tested), outside (the dense update is tested), or nowhere. The rows "their accounting" are the
+authors' code: LBGM tests, stores and applies the dense update with a residual, and top-k enters the bill alone. Whose
+residual it is, top-k's or what LBGM itself left out, has a row each. Their ``floats_up`` is that bill. It is no number
+of bytes: what would have to be sent is dense, and that is ``bytes_up``.
 
     python experiments/lbgm/plug_and_play.py --data mnist --examples 6000 --rounds 40
     python experiments/lbgm/plug_and_play.py --data fashion_mnist --batch 32 --lr 0.05 --only dense --only top-k
@@ -17,10 +19,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,7 +31,12 @@ import record
 
 import thinwire as tw
 from thinwire import data as sets
+from thinwire.key import Key
+from thinwire.links.lbgm import multiplier
+from thinwire.links.sparse import kept
+from thinwire.params import Layout, Params
 from thinwire.problem import Problem, standard
+from thinwire.wire import Packet, State
 
 CLASSES = 3  # of ten that a client has
 RECYCLED = 200  # bytes: scalars, of all layers if need be; no whole update of this model is as small
@@ -65,6 +72,71 @@ def problem(name: str, model: str, examples: int | None, clients: int, seed: int
     return standard(small, model, clients, sets.Pathological(CLASSES), seed)
 
 
+class Theirs(NamedTuple):
+    """What the sender of :class:`TheirAccounting` keeps."""
+
+    gradient: Params  # l
+    residual: Params  # e, of top-k
+
+
+@dataclass(frozen=True)
+class TheirAccounting(tw.Link):
+    """LBGM over top-k as the authors' code has it: trained on dense messages, billed as if they were sparse.
+
+    u = g + e is tested, and is delivered and becomes l where it is not recycled; e <- u - TopK(u) in every round,
+    though no receiver ever sees TopK(u). Floats: 1 of a recycled message, of every other what top-k keeps, the
+    smaller of the two bills, and nothing for the places of what it keeps.
+    """
+
+    top_k: tw.TopK = tw.TopK(0.1)
+    threshold: float = 0.2
+
+    memory = True
+
+    def open(self, like: Params) -> tuple[State, State]:
+        return Theirs(like.zeros(), like.zeros()), like.zeros()
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        l, u = tx.gradient.only(x.names), x + tx.residual.only(x.names)  # noqa: E741  the paper's letter
+        residual = tx.residual.replace(u - self.top_k.send(u, None, key)[1])
+        if (rho := multiplier(u, l, self.threshold)) is not None:
+            return rho, l * rho, Theirs(tx.gradient, residual)
+        packet, seen, _ = tw.Dense().send(u, None, key)
+        return [packet], seen, Theirs(tx.gradient.replace(u), residual)
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        if not isinstance(packet, list):
+            return rx.only(layout.names) * packet, rx
+        seen, _ = tw.Dense().recv(packet[0], layout, None, key)
+        return seen, rx.replace(seen)
+
+    def floats(self, packet: Packet) -> float:
+        return kept(self.top_k.share, int(tw.Dense().floats(packet[0]))) if isinstance(packet, list) else 1.0
+
+
+@dataclass(frozen=True)
+class Billed(tw.Link):
+    """LBGM over dense messages, with the floats of :class:`TheirAccounting`."""
+
+    inner: tw.LBGM
+    share: float = 0.1
+
+    memory = True
+    contraction = True
+
+    def open(self, like: Params) -> tuple[State, State]:
+        return self.inner.open(like)
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        return self.inner.send(x, tx, key)
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        return self.inner.recv(packet, layout, rx, key)
+
+    def floats(self, packet: Packet) -> float:
+        return kept(self.share, int(self.inner.floats(packet))) if isinstance(packet, list) else 1.0
+
+
 def families(thresholds: list[float], layerwise: bool) -> dict[str, dict[tuple[str, float | None], tw.Link]]:
     """Links by compressor: alone, and with LBGM at every threshold."""
 
@@ -83,18 +155,24 @@ def families(thresholds: list[float], layerwise: bool) -> dict[str, dict[tuple[s
                 outside = looking_back(top_k, threshold, "dense")
                 rows["LBGM, residual outside, dense update tested", threshold] = tw.ErrorFeedback(outside)
                 rows["LBGM, no residual", threshold] = looking_back(top_k, threshold)
+                theirs, billed = TheirAccounting(top_k, threshold), Billed(tw.LBGM(tw.Dense(), threshold))
+                rows["LBGM, their accounting", threshold] = tw.Layerwise(theirs) if layerwise else theirs
+                around = tw.ErrorFeedback(tw.Layerwise(billed) if layerwise else billed)
+                rows["LBGM, their accounting, residual of LBGM", threshold] = around
         found[family] = rows
     return found
 
 
-def recycled(result: tw.Result, base: int) -> dict[str, Any]:
-    """The share of messages that were scalars, and of the bytes of ``base`` that were saved."""
+def recycled(result: tw.Result, base: int, floats: float) -> dict[str, Any]:
+    """The share of messages that were scalars, and of the bytes of ``base`` and of its ``floats`` that were saved."""
     up = result.ledger.of("up")
     base = base or result.bytes_up
+    sent = result.summary()["up_floats"]
     return {
         "recycled": sum(entry.payload < RECYCLED for entry in up) / len(up),
         "saved_up": 1 - result.bytes_up / base,
         "saved_both_ways": 1 - (result.bytes_up + result.bytes_down) / (base + result.bytes_down),
+        "saved_floats_up": 1 - sent / (floats or sent),
     }
 
 
@@ -112,6 +190,7 @@ def main() -> None:
     parser.add_argument("--threshold", type=float, action="append", help="delta; may be given several times")
     parser.add_argument("--layerwise", action="store_true", help="look back layer by layer, as in the authors' code")
     parser.add_argument("--only", choices=["dense", "top-k", "rank 2", "signs"], action="append")
+    parser.add_argument("--row", action="append", help="of a compressor only this one, such as alone or LBGM")
     parser.add_argument("--every", type=int, default=5, help="rounds between evaluations")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
@@ -125,7 +204,7 @@ def main() -> None:
             continue
         rate = o.sign_lr if family == "signs" else 1.0
         opt = tw.Momentum(rate, beta=0.9) if whole else tw.SGD(rate)
-        base = 0  # bytes up of the compressor alone
+        base, floats = 0, 0.0  # bytes and floats up of the compressor alone
         for (kind, threshold), link in links.items():
             row = {
                 "experiment": "lbgm, plug and play",
@@ -135,12 +214,19 @@ def main() -> None:
                 "threshold": threshold,
                 **paper(family, o.data, threshold),
             }
-            about = {k: v for k, v in row.items() if k.startswith("paper") and v is not None}
-            print(f"{row['row']:50s} delta {threshold}  {about or ''}")
-            method = tw.FedAvg(local, opt=opt, up=link)
-            measure = partial(recycled, base=base)
-            line = record.run(method, setting, o.rounds, into, row, measure, seed=o.seed, evaluate_every=o.every)
-            base = base or (line["bytes_up"] if line else 0)
+            if "their accounting" in kind:
+                row["accounting"] = "theirs, floats"
+            if kind in (o.row or [kind]):
+                about = {k: v for k, v in row.items() if k.startswith("paper") and v is not None}
+                print(f"{row['row']:50s} delta {threshold}  {about or ''}")
+                method = tw.FedAvg(local, opt=opt, up=link)
+                measure = partial(recycled, base=base, floats=floats)
+                line = record.run(method, setting, o.rounds, into, row, measure, seed=o.seed, evaluate_every=o.every)
+            else:
+                there = {"row": row["row"], "training": row["training"], "rounds": o.rounds, "seed": o.seed}
+                line = record.found(into, {**there, "clients": o.clients, "examples": sum(map(len, setting.tasks))})
+            if line and not base:  # trained now or before
+                base, floats = line["bytes_up"], line["floats_up"]
 
 
 if __name__ == "__main__":

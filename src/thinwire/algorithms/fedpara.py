@@ -122,6 +122,10 @@ class FedPara(Around):
             weight, rank = layer.weight.detach(), self.ranked(layer.weight.shape)
             if rank is None or not layer.weight.requires_grad or owners[id(layer.weight)] > 1:
                 continue
+            require(
+                weight.dtype == torch.float32,
+                f"FedPara: a weight is {weight.dtype}; factors are float32: give model.float()",
+            )
             product, generator = Product(weight.shape, rank), seeded(weight)
             parametrize.register_parametrization(layer, "weight", product, unsafe=True)  # it is not checked: it is ours
             scale = root_mean_square(weight)

@@ -56,10 +56,12 @@ def largest(x: Float[Tensor, " n"], k: int) -> Int64[Tensor, " m"]:
     lib = native.library(x)
     if k == 0 or lib is None or x.numel() > MOST:
         return largest_reference(x, k)
-    x = x.contiguous()
-    kth = lib.tw_kth(x.data_ptr(), x.numel(), k, torch.get_num_threads())
-    native.check(kth < 0)
-    return _between(lib, x, max(1, kth - _rounding(x)), LARGEST)
+    x, threads = x.contiguous(), torch.get_num_threads()
+    low, counts = ctypes.c_uint32(), torch.empty(native.MOST_THREADS, dtype=torch.int64)
+    about = x.data_ptr(), x.numel(), k, _rounding(x)
+    total = lib.tw_count_largest(*about, ctypes.addressof(low), counts.data_ptr(), threads)
+    native.check(total < 0)
+    return _filled(lib, x, low.value, LARGEST, counts, total, threads)
 
 
 def largest_reference(x: Tensor, k: int) -> Tensor:
@@ -80,8 +82,14 @@ def _between(lib: ctypes.CDLL, x: Tensor, low: int, high: int) -> Tensor:
     n, threads = x.numel(), torch.get_num_threads()
     counts = torch.empty(native.MOST_THREADS, dtype=torch.int64)
     total = lib.tw_count(x.data_ptr(), n, low, high - low, counts.data_ptr(), threads)
+    return _filled(lib, x, low, high, counts, total, threads)
+
+
+def _filled(lib: ctypes.CDLL, x: Tensor, low: int, high: int, counts: Tensor, total: int, threads: int) -> Tensor:
+    """Positions as :func:`_between`, once they are counted for as many threads."""
     positions = native.empty(lib, total, dtype=torch.int64)
-    lib.tw_fill(x.data_ptr(), n, low, high - low, counts.data_ptr(), positions.data_ptr(), threads)
+    about = x.data_ptr(), x.numel(), low, high - low
+    lib.tw_fill(*about, counts.data_ptr(), positions.data_ptr(), threads)
     return positions
 
 

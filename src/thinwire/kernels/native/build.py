@@ -2,6 +2,9 @@
 
 Needs a C compiler (``cc``, or what ``CC`` names) and nothing else. The library has a plain C interface and is
 loaded with ctypes, so one file serves every version of Python.
+
+Where the environment variable ``THINWIRE_SANITIZE`` is set, another file is compiled, and loaded, that stops the
+process at the first wrong access to memory or undefined behaviour, for ``make sanitize``.
 """
 
 from __future__ import annotations
@@ -18,10 +21,13 @@ from pathlib import Path
 from platform import machine, system
 
 HERE = Path(__file__).resolve().parent
-LIBRARY = HERE / "native.so"
+SANITIZED = bool(os.environ.get("THINWIRE_SANITIZE"))
+LIBRARY = HERE / ("sanitized.so" if SANITIZED else "native.so")
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=default"]
 # One rounding an operation, whatever the processor could fuse. Vectors of 16 floats pass between static functions only.
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+if SANITIZED:  # the last -O counts
+    FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def checksum() -> int:

@@ -210,8 +210,9 @@ typedef struct {
     const float *x;
     i64 n, *out;
     u32 *high, *low;    /* counts by the upper 15 and the lower 16 bits of the magnitude, a row for each part */
-    u32 floor, bin, threshold, width;
+    u32 floor, bin, threshold, width, below; /* below: how much less than the k-th is wanted too */
     i64 *counts, *quota, *at;
+    int counted;        /* whether `counts` has how many magnitudes but zeros reach `threshold - below` */
 } Select;
 
 static void count_high(void *job, int part, int parts) {
@@ -308,6 +309,12 @@ static int find(Select *s, i64 k, i64 *larger, i64 *equal, int threads) {
         for (i64 b = bin + 1; b < HIGH; b++) larger[p] += s->high[(i64)p * HIGH + b];
         for (i64 b = low + 1; b < LOW; b++) larger[p] += s->low[(i64)p * LOW + b];
     }
+    i64 first = bin == 0 ? most(1, low - s->below) : low - s->below; /* in the first bin lies zero; below 0 another */
+    s->counted = s->counts && first >= 0;
+    for (int p = 0; s->counted && p < parts; p++) {
+        s->counts[p] = larger[p];
+        for (i64 b = first; b <= low; b++) s->counts[p] += s->low[(i64)p * LOW + b];
+    }
     free(counts);
     return 0;
 }
@@ -331,13 +338,6 @@ int tw_top_k(const float *x, i64 n, i64 k, i64 *out, int threads) {
     return 0;
 }
 
-/* The bits of the k-th largest magnitude; -1: no memory. */
-i64 tw_kth(const float *x, i64 n, i64 k, int threads) {
-    i64 larger[MOST_THREADS], equal[MOST_THREADS];
-    Select s = {.x = x, .n = n};
-    return find(&s, k, larger, equal, threads) ? -1 : (i64)s.threshold;
-}
-
 static void count_between(void *job, int part, int parts) {
     Select *s = job;
     RANGE(s->n, 64);
@@ -359,6 +359,18 @@ i64 tw_count(const float *x, i64 n, u32 low, u32 width, i64 *counts, int threads
     in_parts(count_between, &s, parts);
     i64 total = 0;
     for (int p = 0; p < parts; p++) total += counts[p];
+    return total;
+}
+
+/* How many magnitudes but zeros reach the k-th largest less `below`, which goes to `low`, and, with `counts` from that,
+ * where they are. -1: no memory. Only where that begins in another bin than the k-th is there a pass to count them. */
+i64 tw_count_largest(const float *x, i64 n, i64 k, u32 below, u32 *low, i64 *counts, int threads) {
+    i64 larger[MOST_THREADS], equal[MOST_THREADS], total = 0;
+    Select s = {.x = x, .n = n, .below = below, .counts = counts};
+    if (find(&s, k, larger, equal, threads)) return -1;
+    *low = s.threshold > below ? s.threshold - below : 1;
+    if (!s.counted) return tw_count(x, n, *low, MAGNITUDE - *low, counts, threads);
+    for (int p = 0; p < parts_of(n, threads); p++) total += counts[p];
     return total;
 }
 
