@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import resource
+import struct
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -427,19 +428,18 @@ def test_stc_is_read_by_an_independent_reader(n: int, percent: int, seed: int) -
     x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
     layout = Layout(("a",), (Size([n]),))
     [packet], seen, _ = STC(percent / 100).send(Params(layout, x), None, key(0))
+    k = (percent * n + 99) // 100  # rounded up
+    bits = [struct.unpack("<I", struct.pack("<f", abs(v)))[0] for v in x.tolist()]
+    least = sorted(bits)[-k] - 2048  # what is equal to 12 of its 24 bits is taken as equal
+    largest = [i for i in range(n) if bits[i] >= least and bits[i]]
     scale, signs = packet[0], packet[1].tolist()
-    # The share is rounded up, and what is nearly as large as the last of them goes with it: 2^11 floats below it.
-    bits = x.abs().view(torch.int32).tolist()
-    least = sorted(bits)[n - (percent * n + 99) // 100] - 2048
-    largest = [i for i in range(n) if bits[i] >= least]
-    k = len(largest)
-    positions = read_gaps(packet[2], packet[3], golomb(k, n))
+    positions = read_gaps(packet[2], packet[3], golomb(len(largest), n))
     assert positions == largest
     expected = [0.0] * n
     for j, i in enumerate(positions):
         expected[i] = float(scale) if signs[j // 8] >> j % 8 & 1 else -float(scale)
     assert seen.flat.tolist() == expected
-    assert float(scale) == pytest.approx(sum(abs(float(x[i])) for i in positions) / k, rel=1e-6)
+    assert float(scale) == pytest.approx(sum(abs(float(x[i])) for i in positions) / len(positions), rel=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
@@ -875,7 +875,7 @@ def test_how_they_are_stacked_shows_in_the_bytes() -> None:
         Flat(Int8()): "01 0602 4800 420104 00004040 7f812a00",
         RandomBlock(1.0): None,
         Flat(RandomBlock(1.0)): None,
-        # both of two, which are alike: + and -, gaps 0 and 0, b = 0; the first of two: + and gap 0
+        # both of two, which are alike: + and -, gaps 0 and 0, b = 0; of one and zero the one
         STC(
             0.5
         ): "01 0602 06044800410101410101410100 06044800410101410101410100 000000 00004040 01 03 0000 0000803f 01 01",
