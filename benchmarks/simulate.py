@@ -61,7 +61,7 @@ def simulation(job: Job, make: Callable[[], nn.Module], device: str = "cpu", wor
         for k in range(job.clients)
     ]
     method = tw.FedAvg(tw.LocalSGD(LR, batch=job.batch))
-    return tw.Simulation(method, make, tasks, job.sample, device=device, workers=workers)
+    return tw.Simulation(method, make, tasks, sample=job.sample, device=device, workers=workers)
 
 
 class Bare:

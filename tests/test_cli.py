@@ -221,7 +221,7 @@ def broken(clients):
         (["FedAvg()", "FedAvg()"], "a method is named twice"),
         (["FedAvg()", "--rounds", "0"], "--rounds 0: it must be at least 1"),
         (["FedAvg()", "--clients", "-3"], "--clients -3: it must be at least 1"),
-        (["FedAvg()", "--sample", "9", "--clients", "5"], "--sample 9 is more than --clients 5"),
+        (["FedAvg()", "--sample", "9", "--clients", "5"], "--sample 9: it must be between 1 and the 5 clients"),
         (["FedAvg()", "--lr", "-1"], "LocalSGD(lr=-1.0): lr must be positive"),
         (["FedAvg()", "--batch", "0"], "LocalSGD(batch=0): batch must be positive or None"),
         (["FedAvg()", "--data", "digit"], "digit"),
@@ -231,6 +231,8 @@ def broken(clients):
         (["FedAvg()", "--split", "Dirichlet(0.01)", "--clients", "300"], "take a larger alpha, fewer clients"),
         (["FedAvg()", "--augment", "Flap()"], "unknown name 'Flap' (did you mean Flip?)"),
         (["FedAvg()", "--augment", "Crop(0)"], "padding must be at least one pixel"),
+        (["FedAvg()", "--seed", "-1"], "--seed -1: it must not be negative, and fit 63 bits"),
+        (["FedAvg()", "--states", "tape"], "--states tape: one of 'memory', 'disk' is expected"),
         (["FedAvg()", "--seeds", "0,x"], "--seeds 0,x: numbers separated by commas, such as 0,1,2"),
         (["FedAvg()", "--dropout", "1.5"], "--dropout 1.5: it is a probability below 1"),
         (["FedAvg()", "--workers", "0"], "--workers 0: it must be at least 1"),
@@ -247,7 +249,7 @@ def broken(clients):
         (["FedAvg()", "--holdout", "1"], "--holdout 1: it is a share below 1"),
         (["FedAvg()", "--evaluate-every", "0"], "--evaluate-every 0: it must be at least 1"),
         (["FedAvg()", "--checkpoint-every", "0"], "--checkpoint-every 0: it must be at least 1"),
-        (["FedAvg()", "--plan", "fast"], "--plan fast: it is each, together or measured"),
+        (["FedAvg()", "--plan", "fast"], "--plan fast: one of 'each', 'together', 'measured' is expected"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_what_to_change(thinwire, tmp_path, words, said):
@@ -370,11 +372,14 @@ def test_resume_of_what_is_no_comparison_says_so(thinwire, tmp_path):
         ({}, "methods is missing, not tuple[str, ...]"),
         ({"methods": 3}, "methods is 3, not tuple[str, ...]"),
         ({"methods": ["FedAvg()"], "rounds": "x"}, "rounds is 'x', not int"),
+        ({"methods": ["FedAvg()"], "setting": 3}, "setting is 3, not Setting such as Setting(sample=10)"),
+        ({"methods": ["FedAvg()"], "setting": "Setting(smaple=3)"}, "no argument 'smaple' (did you mean sample?)"),
+        ({"methods": ["FedAvg()"], "setting": "Dense()"}, "setting is Dense(), not Setting such as"),
         ({"methods": ["FedAvgg()"]}, "unknown method 'FedAvgg' (did you mean FedAvg?)"),
     ],
 )
 def test_resume_of_an_odd_comparison_says_what_is_odd(thinwire, tmp_path, fields, said):
-    (tmp_path / "run.json").write_text(json.dumps({"format": 1, **fields}))
+    (tmp_path / "run.json").write_text(json.dumps({"format": 2, **fields}))
     code, _, error = thinwire("resume", str(tmp_path))
     assert code == 2
     assert said in error
@@ -735,8 +740,8 @@ for arguments, more in [
         device = f"this machine has {torch.cuda.device_count()} CUDA devices, counted from cuda:0"
     assert done.stdout.splitlines() == [
         "rounds=1.5: a whole number is expected",
-        "network=10: give a Network, such as Network(mbit=10)",
-        "privacy=1: give a Privacy, such as Privacy(clip=1, noise=1)",
+        "Setting(network=10): Network such as Network(mbit=10) or None is expected",
+        "Setting(privacy=1): Privacy such as Privacy(clip=1, noise=1) or None is expected",
         "tasks is a dict: give a list with one task a client, list(tasks.values())",
         "tasks is one TensorDataset: give a list with one task a client; Supervised(inputs, targets, part) for each "
         "part of a split, or torch.utils.data.Subset(dataset, part), deals one data set to many",
@@ -745,6 +750,6 @@ for arguments, more in [
         "module, Linear(...), or a function that makes one, lambda: Linear(...)",
         "model=<lambda>: it made 3, which is no module",
         "FedAvg is a class: make a method of it, such as FedAvg()",
-        "evaluate_every=2.0: a whole number is expected",
+        "Setting(evaluate_every=2.0): int is expected",
         f"device='cuda:99': {device}",
     ], done.stderr

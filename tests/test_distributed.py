@@ -171,7 +171,7 @@ def test_a_file_is_kept_of_every_client_that_replied_and_nothing_in_memory(tmp_p
     # Client 7 never answers; the others reply once in rounds 1 to 10, thirty a round.
     order = [c for c in torch.randperm(300, generator=torch.Generator().manual_seed(1)).tolist() if c != 7]
     cohorts = [([*sorted(order[30 * t : 30 * t + 30]), 7], {7}) for t in range(10)]
-    run = Chosen(method, mlp, tasks, cohorts=cohorts, states=tmp_path / "states")
+    run = Chosen(method, mlp, tasks, cohorts=cohorts, states="disk", out=tmp_path)
     with run.pool:
         for _ in cohorts:
             run.step()
@@ -231,7 +231,8 @@ def test_after_a_kill_nothing_that_the_checkpoint_refers_to_is_missing_and_the_r
     assert newer
     newer[0].write_bytes(newer[0].read_bytes()[:20])  # as a kill in the middle of writing leaves it
     method = tw.parse("FedAvg(up=LBGM(threshold=0.7))", {"lr": 0.2, "batch": 8})
-    run = Simulation(method, mlp, blobs(), 3, seed=5, states=states, test=blobs((60,), seed=0)[0])
+    test = blobs((60,), seed=0)[0]
+    run = Simulation(method, mlp, blobs(), sample=3, seed=5, states="disk", out=tmp_path / "run", test=test)
     run.open(tw.run.folder.Folder(tmp_path / "run"), resume=True)
     run.pool.close()
     assert run.round == 5

@@ -118,7 +118,7 @@ def test_a_deployment_is_a_simulation_bit_for_bit_and_byte_for_byte(
     parties = Parties(expression, tmp_path, model, sample=3)
     for _ in range(4):
         parties.round()
-    run = Simulation(method(expression), model, blobs(), 3, blobs((60,))[0], seed=5, workers=1, plan="each")
+    run = Simulation(method(expression), model, blobs(), sample=3, test=blobs((60,))[0], seed=5, workers=1, plan="each")
     with run.pool:
         for _ in range(4):
             run.step()

@@ -356,8 +356,8 @@ WRONG = {
     "ddp.DEF(lam='x')": "DEF(lam='x'): float or None is expected",
     "simulate(FedAvg(), 3, [1], 1)": "int is not a task",
     "simulate(FedAvg(), 3, data, 1)": "3 is neither a module nor makes one",
-    "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, sample=2.0)": "sample=2.0: a whole number is expected",
-    "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, seed='a')": "seed='a': a whole number is expected",
+    "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, sample=2.0)": "Setting(sample=2.0): int or None is expected",
+    "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, seed='a')": "Setting(seed='a'): int is expected",
     "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, seed=2**63)": "it must not be negative, and fit 63 bits",
 }
 

@@ -1146,7 +1146,7 @@ def test_a_client_with_one_example_cannot_train_norms_and_is_told_so() -> None:
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds=0: it must be at least 1"),
-        ({"sample": 0}, "sample=0: it must be between 1 and the 6 clients"),
+        ({"sample": 0}, "sample=0: it must be at least 1"),
         ({"sample": 7}, "sample=7: it must be between 1 and the 6 clients"),
         ({"dropout": 1.0}, "dropout=1.0: it is a probability below 1"),
         ({"dropout": -0.1}, "dropout=-0.1: it is a probability below 1"),

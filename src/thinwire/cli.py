@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from .blame import expected, theirs
 from .errors import ThinwireError
@@ -32,7 +36,6 @@ Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by
 TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
 MaybeClients = Annotated[int | None, typer.Option("--clients", help="How many clients there are.", show_default="20")]
-Sample = Annotated[int | None, typer.Option(help="How many of them take part in a round (default: all).")]
 SplitOption = Annotated[str | None, typer.Option("--split", help="IID(), Dirichlet(0.1), Shards(2), Natural()...")]
 AugmentOption = Annotated[
     list[str] | None, typer.Option("--augment", help="Crop(4), Flip(): pictures changed batch by batch. Repeatable.")
@@ -42,12 +45,6 @@ Seed = Annotated[int, typer.Option(help="Seed of split, model, sampling and batc
 Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate, where an expression leaves it open.")]
 Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expression leaves them open.")]
 Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
-NetworkOption = Annotated[
-    str | None, typer.Option("--network", help="A simulated network, e.g. Network(mbit=10, spread=0.5).")
-]
-PrivacyOption = Annotated[
-    str | None, typer.Option("--privacy", help="Replies are clipped, their mean gets noise: Privacy(clip=1, noise=1).")
-]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie (else THINWIRE_DATA, a cache, or a download).")]
 
 
@@ -69,7 +66,68 @@ def thinwire(
     """Compare federated training methods on real data, counting every byte."""
 
 
-@app.command()
+def _settled(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command of which some fields of :class:`thinwire.Setting` are options too: these, or all.
+
+    Name, type, default and help text are the field's own. They are read when the command is called: until then nobody
+    waits for torch. The function takes their values as ``**setting``.
+    """
+
+    class Settled(TyperCommand):
+        settled = False
+
+        def get_params(self, ctx: Any) -> Any:
+            if not self.settled:
+                self.params, self.settled = [*self.params, *_options(names)], True
+            return super().get_params(ctx)
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return app.command(cls=Settled)(function)
+
+    return register
+
+
+def _fields(names: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a setting that have these names, or all."""
+    from dataclasses import fields
+
+    from .run.setting import Setting
+
+    return {field.name: field for field in fields(Setting) if not names or field.name in names}
+
+
+def _options(names: Sequence[str]) -> list[Any]:
+    """The options of these fields, made by typer of a function that has them as parameters."""
+    from .run.setting import Setting
+
+    def function() -> None: ...
+
+    hints, made = get_type_hints(Setting), []
+    for name, field in _fields(names).items():
+        number = next((kind for kind in (int, float) if kind in (hints[name], *get_args(hints[name]))), str)
+        kind: Any = number | None if field.default is None else number
+        hinted: Any = Annotated[kind, typer.Option(help=field.metadata["help"])]
+        made.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hinted))
+    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+    holder = typer.Typer(add_completion=False)
+    holder.command()(function)
+    return list(typer.main.get_command(holder).params)
+
+
+def _as_option(said: str) -> str:
+    """What is said of a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
+    found = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
+    if found is None or found[1] not in _fields():
+        return said
+    name, value, why = found.groups()
+    return f"--{name.replace('_', '-')} {value.strip(chr(39))}: {why.replace(' or None is expected', ' is expected')}"
+
+
+@_settled()
 def run(
     methods: Methods,
     data: MaybeData = None,
@@ -77,11 +135,9 @@ def run(
     task: TaskOption = None,
     use: Use = None,
     clients: MaybeClients = None,
-    sample: Sample = None,
     split: SplitOption = None,
     augment: AugmentOption = None,
     rounds: Rounds = 50,
-    seed: Seed = 0,
     seeds: Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")] = None,
     lr: Rate = None,
     epochs: Epochs = None,
@@ -89,26 +145,12 @@ def run(
     out: Annotated[Path, typer.Option(help="A new folder for everything.")] = Path("runs/latest"),
     overwrite: Annotated[bool, typer.Option(help="Replace the comparison that is in --out.")] = False,
     holdout: Annotated[float, typer.Option(help="Share of each client's examples kept for its own test.")] = 0.0,
-    dropout: Annotated[float, typer.Option(help="Probability that a sampled client does not reply.")] = 0.0,
-    network: NetworkOption = None,
-    privacy: PrivacyOption = None,
-    evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 1,
-    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 10,
-    workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            help="How clients are trained: each (one by one), together (small ones as one) or measured (what is faster "
-            "here); by default a rule chooses from the model and its size."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where models train: cpu, cuda, cuda:1.")] = "cpu",
-    states: Annotated[str, typer.Option(help="Where clients' states lie between rounds: memory or disk.")] = "memory",
     data_dir: DataDir = None,
     as_json: Json = False,
+    **setting: Any,
 ) -> None:
     """Train one model with several methods on the same split; table, logs and plots in --out."""
-    from .compare.federated import Comparison, resolved
+    from .compare.federated import Comparison, resolved, settled
     from .run.ranks import barrier, rank
 
     unused = {"--split": split, "--holdout": holdout, "--augment": augment}
@@ -120,22 +162,13 @@ def run(
         model=model,
         task=task,
         clients=CLIENTS if clients is None else clients,
-        sample=sample,
         split=split,
         augment=tuple(augment or ()),
         rounds=rounds,
-        seeds=_seeds(seeds) if seeds is not None else (seed,),
+        seeds=_seeds(seeds) if seeds is not None else (setting["seed"],),
         holdout=holdout,
-        dropout=dropout,
-        network=network,
-        privacy=privacy,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-        device=device,
+        setting=settled(setting),
         data_dir=None if data_dir is None else str(data_dir),
-        workers=workers,
-        plan=plan,
-        states=states,
     )
     problem = comparison.check()
     _refuse_other_clients(task, clients, len(problem.tasks))
@@ -149,13 +182,13 @@ def run(
     _finish(comparison, out, as_json, {comparison.seeds[0]: problem})
 
 
-@app.command()
+@_settled("workers")
 def resume(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of a comparison that was stopped.")],
     rounds: Annotated[int | None, typer.Option(help="Train to this many rounds in all.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Clients trained at once (default: one a core).")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    **setting: Any,
 ) -> None:
     """Continue a comparison from its checkpoints, bit for bit."""
     from dataclasses import replace
@@ -167,8 +200,8 @@ def resume(
         if rounds < comparison.rounds:
             raise ValueError(f"--rounds {rounds}: this comparison has {comparison.rounds} already; it can only grow")
         comparison = replace(comparison, rounds=rounds)
-    if workers is not None:
-        comparison = replace(comparison, workers=workers)
+    if setting["workers"] is not None:
+        comparison = replace(comparison, setting=comparison.setting.but(setting))
     if data_dir is not None:
         comparison = replace(comparison, data_dir=str(data_dir))
     _finish(comparison, out, as_json)
@@ -225,7 +258,7 @@ def methods(
     _print_json(as_json, {"methods": [entry._asdict() for entry in found]})
 
 
-@app.command()
+@_settled("sample", "seed")
 def predict(
     methods: Methods,
     data: MaybeData = None,
@@ -233,21 +266,20 @@ def predict(
     task: TaskOption = None,
     use: Use = None,
     clients: MaybeClients = None,
-    sample: Sample = None,
     split: SplitOption = None,
     rounds: Rounds = 50,
-    seed: Seed = 0,
     lr: Rate = None,
     epochs: Epochs = None,
     batch: Batch = None,
     mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, both ways.")] = 10.0,
     data_dir: DataDir = None,
     as_json: Json = False,
+    **setting: Any,
 ) -> None:
     """Bytes and seconds of a run before it is trained, from messages that are really encoded."""
     from .analysis.predict import predict as foresee
     from .analysis.predict import show
-    from .compare.federated import Comparison, resolved
+    from .compare.federated import Comparison, resolved, settled
 
     _refuse_unused(task, {"--data": data, "--model": model, "--split": split, "--data-dir": data_dir})
     where = None if data_dir is None else str(data_dir)
@@ -258,12 +290,13 @@ def predict(
         model=model,
         task=task,
         clients=CLIENTS if clients is None else clients,
-        sample=sample,
         split=split,
         rounds=rounds,
-        seeds=(seed,),
+        seeds=(setting["seed"],),
+        setting=settled(setting),
         data_dir=where,
     )
+    sample, seed = setting["sample"], setting["seed"]
     problem = comparison.problem(seed)
     _refuse_other_clients(task, clients, len(problem.tasks))
     found = [foresee(a, problem, rounds, sample, mbit, seed) for a in comparison.algorithms()]
@@ -464,7 +497,7 @@ def _failed(error: Exception) -> int:
     if not expected(error):
         raise error
     said = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
-    print(f"error: {said}", file=sys.stderr)
+    print(f"error: {_as_option(str(said))}", file=sys.stderr)
     return 2
 
 

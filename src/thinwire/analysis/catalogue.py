@@ -17,6 +17,7 @@ from ..links.subspace import Basis
 from ..optimizers import Optimizer
 from ..run.network import Network
 from ..run.privacy import Privacy
+from ..run.setting import Setting
 from ..schedules import Schedule
 
 
@@ -40,6 +41,7 @@ KINDS: dict[type, str] = {
     Augment: "augmentation",
     Network: "network",
     Privacy: "privacy",
+    Setting: "setting",
     Basis: "random subspace",
     Config: "local training",
 }

@@ -26,6 +26,7 @@ from ..run.client import ClientState, Reply, Round
 from ..run.ledger import Direction, Ledger
 from ..run.network import transfer
 from ..run.pool import Pool, Work
+from ..run.setting import Setting
 from ..run.simulate import Simulation
 from ..run.stream import View
 from ..train.one import Slot, train
@@ -71,7 +72,8 @@ def _rehearsed(
     algorithm: Algorithm, problem: Problem, rounds: int, sample: int | None, seed: int, turning: bool
 ) -> Simulation:
     """A run whose clients do not train."""
-    run = Simulation(algorithm, problem.model, problem.tasks, sample, seed=seed, workers=1, plan="each")
+    setting = Setting(sample=sample, seed=seed, workers=1, plan="each")
+    run = Simulation(algorithm, problem.model, problem.tasks, setting)
     run.pool.close()
     run.pool = Rehearsal(run.slot, run.pool.work, turning)
     threads = torch.get_num_threads()

@@ -10,33 +10,34 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from .. import data as sets
 from .. import models
 from ..algorithms.base import Algorithm
-from ..config import NO_FIT, complete, fitted, hint
+from ..config import NO_FIT, Config, complete, fitted, hint
 from ..data import Augment, Split
 from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
 from ..expression import configurations, parse, settings, vocabulary
 from ..problem import Problem, custom, imported, standard
 from ..run.folder import locked, write_atomic
-from ..run.network import Network
-from ..run.privacy import Privacy
 from ..run.ranks import rank
 from ..run.result import Record, Result
+from ..run.setting import Setting
 from ..run.simulate import Simulation, simulate
-from ..train.one import unusable, usable
 
-FORMAT = 1  # of run.json
+FORMAT = 2  # of run.json
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything a comparison is made from; what ``run.json`` holds. Methods are complete expressions."""
+    """Everything a comparison is made from; what ``run.json`` holds. Methods are complete expressions.
+
+    ``seeds`` take the place of the setting's seed, which is that of the first run.
+    """
 
     methods: tuple[str, ...]
     folders: tuple[str, ...] = ()  # of the methods, chosen when the comparison begins
@@ -45,25 +46,16 @@ class Comparison:
     model: str | None = None
     task: str | None = None
     clients: int = 20
-    sample: int | None = None
     split: str | None = None
     augment: tuple[str, ...] = ()
     rounds: int = 50
     seeds: tuple[int, ...] = (0,)
     holdout: float = 0.0
-    dropout: float = 0.0
-    network: str | None = None
-    privacy: str | None = None
-    evaluate_every: int = 1
-    checkpoint_every: int = 10
-    device: str = "cpu"
-    states: str = "memory"
-    plan: str | None = None
+    setting: Setting = Setting()
     data_dir: str | None = field(default=None, compare=False)
-    workers: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option."""
+        """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option or field."""
         algorithms = self.algorithms()
         if not self.folders:
             names = tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(algorithms, 1))
@@ -71,29 +63,19 @@ class Comparison:
         require(len(self.methods) > 0, "name at least one method, such as FedAvg()")
         require(len(set(self.methods)) == len(self.methods), "a method is named twice")
         require(self.clients > 0, f"--clients {self.clients}: it must be at least 1")
-        require(self.sample is None or self.sample > 0, f"--sample {self.sample}: it must be at least 1")
-        require(
-            self.task is not None or self.sample is None or self.sample <= self.clients,
-            f"--sample {self.sample} is more than --clients {self.clients}",
-        )
-        require(self.workers is None or self.workers > 0, f"--workers {self.workers}: it must be at least 1")
-        require(self.states in ("memory", "disk"), f"--states {self.states}: it is memory or disk")
         require(self.rounds > 0, f"--rounds {self.rounds}: it must be at least 1")
         require(len(self.seeds) > 0, "--seeds names no seed")
         require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
-        require(all(seed >= 0 for seed in self.seeds), "a seed must not be negative")
         require(0 <= self.holdout < 1, f"--holdout {self.holdout:g}: it is a share below 1")
-        require(0 <= self.dropout < 1, f"--dropout {self.dropout:g}: it is a probability below 1")
-        for name in ("evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            require(value > 0, f"--{name.replace('_', '-')} {value}: it must be at least 1")
-        plans = ("each", "together", "measured")
-        require(self.plan in (None, *plans), f"--plan {self.plan}: it is {', '.join(plans[:-1])} or {plans[-1]}")
-        require(usable(self.device), f"--device {self.device}: {unusable(self.device)}")
+        for seed in self.seeds:
+            replace(self.setting, seed=seed)  # which checks it
+        object.__setattr__(self, "setting", replace(self.setting, seed=self.seeds[0]))
+        if self.task is None:
+            self.setting.cohort(self.clients)
         for what, asked, known in (("data set", self.data, sets.names()), ("model", self.model, models.names())):
             fits = asked is None or asked in known
             require(fits, f"no {what} {asked!r}{nearest(str(asked), known)}; known are {', '.join(known)}")
-        self._split(), self._augment(), self._network(), self._privacy()
+        self._split(), self._augment()
 
     def algorithms(self) -> list[Algorithm]:
         """The methods as objects."""
@@ -121,7 +103,8 @@ class Comparison:
 
     def save(self, out: Path) -> None:
         """Write ``run.json``."""
-        write_atomic(out / "run.json", (json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n").encode())
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"setting": complete(self.setting)}
+        write_atomic(out / "run.json", (json.dumps({"format": FORMAT, **values}, indent=2) + "\n").encode())
 
     @staticmethod
     def load(out: Path) -> Comparison:
@@ -137,11 +120,13 @@ class Comparison:
         hints = get_type_hints(Comparison)
         if unknown := [name for name in values if name not in hints]:
             raise RunError(f"{out / 'run.json'} holds {unknown[0]!r}, which this version of thinwire does not know")
-        fields = {k: fitted(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in values.items()}
-        if odd := [name for name in ("methods", *fields) if fields.get(name, NO_FIT) is NO_FIT]:
+        if isinstance(values.get("setting"), str):
+            values["setting"] = typed(values["setting"], vocabulary())
+        made = {k: fitted(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in values.items()}
+        if odd := [name for name in ("methods", *made) if made.get(name, NO_FIT) is NO_FIT]:
             found = repr(values[odd[0]]) if odd[0] in values else "missing"
             raise RunError(f"{out / 'run.json'} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
-        return Comparison(**fields)
+        return Comparison(**made)
 
     # -- running --------------------------------------------------------------
 
@@ -149,39 +134,16 @@ class Comparison:
         """Build every run without training: what is wrong comes to light before the first round."""
         problem = self.problem(self.seeds[0])
         for algorithm in self.algorithms():
-            self._simulation(algorithm, problem, self.seeds[0]).pool.close()
+            setting, tests = replace(self.setting, workers=1, plan=None, states="memory"), problem.client_tests
+            run = Simulation(algorithm, problem.model, problem.tasks, setting, test=problem.test, client_tests=tests)
+            run.pool.close()
         return problem
-
-    def _simulation(self, algorithm: Algorithm, problem: Problem, seed: int) -> Simulation:
-        return Simulation(
-            algorithm,
-            problem.model,
-            problem.tasks,
-            self.sample,
-            problem.test,
-            problem.client_tests,
-            seed,
-            self.dropout,
-            self._network(),
-            1,
-            self.device,
-            privacy=self._privacy(),
-        )
 
     def _split(self) -> Split | None:
         return None if self.split is None else option("--split", self.split, Split, settings(Split), "Dirichlet(0.1)")
 
     def _augment(self) -> tuple[Augment, ...]:
         return tuple(option("--augment", x, Augment, settings(Augment), "Crop(4)") for x in self.augment)
-
-    def _network(self) -> Network | None:
-        names: dict[str, type] = {"Network": Network}
-        return None if self.network is None else option("--network", self.network, Network, names, "Network(mbit=10)")
-
-    def _privacy(self) -> Privacy | None:
-        names: dict[str, type] = {"Privacy": Privacy}
-        example = "Privacy(clip=1, noise=1)"
-        return None if self.privacy is None else option("--privacy", self.privacy, Privacy, names, example)
 
     def start(self, out: Path, overwrite: bool = False) -> None:
         """Claim a folder for this comparison."""
@@ -228,20 +190,10 @@ class Comparison:
                         problem.model,
                         problem.tasks,
                         self.rounds,
-                        sample=self.sample,
+                        replace(self.setting, seed=seed),
                         test=problem.test,
                         client_tests=problem.client_tests,
-                        seed=seed,
-                        evaluate_every=self.evaluate_every,
-                        dropout=self.dropout,
-                        network=self._network(),
-                        privacy=self._privacy(),
-                        workers=self.workers,
-                        device=self.device,
-                        plan=self.plan,  # type: ignore[arg-type]  # one of them: __post_init__
-                        states="disk" if self.states == "disk" else "memory",
                         out=out / name,
-                        checkpoint_every=self.checkpoint_every,
                         resume=True,
                         on_round=listen,
                         progress=progress,
@@ -291,6 +243,22 @@ def option(name: str, text: str, kind: type, names: dict[str, type], example: st
     if not isinstance(found, kind):
         raise ExpressionError(f"{name} {text}: it is written like {example}")
     return found
+
+
+def settled(values: Mapping[str, Any]) -> Setting:
+    """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
+    parts = {
+        name: part
+        for name, kinds in get_type_hints(Setting).items()
+        for part in get_args(kinds)
+        if isinstance(part, type) and issubclass(part, Config)
+    }
+    made = {
+        name: option(f"--{name}", values[name], part, {part.__name__: part}, part.example)
+        for name, part in parts.items()
+        if values.get(name) is not None
+    }
+    return Setting().but({**values, **made})
 
 
 def resolved(expressions: list[str], defaults: dict[str, Any], use: Sequence[str] = ()) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm
+from ..config import complete
 from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..key import Key
 from ..params import Params
@@ -33,6 +34,7 @@ from ..run.pool import Pool, Work
 from ..run.privacy import Privacy
 from ..run.result import Record
 from ..run.rounds import Rounds, clippable
+from ..run.setting import Setting
 from ..run.storage import Disk, Ends
 from ..task import as_task
 from ..train.one import Slot, made
@@ -100,9 +102,9 @@ class Deployment(Rounds):
     ) -> None:
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         require(clients > 0, f"clients={clients}: there must be at least one")
-        self.sample = clients if sample is None else sample
+        setting = Setting(sample=sample, seed=seed, privacy=privacy, device=device)
+        self.sample = setting.cohort(clients)
         self.first = self.sample if take is None else take
-        require(0 < self.sample <= clients, f"sample={sample}: it must be between 1 and the {clients} clients")
         require(0 < self.first <= self.sample, f"take={take}: it must be between 1 and the {self.sample} sampled")
         require(clip is None or clip > 0, f"clip={clip}: a norm is positive")
         require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
@@ -112,7 +114,6 @@ class Deployment(Rounds):
             f"most_examples={most_examples}: a positive number, or one for each of the {clients} clients",
         )
         require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
-        require(0 <= seed < 1 << 63, f"seed={seed}: it must not be negative, and fit 63 bits")
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), device)
         tested = None if test is None else as_task(test)
         if tested is not None:
@@ -357,7 +358,7 @@ class Deployment(Rounds):
 
     # -- to disk and back -----------------------------------------------------
 
-    def setting(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
         return {
             "seed": self.seed,
@@ -365,6 +366,7 @@ class Deployment(Rounds):
             "sample": self.sample,
             "take": self.first,
             "clip": self.clip,
+            "privacy": None if self.privacy is None else complete(self.privacy),
             "parameters": self.slot.layout.size,
         }
 

@@ -23,6 +23,8 @@ class Network(Config):
     not waited for: its bytes are spent, its work is lost.
     """
 
+    example = "Network(mbit=10)"
+
     mbit: float | tuple[float, ...] = 10.0
     down: float | tuple[float, ...] | None = None
     spread: float = 0.0

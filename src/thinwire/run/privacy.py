@@ -41,6 +41,7 @@ class Privacy(Config):
     """
 
     paper = "McMahan et al., ICLR 2018, arXiv:1710.06963"
+    example = "Privacy(clip=1, noise=1)"
 
     clip: float
     noise: float

@@ -201,19 +201,18 @@ class Rounds(ABC):
         self.slot.load_buffers(self._statistics(None))
         module = self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
         return Result(
-            self.algorithm, {**self.setting(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
+            self.algorithm, {**self.facts(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
         )
 
     @abstractmethod
-    def setting(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
 
     # -- to disk and back -----------------------------------------------------
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must agree on to be continued."""
-        private = {} if self.privacy is None else {"privacy": complete(self.privacy)}
-        about = {**self.setting(), **private, "device": self.slot.device.type}
+        about = {**self.facts(), "device": self.slot.device.type}
         return {"method": complete(self.algorithm), **about, "model": self.model_digest, **self.data}
 
     @property
@@ -231,7 +230,7 @@ class Rounds(ABC):
         if about is not None and not resume:
             raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
         packet = folder.load()
-        for name, value in {"privacy": None, **self.fingerprint()}.items():
+        for name, value in self.fingerprint().items():
             if about is not None and about.get(name) != value:
                 raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
         folder.describe({**self.fingerprint(), "versions": self.versions(folder, about or {})})
