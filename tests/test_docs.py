@@ -322,7 +322,7 @@ def test_code_of_a_page_has_no_docstrings_and_differences_are_markdown():
         "a &lt;- b \\* c, as `thinwire.Params` and `x < y` have"
     )
     assert macros.differences(["EF21"]) == "None.\n"
-    assert macros.differences(["DEF"]).startswith("lam is the thesis' tuned number")
+    assert macros.differences(["DEF"]).startswith("by default lam is measured")
     assert macros.paper(["DEF", "DEFA"]).startswith("**Paper** of `DEF` and `DEFA`: Xu, Huang")
     assert macros.owner("EF21")[0] == "thinwire.EF21"
     assert macros.owner("ddp.EF21")[0] == "thinwire.ddp.EF21"
