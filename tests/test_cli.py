@@ -197,6 +197,7 @@ def broken(clients):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)  # of another test
     words = ["--clients", "4", "--rounds", "30", "--lr", "0.5"]
     code, shown, error = thinwire("run", "FedAvg()", "--task", "my_module:make_task", *words, "--json", "--out", "o")
     assert code == 0, error
