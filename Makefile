@@ -62,7 +62,7 @@ demo: .venv/.installed-data
 
 # A file's tests stay in one process, which starts what they share once.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses $(MOST_JOBS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses $(MOST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 deployments: .venv/.installed-dev
 	$(BIN)/pytest -m "deployment and not soak" $(ARGS)

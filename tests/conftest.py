@@ -34,6 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# These wait for processes for minutes: they begin first, so that nobody waits for them at the end.
+FIRST = ("test_flower.py", "test_ddp.py", "test_ddp_script.py", "test_distributed.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     # How a sum is split over threads changes its last bits, and some tests compare those.
