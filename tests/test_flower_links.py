@@ -179,7 +179,7 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
     # Without the polls, which a busy machine has more of.
     assert fedavg.wire_up[-1] - others[0].wire_up[1] < 1.25 * size
     # One number instead of all, and what is left: polls, processes, the evaluation.
-    for run, most in zip(others, (100, 0.1 * size), strict=False):
+    for run, most in zip(others, (128, 0.1 * size), strict=False):  # of the first most is the header
         assert run.largest[1] < most
         spared = size - run.largest[1]  # bytes
         assert fedavg.wire_up[-1] - run.wire_up[1] > 0.9 * spared
