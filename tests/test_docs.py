@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -364,11 +365,7 @@ def test_links_between_pages_and_to_files_lead_somewhere():
 @pytest.mark.parametrize("name", tables.TABLES)
 def test_a_printed_table_says_what_the_committed_results_say(name):
     page, printed = tables.printed()[name]
-    try:
-        made = tables.TABLES[name]()
-    except tables.Missing as command:
-        pytest.skip(f"there are no results for it yet: {command}")
-    assert printed.splitlines() == made, f"{page}: python experiments/tables.py --write"
+    assert printed == tables.made(name), f"{page}: python experiments/tables.py --write"
 
 
 def test_every_table_with_figures_is_printed_from_results():
@@ -389,19 +386,15 @@ RESULTS = [
     for folder in ("experiments", "benchmarks", "docs")
     for path in ROOT.glob(f"{folder}/**/*.jsonl")
 ]
-CHANGED = {  # by code that is in no commit, and to be made again
-    "experiments/flss/results/ablations.jsonl",
-    "experiments/flss/results/table1.jsonl",
-}
 
 
 @pytest.mark.parametrize("path", sorted(map(str, RESULTS)))
 def test_committed_results_are_by_code_that_is_in_a_commit(path):
-    lines = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
-    dirty = [line for line in lines if line.get("dirty") or "-dirty" in line.get("version", "")]
-    assert bool(dirty) == (path in CHANGED)
-    assert not any(line.get("tiny") for line in lines)
-    assert all(line["command"].startswith(("python ", "pytest ")) for line in lines)
+    for line in written(path):
+        assert re.fullmatch(r"[0-9.]+\+g[0-9a-f]{8,}", line["version"])
+        assert not line.get("dirty")
+        assert not line.get("tiny")
+        assert line["command"].startswith(("python ", "pytest "))
 
 
 def written(path):
@@ -412,22 +405,180 @@ def said(page):
     return " ".join((ROOT / page).read_text().split())
 
 
+def percent(line):
+    return f"{100 * line['accuracy']:.1f} %"
+
+
+def of_experiments(folder, name):
+    return written(f"experiments/{folder}/results/{name}.jsonl")
+
+
+def points(x):
+    """As the pages write them: .6, 12.5."""
+    return f"{100 * x:.1f}".removeprefix("0")
+
+
+def total(line):
+    return (line["bytes_up"] + line["bytes_down"]) / 1e6
+
+
 def test_what_the_page_of_experiments_says_of_the_order_is_the_order_of_the_results():
-    lines = [json.loads(line) for line in (ROOT / "experiments/optimisers/results/luar.jsonl").read_text().splitlines()]
-    places = {}
-    for inner in ("FedAvg()", "FedAvg(opt=Adam(0.01))", "MOON()"):
-        ends = {}
-        for line in lines:
-            if line["inner"] == inner and line["row"] in ("metric", "uniform", "round-robin", "gradient-norm"):
-                ends.setdefault(line["row"], {})[line["seed"], line["expression"]] = line["accuracy"]
-        mean = {row: sum(of.values()) / len(of) for row, of in ends.items()}
-        places[inner] = sorted(mean, key=mean.get, reverse=True).index("metric")
-    words = [("first", "second", "third", "last")[place] for place in places.values()]
+    found, page = {}, said("experiments/README.md")
+    for line in of_experiments("optimisers", "luar"):
+        found.setdefault(line["inner"], {}).setdefault(line["row"], []).append(line)
+    places, gains = [], []
+    for arms in found.values():
+        ends = {row: statistics.mean(line["accuracy"] for line in lines) for row, lines in arms.items()}
+        up = {row: statistics.mean(line["bytes_up"] for line in lines) for row, lines in arms.items()}
+        recycling = sorted(set(ends) - {"whole", "metric, dropped"}, key=ends.get, reverse=True)
+        places.append(("first", "second", "third", "last")[recycling.index("metric")])
+        gains.append(ends["metric, dropped"] - ends["metric"])
+        assert min(recycling, key=up.get) == "metric"
+        down = [line["bytes_down"] for lines in arms.values() for line in lines]
+        assert max(down) == pytest.approx(min(down), rel=1e-4)
+    assert list(found) == ["FedAvg()", "FedAvg(opt=Adam(0.01))", "MOON()"]
+    assert "it is {} over FedAvg, {} over FedAdam, {} over MOON".format(*places) in page
+    assert f"dropping ended {points(min(gains))} to {points(max(gains))} points higher, most over FedAdam" in page
+    assert max(gains) == gains[1]
+
+
+def test_what_the_page_of_experiments_says_of_all_methods_is_in_the_results():
+    lines = sorted(of_experiments("everything", "digits"), key=lambda line: line["accuracy"])
+    worst, best = (f"{100 * lines[i]['accuracy']:.1f}" for i in (0, -1))
+    assert f"The worst row ends at {worst} % and the best at {best} %" in said("experiments/README.md")
+    assert f"{len(lines)} rows; one seed" in said("experiments/README.md")
+
+
+def test_what_the_page_of_experiments_says_of_flss_is_in_the_results():
     page = said("experiments/README.md")
-    assert "it is {} over FedAvg, {} over FedAdam, {} over MOON".format(*words) in page
-    path = ROOT / "experiments/intrinsic/results/equal_bytes_shakespeare.jsonl"
-    five = [json.loads(line) for line in path.read_text().splitlines() if "epochs=5.0" in line][-1]
-    assert re.search(rf"5 local epochs [^\n]*\| {100 * five['accuracy']:.1f} % \| 271 \| 271", page)
+    found = {(line["row"], line["beta"]): line for line in of_experiments("flss", "table1")}
+    costs = [found[row, b]["accuracy"] - found[f"{row}+FLSS", b]["accuracy"] for row, b in found if "FLSS" not in row]
+    assert f"it costs {points(min(costs))} to {points(max(costs))} points in every cell" in page
+    assert {line["data"] for line in found.values()} == {"fashion_mnist"}
+    assert all("decay=1.0" in line["expression"] for (row, _), line in found.items() if "FLSS" in row)
+    for line in found.values():
+        assert ("eeec0d27" if line["beta"] == 0.1 else "b2e47b73") in line["version"]
+        assert total(line) == pytest.approx(total(found[line["row"], 0.1]), rel=1e-3)
+    rows = {line["row"]: line for line in of_experiments("flss", "baselines")}
+    behind = [rows["FedAvg"]["accuracy"] - rows[name]["accuracy"] for name in ("Sign+EF", "STC", "FetchSGD")]
+    assert f"stay behind FedAvg, by {points(min(behind))} to {points(max(behind))} points" in page
+    assert round(total(rows["FedAvg"]) / total(rows["STC"])) == 36
+    rows = {line["row"]: line for line in of_experiments("luar", "baselines_emnist_letters")}
+    assert f"it loses {points(rows['FedAvg']['accuracy'] - rows['FedLUAR']['accuracy'])} points" in page
+    for name in ("Sign+EF", "STC", "FetchSGD"):
+        assert rows[name]["accuracy"] < rows["FedLUAR"]["accuracy"]
+        assert total(rows[name]) < total(rows["FedLUAR"])
+
+
+def test_what_the_page_of_experiments_says_of_intrinsic_compression_is_in_the_results():
+    page = said("experiments/README.md")
+
+    def best(name, pattern):
+        lines = [x for x in of_experiments("intrinsic", f"equal_bytes_{name}") if re.match(pattern, x["expression"])]
+        return max(lines, key=lambda line: line["best_accuracy"])
+
+    small, one, five = (
+        best("fashion_mnist", pattern)
+        for pattern in (r"Intrinsic\(dim=1024,", r"FedAvg.*epochs=1\.0.*up=Dense", r"FedAvg.*epochs=5\.0")
+    )
+    assert f"d = 1,024 reached {percent(small)} for {total(small):.2f} MB, both directions together" in page
+    assert f"FedAvg with one local epoch ended at {percent(one)} for {total(one):.0f} MB" in page
+    middle, four = (best("fashion_mnist", rf"Intrinsic\(dim=4096, subspaces={k}, varying=False") for k in (1, 4))
+    gain = points(five["accuracy"] - middle["accuracy"])
+    assert f"ended at {percent(five)}, {gain} points above the best subspace" in page
+    assert f"K = 4 ({100 * four['accuracy']:.1f} against {percent(middle)})" in page
+    middle, four = (best("shakespeare", rf"Intrinsic\(dim=4096, subspaces={k}, varying=False") for k in (1, 4))
+    one = best("shakespeare", r"FedAvg.*epochs=1\.0.*up=Dense")
+    behind = points(one["accuracy"] - middle["accuracy"])
+    assert f"d = 4,096 ends {behind} points below FedAvg with one epoch" in page
+    assert f"for {total(middle):.2f} MB in place of {total(one):.0f}, both directions together" in page
+    assert f"K = 4 subspaces reach FedAvg's {percent(one)} for {total(four):.1f} MB" in page
+    assert percent(four) == percent(one)
+
+
+def test_what_the_page_of_experiments_says_of_table_2_is_in_the_results():
+    page = said("experiments/README.md")
+    rows = {line["row"]: line for line in of_experiments("fetchsgd", "table2_fashion_mnist")}
+    first = max(rows.values(), key=lambda line: line["best_accuracy"])
+    others = [line for name, line in rows.items() if not name.startswith(("Intrinsic", "uncompressed"))]
+    second = max(others, key=lambda line: line["best_accuracy"])
+    assert (first["row"], second["row"]) == ("Intrinsic (static, D / 475)", "FedAvg (2 local steps)")
+    assert f"{100 * first['best_accuracy']:.1f} %, for {total(first):.1f} MB in both directions together" in page
+    assert f"2 local steps: {100 * second['best_accuracy']:.1f} % for {total(second):,.0f} MB" in page
+    assert all(x["accuracy"] == x["best_accuracy"] for name, x in rows.items() if name.startswith("FetchSGD"))
+    eight = 100 * rows["Intrinsic (8 subspaces, D / 475)"]["best_accuracy"]
+    assert f"({eight:.1f} against {100 * first['best_accuracy']:.1f} % for D / 475)" in page
+    rows = {line["row"]: 100 * line["best_accuracy"] for line in of_experiments("fetchsgd", "table2_shakespeare")}
+    eight, one = rows["Intrinsic (8 subspaces, D / 475)"], rows["Intrinsic (static, D / 475)"]
+    assert f"({eight:.1f} against {one:.1f} % at best)" in page
+    longer = max(rows["uncompressed"] - rows[f"FedAvg ({steps} local steps)"] for steps in (2, 5))
+    assert f"lose {points(longer / 100)} points at most at this size" in page
+    assert f"D / 30 is {points((rows['uncompressed'] - rows['Intrinsic (static, D / 30)']) / 100)} points" in page
+
+
+def test_what_the_page_of_experiments_says_of_looking_back_is_in_the_results():
+    page = said("experiments/README.md")
+    found = {
+        (data, line["training"][:4], line["row"]): line
+        for data in ("mnist", "fashion_mnist", "cifar10")
+        for line in of_experiments("lbgm", f"plug_and_play_{data}")
+    }
+    pairs = {(*key[:2], key[2][:-6]): line for key, line in found.items() if key[2].endswith(", LBGM")}
+    cost = {key: found[*key[:2], f"{key[2]}, alone"]["accuracy"] - line["accuracy"] for key, line in pairs.items()}
+    signs = [key for key in pairs if key[2] == "signs"]
+    saves = [round(100 * pairs[key]["saved_up"]) for key in signs]
+    rank = "fashion_mnist", "full", "rank 2"
+    assert (
+        f"saves {round(100 * pairs[rank]['saved_up'])} % of the bytes up and costs {points(cost[rank])} points" in page
+    )
+    assert f"it saves {min(saves)} to {max(saves)} %" in page
+    assert f"costs {points(max(cost[key] for key in signs))} points at most" in page
+    dense = [points(cost["fashion_mnist", training, "dense"]) for training in ("mini", "full")]
+    assert "over dense costs {} points with mini-batches and {} with full gradients".format(*dense) in page
+    before = [found["mnist", "full", f"{row}, alone"]["curve"][-2] for row in ("dense", "top-k")]
+    assert [point[0] for point in before] == [25, 25]
+    dense, sparse = (f"{100 * point[1]:.1f}" for point in before)
+    assert f"The dense row was at {dense} % and the top-k row at {sparse} % five rounds before the end" in page
+    theirs = found["mnist", "full", "top-k, LBGM, their accounting"]
+    at_15 = next(point[1] for point in theirs["curve"] if point[0] == 15)
+    assert f"falls from {100 * at_15:.1f} % in round 15 to {percent(theirs)} at the end" in page
+
+
+def test_what_the_pages_say_of_data_parallel_training_is_in_the_results():
+    page, guide = said("experiments/README.md"), said("docs/ddp.md")
+    lines = of_experiments("def", "time_to_accuracy_cifar10")
+    (real,) = (line for line in lines if line["kind"] == "real" and "lam=0.5" in line["name"])
+    (step,) = (x["step_seconds"] for x in lines if x["kind"] == "times" and x["name"] == real["name"])
+    took, product = f"{real['seconds_training']:.0f} s", f"{real['steps'] * step:.0f} s"
+    assert f"3,000 steps of DEF-A with λ = .5 took {took}, the product is {product}" in page
+    assert f"took {took} for the 3,000 steps of `DEFA(64, lam=0.5)`, where the product is {product}" in guide
+    accuracy = f"{100 * real['accuracy']:.2f} %"
+    assert accuracy in page
+    assert f"ended at {accuracy}, as the logical workers did" in guide
+    curves = [x["curve"] for x in lines if (x["kind"], x["name"], x.get("lr")) == ("curve", "DEF(64.0, lam=0.5)", 0.02)]
+    y, x = (
+        100 * statistics.mean(point[i] for curve in curves for point in curve if 600 <= point[0] <= 1500)
+        for i in (1, 2)
+    )
+    assert f"x {x:.1f} % and y {y:.1f} % (three seeds, λ = .5)" in page
+    found = {line["part"]: line for line in written("benchmarks/results/ddp.jsonl")}
+    loop, wire = found["loopback"], found["wire"]
+    example, this = loop["def64_over_dense_example"], loop["def64_over_dense"]
+    assert f"took {example:.2f} times that of plain DDP with the network of the example, and {this:.2f} times" in guide
+    assert f"sent {wire['bytes_a_step']:,.0f} bytes a step under `DEF(64)`, {wire['over_theory']:.3f} times" in guide
+
+
+def test_the_methods_of_the_page_of_results_are_those_that_its_script_trains():
+    listed = ast.literal_eval(
+        (ROOT / "experiments/fashion/table.py").read_text().split("\nMETHODS = ")[1].split("SCALAR")[0]
+    )
+    methods = [line.strip() for line in listed.strip().splitlines()]
+    command = next(
+        x for x in re.findall(r"```\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.S) if " run " in x
+    )
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[2 : words.index("--data")] == methods
+    assert len(methods) == 8
 
 
 def test_the_example_of_the_readme_runs(tmp_path, capsys):

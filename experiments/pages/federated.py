@@ -1,0 +1,283 @@
+"""Tables of federated methods in experiments/README.md."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+
+from . import Line, Missing, ends, markdown, mean, number, percent, read, sent, share, table
+
+
+@table
+def flss_fashion_mnist() -> list[str]:
+    results = read(
+        "experiments/flss/results/table1.jsonl", "python experiments/flss/table1.py --rounds 40 --start 15 --rank 8"
+    )
+    rows = []
+    for name in ("FedAvg", "FedAvg+FLSS", "Sign+EF", "Sign+EF+FLSS"):
+        found = [results.of(data="fashion_mnist", row=name, beta=beta) for beta in (0.1, 0.5, 1.0)]
+        paper = ", ".join(f"{line['paper_accuracy']:.2f}" for line in found)
+        rows.append([name, *(percent(line["accuracy"]) for line in found), *sent(found[0]), paper])
+    return markdown(["Fashion-MNIST", "beta .1", ".5", "1", "MB up", "MB down", "paper: .1, .5, 1"], rows, (0, 6))
+
+
+COMPARED = {  # rows of both tables of baselines
+    "FedAvg": "FedAvg",
+    "FedLUAR": "FedLUAR, 2 of 4 kernels",
+    "FedProx": "FedProx, mu .01",
+    "SCAFFOLD": "SCAFFOLD",
+    "LBGM": "LBGM, delta .05",
+    "FedPAQ": "FedPAQ, 16 levels",
+    "FedDropoutAvg": "FedDropoutAvg, half",
+    "Sign+EF": "Sign+EF",
+    "STC": "STC, 1/32, both ways",
+    "FetchSGD": "FetchSGD, a quarter of the floats up",
+}
+
+
+@table
+def flss_baselines() -> list[str]:
+    results = read(
+        "experiments/flss/results/baselines.jsonl",
+        "python experiments/flss/table1.py --baselines --rounds 25 --start 15 --rank 8 --examples 4000 --beta 0.1",
+    )
+    rows = []
+    for name in ("FedAvg", "FedProx", "SCAFFOLD", "LBGM", "FedPAQ", "Sign+EF", "STC", "FetchSGD"):
+        line = results.of(row=name)
+        paper = "" if line["paper_accuracy"] is None else f"{line['paper_accuracy']:.2f} %"
+        rows.append([COMPARED[name], *ends(line), *sent(line), paper])
+    return markdown(["row", "best", "end", "MB up", "MB down", "paper"], rows)
+
+
+@table
+def luar_baselines() -> list[str]:
+    results = read(
+        "experiments/luar/results/baselines_emnist_letters.jsonl",
+        "python experiments/luar/baselines.py --rounds 25 --clients 32 --sample 8 --steps 10",
+    )
+    names = COMPARED | {"LBGM": "LBGM layer by layer, delta .2"}
+    rows = []
+    for name in ("FedAvg", "FedLUAR", "LBGM", "FedPAQ", "FedDropoutAvg", "Sign+EF", "STC", "FetchSGD"):
+        line = results.of(row=name)
+        paper = "" if line["paper_accuracy"] is None else f"{line['paper_accuracy']:.2f} %, {share(line['paper_comm'])}"
+        rows.append([names[name], percent(line["accuracy"]), share(line["comm"]), *sent(line), paper])
+    return markdown(["row", "accuracy", "floats up", "MB up", "MB down", "paper: accuracy, floats up"], rows, (0, 5))
+
+
+@table
+def luar() -> list[str]:
+    results = read(
+        "experiments/optimisers/results/luar.jsonl",
+        'python experiments/optimisers/luar.py --inner "FedAvg()" --inner "FedAvg(opt=Adam(0.01))" --inner "MOON()" '
+        "--rounds 30 --steps 10 --batch 16 --examples 4000 --every 3 --seed 0 --seed 1 --seed 2",
+    )
+    inners = {"FedAvg()": "FedAvg", "FedAvg(opt=Adam(0.01))": "FedAdam", "MOON()": "MOON"}
+    arms = {
+        "whole": "whole",
+        "metric": "metric, recycled",
+        "metric, dropped": "metric, dropped",
+        "uniform": "uniform, recycled",
+        "round-robin": "round-robin, recycled",
+        "gradient-norm": "gradient norm, recycled",
+    }
+    rows = []
+    for arm, shown in arms.items():
+        cells = [shown]
+        for inner in inners:
+            runs = results.all(inner=inner, row=arm)
+            cells += [mean(line["accuracy"] for line in runs), *sent(*runs)]
+        rows.append(cells)
+    head = [title for name in inners.values() for title in (name, "MB up", "MB down")]
+    return markdown(["arm", *head], rows)
+
+
+# -- intrinsic compression ------------------------------------------------------------------------------------------
+
+
+def intrinsic(dim: int, subspaces: int = 1, varying: bool = False) -> str:
+    return rf"Intrinsic\(dim={dim}, subspaces={subspaces}, varying={varying}, .*"
+
+
+BESIDE_INTRINSIC = {
+    "d = 4,096, K = 4": intrinsic(4096, 4),
+    "d = 4,096, varying, epochs of 10": intrinsic(4096, 1, True),
+    "d = 4,096, K = 4, varying": intrinsic(4096, 4, True),
+    "ErrorFeedback(TopK(0.01))": r"FedAvg\(.*up=ErrorFeedback\(.*down=Dense\(\).*",
+    "the same, `down=EF21(TopK(0.05))`": r"FedAvg\(.*down=EF21.*",
+    "FedAvg, 1 local epoch": r"FedAvg\(.*epochs=1\.0.*up=Dense.*",
+    "2 local epochs": r"FedAvg\(.*epochs=2\.0.*",
+    "5 local epochs": r"FedAvg\(.*epochs=5\.0.*",
+}
+
+
+def intrinsic_beside(data: str, command: str, dims: tuple[int, ...]) -> list[str]:
+    """Of the rates that a row was tried with, the one of the best accuracy."""
+    results = read(f"experiments/intrinsic/results/equal_bytes_{data}.jsonl", command)
+    patterns = {f"{'' if i else 'Intrinsic, '}d = {d:,}": intrinsic(d) for i, d in enumerate(dims)}
+    rows = []
+    for title, pattern in (patterns | BESIDE_INTRINSIC).items():
+        tried = [line for line in results.lines if re.fullmatch(pattern, line["expression"]) and "diverged" not in line]
+        if not tried:
+            raise Missing(command)
+        line = max(tried, key=lambda line: line["best_accuracy"])
+        rate = re.search(r"Intrinsic.*opt=SGD\(lr=(.*?)\)", line["expression"])
+        cells = "" if rate is None else f"{float(rate[1]):g}".removeprefix("0")
+        rows.append([title, cells, *ends(line), *sent(line)])
+    return markdown(["method", "rate", "best", "end", "MB up", "MB down"], rows)
+
+
+@table
+def intrinsic_fashion_mnist() -> list[str]:
+    command = (
+        "python experiments/intrinsic/equal_bytes.py --data fashion_mnist --clients 300 --rounds 20 --every 4 "
+        "--rate 1.0 --rate 0.3"
+    )
+    return intrinsic_beside("fashion_mnist", command, (256, 1024, 4096, 16384, 65536))
+
+
+@table
+def intrinsic_shakespeare() -> list[str]:
+    command = (
+        "python experiments/intrinsic/equal_bytes.py --data shakespeare --rounds 40 --clients 64 --sample 4 --lr 0.1 "
+        "--dim 256 --dim 4096 --dim 65536 --rate 1 --rate 0.1 --every 5"
+    )
+    return intrinsic_beside("shakespeare", command, (256, 4096, 65536))
+
+
+def table_2(data: str, command: str) -> tuple[list[str], list[list[str]], list[Line]]:
+    """The columns of both data sets, their rows, and the lines that the rows are of."""
+    results = read(f"experiments/fetchsgd/results/table2_{data}.jsonl", command)
+    lines = [line for line in results.lines if "row" in line]
+    whole = results.of(row="uncompressed")
+    rows = []
+    for line in lines:
+        cells = [re.sub(r" \((.*?)\)", r", \1", line["row"]).replace("8 subspaces", "K = 8")]
+        if "diverged" in line:
+            rows.append([*cells, "diverged", *[""] * 6])
+            continue
+        ways = (("up",), ("down",), ("up", "down"))
+        shares = (sum(line[f"bytes_{way}"] for way in each) / sum(whole[f"bytes_{w}"] for w in each) for each in ways)
+        less = ["1" if line is whole else number(1 / x, 2) for x in shares]
+        rows.append([*cells, *ends(line), *less, *sent(line)])
+    return ["row", "best", "end", "up", "down", "total", "MB up", "MB down"], rows, lines
+
+
+@table
+def table_2_fashion_mnist() -> list[str]:
+    command = "python experiments/fetchsgd/table2.py --data fashion_mnist --rounds 150 --lr 0.05"
+    head, rows, lines = table_2("fashion_mnist", command)
+    for row, line in zip(rows, lines, strict=True):
+        row.append(", ".join(f"{x:g}" for x in line["paper"] or ()).replace(", ", "; ", 1))
+    return markdown([*head, "paper: perplexity; up, down, total"], rows, (0, 8))
+
+
+@table
+def table_2_shakespeare() -> list[str]:
+    command = "python experiments/fetchsgd/table2.py --data shakespeare --rounds 120 --clients 64 --sample 5 --lr 0.1"
+    head, rows, _ = table_2("shakespeare", command)
+    return markdown(head, rows)
+
+
+# -- looking back ---------------------------------------------------------------------------------------------------
+
+LOOK_BACK = {
+    "dense, alone": "dense",
+    "dense, LBGM": "LBGM over it",
+    "top-k, alone": "top-k 10 %, error feedback",
+    "top-k, LBGM": "LBGM on what top-k with feedback delivers",
+    "top-k, LBGM, residual outside, dense update tested": "feedback around LBGM, dense update tested",
+    "top-k, LBGM, no residual": "LBGM over top-k without feedback",
+    "top-k, LBGM, their accounting": "their accounting: dense update with top-k's residual, floats of top-k counted",
+    "top-k, LBGM, their accounting, residual of LBGM": "their accounting, with what LBGM left out as the residual",
+    "rank 2, alone": "rank 2",
+    "rank 2, LBGM": "LBGM over rank 2",
+    "signs, alone": "signs",
+    "signs, LBGM": "LBGM over signs",
+}
+FULL = "full gradient, server momentum"
+
+
+def look_back(data: str, cells: Callable[[Line], list[str]], *trainings: str) -> list[list[str]]:
+    """The rows of a data set: the ``cells`` of each training, none for a training that a row does not have."""
+    command = f"python experiments/lbgm/plug_and_play.py --data {data}"
+    results = read(f"experiments/lbgm/results/plug_and_play_{data}.jsonl", command)
+    empty = [""] * len(cells(results.lines[0]))
+    there = {(line["row"], line["training"]): cells(line) for line in results.lines}
+    ordered = sorted({row for row, _ in there}, key=list(LOOK_BACK).index)
+    return [
+        [LOOK_BACK[row], *(cell for training in trainings for cell in there.get((row, training), empty))]
+        for row in ordered
+    ]
+
+
+def again(line: Line) -> str:
+    return "" if line["threshold"] is None else f"{100 * line['recycled']:.0f} %"
+
+
+def saved(line: Line) -> str:
+    if "accounting" in line:  # no number of bytes
+        return f"{round(100 * line['saved_floats_up'])} % of the floats"
+    return f"{round(100 * line['saved_up'])} %" if line["threshold"] is not None else ""
+
+
+def look_back_paper(line: Line) -> str:
+    if line.get("paper_accuracy"):
+        return f"{percent(line['paper_accuracy'])} after 100 rounds of all the data"
+    said = (line.get("paper_saved") or "").replace("-", " to ")
+    return f"{said} fewer bits" if said and "signs" in line["row"] else said
+
+
+@table
+def look_back_mnist() -> list[str]:
+    def cells(line: Line) -> list[str]:
+        return [*ends(line), again(line), *sent(line), saved(line), look_back_paper(line)]
+
+    head = ["row", "best", "end", "recycled", "MB up", "MB down", "saved up", "paper"]
+    return markdown(head, look_back("mnist", cells, FULL), (0, 7))
+
+
+@table
+def look_back_fashion_mnist() -> list[str]:
+    def cells(line: Line) -> list[str]:
+        return [percent(line["accuracy"]), again(line), *sent(line)]
+
+    twice = ["recycled", "MB up", "MB down"]
+    head = ["row", "full gradients", *twice, "mini-batches", *twice]
+    return markdown(head, look_back("fashion_mnist", cells, FULL, "mini-batches"))
+
+
+@table
+def look_back_cifar10() -> list[str]:
+    def cells(line: Line) -> list[str]:
+        return [percent(line["accuracy"]), again(line), *sent(line), saved(line)]
+
+    head = ["row", "accuracy", "recycled", "MB up", "MB down", "saved up"]
+    return markdown(head, look_back("cifar10", cells, FULL))
+
+
+# -- momentum -------------------------------------------------------------------------------------------------------
+
+
+@table
+def similarity() -> list[str]:
+    results = read(
+        "experiments/optimisers/results/similarity.jsonl",
+        "python experiments/optimisers/similarity.py --examples 4000 --seed 0 --seed 1 --seed 2",
+    )
+    names = {
+        "DOMO": ("DOMO", ""),
+        "DOMO-S": ("DOMO-S", "-0.1 to 1.5 (other models)"),
+        "FedAvgSLMZ": ("FedAvgSLM-Z", None),
+        "FedAvgSM": ("FedAvgSM", None),
+        "FedAvg": ("FedAvg", None),
+        "SCAFFOLD": ("SCAFFOLD, lr .02", ""),
+    }
+    best = statistics.mean(line["accuracy"] for line in results.all(row="DOMO"))
+    rows = []
+    for name, (shown, thesis) in names.items():
+        runs = results.all(row=name)
+        behind = "" if name == "DOMO" else f"{100 * (best - statistics.mean(x['accuracy'] for x in runs)):.1f}"
+        thesis = f"{runs[0]['paper_points_behind_domo_cifar10_vgg16_s5']:.1f}" if thesis is None else thesis
+        rows.append([shown, mean(line["accuracy"] for line in runs), behind, thesis, *sent(*runs)])
+    return markdown(["row", "accuracy", "behind DOMO", "thesis", "MB up", "MB down"], rows)

@@ -1,0 +1,114 @@
+"""Tables of docs/results.md, speed.md, links.md, federation.md, and of a step's time in ddp.md."""
+
+from __future__ import annotations
+
+from thinwire.report import table as report
+
+from . import Line, Missing, markdown, percent, read, table
+
+
+@table
+def fashion() -> list[str]:
+    results = read(
+        "experiments/fashion/results/table_fashion_mnist.jsonl",
+        "python experiments/fashion/table.py --out runs/fashion",
+    )
+    dense = results.of(row="FedAvg()")
+    rows = []
+    for line in results.lines:
+        total, whole = (each["bytes_up"] + each["bytes_down"] for each in (line, dense))
+        shares = {"share_up": line["bytes_up"] / dense["bytes_up"], "share_total": total / whole}
+        row = {"method": f"`{line['row']}`", "accuracy_deviation": None, "complete": True}
+        again = percent(line["recycled"]) if "LBGM" in line["row"] else ""
+        rows.append([*report.cells({**line, **row, **shares})[:COLUMNS], again])
+    return markdown([*report.HEAD[:COLUMNS], "recycled"], rows)
+
+
+COLUMNS = 1 + report.HEAD.index("s at 1 Mbit/s")  # of the table of `thinwire run` are shown
+
+
+@table
+def simulate() -> list[str]:
+    results = read(
+        "benchmarks/results/simulate.jsonl",
+        "python benchmarks/simulate.py --rounds 5 --into benchmarks/results/simulate.jsonl",
+    )
+    rows = []
+    for line in results.lines:
+        times = [f"{line[name]:.3f} s" for name in ("bare_seconds", "seconds")]
+        first = f"{line['first_round_seconds']:.1f} s"
+        rows.append([where(line), line["job"], *times, f"{line['ratio']:.2f}", first, f"{line['peak_mb']:,} MB"])
+    head = ["processor", "`benchmarks/simulate.py`", "bare loop", "thinwire", "ratio", "first round", "memory"]
+    return markdown(head, rows, (0, 1))
+
+
+@table
+def peers() -> list[str]:
+    results = read(
+        "benchmarks/results/peers.jsonl",
+        "python benchmarks/peers.py --passes 3 --into benchmarks/results/peers.jsonl",
+    )
+    names = {"thinwire": "thinwire", "pfl": "pfl-research", "flower": "Flower on Ray"}
+    rows = []
+    for line in results.lines:
+        for peer, found in line["found"].items():
+            figures = [f"{found['seconds']:.3f} s", f"{found['ratio']:.2f}", f"{found['first_round_seconds']:.1f} s"]
+            named = f"{names[peer]} {found['version']}"
+            rows.append([where(line), line["job"], named, *figures, f"{found['peak_mb']:,} MB"])
+    head = ["processor", "`benchmarks/peers.py`", "simulator", "a round", "to thinwire's", "first round", "memory"]
+    return markdown(head, rows, (0, 1, 2))
+
+
+def where(line: Line) -> str:
+    return f"{line['processor']}, {line['cores']} cores"
+
+
+@table
+def links() -> list[str]:
+    results = read(
+        "benchmarks/results/kernels.jsonl",
+        "python benchmarks/kernels.py --links --into benchmarks/results/kernels.jsonl",
+    )
+    found = results.of(part="links")["found"]
+    if not all("send_vectors" in row for row in found.values()):
+        raise Missing(f"{results.command} # on Linux")
+    rows = [
+        [f"`{name}`", f"{row['bytes']:,}", f"{row['send_vectors']:.1f}", f"{row['recv_vectors']:.1f}"]
+        for name, row in found.items()
+    ]
+    head, align, *lines = markdown(["link", "bytes", "`send`, vectors", "`recv`, vectors"], rows)
+    return [head, align.replace("| --- ", "| :--- ", 1), *lines]
+
+
+@table
+def wire() -> list[str]:
+    results = read(
+        "experiments/wire/results/slow_link.jsonl",
+        "pytest -m soak tests/test_flower_links.py -k spared # with THINWIRE_RESULTS=experiments/wire/results",
+    )
+    names = {"fedavg": "`FedAvg`", "lbgm": "`LBGM`", "luar": "`LUAR`", "dense": "`FedAvg` with `mbit=0.3`"}
+    rows = []
+    for line in results.all(floats=582_026):  # the model of the table
+        counts = [f"{line[name]:,}" for name in ("up", "wire_up", "down", "wire_down")]
+        rows.append([f"{line['round']} of {names[line['run']]}", *counts, f"{line['seconds']:.1f}"])
+    return markdown(["round", "ledger, up", "IP bytes, up", "ledger, down", "IP bytes, down", "seconds"], rows)
+
+
+@table
+def ddp() -> list[str]:
+    results = read(
+        "benchmarks/results/ddp.jsonl",
+        "python benchmarks/ddp.py --quick --slowlink PROGRAM --into benchmarks/results/ddp.jsonl",
+    )
+    line = results.of(part="slow")
+    names = {"dense": "plain DDP", "fp16": "torch's fp16 hook", "def64": "`DEF(64)`", "def256": "`DEF(256)`"}
+    rows = [
+        [
+            names.get(name, f"`{name}`"),
+            f"{ms:.1f}",
+            "1" if name == "dense" else f"{ms / line['ms']['dense']:.3f}"[1:],
+            f"{line['given'][name]:,.0f}" if name in line["given"] else "",
+        ]
+        for name, ms in line["ms"].items()
+    ]
+    return markdown(["", "ms a step", "of dense", "bytes"], rows)
