@@ -1,6 +1,7 @@
 """What the pages say works, works: their code is run."""
 
 import ast
+import functools
 import json
 import os
 import posixpath
@@ -242,6 +243,7 @@ def test_nothing_claims_what_is_not_there_yet():
 sys.path += [str(ROOT / "experiments"), str(ROOT / "docs")]
 import macros  # noqa: E402
 import tables  # noqa: E402
+from pages import mean, sent  # noqa: E402
 
 METHOD_PAGES = sorted(path for path in (ROOT / "docs/methods").glob("*.md") if path.name != "index.md")
 each_page = pytest.mark.parametrize("path", METHOD_PAGES, ids=lambda path: path.stem)
@@ -420,6 +422,41 @@ def points(x):
 
 def total(line):
     return (line["bytes_up"] + line["bytes_down"]) / 1e6
+
+
+FIGURE = re.compile(r"(?<![\d.,])([\d,]*\.?\d+(?: ± [\d.]+)?) (%|MB)")
+
+
+@functools.cache
+def figures_of(path):
+    """What a page may say of a file of results: accuracies, means with deviations, shares recycled, MB."""
+    runs, shown = {}, {("58", "%")}  # the accuracy that times are measured to
+    for line in written(path):
+        row = ("row", "name", "inner", "training", "lr", "beta", "workers")
+        runs.setdefault(tuple(line.get(name) for name in row), []).append(line)
+    for lines in runs.values():
+        names = ("accuracy", "best_accuracy", "accuracy_x", "recycled")
+        found = {name: [line[name] for line in lines if line.get(name) is not None] for name in names}
+        found["of x"] = [x for line in lines if line.get("kind") == "curve" and (x := line["curve"][-1][2]) is not None]
+        shown |= {(mean(values).removesuffix(" %"), "%") for values in found.values() if values}
+        shown |= {(f"{100 * share:.0f}", "%") for share in found["recycled"]}
+        shown |= {(text, "MB") for text in sent(*lines)} if "bytes_up" in lines[0] else set()
+    return shown
+
+
+@each_page
+def test_the_figures_of_a_page_of_a_method_are_those_of_the_results_that_it_names(path):
+    cells = [line.split("|") for line in (ROOT / "experiments/README.md").read_text().splitlines() if line[:1] == "|"]
+    cells = {cell.strip().removesuffix(" %") for row in cells for cell in row}
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    wrong = []
+    for paragraph in re.split(r"\n\n|\n- ", text):
+        *parts, rest = re.split(r"(experiments/\w+/results/\w+\.jsonl)", " ".join(paragraph.split()))
+        for words, results in zip(parts[::2], parts[1::2], strict=True):
+            wrong += [figure for figure in FIGURE.findall(words) if figure not in figures_of(results)]
+        if "experiments/README.md" in rest and not parts:
+            wrong += [figure for figure in FIGURE.findall(rest) if figure[0] not in cells]
+    assert wrong == []
 
 
 def test_what_the_page_of_experiments_says_of_the_order_is_the_order_of_the_results():
