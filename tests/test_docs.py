@@ -198,8 +198,8 @@ def test_the_readme_fits_its_lines_and_its_figures_are_those_of_the_results():
             )
         )
     found = {row[1]: row for row in (line.split("|") for line in tables.TABLES["ddp-time"]())}
-    thin, dense = found[" `DEFA(64, lam=0.5)` "], found[" `Hook(Dense())` "]
-    assert f"need{thin[4]}s to 58 %" in page
+    thin, dense = found[" `DEFA(64)` "], found[" `Hook(Dense())` "]
+    assert f"need{thin[4]}s to 58 % on CIFAR-10 with{thin[1].rstrip()}" in page
     assert f"{thin[3].strip()} bytes a step" in page
     assert f"and{dense[4]}s with dense gradients, at{dense[3]}bytes each way" in page
     assert f"{dense[6].split()[0]} % to {thin[6].split()[0]} %" in page
@@ -432,7 +432,7 @@ def figures_of(path):
     """What a page may say of a file of results: accuracies, means with deviations, shares recycled, MB."""
     runs, shown = {}, {("58", "%")}  # the accuracy that times are measured to
     for line in written(path):
-        row = ("row", "name", "inner", "training", "lr", "beta", "workers")
+        row = ("row", "expression", "inner", "training", "lr", "beta", "workers")
         runs.setdefault(tuple(line.get(name) for name in row), []).append(line)
     for lines in runs.values():
         names = ("accuracy", "best_accuracy", "accuracy_x", "recycled")
@@ -584,20 +584,37 @@ def test_what_the_page_of_experiments_says_of_looking_back_is_in_the_results():
 def test_what_the_pages_say_of_data_parallel_training_is_in_the_results():
     page, guide = said("experiments/README.md"), said("docs/ddp.md")
     lines = of_experiments("def", "time_to_accuracy_cifar10")
-    (real,) = (line for line in lines if line["kind"] == "real" and "lam=0.5" in line["name"])
-    (step,) = (x["step_seconds"] for x in lines if x["kind"] == "times" and x["name"] == real["name"])
+    default = "DEFA(ratio=64.0, scope='vector', lam=None)"
+    *_, real = (line for line in lines if (line["kind"], line["expression"]) == ("real", default))
+    *_, step = (x["step_seconds"] for x in lines if (x["kind"], x["expression"]) == ("times", default))
     took, product = f"{real['seconds_training']:.0f} s", f"{real['steps'] * step:.0f} s"
-    assert f"3,000 steps of DEF-A with λ = .5 took {took}, the product is {product}" in page
-    assert f"took {took} for the 3,000 steps of `DEFA(64, lam=0.5)`, where the product is {product}" in guide
+    assert f"3,000 steps of DEF-A took {took}, the product is {product}" in page
+    assert f"took {took} for the 3,000 steps of `DEFA(64)`, where the product is {product}" in guide
     accuracy = f"{100 * real['accuracy']:.2f} %"
-    assert accuracy in page
-    assert f"ended at {accuracy}, as the logical workers did" in guide
-    curves = [x["curve"] for x in lines if (x["kind"], x["name"], x.get("lr")) == ("curve", "DEF(64.0, lam=0.5)", 0.02)]
-    y, x = (
-        100 * statistics.mean(point[i] for curve in curves for point in curve if 600 <= point[0] <= 1500)
-        for i in (1, 2)
+    assert f"the accuracy was {accuracy}" in page
+    assert f"ended at {accuracy}, as the logical workers of that seed did" in guide
+    curves = {}
+    for line in lines:
+        if (line["kind"], line.get("lr")) == ("curve", 0.02):
+            curves.setdefault(line["expression"].replace("DEF(", "DEFA("), {})[line["seed"]] = line["curve"]
+    (ours, dense), seeds = (curves[name] for name in (default, "Hook(link=Dense())")), {0, 1, 2}
+    assert (ours.keys(), dense.keys()) == (seeds, seeds)
+    assert ours[real["seed"]][-1][2] == real["accuracy"]
+    behind = points(
+        statistics.mean(c[-1][1] for c in dense.values()) - statistics.mean(c[-1][2] for c in ours.values())
     )
-    assert f"x {x:.1f} % and y {y:.1f} % (three seeds, λ = .5)" in page
+    assert f"DEF-A ends {behind} points below dense" in page
+    assert f"ends {behind} points below it" in guide
+    y, x = (
+        100 * statistics.mean(point[i] for c in ours.values() for point in c if 600 <= point[0] <= 1500) for i in (1, 2)
+    )
+    assert f"x {x:.1f} % and y {y:.1f} % (three seeds, the default λ)" in page
+    shares = [[cell.strip() for cell in line.split("|")] for line in tables.made("time-to-accuracy").splitlines()]
+    (half, more) = next((row[5], row[7]) for row in shares if row[1] == "DEF-A / 64, .02")
+    times = {5: "five", 6: "six", 7: "seven", 8: "eight"}
+    assert f"is {times[round(1 / float(half))]} times sooner at 50 % than dense training" in page
+    assert f"and {times[round(1 / float(more))]} times sooner at 58 %" in page
+    assert f"is {times[round(1 / float(more))]} times sooner at 58 % than dense" in guide
     found = {line["part"]: line for line in written("benchmarks/results/ddp.jsonl")}
     loop, wire = found["loopback"], found["wire"]
     example, this = loop["def64_over_dense_example"], loop["def64_over_dense"]
