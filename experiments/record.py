@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,9 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def command() -> str:
-    """How this process was started, from the root of a checkout."""
-    return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+    """How this process was started, from the root of a checkout. A program that lies elsewhere is PROGRAM."""
+    words = ["PROGRAM" if before == "--slowlink" else word for before, word in pairwise(sys.argv)]
+    return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *words])
 
 
 def source() -> str | None:
