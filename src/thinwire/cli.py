@@ -15,8 +15,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from .blame import expected, theirs
 from .errors import ThinwireError
+from .report.blame import expected, theirs
 
 app = typer.Typer(
     no_args_is_help=True,
