@@ -510,41 +510,59 @@ static void FN(collect)(const float *x, const Draw *d, u32 mask, i64 start, i64 
 /* -- chain --------------------------------------------------------------------------------------------------- */
 
 /* Examples are taken five at a time, beside as many rows of the weights as there are registers for. Rows of examples are
- * padded with zeros to whole vectors, and their number to a multiple of five; weights lie as they were given. */
+ * padded with zeros to whole vectors, and their number to a multiple of five; weights lie as they were given. A sum has
+ * sixteen lanes at every level. They are written as vectors of the width that the processor has: a compiler keeps wider
+ * ones in memory. */
 #define ROWS 5
 #if defined(AVX512)
 #define ABREAST 4
+#define WIDTH 16
+#elif defined(AVX2)
+#define ABREAST 1
+#define WIDTH 8
 #else
 #define ABREAST 1
+#define WIDTH 4
 #endif
+#define PARTS (16 / WIDTH)
+typedef float FN(vec) __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+#define VEC(at) (*(FN(vec) *)(at))
+#define GIVEN(at) (*(const FN(vec) *)(at))
 
-INLINE v16 FN(some)(const float *x, i64 length) {
-    if (length >= 16) return *(const v16 *)x;
-    v16 v = {0};
-    memcpy(&v, x, (size_t)length * 4);
-    return v;
+INLINE float FN(summed)(const FN(vec) *parts) {
+    float lanes[16];
+    memcpy(lanes, parts, sizeof lanes);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
-INLINE float FN(summed)(v16 v) {
-    v += LANES(v, 8);
-    v += LANES(v, 4);
-    v += LANES(v, 2);
-    return v[0] + v[1];
+/* The first entries of a row, and zeros: where a vector would reach beyond it. */
+INLINE const float *FN(some)(const float *x, i64 length, float *room) {
+    if (length >= 16) return x;
+    memset(room, 0, 64);
+    memcpy(room, x, (size_t)length * 4);
+    return room;
+}
+
+/* Adds to the lanes of five examples what sixteen entries of a row of the weights, and theirs, give. */
+INLINE void FN(along)(FN(vec) sums[ROWS][ABREAST][PARTS], int o, const float *x, i64 gap, const float *row) {
+    for (int p = 0; p < PARTS; p++) {
+        FN(vec) v = GIVEN(row + p * WIDTH);
+        for (int b = 0; b < ROWS; b++) sums[b][o][p] += GIVEN(x + b * gap + p * WIDTH) * v;
+    }
 }
 
 /* y[b][o] = bias[o] + x[b] . w[o], of five examples and `wide` outputs. */
 INLINE void FN(dots)(const float *x, i64 gap, const float *w, const float *bias, i64 in, const int wide, float *y, i64 out_gap) {
-    v16 sums[ROWS][ABREAST] = {{{0}}};
+    FN(vec) sums[ROWS][ABREAST][PARTS] = {{{{0}}}};
     i64 i = 0;
     for (; i + 16 <= in; i += 16)
-        for (int o = 0; o < wide; o++) {
-            v16 v = *(const v16 *)(w + o * in + i);
-            for (int b = 0; b < ROWS; b++) sums[b][o] += *(const v16 *)(x + b * gap + i) * v;
-        }
+        for (int o = 0; o < wide; o++) FN(along)(sums, o, x + i, gap, w + o * in + i);
     if (i < in)
         for (int o = 0; o < wide; o++) {
-            v16 v = FN(some)(w + o * in + i, in - i);
-            for (int b = 0; b < ROWS; b++) sums[b][o] += *(const v16 *)(x + b * gap + i) * v;
+            float room[16];
+            FN(along)(sums, o, x + i, gap, FN(some)(w + o * in + i, in - i, room));
         }
     for (int b = 0; b < ROWS; b++)
         for (int o = 0; o < wide; o++) y[b * out_gap + o] = FN(summed)(sums[b][o]) + (bias ? bias[o] : 0);
@@ -562,35 +580,40 @@ static void FN(linear)(const float *x, i64 gap, i64 rows, const float *w, const 
 
 /* dx[b] = sum of dy[b][o] * w[o]. */
 static void FN(linear_inputs)(const float *dy, i64 out_gap, i64 rows, const float *w, i64 in, i64 out, float *dx, i64 gap) {
+    float room[16];
     for (i64 b = 0; b < rows; b += ROWS)
         for (i64 i = 0; i < in; i += 16) {
-            v16 sums[ROWS] = {{0}};
+            FN(vec) sums[ROWS][PARTS] = {{{0}}};
             for (i64 o = 0; o < out; o++) {
-                v16 v = FN(some)(w + o * in + i, in - i);
-                for (int r = 0; r < ROWS; r++) sums[r] += v * dy[(b + r) * out_gap + o];
+                const float *row = FN(some)(w + o * in + i, in - i, room);
+                for (int p = 0; p < PARTS; p++) {
+                    FN(vec) v = GIVEN(row + p * WIDTH);
+                    for (int r = 0; r < ROWS; r++) sums[r][p] += v * dy[(b + r) * out_gap + o];
+                }
             }
-            for (int r = 0; r < ROWS; r++) *(v16 *)(dx + (b + r) * gap + i) = sums[r];
+            for (int r = 0; r < ROWS; r++)
+                for (int p = 0; p < PARTS; p++) VEC(dx + (b + r) * gap + i + p * WIDTH) = sums[r][p];
         }
 }
 
 /* into[o] += by * (sum of dy[b][o] * x[b]), of five examples and `wide` outputs. */
 INLINE void FN(outer)(const float *x, i64 gap, const float *dy, i64 out_gap, float by, i64 in, const int wide, float *into) {
-    v16 slopes[ROWS][ABREAST];
+    float slopes[ROWS][ABREAST];
     for (int b = 0; b < ROWS; b++)
-        for (int o = 0; o < wide; o++) slopes[b][o] = (v16){0} + by * dy[b * out_gap + o];
+        for (int o = 0; o < wide; o++) slopes[b][o] = by * dy[b * out_gap + o];
     i64 i = 0;
-    for (; i + 16 <= in; i += 16) {
-        v16 sums[ABREAST];
-        for (int o = 0; o < wide; o++) sums[o] = *(const v16 *)(into + o * in + i);
+    for (; i + WIDTH <= in; i += WIDTH) {
+        FN(vec) sums[ABREAST];
+        for (int o = 0; o < wide; o++) sums[o] = GIVEN(into + o * in + i);
         for (int b = 0; b < ROWS; b++) {
-            v16 v = *(const v16 *)(x + b * gap + i);
+            FN(vec) v = GIVEN(x + b * gap + i);
             for (int o = 0; o < wide; o++) sums[o] += slopes[b][o] * v;
         }
-        for (int o = 0; o < wide; o++) *(v16 *)(into + o * in + i) = sums[o];
+        for (int o = 0; o < wide; o++) VEC(into + o * in + i) = sums[o];
     }
     for (; i < in; i++)
         for (int o = 0; o < wide; o++)
-            for (int b = 0; b < ROWS; b++) into[o * in + i] += slopes[b][o][0] * x[b * gap + i];
+            for (int b = 0; b < ROWS; b++) into[o * in + i] += slopes[b][o] * x[b * gap + i];
 }
 
 static void FN(linear_weights)(const float *x, i64 gap, i64 rows, const float *dy, i64 out_gap, float by, i64 in, i64 out, float *into) {
@@ -643,3 +666,7 @@ static void FN(bend)(float *w, float *g, const Bend *b, i64 n) {
 }
 #undef ROWS
 #undef ABREAST
+#undef WIDTH
+#undef PARTS
+#undef VEC
+#undef GIVEN
