@@ -7,7 +7,8 @@ Each stands alone on a line:
 ``{{ differences FedAvg }}``      its "Differences from the paper", from the docstring of the class or of its module
 ``{{ bytes "FedAvg()" }}``        a table of what these methods send, from docs/methods/bytes.jsonl
 ``{{ methods links }}``           a table of the pages of methods of one kind
-``{{ api links }}``               the API of the names of one kind in the catalogue
+``{{ api links }}``               the API of the names of one kind in the catalogue; `api model` that of all networks
+``{{ sets }}``                    a table of the data sets
 
 A name is a public one: ``FedAvg`` of thinwire, ``DEF`` or ``ddp.EF21`` of thinwire.ddp, or the whole path of something
 else, ``thinwire.links.sparse.kept``.
@@ -394,6 +395,11 @@ def api(words: list[str]) -> str:
     from thinwire.analysis.catalogue import KINDS as ALL
     from thinwire.analysis.catalogue import catalogue
 
+    if words == ["model"]:
+        from thinwire import models
+
+        networks = [name for name in models.__all__ if name not in ("build", "names")]
+        return "".join(f"::: thinwire.models.{name}\n\n" for name in networks)
     kinds = set(ALL.values())
     if len(words) != 1 or (kind := words[0].replace("-", " ").replace("data parallel", "data-parallel")) not in kinds:
         raise Wrong(f"one of {', '.join(sorted(kinds)).replace(' ', '-')}")
@@ -405,4 +411,25 @@ def _path(name: str, kind: str) -> str:
     return f"{where.get(kind, 'thinwire')}.{name}"
 
 
-MACROS = {"paper": paper, "code": code, "differences": differences, "bytes": sizes, "methods": methods, "api": api}
+def sets(words: list[str]) -> str:
+    """The data sets by their names, with the first line of each loader's module."""
+    from thinwire.data.sets import LOADERS
+
+    if words:
+        raise Wrong("it takes no words")
+    rows = []
+    for name, loader in sorted(LOADERS.items()):
+        said, _, _ = (sys.modules[loader.__module__].__doc__ or "").partition("\n")
+        rows.append([f"`{name}`", markdown(said)])
+    return _table(["name", "what it is"], rows, right=2) + "\n"
+
+
+MACROS = {
+    "paper": paper,
+    "code": code,
+    "differences": differences,
+    "bytes": sizes,
+    "methods": methods,
+    "api": api,
+    "sets": sets,
+}

@@ -10,6 +10,8 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+import guarded
+
 # Under pytest every annotation of thinwire is checked at each call, shapes and dtypes included, but for the two modules
 # whose small functions are called a million times a run. Modules that were imported earlier would go unchecked. The
 # tower lets an int stand for a float, as mypy does.
@@ -26,7 +28,8 @@ settings.register_profile("thinwire", derandomize=True, deadline=None, print_blo
 settings.load_profile("thinwire")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(guarded)
     parser.addoption(
         "--golden-rewrite",
         action="store_true",

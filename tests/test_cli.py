@@ -395,10 +395,15 @@ def test_a_method_that_does_not_begin_within_the_rounds_is_noted(thinwire, tmp_p
     assert "note" not in error
 
 
-def test_help_names_every_data_set():
-    from thinwire import cli, data
+@pytest.mark.parametrize("command", ["run", "predict", "ddp-sim"])
+def test_help_names_every_data_set_and_every_model(thinwire, monkeypatch, command):
+    from thinwire import data, models
 
-    assert sorted(cli.DATA.split(", ")) == data.names()
+    monkeypatch.setenv("COLUMNS", "500")
+    code, shown, _ = thinwire(command, "--help")
+    assert code == 0
+    assert f" {', '.join(data.names())}." in shown
+    assert f" {', '.join(models.names())}; by default one that suits the data." in shown
 
 
 def test_a_method_that_diverges_is_reported_and_the_others_are_finished(thinwire, tmp_path):

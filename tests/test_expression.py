@@ -540,3 +540,27 @@ def test_longer_expressions_than_anyone_types_are_refused_unread() -> None:
         parse("(" * 50_000_000)
     rules = ", ".join(f"'{i}': Dense()" for i in range(3_000))
     assert len(parse(f"Partition({{{rules}}})").links) == 3_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("SGD(" + "-" * 1500 + "1)", "is not an expression such as"),
+        ("SGD(" + "9" * 400 + ")", "is not an expression such as"),
+        ("Partition({[]: Dense()})", r"its keys are different texts, \[\] is not"),
+        ('Partition({"*": Dense(), "*": Half()})', "its keys are different texts, '\\*' is not"),
+        ("SGD(lr=1.0, lr=2.0)", "lr is given twice"),
+    ],
+)
+def test_an_odd_expression_is_refused_and_nothing_else_happens(text: str, said: str) -> None:
+    with pytest.raises(ExpressionError, match=said):
+        tw.parse(text)
+
+
+def test_one_object_has_one_name() -> None:
+    assert repr(tw.parse("SGD(1)")) == repr(tw.SGD(1.0)) == "SGD(1.0)"
+    assert tw.complete(tw.LocalSGD(epochs=2)) == tw.complete(tw.LocalSGD(epochs=2.0))
+
+
+def test_a_method_with_a_dict_of_links_has_a_hash() -> None:
+    assert hash(tw.FedAvg(up={"update": tw.TopK(0.1)})) == hash(tw.parse('FedAvg(up={"update": TopK(0.1)})'))

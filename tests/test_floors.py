@@ -12,7 +12,6 @@ FLOORS = [
     "errors",
     "key",
     "version",
-    "blame",
     "params",
     "config",
     "kernels",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -95,6 +97,12 @@ found = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
 pathlib.Path(sys.argv[1]).write_text(str(found.pid))
 time.sleep(600)
 """
+KILLED = """
+import pathlib, sys, time
+from federation import Federation
+Federation(pathlib.Path(sys.argv[1]), 0).start("parent", "python", "-c", sys.argv[2], sys.argv[1] + "/pid")
+time.sleep(600)
+"""
 
 
 @pytest.mark.parametrize("way", ["kill", "stop"])
@@ -106,14 +114,33 @@ def test_what_a_process_has_started_in_a_session_of_its_own_goes_with_it(way: st
     assert runs(pid)
     here.kill("parent") if way == "kill" else here.stop()
     until(lambda: not runs(pid))
+    here.stop()
 
 
-def test_of_a_program_that_flower_starts_again_and_again_only_so_many_run(tmp_path: Path) -> None:
+def test_a_federation_goes_with_the_process_that_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples" / "flower")}
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), STARTS], env=environment)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
+    assert runs(pid)
+    process.kill()
+    process.wait()
+    until(lambda: not runs(pid))
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Path]:
+    """The program that Flower starts for a message, which sleeps here, for as many seconds as it is told."""
     here = Federation(tmp_path, 0)
     here.bound()
     script = tmp_path / "bin" / "flwr-clientapp"
     script.write_text(script.read_text().replace(str(Path(sys.executable).parent / "flwr-clientapp"), "/bin/sleep"))
-    started = [subprocess.Popen([script, "600"], start_new_session=True) for _ in range(9)]
+    yield script
+    here.stop()
+
+
+def test_of_a_program_that_flower_starts_again_and_again_only_so_many_run(sleeper: Path) -> None:
+    started = [subprocess.Popen([sleeper, "600"], start_new_session=True) for _ in range(9)]
 
     def asleep() -> list[int]:
         return [p.pid for p in started if Path(f"/proc/{p.pid}/comm").read_text() == "sleep\n"]
@@ -131,6 +158,16 @@ def test_of_a_program_that_flower_starts_again_and_again_only_so_many_run(tmp_pa
         for process in started:
             process.kill()
             process.wait()
+
+
+def test_of_a_program_that_waits_already_only_so_many_more_are_started(sleeper: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for place in range(32):
+            file = stack.enter_context(open(sleeper.parent / f"sleep-waiting-{place}.lock", "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        done = subprocess.run([sleeper, "0"], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, "/bin/sleep is not started: 32 of it wait already\n")
+    assert subprocess.run([sleeper, "0"]).returncode == 0
 
 
 def runs(pid: int) -> bool:

@@ -358,3 +358,11 @@ def test_any_key_makes_a_generator(seed: int, round: int, client: int | None, wh
     drawn = torch.rand(1, generator=Key(seed, round, client, where).generator("x")).item()
     assert math.isfinite(drawn)
     assert torch.rand(1, generator=Key(seed, round, client, where).generator("x")).item() == drawn
+
+
+def test_layers_that_are_not_there_cannot_be_dropped() -> None:
+    x = Params.of([("a", torch.ones(2))])
+    with pytest.raises(ValueError, match="no layer named 'typo'"):
+        x.drop(["typo"])
+    with pytest.raises(ValueError, match="two layers have the same name"):
+        Params.of([("a", torch.ones(2)), ("a", torch.ones(3))])

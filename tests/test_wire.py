@@ -653,3 +653,31 @@ def test_a_mutilated_state_is_refused_or_restored_and_nothing_else() -> None:
             assert dumps(back) == bytes(data)
             outcomes[True] += 1
     assert min(outcomes.values()) > 200
+
+
+def test_a_message_of_very_many_values_is_refused_before_they_are_made() -> None:
+    n = 300_000
+    head = bytes([1, 6, 0x80 | n & 127, 0x80 | (n >> 7) & 127, n >> 14])
+    with pytest.raises(WireError, match="more values than are accepted"):
+        loads(head + b"\x48\x01\x00" * n)
+
+
+def test_a_depth_that_the_caller_allows_never_overflows_the_stack() -> None:
+    with pytest.raises(WireError, match="nested deeper than 100"):
+        loads(b"\x01" + b"\x06\x01" * 5000 + b"\0", max_depth=10_000)
+
+
+@pytest.mark.parametrize(
+    "value", ["\ud800", torch.ones(2).to_sparse(), [[]] * 2 + [object()]], ids=["text", "sparse", "object"]
+)
+def test_what_cannot_be_sent_is_a_type_error(value: object) -> None:
+    with pytest.raises(TypeError, match=r"ha(s|ve) no place in a message"):
+        dumps(value)
+
+
+def test_what_is_nested_too_deeply_is_a_type_error() -> None:
+    value: list = []
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(TypeError, match="nested deeper than 100"):
+        dumps(value)

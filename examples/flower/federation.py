@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from guard import Guard
+
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 BACK = "SuperNode ID: "  # what a SuperNode says when it is connected
@@ -52,6 +54,8 @@ def free_port() -> int:
 class Federation:
     """A SuperLink and ``nodes`` SuperNodes, in ``folder``: started on entry, stopped on exit, by their process ids.
 
+    They are stopped as well when this process is killed: see ``guard.py``.
+
     ``address`` is where the SuperLink is reached, ``HOST:PORT``: by default a free port of this machine alone.
     """
 
@@ -70,6 +74,7 @@ class Federation:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # what runs is what is installed here
             **(environment or {}),
         }
+        self.guard = Guard(self.environment)
 
     def __enter__(self) -> Federation:
         try:
@@ -88,7 +93,8 @@ class Federation:
         """Make keys, start the SuperLink, and tell it the SuperNodes' public keys."""
         self.folder.mkdir(parents=True, exist_ok=True)
         host = self.address.rpartition(":")[0]
-        subprocess.run([HERE / "certificates.sh", self.keys, str(self.nodes), host], check=True)
+        certificates = [HERE / "certificates.sh", self.keys, str(self.nodes), host]
+        subprocess.run(certificates, env=self.environment, check=True)
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
         (home / "config.toml").write_text(
@@ -105,7 +111,8 @@ class Federation:
         """Put programs of Flower's names before its own, which start no more than ``MOST`` of them at once."""
         (self.folder / "bin").mkdir(parents=True, exist_ok=True)
         for name, most in MOST.items():
-            command = shlex.join([sys.executable, str(HERE / "bounded.py"), str(self.folder / "bin"), str(most)])
+            bounded = [sys.executable, "-I", "-S", str(HERE / "bounded.py"), str(self.folder / "bin"), str(most)]
+            command = shlex.join(bounded)
             path = self.folder / "bin" / name
             path.write_text(f'#!/bin/sh\nexec {command} {shlex.quote(str(BIN / name))} "$@"\n')
             path.chmod(0o755)
@@ -192,6 +199,7 @@ class Federation:
         for pid in theirs:  # a ServerApp outlives a SuperLink that was stopped before its run was over
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self.guard.close()
 
     def log(self, name: str) -> str:
         """What a process has said."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
-from .blame import expected, theirs
 from .errors import ThinwireError
+from .report.blame import expected, theirs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,12 +27,10 @@ INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line of its own.")]
-DATA = (
-    "digits, mnist, fashion_mnist, emnist_letters, cifar10, shakespeare, ag_news, sst2, personachat, personachat_words"
-)
+DATA, MODELS = "<data sets>", "<models>"  # in help texts: their names, see Listing
 Data = Annotated[str, typer.Option(help=f"{DATA}.")]
 MaybeData = Annotated[str | None, typer.Option("--data", help=f"{DATA}.", show_default="digits")]
-Model = Annotated[str | None, typer.Option(help="A name from thinwire.models; by default one that suits the data.")]
+Model = Annotated[str | None, typer.Option(help=f"{MODELS}; by default one that suits the data.")]
 TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
 MaybeClients = Annotated[int | None, typer.Option("--clients", help="How many clients there are.", show_default="20")]
@@ -66,6 +64,19 @@ def thinwire(
     """Compare federated training methods on real data, counting every byte."""
 
 
+class Listing(TyperCommand):
+    """A command whose help lists data sets and models. It reads their tables when it is called, as they need torch."""
+
+    def get_params(self, ctx: Any) -> Any:
+        from . import data, models
+
+        for option in self.params:
+            if isinstance(option, TyperOption) and option.help:
+                option.help = option.help.replace(DATA, ", ".join(data.names()))
+                option.help = option.help.replace(MODELS, ", ".join(models.names()))
+        return super().get_params(ctx)
+
+
 def _settled(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command of which some fields of :class:`thinwire.Setting` are options too: these, or all.
 
@@ -73,7 +84,7 @@ def _settled(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
     waits for torch. The function takes their values as ``**setting``.
     """
 
-    class Settled(TyperCommand):
+    class Settled(Listing):
         settled = False
 
         def get_params(self, ctx: Any) -> Any:
@@ -304,7 +315,7 @@ def predict(
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
 
 
-@app.command("ddp-sim")
+@app.command("ddp-sim", cls=Listing)
 def ddp_sim(
     methods: Annotated[
         list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "DEF(ratio=64)" "Hook(Dense())".')

@@ -19,9 +19,8 @@ from . import models
 from .data import Augment, DataSet, Split
 from .errors import require
 from .key import Key
+from .models.cnn import SMALLEST
 from .task import Supervised
-
-DEFAULT_MODEL = {"digits": "mlp"}  # by data set; else by what its examples are
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ def standard(
 ) -> Problem:
     """A data set that thinwire loads, dealt to clients, with one of its models.
 
+    ``model`` defaults to ``fedavg_cnn`` for pictures of 16 x 16 pixels and more, ``fasttext`` for texts to classify,
+    ``char_transformer`` for texts to continue and ``mlp`` for anything else.
     ``split`` defaults to the owners the data came with, else IID. ``holdout`` is the share
     of each client's examples that are kept for its own test. ``augment`` changes the pictures
     of every training batch.
@@ -59,7 +60,7 @@ def standard(
     require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
     loaded = sets.load(data, data_dir) if isinstance(data, str) else data
     shape, classes, vocabulary = tuple(loaded.inputs.shape[1:]), loaded.num_classes, loaded.vocabulary
-    model = model or DEFAULT_MODEL.get(loaded.name) or _suited(loaded)
+    model = model or _suited(loaded)
 
     def build() -> nn.Module:
         return models.build(model, shape, classes, vocabulary=vocabulary)
@@ -85,10 +86,11 @@ def standard(
 
 
 def _suited(loaded: DataSet) -> str:
-    """The model of a set that none was named for."""
-    if loaded.vocabulary is None:
-        return "fedavg_cnn"
-    return "fasttext" if loaded.targets.ndim == 1 else "char_transformer"
+    """The model where none is named. It follows from what the examples are, whatever the name of the set."""
+    if loaded.vocabulary is not None:
+        return "fasttext" if loaded.targets.ndim == 1 else "char_transformer"
+    _, *shape = loaded.inputs.shape
+    return "fedavg_cnn" if len(shape) == 3 and min(shape[1:]) >= SMALLEST else "mlp"
 
 
 def custom(where: str, clients: int, seed: int) -> Problem:

@@ -6,6 +6,8 @@ part, as packed by scikit-learn. The small set to try things on: no file, no net
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from .dataset import DataSet
@@ -15,10 +17,11 @@ _CUT_SEED = 0  # the cut is part of the set: figures of different runs stay comp
 _TEST_SHARE = 0.2
 
 
-def digits() -> DataSet:
+def digits(data_dir: str | Path | None = None, download: bool = True) -> DataSet:
     """1,438 + 359 pictures, float32 [n, 1, 8, 8] from 0 to 1; each class is cut 80 to 20.
 
-    Raises ImportError where scikit-learn is missing.
+    They are in scikit-learn: ``data_dir`` and ``download`` make no difference. Raises ImportError where scikit-learn is
+    missing.
     """
     pixels, labels = optional("sklearn.datasets", "the set digits").load_digits(return_X_y=True)
     inputs = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16

@@ -16,10 +16,10 @@ from .personachat import personachat, personachat_words
 from .shakespeare import shakespeare
 from .sst2 import sst2
 
-# What is read from files takes where they are, and whether they may be downloaded.
-_FROM_FILES: dict[str, Callable[[str | Path | None, bool], DataSet]] = {
+LOADERS: dict[str, Callable[[str | Path | None, bool], DataSet]] = {
     "ag_news": ag_news,
     "cifar10": cifar10,
+    "digits": digits,
     "emnist_letters": emnist_letters,
     "fashion_mnist": fashion_mnist,
     "mnist": mnist,
@@ -28,11 +28,12 @@ _FROM_FILES: dict[str, Callable[[str | Path | None, bool], DataSet]] = {
     "shakespeare": shakespeare,
     "sst2": sst2,
 }
+"""A set's loader by its name. A loader takes the folder of files, or None, and whether it may download."""
 
 
 def names() -> list[str]:
     """The names that :func:`load` knows, sorted."""
-    return sorted([*_FROM_FILES, "digits"])
+    return sorted(LOADERS)
 
 
 def load(name: str, data_dir: str | Path | None = None, download: bool = True) -> DataSet:
@@ -43,8 +44,6 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
     :mod:`thinwire.data.files`). Raises ValueError for an unknown name, DataError for a file
     that is missing, truncated or of another kind, ImportError where a package is missing.
     """
-    if name == "digits":
-        return digits()
-    if name not in _FROM_FILES:
+    if name not in LOADERS:
         raise ValueError(f"no data set {name!r}{nearest(name, names())}; known are {', '.join(names())}")
-    return _FROM_FILES[name](data_dir, download)
+    return LOADERS[name](data_dir, download)

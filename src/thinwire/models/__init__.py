@@ -6,7 +6,14 @@ generator: seed it before the call.
 
 from __future__ import annotations
 
-from .build import build, names
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from ..errors import nearest, require
 from .cnn import fedavg_cnn, lbgm_cnn
 from .dense import linear, mlp
 from .fasttext import fasttext
@@ -32,3 +39,66 @@ __all__ = [
     "vgg16",
     "vgg_small",
 ]
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "char_transformer": char_transformer,
+    "fasttext": fasttext,
+    "fedavg_cnn": fedavg_cnn,
+    "lbgm_cnn": lbgm_cnn,
+    "linear": linear,
+    "mlp": mlp,
+    "resnet20": resnet20,
+    "resnet20_group": partial(resnet20, norm="group"),
+    "resnet56": resnet56,
+    "resnet56_group": partial(resnet56, norm="group"),
+    "resnet9": resnet9,
+    "vgg16": vgg16,
+    "vgg16_group": partial(vgg16, norm="group"),
+    "vgg16_none": partial(vgg16, norm="none"),
+    "vgg_small": vgg_small,
+}
+"""The models that :func:`build` knows. The names of a function's arguments say what data it takes:
+
+- ``inputs``, ``classes``: examples of any shape, of so many numbers each
+- ``shape``, ``classes``: pictures (channels, height, width)
+- ``vocabulary``, ``classes``: texts to classify, whose words have ids below ``vocabulary``
+- ``vocabulary``, ``context``: texts of at most ``context`` ids to continue
+"""
+
+
+def names() -> list[str]:
+    """The names that :func:`build` knows, sorted."""
+    return sorted(MODELS)
+
+
+def build(name: str, data_shape: tuple[int, ...], num_classes: int, vocabulary: int | None = None) -> nn.Module:
+    """The model of this name for examples of ``data_shape``.
+
+    Pictures are (channels, height, width), texts (length,). ``vocabulary`` is the number of ids
+    in texts; it has to be given for models that classify texts, and is ``num_classes`` for those
+    that continue them. The weights are drawn from torch's global generator. Raises ValueError
+    for an unknown name, or data that the model cannot take.
+    """
+    if name not in MODELS:
+        raise ValueError(f"no model {name!r}{nearest(name, names())}; known are {', '.join(names())}")
+    shape, takes = tuple(data_shape), _arguments(name)
+    if "shape" in takes:
+        require(len(shape) == 3, f"{name} takes pictures (channels, height, width), not examples of shape {shape}")
+    if "vocabulary" in takes:
+        require(len(shape) == 1, f"{name} takes texts (length,), not examples of shape {shape}")
+    if "context" in takes:
+        classify = [other for other in names() if {"vocabulary", "classes"} <= _arguments(other)]
+        require(
+            vocabulary in (None, num_classes),
+            f"{name} continues texts, so that its {num_classes} classes should be the {vocabulary} ids; "
+            f"to classify texts take {' or '.join(classify)}",
+        )
+        return MODELS[name](vocabulary=num_classes, context=shape[0])
+    if "vocabulary" in takes and vocabulary is None:
+        raise ValueError(f"{name} has to know the number of ids in texts: give vocabulary=data.vocabulary")
+    known = {"inputs": math.prod(shape), "shape": shape, "vocabulary": vocabulary, "classes": num_classes}
+    return MODELS[name](**{argument: value for argument, value in known.items() if argument in takes})
+
+
+def _arguments(name: str) -> set[str]:
+    return set(inspect.signature(MODELS[name]).parameters)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import require
 
-_SMALLEST = 16  # pixels a side: 16 -> 12 -> 6 -> 2 -> 1
+SMALLEST = 16  # pixels a side: 16 -> 12 -> 6 -> 2 -> 1
 
 
 def lbgm_cnn(shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> nn.Sequential:
@@ -34,8 +34,8 @@ def fedavg_cnn(shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> 
 def _cnn(name: str, shape: tuple[int, int, int], classes: int, first: int, second: int, units: int) -> nn.Sequential:
     channels, height, width = shape
     require(
-        min(height, width) >= _SMALLEST,
-        f"{name} needs pictures of {_SMALLEST} x {_SMALLEST} pixels or more, not {height} x {width}; "
+        min(height, width) >= SMALLEST,
+        f"{name} needs pictures of {SMALLEST} x {SMALLEST} pixels or more, not {height} x {width}; "
         "linear, mlp and resnet20 take smaller ones",
     )
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]  # pixels a side after both pools

@@ -6,9 +6,9 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from .errors import ThinwireError
+from ..errors import ThinwireError
 
-OURS = str(Path(__file__).parent)
+OURS = str(Path(__file__).parents[1])
 LIBRARIES = tuple({path for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 
 
