@@ -35,7 +35,7 @@ from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compres
 from thinwire.ddp.collectives import Traffic, together
 from thinwire.ddp.exchange import Rank, average, blocks, ends, exchange, output, start
 from thinwire.ddp.simulate import Worker, batches, one_step, simulate
-from thinwire.errors import CombinationError, NonFinite, OutOfSync, RankLost
+from thinwire.errors import CombinationError, NonFinite, OutOfSync, RankLost, WireError
 from thinwire.key import Key
 from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
@@ -534,6 +534,37 @@ def test_the_simulation_learns_and_says_what_it_cost():
     assert sum(r["up_bytes"] for r in seen) == result.traffic.bytes
     again = simulate(DEF(4), net, task(), task(), workers=4, steps=60, batch=4, optimizer=sgd, evaluate_every=60)
     assert again.accuracy == result.accuracy, "looking at the model must not change it"
+
+
+def uneven() -> nn.Module:
+    """With running statistics and dice."""
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("make", [sgd, lambda parameters: torch.optim.AdamW(parameters, lr=0.01)], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_simulation_goes_on_from_its_state_to_the_same_bits(name, make):
+    # Looks at lambda are 16 steps apart, and an epoch has 12: a state at step 14 is between both.
+    options: dict[str, Any] = {"workers": 2, "steps": 36, "batch": 4, "optimizer": make, "evaluate_every": 14}
+    states: list[bytes] = []
+    whole = simulate(METHODS[name], uneven, task(), task(1), on_state=lambda s: states.append(tw.dumps(s)), **options)
+    assert len(states) == 3
+    kept = tw.loads(states[0], max_depth=100, max_values=None, finite=False)
+    again = simulate(METHODS[name], uneven, task(), task(1), resume=kept, **options)
+    for one, other in zip(whole.module.state_dict().values(), again.module.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert again.traffic == whole.traffic
+    assert [{**r, "seconds": 0} for r in again.records] == [{**r, "seconds": 0} for r in whole.records]
+
+
+def test_the_state_of_another_simulation_is_refused():
+    states: list[bytes] = []
+    options: dict[str, Any] = {"workers": 2, "steps": 2, "batch": 4, "optimizer": sgd}
+    simulate(DEF(4), net, task(), on_state=lambda state: states.append(tw.dumps(state)), **options)
+    kept = tw.loads(states[0], max_values=None, finite=False)
+    for method, model, more in ((DEF(4), uneven, {}), (Hook(tw.Dense()), net, {}), (DEF(4), net, {"workers": 3})):
+        with pytest.raises(WireError, match=r"^resume: the state of another training or version"):
+            simulate(method, model, task(), resume=kept, **options | more)
 
 
 def test_a_diverging_simulation_says_so():

@@ -147,9 +147,9 @@ def _study(cls: type, methods: list[str], given: dict[str, Any], local: dict[str
 
 def _as_option(said: str) -> str:
     """What is said of a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
-    found = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
     from .run.setting import Setting
 
+    found = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
     if found is None or found[1] not in {field.name for field in fields(Setting)}:
         return said
     name, value, why = found.groups()

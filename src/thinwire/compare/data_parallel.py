@@ -59,8 +59,8 @@ class DataParallel(Study):
     """A study of data-parallel methods.
 
     ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. Without ``adamw``
-    workers have SGD. ``checkpoint_every`` changes no result; a checkpoint has the state of all workers, so it is at
-    least three times as large as their models.
+    workers have SGD. ``checkpoint_every`` changes no result; a checkpoint has the parameters, momentum and residual of
+    every worker, about four models each.
     """
 
     kind: ClassVar[str] = "data-parallel"

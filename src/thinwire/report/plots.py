@@ -1,4 +1,4 @@
-"""Curves of a comparison, as files."""
+"""Curves of a study, as files."""
 
 from __future__ import annotations
 
