@@ -161,6 +161,21 @@ def test_bytes_of_a_worker_are_what_it_gives_to_collectives_and_what_it_gets_bac
     assert [r["gathered_bytes"] for r in second] == [r["up_bytes"] for r in second] == [r["down_bytes"] for r in second]
 
 
+HEADS = {
+    "federated": "MB up,MB down,up / FedAvg,total / FedAvg,s at 1 Mbit/s,10,100,s here,M floats up",
+    "data-parallel": "of x,kB a step,MB up,MB down,up / Dense,s here",
+}
+
+
+@each_kind
+def test_the_table_of_a_kind_has_its_columns(kind: str, finished: dict[str, Path]) -> None:
+    text = (finished[kind] / "table.md").read_text()
+    head, _, *rows = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|"))
+    assert head == ["method", "accuracy", "best", *HEADS[kind].split(",")]
+    assert [row[0] for row in rows] == [f"`{arm.label}`" for arm in arms([finished[kind]])]
+    assert text.splitlines()[-2].startswith(f"thinwire {STUDIES[kind].words[0]} ")
+
+
 @each_kind
 def test_a_study_is_what_it_was_when_it_is_read_again(kind: str, finished: dict[str, Path], tmp_path: Path) -> None:
     study = load(finished[kind])

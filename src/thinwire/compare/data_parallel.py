@@ -132,7 +132,7 @@ class DataParallel(Study):
 
         def keep(state: State) -> None:
             nonlocal saved
-            if state["step"] >= saved + self.checkpoint_every:
+            if saved + self.checkpoint_every <= state["step"] < self.steps:
                 files.save(state)
                 saved = state["step"]
 

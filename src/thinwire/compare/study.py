@@ -79,9 +79,9 @@ class Study(ABC):
         require(len(self.folders) == len(self.methods), "folders: as many as there are methods")
         require(len(self.seeds) > 0, "--seeds names no seed")
         require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
-        for what, asked, known in (("data set", self.data, sets.names()), ("model", self.model, models.names())):
-            fits = asked is None or asked in known
-            require(fits, f"no {what} {asked!r}{nearest(str(asked), known)}; known are {', '.join(known)}")
+        for what, name, there in (("data set", self.data, sets.names()), ("model", self.model, models.names())):
+            fits = name is None or name in there
+            require(fits, f"no {what} {name!r}{nearest(str(name), there)}; known are {', '.join(there)}")
         self.augments()
 
     # -- what a kind of study fills -------------------------------------------
@@ -118,8 +118,8 @@ class Study(ABC):
     ) -> None:
         """Train one method into its folder, from its last checkpoint on, and leave a ``summary.json``.
 
-        ``on_record`` is called with each line of ``rounds.jsonl``; with ``progress`` a live line is shown where there
-        is one. Raises :class:`NonFinite` where training diverges.
+        ``on_record`` is called with each line of ``rounds.jsonl``. With ``progress`` a live line is shown on standard
+        error. Raises :class:`NonFinite` where training diverges.
         """
 
     @abstractmethod
