@@ -24,7 +24,8 @@ import record  # noqa: E402
 import torch  # noqa: E402
 
 import thinwire as tw  # noqa: E402
-from thinwire.compare.data_parallel import METHODS, method  # noqa: E402
+from thinwire.compare.data_parallel import method  # noqa: E402
+from thinwire.ddp.methods import METHODS  # noqa: E402
 from thinwire.ddp.simulate import simulate as ranks  # noqa: E402
 from thinwire.problem import standard  # noqa: E402
 
@@ -69,7 +70,7 @@ def data_parallel(expression: str) -> record.Line:
     reduced, gathered = (getattr(result.traffic, name) / STEPS for name in ("reduced", "gathered"))
     line: record.Line = {"kind": "data-parallel", "data": "digits", "model": "mlp", "workers": WORKERS, "batch": BATCH}
     line |= {"steps": STEPS, "parameters": sum(p.numel() for p in result.module.parameters())}
-    received = reduced + (WORKERS - 1) * gathered
+    received = result.traffic.received(WORKERS) / STEPS
     return line | {"reduced": round(reduced, 1), "gathered": round(gathered, 1), "received": round(received, 1)}
 
 

@@ -220,6 +220,7 @@ def broken(clients):
         (["LUAR(FedAvg(), recycle=9)"], "LUAR(recycle=9): at most 1, the model has 2 kernels and one must be sent"),
         (["FedAvg(down=TopK(0.1))"], "down=TopK(0.1) cannot carry a broadcast"),
         (["FedAvg()", "FedAvg()"], "a method is named twice"),
+        (["DEF(64)"], "DEF is a data-parallel method, for `thinwire ddp-sim`"),
         (["FedAvg()", "--rounds", "0"], "--rounds 0: it must be at least 1"),
         (["FedAvg()", "--clients", "-3"], "--clients -3: it must be at least 1"),
         (["FedAvg()", "--sample", "9", "--clients", "5"], "--sample 9: it must be between 1 and the 5 clients"),
@@ -333,17 +334,17 @@ def test_a_missing_data_file_is_named_with_where_to_put_it(thinwire, tmp_path, m
 
 def test_an_output_folder_that_holds_something_is_not_touched(compared, thinwire, tmp_path):
     out, _ = compared
-    before = (out / "run.json").read_bytes()
+    before = (out / "study.json").read_bytes()
     code, _, error = thinwire("run", "SCAFFOLD()", *SMALL, "--out", str(out))
     assert code == 2
-    assert "holds a comparison" in error
+    assert "holds a study" in error
     assert "--overwrite" in error
-    assert (out / "run.json").read_bytes() == before
+    assert (out / "study.json").read_bytes() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not delete")
     code, _, error = thinwire("run", "SCAFFOLD()", *SMALL, "--out", str(tmp_path / "mine"), "--overwrite")
     assert code == 2
-    assert "is not empty and holds no comparison" in error
+    assert "is not empty and holds no study" in error
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "do not delete"
 
 
@@ -355,14 +356,14 @@ def test_a_folder_in_use_is_refused(compared, thinwire):
         code, _, error = thinwire("resume", str(out), "--rounds", "9")
     assert code == 2
     assert "is in use by another run" in error
-    assert json.loads((out / "run.json").read_text())["rounds"] == 3
+    assert json.loads((out / "study.json").read_text())["rounds"] == 3
 
 
-def test_resume_of_what_is_no_comparison_says_so(thinwire, tmp_path):
+def test_resume_of_what_is_no_study_says_so(thinwire, tmp_path):
     code, _, error = thinwire("resume", str(tmp_path))
     assert code == 2
-    assert "there is no run.json in it" in error
-    (tmp_path / "run.json").write_text("{")
+    assert error == f"error: {tmp_path} holds no study: there is no study.json in it\n"
+    (tmp_path / "study.json").write_text("{")
     assert "is damaged" in thinwire("resume", str(tmp_path))[2]
 
 
@@ -377,10 +378,14 @@ def test_resume_of_what_is_no_comparison_says_so(thinwire, tmp_path):
         ({"methods": ["FedAvg()"], "setting": "Setting(smaple=3)"}, "no argument 'smaple' (did you mean sample?)"),
         ({"methods": ["FedAvg()"], "setting": "Dense()"}, "setting is Dense(), not Setting such as"),
         ({"methods": ["FedAvgg()"]}, "unknown method 'FedAvgg' (did you mean FedAvg?)"),
+        ({"kind": "pipelined"}, "study.json: kind is 'pipelined'; known are federated, data-parallel"),
+        ({"kind": "data-parallel", "methods": ["DEF()"], "steps": 1.5}, "steps is 1.5, not int"),
+        ({"kind": "data-parallel", "methods": ["FedAvg()"]}, "FedAvg is a federated method, for `thinwire run`"),
+        ({"format": 2}, "is of another version of thinwire (its format is 2, and this one reads 3): go on with that"),
     ],
 )
-def test_resume_of_an_odd_comparison_says_what_is_odd(thinwire, tmp_path, fields, said):
-    (tmp_path / "run.json").write_text(json.dumps({"format": 2, **fields}))
+def test_resume_of_an_odd_study_says_what_is_odd(thinwire, tmp_path, fields, said):
+    (tmp_path / "study.json").write_text(json.dumps({"kind": "federated", "format": 3, **fields}))
     code, _, error = thinwire("resume", str(tmp_path))
     assert code == 2
     assert said in error

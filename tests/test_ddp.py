@@ -35,7 +35,7 @@ from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compres
 from thinwire.ddp.collectives import Traffic, together
 from thinwire.ddp.exchange import Rank, average, blocks, ends, exchange, output, start
 from thinwire.ddp.simulate import Worker, batches, one_step, simulate
-from thinwire.errors import CombinationError, NonFinite, OutOfSync, RankLost
+from thinwire.errors import CombinationError, NonFinite, OutOfSync, RankLost, WireError
 from thinwire.key import Key
 from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
@@ -530,9 +530,44 @@ def test_the_simulation_learns_and_says_what_it_cost():
     assert [r["step"] for r in result.records] == [25, 50, 60]
     assert result.records == seen
     assert result.accuracy == seen[-1]["accuracy"] > 0.8
-    assert {"accuracy_x", "test_loss", "loss", "bytes"} <= seen[-1].keys()
+    assert {"accuracy_x", "test_loss", "train_loss", "up_bytes", "down_bytes"} <= seen[-1].keys()
+    assert sum(r["up_bytes"] for r in seen) == result.traffic.bytes
     again = simulate(DEF(4), net, task(), task(), workers=4, steps=60, batch=4, optimizer=sgd, evaluate_every=60)
     assert again.accuracy == result.accuracy, "looking at the model must not change it"
+
+
+def uneven() -> nn.Module:
+    """With running statistics and dice."""
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [*((name, sgd) for name in METHODS), *((name, lambda p: torch.optim.AdamW(p)) for name in ("DEF", "Dense"))],
+    ids=[*METHODS, "DEF with AdamW", "Dense with AdamW"],
+)
+def test_a_simulation_goes_on_from_its_state_to_the_same_bits(name, make):
+    # Step 12 ends an epoch, and step 16 is the second at which lambda is taken over: the state is of before both.
+    options: dict[str, Any] = {"workers": 2, "steps": 19, "batch": 4, "optimizer": make, "evaluate_every": 10}
+    states: list[bytes] = []
+    whole = simulate(METHODS[name], uneven, task(), task(1), on_state=lambda s: states.append(tw.dumps(s)), **options)
+    assert len(states) == 2
+    kept = tw.loads(states[0], max_depth=100, max_values=None, finite=False)
+    again = simulate(METHODS[name], uneven, task(), task(1), resume=kept, **options)
+    for one, other in zip(whole.module.state_dict().values(), again.module.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert again.traffic == whole.traffic
+    assert [{**r, "seconds": 0} for r in again.records] == [{**r, "seconds": 0} for r in whole.records]
+
+
+def test_the_state_of_another_simulation_is_refused():
+    states: list[bytes] = []
+    options: dict[str, Any] = {"workers": 2, "steps": 2, "batch": 4, "optimizer": sgd}
+    simulate(DEF(4), net, task(), on_state=lambda state: states.append(tw.dumps(state)), **options)
+    kept = tw.loads(states[0], max_values=None, finite=False)
+    for method, model, more in ((DEF(4), uneven, {}), (Hook(tw.Dense()), net, {}), (DEF(4), net, {"workers": 3})):
+        with pytest.raises(WireError, match=r"^resume: the state of another training or version"):
+            simulate(method, model, task(), resume=kept, **options | more)
 
 
 def test_a_diverging_simulation_says_so():
@@ -641,9 +676,9 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
     found = json.loads(lines[-1])
     # 4,810 parameters: a block of 300 of them and the sum of its squares, and all of them with a flag.
     assert [row["bytes_per_step"] for row in found["rows"]] == [1204, 19244]
-    assert found["rows"][0]["share"] == pytest.approx(1204 / 19244)
+    assert found["rows"][0]["share_up"] == pytest.approx(1204 / 19244)
     assert found["rows"][1]["accuracy"] > 0.6
-    records = [json.loads(r) for r in (tmp_path / "a/01-DEF-16.0/seed-0/records.jsonl").read_text().splitlines()]
+    records = [json.loads(r) for r in (tmp_path / "a/01-DEF-16.0/seed-0/rounds.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [20, 40]
     assert "DEF(16.0)" in (tmp_path / "a/table.md").read_text()
     # Again: nothing is trained twice, and what is missing is trained to the same numbers.
@@ -654,30 +689,30 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
         capsys, *words, "--decay", "0.5,0.75", "--out", str(tmp_path / "a"), "--json", "--resume"
     )
     assert code == 0, err
-    assert "Hook(Dense()) step" not in err
+    assert "02-Hook-Dense/seed-0 step" not in err
     assert json.loads(summary.read_text())["accuracy"] == before["accuracy"]
     code, _, err = ddp_sim(capsys, *words, "--out", str(tmp_path / "a"), "--resume")
     assert (code, err) == (2, f"error: {tmp_path / 'a'} is another study: decay is [0.5, 0.75], not []\n")
     code, _, err = ddp_sim(capsys, *words, "--out", str(tmp_path / "a"))
     assert (code, err) == (
         2,
-        f"error: {tmp_path / 'a'} is not empty: choose another --out, or --resume it\n",
+        f"error: {tmp_path / 'a'} holds a study: `thinwire resume {tmp_path / 'a'}`, another --out, or --overwrite\n",
     )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["DEV(64)"], "error: no data-parallel method 'DEV' (did you mean DEF?); known are DEF, DEFA, EF, SAEF, PSync"),
+        (["DEV(64)"], "error: no data-parallel method 'DEV' (did you mean DEF?); known are DEF, DEFA, EF, EF21, SAEF"),
         (
             ["TopK(0.1)"],
-            "error: no data-parallel method 'TopK' (did you mean Hook?); known are DEF, DEFA, EF, SAEF, PSync, EF21, "
-            "Hook, and any link as Hook(TopK(0.1))\n",
+            "error: no data-parallel method 'TopK' (did you mean Hook?); known are DEF, DEFA, EF, EF21, SAEF, "
+            "Hook, PSync, and any link as Hook(TopK(0.1))\n",
         ),
         (
             ["FedAvg()"],
-            "error: FedAvg is a federated method, for `thinwire run`; here are DEF, DEFA, EF, SAEF, PSync, EF21, "
-            "Hook\n",
+            "error: FedAvg is a federated method, for `thinwire run`; here are DEF, DEFA, EF, EF21, SAEF, "
+            "Hook, PSync\n",
         ),
         (
             ["DEF(64)", "--use", "nowhere"],

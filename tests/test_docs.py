@@ -224,7 +224,7 @@ def test_what_every_link_takes_is_measured_and_said():
 
 
 def test_whatever_names_a_paper_says_how_it_differs_from_it():
-    from thinwire.compare.data_parallel import METHODS
+    from thinwire.ddp.methods import METHODS
 
     silent, named = [], {**vocabulary(), **{f"ddp.{name}": cls for name, cls in METHODS.items()}}
     for name, cls in named.items():

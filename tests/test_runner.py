@@ -46,12 +46,12 @@ def test_where_one_of_two_processes_diverges_both_go_on_to_the_next_method(tmp_p
     script.write_text(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from pathlib import Path\n"
-        "from thinwire.compare.federated import Comparison\n"
+        "from thinwire.compare import Federated\n"
         "from thinwire.run.ranks import join, rank\n"
         "join()\n"
         "methods = ('FedAvg(LocalSGD(0.2))', 'FedAvg(LocalSGD(0.3))')\n"
-        "c = Comparison(methods, task='one_diverges:make_task', rounds=2)\n"
-        f"failures = c.run(Path({str(tmp_path / 'out')!r}))[1]\n"
+        "c = Federated(methods, task='one_diverges:make_task', rounds=2)\n"
+        f"failures = c.run(Path({str(tmp_path / 'out')!r}))\n"
         "sys.stdout.write(f'{rank()} {failures}\\n')\n"  # at once: torchrun's processes have no buffer
     )
     lines = sorted(line for line in two(str(script)).splitlines() if line[:1] in "01")
@@ -168,7 +168,7 @@ def test_finite_bytes_that_would_make_the_mean_infinite_are_refused(link: tw.Lin
     assert mean.result(KEY)[0].update.finite()
 
 
-def test_the_client_whose_reply_is_refused_is_named_and_a_comparison_goes_on(
+def test_the_client_whose_reply_is_refused_is_named_and_a_study_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Form.send
@@ -183,11 +183,11 @@ def test_the_client_whose_reply_is_refused_is_named_and_a_comparison_goes_on(
     said = "round 1, client 3: "
     with pytest.raises(WireError, match=f"^{said}"):
         simulate("FedAvg()", seed=0, sample=6)
-    from thinwire.compare.federated import Comparison
+    from thinwire.compare import Federated
 
-    both = Comparison(("FedAvg(LocalSGD(0.2))",), clients=5, rounds=1, seeds=(0, 1))
-    results, failures = both.run(tmp_path / "run")
-    assert [r.setting["seed"] for r in results] == [1]
+    both = Federated(("FedAvg(LocalSGD(0.2))",), clients=5, rounds=1, seeds=(0, 1))
+    failures = both.run(tmp_path / "run")
+    assert [path.parent.name for path in (tmp_path / "run").rglob("summary.json")] == ["seed-1"]
     assert [said in line for line in failures] == [True]
 
 

@@ -13,7 +13,7 @@ import pytest
 import thinwire as tw
 from test_simulate import blobs, mlp
 from thinwire.cli import main
-from thinwire.compare.federated import Comparison
+from thinwire.compare import Federated, load
 from thinwire.errors import RunError
 from thinwire.run import Network, Privacy, Setting
 
@@ -56,10 +56,11 @@ def test_every_option_is_recorded_and_read_again(monkeypatch: pytest.MonkeyPatch
     words = ["FedAvg(weights='uniform')", "--clients", "4", "--rounds", "1", *options, "--out", str(tmp_path / "out")]
     assert ran(monkeypatch, "run", *words) == 0
     expected = Setting(**{name: value for name, value, *_ in OPTIONS})
-    assert json.loads((tmp_path / "out/run.json").read_text())["setting"] == tw.complete(expected)
-    comparison = Comparison.load(tmp_path / "out")
-    assert comparison.setting == expected
-    assert comparison.seeds == (7,)
+    assert json.loads((tmp_path / "out/study.json").read_text())["setting"] == tw.complete(expected)
+    study = load(tmp_path / "out")
+    assert isinstance(study, Federated)
+    assert study.setting == expected
+    assert study.seeds == (7,)
     about = json.loads((tmp_path / "out/01-FedAvg-weights-uniform/seed-7/run.json").read_text())
     assert {name: about[name] for name in expected.fixed()} == expected.fixed()
 

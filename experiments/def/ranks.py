@@ -19,13 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
-import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.compare import DataParallel
 from thinwire.config import complete
 from thinwire.ddp import DEF, Hook, Method
-from thinwire.ddp.simulate import simulate
+from thinwire.problem import Problem
 
 EXAMPLES = 64  # of all workers in a step
 
@@ -36,27 +36,27 @@ def network() -> nn.Module:
     return nn.Sequential(*convs, nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-def optimizer(lr: float, parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=5e-4)
-
-
 def train(o: argparse.Namespace, method: Method, workers: int, seed: int) -> dict[str, Any]:
     """Accuracy of y and of x at the end, and both lambdas on the way."""
     data = tw.data.load(o.data)
     about = {"mean": data.mean, "std": data.std}
-    result = simulate(
-        method,
+    problem = Problem(
         network,
-        tw.Supervised(data.inputs[: o.examples], data.targets[: o.examples], **about),
+        [tw.Supervised(data.inputs[: o.examples], data.targets[: o.examples], **about)],
         tw.Supervised(data.test_inputs[: o.tested], data.test_targets[: o.tested], **about),
+    )
+    study = DataParallel(
+        (complete(method),),
+        data=o.data,
         workers=workers,
         steps=o.steps,
         batch=EXAMPLES // workers,
-        optimizer=lambda parameters: optimizer(o.lr, parameters),
-        rate=lambda step: 0.1 ** sum(step >= at * o.steps for at in (0.5, 0.75)),
-        seed=seed,
+        lr=o.lr,
+        weight_decay=5e-4,
+        decay=(0.5, 0.75),
         evaluate_every=max(1, o.steps // 4),
     )
+    result = study.simulate(method, seed, problem)
     lams = [[r["step"], round(r["lam"], 4), round(r["lam_star"], 4)] for r in result.records if r.get("lam_star")]
     last = result.records[-1]
     return {"accuracy": last["accuracy"], "accuracy_x": last.get("accuracy_x"), "lam": lams}

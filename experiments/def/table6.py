@@ -18,6 +18,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,10 @@ import record
 import torch
 
 import thinwire as tw
+from thinwire.compare import DataParallel
 from thinwire.compare import data_parallel as compare
-from thinwire.compare.data_parallel import Study
 from thinwire.config import complete
 from thinwire.ddp import DEF, EF, SAEF, Hook, Method, PSync
-from thinwire.ddp.simulate import simulate
 from thinwire.errors import NonFinite
 
 # Table 6: CIFAR-10, VGG-16, test accuracy in percent. Of DEF that of y and that of x (DEF-A).
@@ -126,7 +126,7 @@ def table(into: Path, decay: float) -> None:
 
 def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
     """One line."""
-    study = Study(
+    study = DataParallel(
         (complete(method),),
         data=o.data,
         model=o.model,
@@ -137,24 +137,14 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
         weight_decay=o.weight_decay,
         decay=tuple(o.decay),
         augment=tuple(o.augment),
+        evaluate_every=o.evaluate_every,
+        device=o.device,
     )
     problem, began, curve, diverged = study.problem(seed), time.time(), [], None
+    build, test = problem.model, replace(problem.test, indices=torch.arange(min(o.tested, len(problem.test))))
+    faster = lambda: build().to(memory_format=torch.channels_last)  # noqa: E731  by a third on a CPU
     try:
-        simulate(
-            method,
-            lambda: problem.model().to(memory_format=torch.channels_last),  # a third faster on a CPU
-            problem.tasks[0],
-            replace(problem.test, indices=torch.arange(min(o.tested, len(problem.test)))),
-            workers=o.workers,
-            steps=o.steps,
-            batch=o.batch,
-            optimizer=study.optimizer,
-            rate=study.rate,
-            seed=seed,
-            evaluate_every=o.evaluate_every,
-            device=o.device,
-            on_record=curve.append,
-        )
+        study.simulate(method, seed, replace(problem, model=faster, test=test), on_record=curve.append)
     except NonFinite as error:
         diverged = str(error)
     last = curve[-1] if curve else {}
@@ -163,7 +153,7 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
         "accuracy": last.get("accuracy"),
         "accuracy_x": last.get("accuracy_x"),
         "diverged": diverged,
-        "bytes": last.get("bytes", 0),
+        "bytes": sum(r["up_bytes"] for r in curve),
         "steps": o.steps,
         "workers": o.workers,
         "batch": o.batch,
@@ -173,7 +163,10 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
         "model": o.model,
         "seed": seed,
         **record.about(complete(method), began),
-        "curve": [[r["step"], r["loss"], r["accuracy"], r.get("accuracy_x"), r["bytes"]] for r in curve],
+        "curve": [
+            [r["step"], r["train_loss"], r["accuracy"], r.get("accuracy_x"), sent]
+            for r, sent in zip(curve, accumulate(r["up_bytes"] for r in curve), strict=True)
+        ],
     }
 
 

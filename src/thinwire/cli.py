@@ -8,12 +8,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand
 
 from .errors import ThinwireError
 from .report.blame import expected, theirs
@@ -27,23 +28,13 @@ INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line of its own.")]
-DATA, MODELS = "<data sets>", "<models>"  # in help texts: their names, see Listing
-Data = Annotated[str, typer.Option(help=f"{DATA}.")]
-MaybeData = Annotated[str | None, typer.Option("--data", help=f"{DATA}.", show_default="digits")]
-Model = Annotated[str | None, typer.Option(help=f"{MODELS}; by default one that suits the data.")]
-TaskOption = Annotated[str | None, typer.Option("--task", help="my_module:make_task instead of --data and --model.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
-MaybeClients = Annotated[int | None, typer.Option("--clients", help="How many clients there are.", show_default="20")]
-SplitOption = Annotated[str | None, typer.Option("--split", help="IID(), Dirichlet(0.1), Shards(2), Natural()...")]
-AugmentOption = Annotated[
-    list[str] | None, typer.Option("--augment", help="Crop(4), Flip(): pictures changed batch by batch. Repeatable.")
-]
-Rounds = Annotated[int, typer.Option(help="Rounds to train.")]
-Seed = Annotated[int, typer.Option(help="Seed of split, model, sampling and batches.")]
 Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate, where an expression leaves it open.")]
 Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expression leaves them open.")]
 Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie (else THINWIRE_DATA, a cache, or a download).")]
+Seeds = Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")]
+Out = Annotated[Path, typer.Option(help="A new folder for everything.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the study that is in --out.")]
 
 
 def _version(wanted: bool) -> bool:
@@ -64,64 +55,55 @@ def thinwire(
     """Compare federated training methods on real data, counting every byte."""
 
 
-class Listing(TyperCommand):
-    """A command whose help lists data sets and models. It reads their tables when it is called, as they need torch."""
+def _command(name: str, options: Callable[[], list[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that has ``options`` besides the parameters of its function, which takes their values as ``**given``.
 
-    def get_params(self, ctx: Any) -> Any:
-        from . import data, models
-
-        for option in self.params:
-            if isinstance(option, TyperOption) and option.help:
-                option.help = option.help.replace(DATA, ", ".join(data.names()))
-                option.help = option.help.replace(MODELS, ", ".join(models.names()))
-        return super().get_params(ctx)
-
-
-def _settled(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command of which some fields of :class:`thinwire.Setting` are options too: these, or all.
-
-    Name, type, default and help text are the field's own. They are read when the command is called: until then nobody
-    waits for torch. The function takes their values as ``**setting``.
+    They are made when the command is called: until then nobody waits for torch. ``given["typed"]`` has the names of
+    all that were typed, and not left at their defaults.
     """
 
-    class Settled(Listing):
-        settled = False
+    class WithOptions(TyperCommand):
+        whole = False
 
         def get_params(self, ctx: Any) -> Any:
-            if not self.settled:
-                self.params, self.settled = [*self.params, *_options(names)], True
+            if not self.whole:
+                self.params, self.whole = [*self.params, *options()], True
             return super().get_params(ctx)
+
+        def invoke(self, ctx: Any) -> Any:
+            ctx.params["typed"] = {name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE"}
+            return super().invoke(ctx)
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-        return app.command(cls=Settled)(function)
+        return app.command(name, cls=WithOptions)(function)
 
     return register
 
 
-def _fields(names: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a setting that have these names, or all."""
-    from dataclasses import fields
+def _options(cls: type, *names: str) -> list[Any]:
+    """The options that some fields of a configuration are: these, or all that have a help text.
 
-    from .run.setting import Setting
-
-    return {field.name: field for field in fields(Setting) if not names or field.name in names}
-
-
-def _options(names: Sequence[str]) -> list[Any]:
-    """The options of these fields, made by typer of a function that has them as parameters."""
-    from .run.setting import Setting
+    Name, type, default and help text are the field's own. Typer makes them of a function that has them as parameters.
+    """
 
     def function() -> None: ...
 
-    hints, made = get_type_hints(Setting), []
-    for name, field in _fields(names).items():
-        number = next((kind for kind in (int, float) if kind in (hints[name], *get_args(hints[name]))), str)
-        kind: Any = number | None if field.default is None else number
-        hinted: Any = Annotated[kind, typer.Option(help=field.metadata["help"])]
-        made.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hinted))
+    hints, made = get_type_hints(cls), []
+    for field in fields(cls):
+        if "help" not in field.metadata or (names and field.name not in names):
+            continue
+        several = get_origin(hints[field.name]) is tuple
+        kinds = (hints[field.name], *get_args(hints[field.name]))
+        kind: Any = list[str] if several else next((kind for kind in (bool, int, float) if kind in kinds), str)
+        default = None if several else field.default
+        words = [f"--{field.name.replace('_', '-')}"] if kind is bool else []  # and no --no-...
+        hinted: Any = Annotated[
+            kind | None if default is None else kind, typer.Option(*words, help=field.metadata["help"])
+        ]
+        made.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hinted))
     function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
     holder = typer.Typer(add_completion=False)
@@ -129,98 +111,111 @@ def _options(names: Sequence[str]) -> list[Any]:
     return list(typer.main.get_command(holder).params)
 
 
+def _of_run() -> list[Any]:
+    from .compare import Federated
+    from .run.setting import Setting
+
+    return [*_options(Federated), *_options(Setting)]
+
+
+def _of_predict() -> list[Any]:
+    from .compare import Federated
+    from .run.setting import Setting
+
+    known = _options(Federated, "use", "data", "model", "task", "clients", "split", "rounds", "data_dir")
+    return [*known, *_options(Setting, "sample", "seed")]
+
+
+def _of_resume() -> list[Any]:
+    from .run.setting import Setting
+
+    return _options(Setting, "workers")
+
+
+def _of_ddp_sim() -> list[Any]:
+    from .compare import DataParallel
+
+    return _options(DataParallel)
+
+
+def _study(cls: type, methods: list[str], given: dict[str, Any], local: dict[str, Any] | None = None) -> Any:
+    """The study of one kind that was typed; ``local`` is what expressions leave open."""
+    held = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    held = {field.name: held[field.name] for field in fields(cls) if held.get(field.name) is not None}
+    return cls(cls.resolved(methods, held.get("use", ()), local), **held)  # type: ignore[attr-defined]
+
+
 def _as_option(said: str) -> str:
     """What is said of a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
+    from .run.setting import Setting
+
     found = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
-    if found is None or found[1] not in _fields():
+    if found is None or found[1] not in {field.name for field in fields(Setting)}:
         return said
     name, value, why = found.groups()
     return f"--{name.replace('_', '-')} {value.strip(chr(39))}: {why.replace(' or None is expected', ' is expected')}"
 
 
-@_settled()
+@_command("run", _of_run)
 def run(
     methods: Methods,
-    data: MaybeData = None,
-    model: Model = None,
-    task: TaskOption = None,
-    use: Use = None,
-    clients: MaybeClients = None,
-    split: SplitOption = None,
-    augment: AugmentOption = None,
-    rounds: Rounds = 50,
-    seeds: Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")] = None,
     lr: Rate = None,
     epochs: Epochs = None,
     batch: Batch = None,
-    out: Annotated[Path, typer.Option(help="A new folder for everything.")] = Path("runs/latest"),
-    overwrite: Annotated[bool, typer.Option(help="Replace the comparison that is in --out.")] = False,
-    holdout: Annotated[float, typer.Option(help="Share of each client's examples kept for its own test.")] = 0.0,
-    data_dir: DataDir = None,
+    seeds: Seeds = None,
+    out: Out = Path("runs/latest"),
+    overwrite: Overwrite = False,
     as_json: Json = False,
-    **setting: Any,
+    **given: Any,
 ) -> None:
-    """Train one model with several methods on the same split; table, logs and plots in --out."""
-    from .compare.federated import Comparison, resolved, settled
+    """Train one model with several federated methods on the same split; table, logs and plots in --out."""
     from .run.ranks import barrier, rank
 
-    unused = {"--split": split, "--holdout": holdout, "--augment": augment}
-    _refuse_unused(task, {"--data": data, "--model": model, **unused, "--data-dir": data_dir})
-    comparison = Comparison(
-        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
-        use=tuple(use or ()),
-        data=data or "digits",
-        model=model,
-        task=task,
-        clients=CLIENTS if clients is None else clients,
-        split=split,
-        augment=tuple(augment or ()),
-        rounds=rounds,
-        seeds=_seeds(seeds) if seeds is not None else (setting["seed"],),
-        holdout=holdout,
-        setting=settled(setting),
-        data_dir=None if data_dir is None else str(data_dir),
-    )
-    problem = comparison.check()
-    _refuse_other_clients(task, clients, len(problem.tasks))
+    study = _federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch}, seeds)
+    problem = study.check()
+    _refuse_other_clients(study, given["typed"], len(problem.tasks))
     if rank() == 0:
-        for algorithm in comparison.algorithms():
-            if rounds <= algorithm.warm_up:
-                start = f"saves nothing in its first {algorithm.warm_up} rounds, and --rounds is {rounds}"
-                typer.echo(f"note: {algorithm!r} {start}", err=True)
-        comparison.start(out, overwrite)
+        for method in study.parsed():
+            if study.rounds <= method.warm_up:
+                start = f"saves nothing in its first {method.warm_up} rounds, and --rounds is {study.rounds}"
+                typer.echo(f"note: {method!r} {start}", err=True)
+        study.claim(out, overwrite)
     barrier()
-    _finish(comparison, out, as_json, {comparison.seeds[0]: problem})
+    _finish(study, out, as_json, {study.seeds[0]: problem})
 
 
-@_settled("workers")
+def _federated(methods: list[str], given: dict[str, Any], local: dict[str, Any], seeds: str | None = None) -> Any:
+    """The federated study that was typed."""
+    from .compare.federated import Federated, settled
+    from .run.setting import Setting
+
+    if given["task"] is not None:
+        for name in ("data", "model", "split", "holdout", "augment", "data_dir"):
+            if name in given["typed"]:
+                option, why = f"--{name.replace('_', '-')}", "which makes model, data and clients' shares itself"
+                raise ValueError(f"{option} is not used with --task {given['task']}, {why}: leave {option} out")
+    setting = settled({field.name: given[field.name] for field in fields(Setting) if field.name in given})
+    run_seeds = (setting.seed,) if seeds is None else _seeds(seeds)
+    return _study(Federated, methods, {**given, "setting": setting, "seeds": run_seeds}, local)
+
+
+@_command("resume", _of_resume)
 def resume(
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of a comparison that was stopped.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of a study that was stopped.")],
     rounds: Annotated[int | None, typer.Option(help="Train to this many rounds in all.")] = None,
-    data_dir: DataDir = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where data sets lie now.")] = None,
     as_json: Json = False,
-    **setting: Any,
+    **given: Any,
 ) -> None:
-    """Continue a comparison from its checkpoints, bit for bit."""
-    from dataclasses import replace
+    """Continue a study, federated or data-parallel, from its checkpoints, bit for bit."""
+    from .compare import load
 
-    from .compare.federated import Comparison
-
-    comparison = Comparison.load(out)
-    if rounds is not None:
-        if rounds < comparison.rounds:
-            raise ValueError(f"--rounds {rounds}: this comparison has {comparison.rounds} already; it can only grow")
-        comparison = replace(comparison, rounds=rounds)
-    if setting["workers"] is not None:
-        comparison = replace(comparison, setting=comparison.setting.but(setting))
-    if data_dir is not None:
-        comparison = replace(comparison, data_dir=str(data_dir))
-    _finish(comparison, out, as_json)
+    _finish(load(out).but(rounds=rounds, data_dir=data_dir, workers=given["workers"]), out, as_json)
 
 
 @app.command()
 def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Comparisons, or single runs.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")],
     out: Annotated[
         Path | None,
         typer.Option(help="A folder for all plots (default: the first DIR), or one file for the overview: plots.svg."),
@@ -232,7 +227,7 @@ def plot(
     size: Annotated[str | None, typer.Option(help="Width and height in inches, e.g. 8x5.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Curves of accuracy and loss against rounds, bytes up, all bytes and simulated seconds."""
+    """Curves of accuracy and loss against rounds or steps, bytes up, all bytes and simulated seconds."""
     from .report.plots import plot as draw
     from .report.read import arms
 
@@ -269,122 +264,51 @@ def methods(
     _print_json(as_json, {"methods": [entry._asdict() for entry in found]})
 
 
-@_settled("sample", "seed")
+@_command("predict", _of_predict)
 def predict(
     methods: Methods,
-    data: MaybeData = None,
-    model: Model = None,
-    task: TaskOption = None,
-    use: Use = None,
-    clients: MaybeClients = None,
-    split: SplitOption = None,
-    rounds: Rounds = 50,
     lr: Rate = None,
     epochs: Epochs = None,
     batch: Batch = None,
     mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, both ways.")] = 10.0,
-    data_dir: DataDir = None,
     as_json: Json = False,
-    **setting: Any,
+    **given: Any,
 ) -> None:
-    """Bytes and seconds of a run before it is trained, from messages that are really encoded."""
+    """Bytes and seconds of a federated run before it is trained, from messages that are really encoded."""
     from .analysis.predict import predict as foresee
     from .analysis.predict import show
-    from .compare.federated import Comparison, resolved, settled
 
-    _refuse_unused(task, {"--data": data, "--model": model, "--split": split, "--data-dir": data_dir})
-    where = None if data_dir is None else str(data_dir)
-    comparison = Comparison(
-        resolved(methods, {"lr": lr, "epochs": epochs, "batch": batch}, use or ()),
-        use=tuple(use or ()),
-        data=data or "digits",
-        model=model,
-        task=task,
-        clients=CLIENTS if clients is None else clients,
-        split=split,
-        rounds=rounds,
-        seeds=(setting["seed"],),
-        setting=settled(setting),
-        data_dir=where,
-    )
-    sample, seed = setting["sample"], setting["seed"]
-    problem = comparison.problem(seed)
-    _refuse_other_clients(task, clients, len(problem.tasks))
-    found = [foresee(a, problem, rounds, sample, mbit, seed) for a in comparison.algorithms()]
+    study = _federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch})
+    rounds, sample, seed = study.rounds, study.setting.sample, study.setting.seed
+    problem = study.problem(seed)
+    _refuse_other_clients(study, given["typed"], len(problem.tasks))
+    found = [foresee(method, problem, rounds, sample, mbit, seed) for method in study.parsed()]
     show(found, rounds, sample or len(problem.tasks), mbit)
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
 
 
-@app.command("ddp-sim", cls=Listing)
+@_command("ddp-sim", _of_ddp_sim)
 def ddp_sim(
     methods: Annotated[
         list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "DEF(ratio=64)" "Hook(Dense())".')
     ],
-    use: Use = None,
-    data: Data = "digits",
-    model: Model = None,
-    workers: Annotated[int, typer.Option(help="Logical workers.")] = 16,
-    batch: Annotated[int, typer.Option(help="Examples a worker takes in a step.")] = 8,
-    steps: Annotated[int, typer.Option(help="Steps to train.")] = 1000,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.1,
-    momentum: Annotated[float, typer.Option(help="Of each worker's SGD.")] = 0.9,
-    nesterov: Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum.")] = False,
-    adamw: Annotated[bool, typer.Option("--adamw", help="AdamW in place of SGD.")] = False,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     decay: Annotated[str | None, typer.Option(help="A tenth of the rate after these shares, e.g. 0.5,0.75.")] = None,
-    augment: AugmentOption = None,
-    seed: Seed = 0,
-    seeds: Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")] = None,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 100,
-    device: Annotated[str, typer.Option(help="Where models train: cpu, cuda, cuda:1.")] = "cpu",
-    out: Annotated[Path, typer.Option(help="A new folder for everything.")] = Path("runs/ddp"),
+    seed: Annotated[int, typer.Option(help="Seed of the model and of batches.")] = 0,
+    seeds: Seeds = None,
+    out: Out = Path("runs/ddp"),
+    overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="Train what --out does not have yet.")] = False,
-    data_dir: DataDir = None,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
-    """Data-parallel methods by logical workers of one process, exactly; table and records in --out."""
-    from .compare import data_parallel as compare
-    from .config import complete
+    """Data-parallel methods by logical workers of one process, exactly; table, logs and plots in --out."""
+    from .compare import DataParallel
 
-    study = compare.Study(
-        tuple(complete(compare.method(text, use or ())) for text in methods),
-        use=tuple(use or ()),
-        data=data,
-        model=model,
-        workers=workers,
-        steps=steps,
-        batch=batch,
-        lr=lr,
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-        adamw=adamw,
-        decay=_shares(decay),
-        augment=tuple(augment or ()),
-        seeds=_seeds(seeds) if seeds is not None else (seed,),
-        evaluate_every=evaluate_every,
-        device=device,
-        data_dir=None if data_dir is None else str(data_dir),
-    )
-    study.claim(out, resume)
-    try:
-        failures = study.run(out, _log_step)
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; the same with --resume --out {out} trains what is left", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    rows = study.rows(out)
-    if rows:
-        compare.show(rows, f"{data}, {workers} workers of {batch} examples, {steps} steps")
-        command = shlex.join(["thinwire", *sys.argv[1:]])
-        (out / "table.md").write_text(f"{compare.markdown(rows)}\n```\n{command}\n```\n")
-    _print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
-    if failures:
-        raise ThinwireError("; ".join(failures))
-
-
-def _log_step(name: str, record: dict[str, Any]) -> None:
-    shown = "" if record.get("accuracy") is None else f" accuracy {record['accuracy']:.3f}"
-    typer.echo(f"{name} step {record['step']} loss {record['loss']:.3f}{shown} {record['bytes']} B", err=True)
+    run_seeds = (seed,) if seeds is None else _seeds(seeds)
+    study = _study(DataParallel, methods, {**given, "decay": _shares(decay), "seeds": run_seeds})
+    problems = None if resume else {study.seeds[0]: study.check()}
+    study.claim(out, overwrite, resume)
+    _finish(study, out, as_json, problems)
 
 
 def _shares(text: str | None) -> tuple[float, ...]:
@@ -394,21 +318,11 @@ def _shares(text: str | None) -> tuple[float, ...]:
         raise ValueError(f"--decay {text}: shares of the steps separated by commas, such as 0.5,0.75") from None
 
 
-CLIENTS = 20  # where --clients is not given
-
-
-def _refuse_unused(task: str | None, given: dict[str, Any]) -> None:
-    """Of a user's own task thinwire chooses nothing that these options say."""
-    for option, value in given.items():
-        if task is not None and value:
-            said = "which makes model, data and clients' shares itself"
-            raise ValueError(f"{option} is not used with --task {task}, {said}: leave {option} out")
-
-
-def _refuse_other_clients(task: str | None, asked: int | None, made: int) -> None:
-    if task is not None and asked is not None and asked != made:
+def _refuse_other_clients(study: Any, typed: set[str], made: int) -> None:
+    """Of a user's own task."""
+    if study.task is not None and "clients" in typed and study.clients != made:
         how = "leave --clients out, or let its function take `clients` and make so many"
-        raise ValueError(f"--clients {asked}: --task {task} made {made} of them; {how}")
+        raise ValueError(f"--clients {study.clients}: --task {study.task} made {made} of them; {how}")
 
 
 def _inches(text: str | None) -> tuple[float, float] | None:
@@ -423,7 +337,7 @@ def _inches(text: str | None) -> tuple[float, float] | None:
     return width, height
 
 
-def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] | None = None) -> None:
+def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | None = None) -> None:
     """Run what is left; then table and plots from what is on disk. A method that diverged is an error at the end."""
     from .report import table
     from .report.plots import plot as draw
@@ -435,7 +349,7 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
     watched = sys.stderr.isatty() and speaks
     try:
         with roomy(out, f"`thinwire resume {out}`"):
-            _, failures = comparison.run(out, watched, _log if speaks and not watched else None, problems)
+            failures = study.run(out, _log if speaks and not watched else None, watched, problems)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -445,8 +359,7 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
         raise ThinwireError("; ".join(failures))
     found = arms([out])
     rows = table.rows(found)
-    clients = found[0].runs[0].clients  # of a user's task there may be more or fewer than --clients
-    table.show(rows, f"{comparison.task or comparison.data}, {clients} clients, {comparison.rounds} rounds")
+    table.show(rows, study.title(found[0].runs[0].about))
     table.write(rows, out, shlex.join(["thinwire", *sys.argv[1:]]))
     files = draw(found, out)
     typer.echo(f"table and plots: {out}/table.md, {', '.join(file.name for file in files)}")
@@ -456,11 +369,12 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
 
 
 def _log(name: str, record: dict[str, Any]) -> None:
-    """A line now and then, where nobody watches."""
-    if record["round"] % 10 == 0 or record["round"] == 1:
+    """A line now and then, where nobody watches: of every tenth round, and of all evaluations of steps."""
+    unit = "step" if "step" in record else "round"
+    if unit == "step" or record["round"] % 10 == 0 or record["round"] == 1:
         accuracy = record.get("accuracy")
         shown = "" if accuracy is None else f" accuracy {accuracy:.3f}"
-        typer.echo(f"{name} round {record['round']}{shown} up {record['up_bytes']} B", err=True)
+        typer.echo(f"{name} {unit} {record[unit]}{shown} up {record['up_bytes']} B", err=True)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..algorithms.base import Algorithm
-from ..compare.federated import own
+from ..compare.study import own
 from ..config import Config
 from ..data import Augment, Split
-from ..ddp.methods import Method
+from ..ddp.methods import METHODS, Method
 from ..expression import settings, shape, vocabulary
 from ..links import Link
 from ..links.subspace import Basis
@@ -49,8 +49,6 @@ KINDS: dict[type, str] = {
 
 def catalogue(use: Sequence[str] = ()) -> list[Entry]:
     """Every name, by kind, then by name; those too that ``use``, modules of the user's, define."""
-    from ..compare.data_parallel import METHODS  # torch's own part for this takes a while to import
-
     # One by one: EF21 is a link, and a data-parallel method too.
     named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), *METHODS.items()]
     # What a module merely imports from thinwire is there already.

@@ -7,8 +7,10 @@
     c = compress(ddp_model, optimizer, DEF(ratio=64))
 """
 
+from . import methods
 from .compress import compress
 from .handle import Compressed
-from .methods import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
+from .methods import *  # noqa: F403
 
-__all__ = ["DEF", "DEFA", "EF", "EF21", "SAEF", "Compressed", "Hook", "Method", "PSync", "compress"]
+__all__ = ["Compressed", "compress"]
+__all__ += methods.__all__

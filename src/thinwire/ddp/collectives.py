@@ -55,6 +55,13 @@ class Traffic:
         """All of them, but for ``setup``."""
         return self.reduced + self.gathered
 
+    def received(self, ranks: int) -> int:
+        """Bytes that this rank, one of ``ranks``, got back.
+
+        Of an all-reduce they are as many as it gave, of an all-gather those of all others.
+        """
+        return self.reduced + (ranks - 1) * self.gathered
+
     def summary(self) -> dict[str, int]:
         """As numbers, for a log."""
         return {**asdict(self), "bytes": self.bytes}

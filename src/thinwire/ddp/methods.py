@@ -42,6 +42,8 @@ from ..config import Config
 from ..errors import CombinationError, require
 from ..links import Link, RandomBlock
 
+__all__ = ["DEF", "DEFA", "EF", "EF21", "SAEF", "Hook", "Method", "PSync"]
+
 
 @dataclass(frozen=True)
 class Method(Config):
@@ -301,3 +303,7 @@ class Hook(Method):
     """
 
     link: Link
+
+
+METHODS: dict[str, type[Method]] = {name: globals()[name] for name in __all__ if name != "Method"}
+"""The methods by name: those of ``__all__``, without their base."""

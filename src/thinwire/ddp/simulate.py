@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,13 +24,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import complete
-from ..errors import NonFinite, require
+from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import Task
 from ..train.one import to_device, usable
+from ..wire import Packet, State, restore
 from .collectives import Traffic, together
-from .exchange import average, ends, exchange, output, place, start
+from .exchange import Ends, average, ends, exchange, output, place, start
 from .methods import Feedback, Hook, Method
 from .vector import Vector
 
@@ -117,6 +119,31 @@ class Worker:
         if not math.isfinite(self.loss):
             raise NonFinite(f"step {key.round}: the loss became {self.loss:.3g}; lower the learning rate")
 
+    def state(self) -> dict[str, State]:
+        """All of it that the next step depends on. Tensors are the worker's own, not copies."""
+        kept = self.rank if isinstance(self.method, Feedback) else self.ends
+        return {
+            "parameters": self.vector.flat,
+            "buffers": list(self.module.buffers()),
+            "optimizer": self.optimizer.state_dict(),
+            "kept": {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")},
+        }
+
+    @torch.no_grad()
+    def restore(self, packet: Packet) -> None:
+        """Go on from what :meth:`state` gave, after bytes and back. Raises ``WireError`` where it does not fit."""
+        mine = self.state()
+        names = ("parameters", "buffers", "kept")
+        found = restore({name: packet[name] for name in names}, {name: mine[name] for name in names})
+        self.vector.flat.copy_(found["parameters"])
+        for buffer, value in zip(self.module.buffers(), found["buffers"], strict=True):
+            buffer.copy_(value)
+        self.optimizer.load_state_dict(copy.deepcopy(packet["optimizer"]))  # what is loaded must not be written to
+        if isinstance(self.method, Feedback):
+            self.rank = replace(self.rank, **found["kept"])
+        else:
+            self.ends = Ends(**found["kept"])
+
 
 def simulate(
     method: Method,
@@ -133,15 +160,25 @@ def simulate(
     evaluate_every: int = 100,
     device: torch.device | str = "cpu",
     on_record: Callable[[Record], None] | None = None,
+    on_state: Callable[[State], None] | None = None,
+    resume: Packet = None,
 ) -> Result:
     """Train by ``workers`` ranks with ``batch`` examples each.
 
     ``optimizer`` makes one of parameters; ``rate`` is a factor of its learning rate by step. Norm statistics are those
     of worker 0, as DistributedDataParallel has them. Every ``evaluate_every`` steps, and at the end, the model that
-    the method is judged by is tested, and x itself where that is another (``accuracy_x``); of DEF a record has ``lam``
-    and ``lam_star`` too. On a CPU as many workers
+    the method is judged by is tested, and x itself where that is another (``accuracy_x``). On a CPU as many workers
     train at once as there are cores, but for models that throw dice (dropout). Raises ``NonFinite`` when the loss of
     a worker does.
+
+    ``on_record`` is called after each evaluation with its record, a line of ``rounds.jsonl`` (see
+    :mod:`thinwire.report.read`). Bytes, the loss and seconds in it are those since the record before. Bytes up are what
+    one worker gave to collectives (``reduced_bytes`` and ``gathered_bytes`` of them), bytes down what it got back. Of
+    DEF a record has ``lam`` and ``lam_star`` too.
+
+    ``on_state`` is called next, with all that the following steps depend on. Its tensors are not copies: they are
+    written to disk, or copied, before it returns. ``resume`` is such a state, after bytes and back. The training goes
+    on from there to the same bits. Raises ``WireError`` for the state of another training.
     """
     for name, value in (("workers", workers), ("steps", steps), ("batch", batch), ("evaluate_every", evaluate_every)):
         require(type(value) is int and value > 0, f"{name}={value}: a whole number of at least 1")
@@ -154,23 +191,26 @@ def simulate(
         first = first.to(device).train()
         team = [Worker(copy.deepcopy(first), optimizer, method, workers) for _ in range(workers)]
         rates = [[g["lr"] for g in worker.optimizer.param_groups] for worker in team]
-        result = Result(complete(method), team[0].module, Traffic())
-        losses, began = 0.0, time.monotonic()
+        result, begin = Result(complete(method), team[0].module, Traffic()), 0
+        if resume is not None:
+            begin = _restore(result, team, resume)
+        losses, before, began = 0.0, copy.copy(result.traffic), time.monotonic()
         dice = torch.device(device).type != "cpu"  # a GPU has a generator of its own, which is not looked at
-        for step, rows in zip(range(steps), batches(len(train), workers, batch, seed), strict=False):
+        rows_of = islice(batches(len(train), workers, batch, seed), begin, None)
+        for step, rows in zip(range(begin, steps), rows_of, strict=False):
             keys = [Key(seed, step, k, "ddp") for k in range(workers)]
             _share_buffers(team)
             for worker, base in zip(team, rates, strict=True):
                 for param_group, lr in zip(worker.optimizer.param_groups, base, strict=True):
                     param_group["lr"] = lr * (rate(step) if rate else 1.0)
-            if step == 0 or dice:  # all threads draw from one generator
-                before = torch.get_rng_state()
+            if step == begin or dice:  # all threads draw from one generator
+                here = torch.get_rng_state()
                 for worker, indices, key in zip(team, rows, keys, strict=True):
                     torch.manual_seed(key.number("dice") % (1 << 32))
                     seeded = torch.get_rng_state()
                     worker.backward(train, indices, key)
                     dice = dice or not torch.equal(seeded, torch.get_rng_state())
-                torch.set_rng_state(before)
+                torch.set_rng_state(here)
             else:
                 list(
                     threads.map(lambda one: one[0].backward(train, one[1], one[2]), zip(team, rows, keys, strict=True))
@@ -179,17 +219,55 @@ def simulate(
             losses += sum(worker.loss for worker in team) / workers
             if (step + 1) % evaluate_every == 0 or step + 1 == steps:
                 since = (step % evaluate_every) + 1
-                record: Record = {"step": step + 1, "loss": losses / since, "bytes": result.traffic.bytes}
+                record: Record = {
+                    "step": step + 1,
+                    "train_loss": losses / since,
+                    **_sent(result.traffic, before, workers),
+                }
                 if isinstance(method, Feedback) and method.measured:
                     record |= {"lam": team[0].rank.lam, "lam_star": team[0].rank.lam_star}
                 record |= _tested(team, test) if test is not None else {}
-                record["seconds"] = time.monotonic() - began
-                losses = 0.0
+                now = time.monotonic()
+                record["seconds"] = now - began
+                losses, before, began = 0.0, copy.copy(result.traffic), now
                 result.records.append(record)
                 if on_record is not None:
                     on_record(record)
+                if on_state is not None:
+                    on_state(_state(result, team, step + 1))
         _show(team, True)
     return result
+
+
+def _sent(now: Traffic, before: Traffic, workers: int) -> Record:
+    """The bytes between two moments, as a record has them."""
+    reduced, gathered = now.reduced - before.reduced, now.gathered - before.gathered
+    return {
+        "up_bytes": now.bytes - before.bytes,
+        "down_bytes": now.received(workers) - before.received(workers),
+        "reduced_bytes": reduced,
+        "gathered_bytes": gathered,
+    }
+
+
+def _state(result: Result, team: Sequence[Worker], step: int) -> State:
+    return {
+        "step": step,
+        "traffic": asdict(result.traffic),
+        "records": result.records,
+        "workers": [worker.state() for worker in team],
+    }
+
+
+def _restore(result: Result, team: Sequence[Worker], packet: Packet) -> int:
+    """Put a state into a result and workers that begin; returns the steps that were made."""
+    try:
+        for worker, kept in zip(team, packet["workers"], strict=True):
+            worker.restore(kept)
+        result.traffic, result.records = Traffic(**packet["traffic"]), packet["records"]
+        return int(packet["step"])
+    except (KeyError, TypeError, ValueError, AttributeError, WireError) as error:
+        raise WireError(f"resume: the state of another training or version ({error})") from error
 
 
 @contextmanager
@@ -254,7 +332,8 @@ def _tested(team: Sequence[Worker], test: Task) -> Record:
     if isinstance(method, Feedback):
         with torch.no_grad():
             place(team[0].rank, method.applied, team[0].vector.flat)
-    return found
+    # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Curves of a comparison, as files."""
+"""Curves of a study, as files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STYLES = ("-", "--", ":", "-.")
 Axis = Callable[[Run], list[float]]
 
 
-def _rounds(run: Run) -> list[float]:
-    return [float(r["round"]) for r in run.rounds]
+def _count(run: Run) -> list[float]:
+    return [float(r[run.unit]) for r in run.rounds]
 
 
 def _running(*names: str) -> Axis:
@@ -43,12 +43,22 @@ def _seconds(run: Run) -> list[float]:
     return list(np.cumsum([transfer(r["slowest_bytes"], 10) for r in run.rounds]))
 
 
-AXES: dict[str, tuple[Axis, str]] = {
-    "rounds": (_rounds, "round"),
-    "bytes_up": (_running("up_bytes"), "MB sent by clients"),
-    "bytes_total": (_running("up_bytes", "down_bytes"), "MB sent, both directions"),
-    "seconds": (_seconds, "seconds on the simulated network"),
+SENT = {
+    "round": ("MB sent by clients", "MB sent, both directions"),
+    "step": ("MB sent by a worker", "MB sent and received by a worker"),
 }
+
+
+def axes(unit: str) -> dict[str, tuple[Axis, str]]:
+    """What accuracy is drawn against, and how the axis is labelled: of runs whose lines are numbered by ``unit``."""
+    up, total = SENT[unit]
+    found = {
+        f"{unit}s": (_count, unit),
+        "bytes_up": (_running("up_bytes"), up),
+        "bytes_total": (_running("up_bytes", "down_bytes"), total),
+    }
+    # Data-parallel steps have no simulated clock: a collective's time hangs on how it is done.
+    return found | ({"seconds": (_seconds, "seconds on the simulated network")} if unit == "round" else {})
 
 
 def plot(
@@ -58,12 +68,13 @@ def plot(
     title: str | None = None,
     size: tuple[float, float] | None = None,
 ) -> list[Path]:
-    """Accuracy against rounds, bytes up, all bytes and simulated seconds; loss against rounds; all in one.
+    """Accuracy against rounds or steps, bytes up, all bytes and simulated seconds; loss; all in one.
 
-    Where clients have tests of their own, their accuracies too: the mean, one standard deviation over clients
-    around it, and the worst client. ``out`` is a folder for all of these, or a file for the overview alone, in the
-    format of its suffix. ``form`` is that of files in a folder (png), ``title`` a line above the curves, ``size``
-    width and height in inches. Raises ``ValueError`` for a format that matplotlib cannot write.
+    Steps of data-parallel training have no simulated seconds. Where clients have tests of their own, their
+    accuracies too: the mean, one standard deviation over clients around it, and the worst client. ``out`` is a folder
+    for all of these, or a file for the overview alone, in the format of its suffix. ``form`` is that of files in a
+    folder (png), ``title`` a line above the curves, ``size`` width and height in inches. Raises ``ValueError`` for a
+    format that matplotlib cannot write.
     """
     known = plt.figure().canvas.get_supported_filetypes()
     plt.close()
@@ -76,14 +87,13 @@ def plot(
     if single:
         return [_overview(arms, out, title, size)]
     form = form or "png"
-    value = "accuracy" if _has(arms, "accuracy") else "test_loss" if _has(arms, "test_loss") else "train_loss"
+    unit, (value, loss) = arms[0].unit, _judged(arms)
     files = []
-    for name, (axis, label) in AXES.items():
+    for name, (axis, label) in axes(unit).items():
         files.append(_single(arms, out / f"{value}_by_{name}.{form}", axis, label, value, title, size))
-    loss = "test_loss" if _has(arms, "test_loss") else "train_loss"
-    files.append(_single(arms, out / f"loss_by_rounds.{form}", _rounds, "round", loss, title, size))
+    files.append(_single(arms, out / f"loss_by_{unit}s.{form}", _count, unit, loss, title, size))
     if _has(arms, OWN):
-        files.append(_single(arms, out / f"clients_by_rounds.{form}", _rounds, "round", OWN, title, size))
+        files.append(_single(arms, out / f"clients_by_{unit}s.{form}", _count, unit, OWN, title, size))
     files.append(_overview(arms, out / f"overview.{form}", title, size))
     return files
 
@@ -91,11 +101,15 @@ def plot(
 OWN = "client_accuracy"
 
 
-def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
-    value = "accuracy" if _has(arms, "accuracy") else "test_loss" if _has(arms, "test_loss") else "train_loss"
+def _judged(arms: list[Arm]) -> tuple[str, str]:
+    """What curves show: the accuracy where there is one, and the loss, on the test set where it was measured."""
     loss = "test_loss" if _has(arms, "test_loss") else "train_loss"
-    panels = [(_rounds, "round", value), (AXES["bytes_up"][0], AXES["bytes_up"][1], value)]
-    panels += [(AXES["bytes_total"][0], AXES["bytes_total"][1], value), (_rounds, "round", loss)]
+    return ("accuracy" if _has(arms, "accuracy") else loss), loss
+
+
+def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
+    unit, (value, loss) = arms[0].unit, _judged(arms)
+    panels = [(*axis, value) for name, axis in axes(unit).items() if name != "seconds"] + [(_count, unit, loss)]
     figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
     if title is not None:
         figure.suptitle(title)

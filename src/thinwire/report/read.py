@@ -1,4 +1,19 @@
-"""Runs as they lie on disk, grouped by method."""
+"""Runs as they lie on disk, grouped by method: federated and data-parallel ones alike.
+
+A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is complete, ``summary.json``. A line of
+``rounds.jsonl`` is a round of federated training, or an evaluation of data-parallel training. It has
+
+- ``round``, the number of the round, or ``step``, the number of steps made: the run's unit;
+- ``up_bytes`` and ``down_bytes``, sent since the line before. Up is from clients to the server, and down from the
+  server to clients, once for each client. Of data-parallel training up is what one worker gave to collectives, and
+  down what it got back;
+- ``train_loss``, the mean since the line before, or null;
+- ``accuracy`` (0 to 1), ``test_loss`` and further metrics of the model on the test set, where it was evaluated;
+- ``seconds``, what it took here since the line before.
+
+Further keys belong to one kind: ``clients``, ``clock``, ``up_payload`` and others to rounds; ``reduced_bytes``,
+``gathered_bytes``, ``accuracy_x``, ``lam`` and others to steps.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +29,38 @@ from ..expression import parse
 from ..local import Trainer
 
 Record = dict[str, Any]
+UNITS = {"federated": "round", "data-parallel": "step"}
+"""What a line of ``rounds.jsonl`` is numbered by, by the kind of the run: its key."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One method and seed: its summary (None while it is running) and its rounds."""
+    """One method and seed: what ``run.json`` says of it, its rounds, and its summary (None while it is running)."""
 
     path: Path
-    expression: str
-    seed: int
-    clients: int
+    about: Record
     rounds: list[Record]
     summary: Record | None
+
+    @property
+    def expression(self) -> str:
+        """The method, complete."""
+        return str(self.about["method"])
+
+    @property
+    def seed(self) -> int:
+        """Of everything that was drawn."""
+        return int(self.about["seed"])
+
+    @property
+    def unit(self) -> str:
+        """What a line is numbered by: "round" or "step"."""
+        return UNITS[self.about.get("kind", "federated")]
+
+    @property
+    def length(self) -> int:
+        """The rounds or steps that were made."""
+        return int(self.rounds[-1][self.unit]) if self.rounds else 0
 
 
 @dataclass(frozen=True)
@@ -36,22 +71,34 @@ class Arm:
     expression: str
     runs: list[Run]
 
+    @property
+    def unit(self) -> str:
+        """What a line is numbered by: "round" or "step"."""
+        return self.runs[0].unit
+
 
 def arms(folders: list[Path]) -> list[Arm]:
-    """Every run below ``folders``, by method, in the order of their folders."""
+    """Every run below ``folders``, by method, in the order of their folders. Raises :class:`RunError`."""
     runs = [run for folder in folders for run in _runs(folder)]
     if not runs:
         raise RunError(f"no runs in {', '.join(map(str, folders))}: a run has a rounds.jsonl")
+    other = next((run for run in runs if run.unit != runs[0].unit), None)
+    if other is not None:
+        units = f"{runs[0].path} has {runs[0].unit}s, {other.path} has {other.unit}s"
+        raise RunError(f"{units}: these share no axis, so name folders of one kind")
     by: dict[str, list[Run]] = {}
     for run in runs:
         by.setdefault(run.expression, []).append(run)
-    short = labels(list(by))
+    short = labels(list(by)) if runs[0].unit == "round" else {}
     return [Arm(short.get(expression) or _name(found), expression, found) for expression, found in by.items()]
 
 
 def _name(runs: list[Run]) -> str:
     """What a method called itself: of a user's own there is no class here."""
-    return next((run.summary["name"] for run in runs if run.summary is not None), runs[0].expression)
+    return next(
+        (about["name"] for run in runs for about in (run.about, run.summary or {}) if "name" in about),
+        runs[0].expression,
+    )
 
 
 def _runs(folder: Path) -> list[Run]:
@@ -65,16 +112,18 @@ def _runs(folder: Path) -> list[Run]:
                 rounds.append(json.loads(line))
             except json.JSONDecodeError:
                 break  # the line that a kill cut short
-        about = _object(path.parent / "run.json")
-        if missing := [name for name in ("method", "seed", "clients") if name not in about]:
+        about = read(path.parent / "run.json")
+        if missing := [name for name in ("method", "seed") if name not in about]:
             raise RunError(f"{path.parent / 'run.json'} is no run's: {missing[0]} is missing")
+        if about.get("kind", "federated") not in UNITS:
+            raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(UNITS)}")
         summary_path = path.parent / "summary.json"
-        summary = _object(summary_path) if summary_path.exists() else None
-        found.append(Run(path.parent, about["method"], about["seed"], about["clients"], rounds, summary))
+        found.append(Run(path.parent, about, rounds, read(summary_path) if summary_path.exists() else None))
     return found
 
 
-def _object(path: Path) -> Record:
+def read(path: Path) -> Record:
+    """The object in a JSON file. Raises :class:`RunError` where there is none, or what is there is no object."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:

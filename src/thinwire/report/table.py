@@ -1,13 +1,16 @@
-"""The table of a comparison: accuracy beside the bytes it cost, both ways."""
+"""The table of a study: accuracy beside the bytes it cost, both ways."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..algorithms import FedAvg
+from ..config import complete
+from ..ddp.methods import Hook
 from ..expression import parse
 from ..links import Dense
 from ..optimizers import SGD
@@ -15,57 +18,61 @@ from ..run.folder import write_atomic
 from .read import Arm, Run
 
 Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the table of one kind of study has of its own."""
+
+    plain: Callable[[str], bool]  # whether a method sends everything: what shares of bytes refer to
+    more: Callable[[Arm], Row]  # what a row has besides
+    columns: Callable[[Sequence[Row]], tuple[Column, ...]]  # after the best accuracy
+    least: tuple[str, ...]  # the columns to leave out of a narrow terminal, these first
+    note: Callable[[Sequence[Row]], str]
 
 
 def rows(arms: list[Arm]) -> list[Row]:
     """One row a method: means over seeds, and the deviation where there are several."""
-    found = [_row(arm) for arm in arms]
-    dense = next((row for row in found if row["bytes_up"] and plain(row["expression"])), None)
+    form = FORMS[arms[0].unit]
+    found = [_row(arm) | form.more(arm) for arm in arms]
+    dense = next((row for row in found if row["bytes_up"] and form.plain(row["expression"])), None)
     for row in found:
         for way in ("up", "total"):
             row[f"share_{way}"] = row[f"bytes_{way}"] / dense[f"bytes_{way}"] if dense else None
     return found
 
 
-def plain(expression: str) -> bool:
-    """Whether a method is FedAvg with nothing compressed: what shares of bytes refer to."""
-    try:
-        method = parse(expression)
-    except ValueError:
-        return False
-    return isinstance(method, FedAvg) and (method.opt, method.up, method.down) == (SGD(1.0), Dense(), Dense())
-
-
 def _row(arm: Arm) -> Row:
-    own = {name: [v for run in arm.runs if (v := _last(run, name)) is not None] for name in CLIENTS}
     finals = [_last(run, "accuracy") for run in arm.runs]
     accuracies = [value for value in finals if value is not None]
-    bests = [value for run in arm.runs if (value := _best(run, "accuracy")) is not None]
-    up, down = _mean(arm, "up_bytes"), _mean(arm, "down_bytes")
-    slowest = _mean(arm, "slowest_bytes")
+    up, down = mean(arm, "up_bytes"), mean(arm, "down_bytes")
     return {
         "method": arm.label,
         "expression": arm.expression,
+        "unit": arm.unit,
         "seeds": [run.seed for run in arm.runs],
-        "rounds": min(len(run.rounds) for run in arm.runs),
+        f"{arm.unit}s": min(run.length for run in arm.runs),
         "complete": all(run.summary is not None for run in arm.runs),
         "accuracy": statistics.fmean(accuracies) if accuracies else None,
         "accuracy_deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        "best_accuracy": statistics.fmean(bests) if bests else None,
-        **{name: statistics.fmean(values) if values else None for name, values in own.items()},
+        "best_accuracy": _averaged(_best(run, "accuracy") for run in arm.runs),
         "bytes_up": up,
         "bytes_down": down,
         "bytes_total": up + down,
-        "floats_up": _mean(arm, "up_floats"),
-        "seconds": _mean(arm, "seconds"),
-        "network_seconds": {str(rate): slowest * 8 / (rate * 1e6) for rate in (1, 10, 100)},
-        "clock": statistics.fmean(run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs),
+        "seconds": mean(arm, "seconds"),
     }
 
 
-def _mean(arm: Arm, name: str) -> float:
-    """The mean over seeds of a sum over rounds."""
+def mean(arm: Arm, name: str) -> float:
+    """The mean over seeds of a sum over lines."""
     return statistics.fmean(sum(r[name] for r in run.rounds) for run in arm.runs)
+
+
+def _averaged(values: Iterable[float | None]) -> float | None:
+    """The mean of those that there are."""
+    there = [value for value in values if value is not None]
+    return statistics.fmean(there) if there else None
 
 
 def _last(run: Run, name: str) -> float | None:
@@ -76,64 +83,142 @@ def _best(run: Run, name: str) -> float | None:
     return max((r[name] for r in run.rounds if r.get(name) is not None), default=None)
 
 
+# -- federated training -------------------------------------------------------
+
 CLIENTS = ("client_accuracy", "client_accuracy_spread", "client_accuracy_worst")
-HEAD_CLIENTS = ("own tests", "worst client")  # where clients have tests of their own: after the best
-NOTE_CLIENTS = (
-    "Own tests: the mean over clients of the accuracy on each one's own, ± the standard deviation over clients. "
-)
-HEAD = (
-    "method",
-    "accuracy",
-    "best",
-    "MB up",
-    "MB down",
-    "up / FedAvg",
-    "total / FedAvg",
-    "s at 1 Mbit/s",
-    "10",
-    "100",
-    "s here",
-    "M floats up",
-)
-LEAST = ("M floats up", "s here", "10", "100", "best", "s at 1 Mbit/s", "up / FedAvg", "total / FedAvg")
+
+
+def _federated_plain(expression: str) -> bool:
+    """FedAvg with nothing compressed."""
+    try:
+        method = parse(expression)
+    except ValueError:
+        return False
+    return isinstance(method, FedAvg) and (method.opt, method.up, method.down) == (SGD(1.0), Dense(), Dense())
+
+
+def _federated(arm: Arm) -> Row:
+    slowest = mean(arm, "slowest_bytes")
+    return {
+        **{name: _averaged(_last(run, name) for run in arm.runs) for name in CLIENTS},
+        "floats_up": mean(arm, "up_floats"),
+        "network_seconds": {str(rate): slowest * 8 / (rate * 1e6) for rate in (1, 10, 100)},
+        "clock": statistics.fmean(run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs),
+    }
+
+
+def _by_client(found: Sequence[Row]) -> bool:
+    """Whether clients have tests of their own."""
+    return any(row["client_accuracy"] is not None for row in found)
+
+
+def _own_tests(row: Row) -> str:
+    mean, spread, _ = (row[name] for name in CLIENTS)
+    return _percent(mean) + ("" if spread is None else f" ± {100 * spread:.1f}")
+
+
+def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
+    own: tuple[Column, ...] = (
+        ("own tests", _own_tests),
+        ("worst client", lambda row: _percent(row["client_accuracy_worst"])),
+    )
+    return (
+        *(own if _by_client(found) else ()),
+        ("MB up", lambda row: _megabytes(row["bytes_up"])),
+        ("MB down", lambda row: _megabytes(row["bytes_down"])),
+        ("up / FedAvg", lambda row: _percent(row["share_up"])),
+        ("total / FedAvg", lambda row: _percent(row["share_total"])),
+        ("s at 1 Mbit/s", lambda row: _seconds(row["network_seconds"]["1"])),
+        ("10", lambda row: _seconds(row["network_seconds"]["10"])),
+        ("100", lambda row: _seconds(row["network_seconds"]["100"])),
+        ("s here", lambda row: _seconds(row["seconds"])),
+        ("M floats up", lambda row: f"{row['floats_up'] / 1e6:.3g}"),
+    )
+
+
+def _federated_note(found: Sequence[Row]) -> str:
+    own = "Own tests: the mean over clients of the accuracy on each one's own, ± the standard deviation over clients. "
+    return (own if _by_client(found) else "") + (
+        "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
+        "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no "
+        "computing. M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, masks "
+        "and headers count nothing): not bytes."
+    )
+
+
+# -- data-parallel training ---------------------------------------------------
+
+
+def _data_parallel(arm: Arm) -> Row:
+    return {
+        "accuracy_x": _averaged(_last(run, "accuracy_x") for run in arm.runs),
+        "bytes_reduced": mean(arm, "reduced_bytes"),
+        "bytes_gathered": mean(arm, "gathered_bytes"),
+        "bytes_per_step": statistics.fmean(
+            sum(r["up_bytes"] for r in run.rounds) / max(1, run.length) for run in arm.runs
+        ),
+    }
+
+
+def _data_parallel_columns(found: Sequence[Row]) -> tuple[Column, ...]:
+    return (
+        ("of x", lambda row: _percent(row["accuracy_x"])),
+        ("kB a step", lambda row: f"{row['bytes_per_step'] / 1e3:,.2f}"),
+        ("MB up", lambda row: _megabytes(row["bytes_up"])),
+        ("MB down", lambda row: _megabytes(row["bytes_down"])),
+        ("up / Dense", lambda row: _percent(row["share_up"])),
+        ("s here", lambda row: _seconds(row["seconds"])),
+    )
+
+
+def _data_parallel_note(found: Sequence[Row]) -> str:
+    return (
+        "kB (10^3 bytes) a step and MB (10^6) up are what one worker gives to collectives: of an all-reduce among W "
+        "workers 2 (W - 1) / W times that crosses each link, of an all-gather W - 1 times. MB down is what it gets "
+        "back. 'of x': the accuracy of x, where y is judged."
+    )
+
+
+# -----------------------------------------------------------------------------
+
+FORMS = {
+    "round": Form(
+        _federated_plain,
+        _federated,
+        _federated_columns,
+        ("M floats up", "s here", "10", "100", "best", "s at 1 Mbit/s", "up / FedAvg", "total / FedAvg"),
+        _federated_note,
+    ),
+    "step": Form(
+        lambda expression: expression == complete(Hook(Dense())),
+        _data_parallel,
+        _data_parallel_columns,
+        ("s here", "best", "of x", "MB down", "MB up"),
+        _data_parallel_note,
+    ),
+}
+"""By the unit of a line."""
 NAME = 30  # characters of a method's name that always stand side by side
 BORDER = 3  # characters around a cell
 
 
-def head(found: Sequence[Row]) -> tuple[str, ...]:
-    """The columns: :data:`HEAD`, and where clients have tests of their own theirs."""
-    at = HEAD.index("best") + 1
-    return (*HEAD[:at], *HEAD_CLIENTS, *HEAD[at:]) if _by_client(found) else HEAD
-
-
-def _by_client(found: Sequence[Row]) -> bool:
-    return any(row["client_accuracy"] is not None for row in found)
-
-
-def cells(row: Row, by_client: bool = False) -> list[str]:
-    """A row as text, in the order of :func:`head`."""
-    accuracy = _percent(row["accuracy"])
-    if row["accuracy_deviation"] is not None:
-        accuracy += f" ± {100 * row['accuracy_deviation']:.1f}"
-    name = row["method"] + ("" if row["complete"] else f" (stopped after round {row['rounds']})")
-    return [
-        name,
-        accuracy,
-        _percent(row["best_accuracy"]),
-        *(_own_cells(row) if by_client else []),
-        _megabytes(row["bytes_up"]),
-        _megabytes(row["bytes_down"]),
-        _percent(row["share_up"]),
-        _percent(row["share_total"]),
-        *(_seconds(row["network_seconds"][rate]) for rate in ("1", "10", "100")),
-        _seconds(row["seconds"]),
-        f"{row['floats_up'] / 1e6:.3g}",
+def _columns(found: Sequence[Row]) -> list[Column]:
+    first: list[Column] = [
+        ("method", _method),
+        ("accuracy", _accuracy),
+        ("best", lambda row: _percent(row["best_accuracy"])),
     ]
+    return [*first, *FORMS[found[0]["unit"]].columns(found)]
 
 
-def _own_cells(row: Row) -> list[str]:
-    mean, spread, worst = (row[name] for name in CLIENTS)
-    return [_percent(mean) + ("" if spread is None else f" ± {100 * spread:.1f}"), _percent(worst)]
+def _method(row: Row) -> str:
+    unit = row["unit"]
+    return str(row["method"]) + ("" if row["complete"] else f" (stopped after {unit} {row[f'{unit}s']})")
+
+
+def _accuracy(row: Row) -> str:
+    deviation = row["accuracy_deviation"]
+    return _percent(row["accuracy"]) + ("" if deviation is None else f" ± {100 * deviation:.1f}")
 
 
 def _percent(x: float | None) -> str:
@@ -148,26 +233,21 @@ def _seconds(x: float) -> str:
     return f"{x:.1f}" if x < 100 else f"{x:,.0f}"
 
 
-NOTE = (
-    "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
-    "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no computing. "
-    "M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, masks and headers "
-    "count nothing): not bytes."
-)
-
-
 def markdown(found: list[Row]) -> str:
     """The table as a page."""
-    columns, own = head(found), _by_client(found)
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" + " ---: |" * (len(columns) - 1)]
-    lines += ["| " + " | ".join([f"`{first}`", *rest]) + " |" for first, *rest in (cells(row, own) for row in found)]
-    return "\n".join([*lines, "", (NOTE_CLIENTS if own else "") + NOTE, ""])
+    columns = _columns(found)
+    lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|" + " --- |" + " ---: |" * (len(columns) - 1)]
+    for row in found:
+        first, *rest = (cell(row) for _, cell in columns)
+        lines.append("| " + " | ".join([f"`{first}`", *rest]) + " |")
+    return "\n".join([*lines, "", FORMS[found[0]["unit"]].note(found), ""])
 
 
 def show(found: list[Row], title: str) -> None:
     """The table on the terminal; ``table.md`` has the columns that a narrow one has no room for."""
-    own = _by_client(found)
-    draw(title, head(found), [cells(row, own) for row in found], LEAST, (NOTE_CLIENTS if own else "") + NOTE)
+    columns, form = _columns(found), FORMS[found[0]["unit"]]
+    lines = [[cell(row) for _, cell in columns] for row in found]
+    draw(title, [name for name, _ in columns], lines, form.least, form.note(found))
 
 
 def draw(
@@ -195,7 +275,7 @@ def draw(
 
 
 def write(found: list[Row], out: Path, command: str) -> Path:
-    """``table.md`` in a comparison's folder, with the command that made it."""
+    """``table.md`` in a study's folder, with the command that made it."""
     path = out / "table.md"
     write_atomic(path, f"{markdown(found)}\n```\n{command}\n```\n".encode())
     return path

@@ -1,0 +1,347 @@
+"""Studies of every kind: one folder, one way to go on, one table and one set of plots."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import thinwire as tw
+from thinwire import cli
+from thinwire.compare import KINDS, DataParallel, Federated, Study, load
+from thinwire.errors import RunError
+from thinwire.report.read import UNITS, arms
+from thinwire.run.folder import locked
+
+pytest.importorskip("sklearn")
+
+
+class Row(NamedTuple):
+    """A small study as it is typed: its two methods have folders of these names."""
+
+    words: list[str]
+    folders: tuple[str, str]
+    stopped: int  # the record at which it is interrupted: in its second run, after the first checkpoint of that
+    plots: list[str]
+
+
+FEDERATED = "run FedAvg() FedAvg(up=ErrorFeedback(TopK(0.1))) --clients 4 --rounds 4 --checkpoint-every 2 --lr 0.2"
+DATA_PARALLEL = (
+    "ddp-sim DEF(16) Hook(ErrorFeedback(TopK(0.1))) --workers 2 --steps 10 --evaluate-every 3 --checkpoint-every 3"
+)
+STUDIES = {
+    "federated": Row(
+        [*FEDERATED.split(), "--workers", "1"],
+        ("01-FedAvg", "02-FedAvg-up-ErrorFeedback-TopK-0.1"),
+        7,
+        ["bytes_total", "bytes_up", "rounds", "seconds"],
+    ),
+    "data-parallel": Row(
+        DATA_PARALLEL.split(),
+        ("01-DEF-16.0", "02-Hook-ErrorFeedback-TopK-0.1"),
+        6,
+        ["bytes_total", "bytes_up", "steps"],
+    ),
+}
+each_kind = pytest.mark.parametrize("kind", STUDIES)
+Command = Callable[..., tuple[int, list[str], str]]
+
+
+@pytest.fixture
+def thinwire(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command; gives its exit code, the lines of standard output, and standard error."""
+
+    def run(*words: str) -> tuple[int, list[str], str]:
+        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out = capsys.readouterr()
+        return int(stop.value.code or 0), out.out.splitlines(), out.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A study of each kind that was never stopped."""
+    folders = {}
+    for kind, row in STUDIES.items():
+        folders[kind] = tmp_path_factory.mktemp(kind) / "whole"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["thinwire", *row.words, "--out", str(folders[kind])])
+            with pytest.raises(SystemExit) as stop:
+                cli.main()
+        assert not stop.value.code
+    return folders
+
+
+@pytest.fixture
+def copied(finished: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A finished study to write into."""
+    return lambda kind: Path(shutil.copytree(finished[kind], tmp_path / "out"))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Those of ``rounds.jsonl``, but for the time they took."""
+    found = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in found]
+
+
+def test_there_is_a_small_study_of_every_kind() -> None:
+    assert set(STUDIES) == set(KINDS) == set(UNITS)
+
+
+@each_kind
+def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
+    kind: str, thinwire: Command, finished: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, out, calls = STUDIES[kind], tmp_path / "out", list[int]()
+
+    def stop(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == row.stopped:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "_log", stop)
+        code, _, error = thinwire(*row.words, "--out", str(out))
+    assert (code, error.splitlines()[-1]) == (
+        130,
+        f"interrupted; `thinwire resume {out}` continues from the last checkpoint",
+    )
+    assert (out / row.folders[0] / "seed-0/summary.json").exists()
+    assert not (out / row.folders[1] / "seed-0/summary.json").exists()
+    again = list[tuple[str, int]]()
+    monkeypatch.setattr(cli, "_log", lambda name, record: again.append((name, record[UNITS[kind]])))
+    code, shown, error = thinwire("resume", str(out), "--json")
+    assert code == 0, error
+    # What was complete is not trained again, and the other goes on from its checkpoint.
+    assert again == [
+        (f"{row.folders[1]}/seed-0", step) for step in {"federated": (3, 4), "data-parallel": (6, 9, 10)}[kind]
+    ]
+    for name in row.folders:
+        one, other = out / name / "seed-0", finished[kind] / name / "seed-0"
+        assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+        assert lines(one) == lines(other)
+    rows = json.loads(shown[-1])["rows"]
+    assert [one[f"{UNITS[kind]}s"] for one in rows] == [load(out).length] * 2
+    code, shown, error = thinwire("plot", str(out), "--out", str(tmp_path / "plots"))
+    assert code == 0, error
+    found = sorted(Path(line).name for line in shown)
+    assert found == sorted(
+        [f"accuracy_by_{name}.png" for name in row.plots] + [f"loss_by_{UNITS[kind]}s.png", "overview.png"]
+    )
+    assert all((tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in found)
+
+
+@each_kind
+def test_the_lines_of_all_kinds_have_the_same_keys_for_what_they_share(kind: str, finished: dict[str, Path]) -> None:
+    shared = {"up_bytes", "down_bytes", "train_loss", "test_loss", "accuracy", "seconds"}
+    for arm in arms([finished[kind]]):
+        (run,) = arm.runs
+        assert run.summary is not None
+        assert all(shared | {UNITS[kind]} <= line.keys() for line in run.rounds)
+        for way in ("up", "down"):
+            assert sum(line[f"{way}_bytes"] for line in run.rounds) == run.summary[f"bytes_{way}"] > 0
+
+
+def test_bytes_of_a_worker_are_what_it_gives_to_collectives_and_what_it_gets_back(finished: dict[str, Path]) -> None:
+    first, second = (arm.runs[0].rounds for arm in arms([finished["data-parallel"]]))
+    # 4,810 parameters, a block of 300 of them and the sum of its squares, by all-reduce: three steps, and one.
+    assert [r["up_bytes"] for r in first] == [3 * 1204, 3 * 1204, 3 * 1204, 1204]
+    assert [r["down_bytes"] for r in first] == [3 * 1204, 3 * 1204, 3 * 1204, 1204]
+    assert [r["reduced_bytes"] for r in first] == [3 * 1204, 3 * 1204, 3 * 1204, 1204]
+    # By all-gather between two workers each gets the packet of the other.
+    assert [r["gathered_bytes"] for r in second] == [r["up_bytes"] for r in second] == [r["down_bytes"] for r in second]
+
+
+HEADS = {
+    "federated": "MB up,MB down,up / FedAvg,total / FedAvg,s at 1 Mbit/s,10,100,s here,M floats up",
+    "data-parallel": "of x,kB a step,MB up,MB down,up / Dense,s here",
+}
+
+
+@each_kind
+def test_the_table_of_a_kind_has_its_columns(kind: str, finished: dict[str, Path]) -> None:
+    text = (finished[kind] / "table.md").read_text()
+    head, _, *rows = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|"))
+    assert head == ["method", "accuracy", "best", *HEADS[kind].split(",")]
+    assert [row[0] for row in rows] == [f"`{arm.label}`" for arm in arms([finished[kind]])]
+    assert text.splitlines()[-2].startswith(f"thinwire {STUDIES[kind].words[0]} ")
+
+
+@each_kind
+def test_a_study_is_what_it_was_when_it_is_read_again(kind: str, finished: dict[str, Path], tmp_path: Path) -> None:
+    study = load(finished[kind])
+    assert type(study) is KINDS[kind]
+    study.save(tmp_path)
+    assert (tmp_path / "study.json").read_bytes() == (finished[kind] / "study.json").read_bytes()
+    assert load(tmp_path) == study
+    study.agree(finished[kind])
+
+
+@each_kind
+def test_a_damaged_study_is_named(kind: str, thinwire: Command, copied: Callable[[str], Path]) -> None:
+    out = copied(kind)
+    (out / "study.json").write_text((out / "study.json").read_text()[:100])
+    code, _, error = thinwire("resume", str(out))
+    assert code == 2
+    assert error.startswith(f"error: {out / 'study.json'} is damaged: ")
+    assert error.count("\n") == 1
+
+
+@each_kind
+def test_a_study_in_use_is_named(kind: str, thinwire: Command, copied: Callable[[str], Path]) -> None:
+    out = copied(kind)
+    with locked(out):
+        code, _, error = thinwire("resume", str(out))
+        assert (code, error) == (
+            2,
+            f"error: {out} is in use by another run: choose another folder or wait for it to end\n",
+        )
+        assert thinwire(*STUDIES[kind].words, "--out", str(out), "--overwrite")[2] == error
+    assert (out / STUDIES[kind].folders[0] / "seed-0/summary.json").exists()
+
+
+@each_kind
+def test_the_folder_of_another_run_is_named(kind: str, thinwire: Command, copied: Callable[[str], Path]) -> None:
+    out = copied(kind)
+    one, other = (out / name / "seed-0" for name in STUDIES[kind].folders)
+    (other / "summary.json").unlink()
+    shutil.copy(one / "run.json", other / "run.json")
+    code, _, error = thinwire("resume", str(out))
+    assert code == 2
+    assert error.splitlines()[-1].startswith(f"error: {other} is another run: its ")
+
+
+@each_kind
+def test_a_study_takes_the_folder_of_another_only_if_it_may(
+    kind: str, thinwire: Command, finished: dict[str, Path], copied: Callable[[str], Path]
+) -> None:
+    out, row = copied(kind), STUDIES[kind]
+    (out / "left.png").write_text("of before")
+    code, _, error = thinwire(*row.words, "--out", str(out))
+    assert (code, error) == (
+        2,
+        f"error: {out} holds a study: `thinwire resume {out}`, another --out, or --overwrite\n",
+    )
+    study = load(finished[kind])
+    other = replace(study, methods=study.methods[:1], folders=())
+    other.claim(out, overwrite=True)
+    assert {path.name for path in out.iterdir()} == {".lock", "study.json"}
+    assert load(out) == other
+    assert other.folders == row.folders[:1]
+
+
+def test_a_data_parallel_study_goes_on_with_resume_if_it_is_the_same(
+    thinwire: Command, finished: dict[str, Path], copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    words, out = STUDIES["data-parallel"].words, copied("data-parallel")
+    code, _, error = thinwire(*words, "--checkpoint-every", "9", "--out", str(out), "--resume")
+    assert (code, error) == (0, "")
+    code, _, error = thinwire(*words, "--momentum", "0.5", "--out", str(out), "--resume")
+    assert (code, error) == (2, f"error: {out} is another study: momentum is 0.9, not 0.5\n")
+    federated = finished["federated"]
+    code, _, error = thinwire(*words, "--out", str(federated), "--resume")
+    assert (code, error) == (2, f"error: {federated} is another study: kind is federated, not data-parallel\n")
+    code, _, error = thinwire(*words, "--out", str(tmp_path / "new"), "--resume")
+    assert (code, error) == (2, f"error: {tmp_path / 'new'} holds no study: there is no study.json in it\n")
+    code, _, error = thinwire("resume", str(out), "--rounds", "20")
+    assert (code, error) == (2, "error: --rounds: a data-parallel study cannot go on with another; leave it out\n")
+
+
+def test_a_federated_study_only_grows(thinwire: Command, finished: dict[str, Path]) -> None:
+    code, _, error = thinwire("resume", str(finished["federated"]), "--rounds", "3")
+    assert (code, error) == (2, "error: --rounds 3: this study has 4 already; it can only grow\n")
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.json", '{"format": 2, "methods": ["FedAvg()"]}'), ("ddp.json", "{}")])
+def test_a_study_of_before_there_was_one_format_is_refused(
+    thinwire: Command, tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    code, _, error = thinwire("resume", str(tmp_path))
+    said = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
+    assert (code, error) == (2, f"error: {tmp_path} holds {said}\n")
+
+
+def test_runs_of_rounds_and_of_steps_are_plotted_apart(thinwire: Command, finished: dict[str, Path]) -> None:
+    code, _, error = thinwire("plot", *(str(folder) for folder in finished.values()))
+    assert code == 2
+    assert error.endswith("these share no axis, so name folders of one kind\n")
+    assert error.count("\n") == 1
+
+
+FAILING = """
+from dataclasses import dataclass
+from thinwire.errors import NonFinite
+from thinwire.links.base import Codec
+
+@dataclass(frozen=True)
+class Failing(Codec):
+    "A link over which training diverges."
+
+    def encode(self, x, key):
+        raise NonFinite(f"round {key.round}: it diverged")
+
+    def decode(self, packet, shape, key):
+        return packet.view(shape)
+"""
+
+
+@each_kind
+def test_a_method_that_fails_does_not_take_the_others(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.chdir(tmp_path)
+    studies: dict[str, Study] = {
+        "federated": Federated(
+            Federated.resolved(["FedAvg(up=Failing())", "FedAvg()"], ["failing"]), use=("failing",), clients=3, rounds=2
+        ),
+        "data-parallel": DataParallel(
+            DataParallel.resolved(["Hook(Failing())", "Hook(Dense())"], ["failing"]),
+            use=("failing",),
+            workers=2,
+            steps=2,
+        ),
+    }
+    study, out = studies[kind], tmp_path / "out"
+    study.claim(out)
+    (failure,) = study.run(out)
+    assert failure.startswith(f"{study.parsed()[0]!r}, seed 0: round ")
+    assert failure.endswith("it diverged")
+    assert [path.parents[1].name for path in out.rglob("summary.json")] == [study.folders[1]]
+    found = arms([out])
+    assert [arm.runs[0].length for arm in found] == [0, 2]
+    assert study.run(out) == [failure]  # again, and the other not
+
+
+@each_kind
+def test_one_run_of_a_study_that_was_deleted_is_trained_again(
+    kind: str, finished: dict[str, Path], copied: Callable[[str], Path]
+) -> None:
+    out, name = copied(kind), STUDIES[kind].folders[1]
+    shutil.rmtree(out / name)
+    assert load(out).run(out) == []
+    assert lines(out / name / "seed-0") == lines(finished[kind] / name / "seed-0")
+
+
+def test_a_study_of_a_kind_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text('{"kind": "pipelined", "format": 3}')
+    with pytest.raises(RunError, match=r"study\.json: kind is 'pipelined'; known are federated, data-parallel$"):
+        load(tmp_path)
+
+
+def test_the_methods_of_both_kinds_are_listed(thinwire: Command) -> None:
+    code, shown, _ = thinwire("methods", "--json")
+    kinds = {(entry["name"], entry["kind"]) for entry in json.loads(shown[-1])["methods"]}
+    assert code == 0
+    assert {("FedAvg", "algorithm"), ("DEF", "data-parallel"), ("Hook", "data-parallel"), ("TopK", "link")} <= kinds
+    assert {name for name, kind in kinds if kind == "data-parallel"} == {*tw.ddp.methods.METHODS}
