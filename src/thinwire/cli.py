@@ -417,8 +417,8 @@ def _finish(comparison: Any, out: Path, as_json: bool, problems: dict[int, Any] 
     from .report import table
     from .report.plots import plot as draw
     from .report.read import arms
+    from .run.folder import roomy
     from .run.ranks import rank
-    from .run.simulate import roomy
 
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks

@@ -28,6 +28,7 @@ from ..key import Key
 from ..params import Params
 from ..task import Task
 from ..train.one import to_device, usable
+from ..train.threads import one_thread, single
 from .collectives import Traffic, together
 from .exchange import average, ends, exchange, output, place, start
 from .methods import Feedback, Hook, Method
@@ -195,13 +196,9 @@ def simulate(
 @contextmanager
 def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
     """One torch thread each: with more a busy neighbour makes everything slow. On a GPU a single one."""
-    count, here = (os.cpu_count() or 1) if device.type == "cpu" else 1, torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count, "worker", lambda: torch.set_num_threads(1)) as threads:
-            yield threads
-    finally:
-        torch.set_num_threads(here)
+    count = (os.cpu_count() or 1) if device.type == "cpu" else 1
+    with one_thread(), ThreadPoolExecutor(count, "worker", single) as threads:
+        yield threads
 
 
 @torch.no_grad()
