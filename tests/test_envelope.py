@@ -43,7 +43,7 @@ def test_messages_that_are_equally_long_are_measured_once() -> None:
     # 63 bytes: 344 + version 1, list 2, run 18, incarnation 10, six numbers of 2, mbit 9, snapshot 1, the pieces' list
     # 2, a piece's 2, its round 2, its tensor 4. Of client 64 the number takes a byte more.
     assert [known.size(call(client)) for client in (32, 40, 63, 64)] == [407, 407, 407, 408]
-    assert len(known.framing) == 2
+    assert len(known.known) == 2
 
 
 def test_the_loss_of_a_client_that_has_not_trained_is_none() -> None:

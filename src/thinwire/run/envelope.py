@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..errors import check
@@ -107,34 +108,42 @@ def key_of(seed: int, client: int, round: int, mbit: float) -> Key:
 
 
 class Scales:
-    """Bytes of messages that nobody writes, as many as :meth:`Call.write` and :meth:`Answer.write` give.
+    """Framing of messages that nobody writes, as many bytes as :meth:`Call.write` and :meth:`Answer.write` give it.
 
-    What the length of a header depends on is the length of every value in it. Of messages whose values are equally
-    long one is measured, by the serialiser itself, and what it says is remembered: to encode each of a cohort's
-    headers would take a tenth of the time of training small clients.
+    The length of a header depends on the lengths of the values in it alone. Of messages whose values are equally long
+    one is measured, by the serialiser itself, and the result is remembered: to encode each header of a cohort would
+    take a tenth of the time in which small clients train.
     """
 
     def __init__(self) -> None:
-        self.framing: dict[tuple[Any, ...], int] = {}
+        self.known: dict[tuple[Any, ...], int] = {}
+
+    def framing(self, message: Call | Answer) -> int:
+        """All bytes of a message but its payload."""
+        alike = _lengths(message)
+        if alike not in self.known:
+            self.known[alike] = length(message) - message.payload
+        return self.known[alike]
 
     def size(self, message: Call | Answer) -> int:
-        """Bytes in all."""
-        alike = _lengths(message)
-        if alike not in self.framing:
-            self.framing[alike] = length(message) - message.payload
-        return self.framing[alike] + message.payload
+        """All bytes of a message."""
+        return message.payload + self.framing(message)
 
 
-def _lengths(x: Any) -> tuple[Any, ...]:
-    """What the length of a value's encoding depends on, but for the bytes of blobs."""
-    kind = type(x)
-    if kind is int:
-        return kind, x.bit_length()
-    if kind is str:
-        return kind, x
-    if kind is bytes:
-        return kind, len(x).bit_length()
-    return (kind, *map(_lengths, x)) if isinstance(x, tuple | list) else (kind,)
+def _lengths(values: Sequence[Any]) -> tuple[Any, ...]:
+    """What the lengths of values depend on; of blobs without their bytes."""
+    found = list[Any]()
+    for x in values:
+        kind = type(x)
+        if kind is int:
+            found.append(x.bit_length())
+        elif kind is bytes:
+            found.append(len(x).bit_length())
+        elif kind is float or kind is bool:
+            found.append(None)  # any other is as long
+        else:
+            found.append(x if kind is str else _lengths(x))
+    return tuple(found)
 
 
 def read_call(data: bytes) -> Call:

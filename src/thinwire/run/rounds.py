@@ -176,10 +176,10 @@ class Rounds(ABC):
         return key_of(self.seed, client, about.round, about.mbit)
 
     def enter(
-        self, client: int, way: Direction, size: int, payload: int, floats: float = 0.0, used: bool = True
+        self, client: int, way: Direction, payload: int, framing: int, floats: float = 0.0, used: bool = True
     ) -> None:
-        """Enter ``size`` bytes that crossed in this round, of which ``payload`` are no framing, into the ledger."""
-        self.ledger.add(Entry(self.round + 1, client, way, payload, size - payload, 0, floats, used))
+        """Enter bytes that crossed in this round into the ledger."""
+        self.ledger.add(Entry(self.round + 1, client, way, payload, framing, 0, floats, used))
 
     def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
         """Take an answer, whose blob is ``body``, into the mean; returns the receiving ends' next states.

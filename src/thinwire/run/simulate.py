@@ -203,17 +203,18 @@ class Simulation(Rounds):
     def _deliver(self, client: int) -> Call:
         """Call a client."""
         call, parcel = self.call_to(client)
-        self.enter(client, "down", self.scales.size(call), parcel.size, parcel.floats)
+        self.enter(client, "down", parcel.size, self.scales.framing(call), parcel.floats)
         return call
 
     def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
         """Enter an answer's bytes; whether it came in time, and after how many seconds."""
-        client, up, seconds, used = answer.client, self.scales.size(answer), 0.0, True
+        client, framing, seconds, used = answer.client, self.scales.framing(answer), 0.0, True
         network = self.setting.network
         if network is not None:
-            seconds = network.seconds(client, up, self.scales.size(call), answer.steps, self.seed)
+            up, down = answer.payload + framing, self.scales.size(call)
+            seconds = network.seconds(client, up, down, answer.steps, self.seed)
             used = network.deadline is None or seconds <= network.deadline
-        self.enter(client, "up", up, answer.payload, floats, used)
+        self.enter(client, "up", answer.payload, framing, floats, used)
         return used, seconds
 
     def open(self, folder: Folder, resume: bool) -> None:
