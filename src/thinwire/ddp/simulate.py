@@ -27,7 +27,7 @@ from ..errors import NonFinite, require
 from ..key import Key
 from ..params import Params
 from ..task import Task
-from ..train.one import to_device, usable
+from ..train.one import means, to_device, usable
 from ..train.threads import one_thread, single
 from .collectives import Traffic, together
 from .exchange import average, ends, exchange, output, place, start
@@ -244,25 +244,11 @@ def _tested(team: Sequence[Worker], test: Task) -> Record:
     module, device = team[0].module, team[0].vector.flat.device
     method = team[0].method
     _show(team, True)
-    found = evaluate(module, test, device)
+    found = means(module, test, device)
     if isinstance(method, Feedback) and method.given:
         _show(team, False)
-        found |= {f"{name}_x": value for name, value in evaluate(module, test, device).items()}
+        found |= {f"{name}_x": value for name, value in means(module, test, device).items()}
     if isinstance(method, Feedback):
         with torch.no_grad():
             place(team[0].rank, method.applied, team[0].vector.flat)
     return found
-
-
-@torch.no_grad()
-def evaluate(module: nn.Module, test: Task, device: torch.device | str, size: int = 500) -> dict[str, float]:
-    """The mean of every metric (``loss`` as ``test_loss``) over a task's examples."""
-    module.eval()
-    sums: dict[str, float] = {}
-    for first in range(0, len(test), size):
-        rows = torch.arange(first, min(first + size, len(test)))
-        values = test.metrics(module, to_device(test.batch(rows), torch.device(device)))
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-    module.train()
-    return {("test_loss" if name == "loss" else name): total / len(test) for name, total in sums.items()}
