@@ -178,8 +178,8 @@ def test_the_bytes_of_a_small_run_are_these() -> None:
     # Down: version 1, list of fields 2, x 6, centroids 6, padding 1, 83 numbers or twice that; a mask of none is 1.
     tasks = blobs((8, 8), seed=1)
     result = simulate(ClusteredLBGM(1, threshold=1.0, local=LOCAL), tasks=tasks, sample=2, rounds=3)
-    assert bills(result, "up") == [[(348, 20)] * 2, [(24, 20)] * 2, [(24, 20)] * 2]
-    assert bills(result, "down") == [[(349, 12)] * 2, [(680, 12)] * 2, [(349, 12)] * 2]
+    assert bills(result, "up") == [[(348, 93)] * 2, [(24, 92)] * 2, [(24, 92)] * 2]
+    assert bills(result, "down") == [[(349, 63)] * 2, [(680, 71)] * 2, [(349, 71)] * 2]
     assert [r["up_floats"] for r in result.rounds] == [166, 2, 2]
     assert [r["down_floats"] for r in result.rounds] == [166, 332, 166]
 

@@ -427,12 +427,12 @@ def test_the_mean_of_coefficients_is_weighted_like_the_updates() -> None:
 def test_the_bytes_of_every_kind_of_round_are_these() -> None:
     # Rounds 1 to 4 and 7 are full. Up, full: version 1, list 2, update 6, no coefficients 6, padding 1, 4 x 83, the bit
     # that says so 1. Projected: the same structure 15, the mask's four bits 1, 4 x 2.
-    up = [(349, 20)] * 4 + [(24, 20)] * 2 + [(349, 20), (24, 20)]
+    up = [(349, 93)] * 4 + [(24, 92)] * 2 + [(349, 93), (24, 92)]
     # Down: version 1, list 2, three fields of 6, two lists of matrices 2 each, round 2. First the model: padding 1,
     # 4 x 83, two masks 1 each. Then updates: masks 1 each. The round after the third brings the matrix of the first
     # basis, those after other full rounds that of the next: a tensor 4,
     # padding 3, 8 x 6. After projected rounds 4 x 2.
-    down = [(362, 12), (361, 12), (361, 12), (416, 12), (416, 12), (40, 12), (40, 12), (416, 12)]
+    down = [(362, 63), (361, 71), (361, 71), (416, 71), (416, 71), (40, 70), (40, 70), (416, 71)]
     result = simulate("FLSS(FedAvg(), rank=2, start=3, every=3)", rounds=8, sample=6)
     assert bills(result, "up") == [[bill] * 6 for bill in up]
     assert bills(result, "down") == [[bill] * 6 for bill in down]
@@ -440,7 +440,7 @@ def test_the_bytes_of_every_kind_of_round_are_these() -> None:
     # Clients cannot make Adam's step: they are sent the model, 332 more, beside the update that moves the
     # basis; the matrix's padding is 7.
     result = simulate("FLSS(FedAvg(opt=Adam(0.03)), rank=2, start=3, every=3)", rounds=8, sample=6)
-    down = [(362, 12), (693, 12), (693, 12), (752, 12), (752, 12), (362, 12), (362, 12), (752, 12)]
+    down = [(362, 63), (693, 71), (693, 71), (752, 71), (752, 71), (362, 71), (362, 71), (752, 71)]
     assert bills(result, "up") == [[bill] * 6 for bill in up]
     assert bills(result, "down") == [[bill] * 6 for bill in down]
 

@@ -211,8 +211,9 @@ def test_an_epoch_that_does_not_end_is_the_static_form(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "more"),  # 83 floats; in the time-varying form a snapshot, which saves the epoch before (8 floats)
-    [("8", 332), ("8, varying=True, epoch=2", 300), ("4, subspaces=2", 332)],
+    ("form", "more"),  # 83 floats; in the time-varying form a snapshot, which saves the epoch before (8 floats).
+    # A message of 128 bytes or more has a byte more in its header.
+    [("8", 333), ("8, varying=True, epoch=2", 301), ("4, subspaces=2", 333)],
 )
 def test_a_starting_point_that_is_known_changes_bytes_alone(form: str, more: int) -> None:
     sent, known = (simulate(f"Intrinsic({form}{known})", rounds=5, sample=6) for known in ("", ", known=True"))
@@ -287,28 +288,28 @@ def test_the_bytes_of_the_static_form_are_these() -> None:
     # Down: version 1, list 2, base and coefficients 6 each, no coefficients of an epoch before 6, round 2, padding 1,
     # 4 x 83 and 4 x 8. Afterwards a mask of four bits in the base's place. Up: 1, lists 4, all 1, tensor 3, padding 3.
     result = simulate("Intrinsic(8)", rounds=3, sample=6)
-    assert bills(result, "down") == [[(388, 12)] * 6, [(56, 12)] * 6, [(56, 12)] * 6]
-    assert bills(result, "up") == [[(44, 20)] * 6] * 3
+    assert bills(result, "down") == [[(388, 63)] * 6, [(56, 70)] * 6, [(56, 70)] * 6]
+    assert bills(result, "up") == [[(44, 92)] * 6] * 3
     assert [r["up_floats"] for r in result.rounds] == [48.0] * 3
     assert [r["down_floats"] for r in result.rounds] == [546.0, 48.0, 48.0]  # 6 x (83 + 8), then 6 x 8
     known = simulate("Intrinsic(8, known=True)", rounds=3, sample=6)
-    assert bills(known, "down") == [[(56, 12)] * 6] * 3
+    assert bills(known, "down") == [[(56, 62)] * 6, [(56, 70)] * 6, [(56, 70)] * 6]
 
 
 def test_the_bytes_of_the_other_forms_are_these() -> None:
     # Two subspaces: everyone is sent 16 coefficients and sends 8 and their number (in the place of padding).
     result = simulate("Intrinsic(8, subspaces=2, known=True)", rounds=2, sample=6)
-    assert bills(result, "down") == [[(88, 12)] * 6] * 2
-    assert bills(result, "up") == [[(44, 20)] * 6] * 2
+    assert bills(result, "down") == [[(88, 62)] * 6, [(88, 70)] * 6]
+    assert bills(result, "up") == [[(44, 92)] * 6] * 2
     # Of sixty-four: the number still has a byte and a byte that says so, where a bit each would take three and eight.
     many = simulate("Intrinsic(1, subspaces=64, known=True)", rounds=1, sample=6)
-    assert bills(many, "up") == [[(16, 20)] * 6]
+    assert bills(many, "up") == [[(16, 92)] * 6]
     # Time-varying: 8 of this epoch and 8 of the one before.
     result = simulate("Intrinsic(8, varying=True, epoch=2, known=True)", rounds=4, sample=6)
-    assert bills(result, "down") == [[(88, 12)] * 6] * 4
-    assert bills(result, "up") == [[(44, 20)] * 6] * 4
+    assert bills(result, "down") == [[(88, 62)] * 6] + [[(88, 70)] * 6] * 3
+    assert bills(result, "up") == [[(44, 92)] * 6] * 4
     result = simulate("Intrinsic(8, subspaces=2, varying=True, epoch=2, known=True)", rounds=4, sample=6)
-    assert bills(result, "down") == [[(152, 12)] * 6] * 4
+    assert bills(result, "down") == [[(152, 63)] * 6] + [[(152, 71)] * 6] * 3
     assert [r["down_floats"] for r in result.rounds] == [192.0] * 4
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import thinwire as tw
 from test_simulate import blobs, mlp, normed
-from thinwire.errors import CombinationError, WireError
+from thinwire.errors import CombinationError, RunError, WireError
 
 pytest.importorskip("flwr")
 
@@ -116,6 +116,21 @@ def test_the_loop_gives_the_model_of_a_simulation_and_leaves_its_files(tmp_path:
     assert torch.equal(result.params.flat, simulated(expression, model=normed).params.flat)
     found = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"run.json", "rounds.jsonl", "ledger.jsonl", "summary.json", "model.safetensors", "checkpoint"} <= found
+
+
+def test_a_server_evaluates_when_it_is_asked_to_and_after_the_last_round(tmp_path: Path) -> None:
+    heard: list[int] = []
+    result = serve(
+        post("FedAvg()", tmp_path), "FedAvg()", evaluate_every=2, on_round=lambda r: heard.append(r["round"])
+    )
+    assert ["accuracy" in record for record in result.rounds] == [False, True, True]
+    assert heard == [1, 2, 3]
+
+
+def test_a_server_that_is_asked_for_fewer_rounds_than_there_are_says_so(tmp_path: Path) -> None:
+    serve(post("FedAvg()", tmp_path), "FedAvg()", 2, out=tmp_path / "run")
+    with pytest.raises(RunError, match=r"run has 2 rounds already: rounds=1 would be fewer"):
+        serve(post("FedAvg()", tmp_path), "FedAvg()", 1, out=tmp_path / "run")
 
 
 def test_a_client_is_believed_as_many_examples_as_are_said_for_its_name(tmp_path: Path, caplog: Any) -> None:

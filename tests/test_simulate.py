@@ -769,13 +769,14 @@ def test_a_reply_that_comes_too_late_costs_its_bytes_and_moves_nothing(method: s
 
 
 def test_the_clock_is_that_of_the_slowest_reply() -> None:
-    # A round of FedAvg: 344 + 12 bytes down, 344 + 20 up. Client 1: 364 * 8 / 1e5 + 356 * 8 / 2e5 = 0.04336 s at
-    # 0.1 Mbit/s up and 0.2 down; client 5 trains 5 steps of 0.5 s; 0.25 s each way.
+    # A first round of FedAvg: 344 + 63 bytes down, 344 + 93 up; later 344 + 71 down. Client 1 at first:
+    # 437 * 8 / 1e5 + 407 * 8 / 2e5 = 0.05124 s at 0.1 Mbit/s up and 0.2 down. Client 5 trains 5 steps of 0.5 s, and
+    # sends at 1 Mbit/s: 437 * 8 / 1e6 = 0.003496 s. 0.25 s each way.
     network = Network((1.0, 0.1, 1.0, 1.0, 1.0, 1.0), down=0.2, latency=0.25, step=0.5)
     run = chosen("FedAvg()", [([1], set()), ([5], set()), ([1, 5], set())], network=network)
-    assert run.records[0]["clock"] == pytest.approx(0.04336 + 0.5 + 2 * 0.5)
-    assert run.records[1]["clock"] - run.records[0]["clock"] == pytest.approx(0.002912 + 0.01424 + 0.5 + 5 * 0.5)
-    assert run.records[2]["clock"] - run.records[1]["clock"] == pytest.approx(0.002912 + 0.01424 + 0.5 + 5 * 0.5)
+    assert run.records[0]["clock"] == pytest.approx(0.05124 + 0.5 + 2 * 0.5)
+    assert run.records[1]["clock"] - run.records[0]["clock"] == pytest.approx(0.003496 + 0.01628 + 0.5 + 5 * 0.5)
+    assert run.records[2]["clock"] - run.records[1]["clock"] == pytest.approx(0.003496 + 0.0166 + 0.5 + 5 * 0.5)
 
 
 @pytest.mark.parametrize("method", ["FedAvg()", *STATEFUL])
@@ -853,12 +854,14 @@ def bills(result: tw.Result, direction: Any) -> list[list[tuple[int, int]]]:
 
 def test_the_bytes_of_a_small_run_are_these() -> None:
     # Dense: version 1, list of fields 2, field 2, all layers 1, tensor 3, padding 3, 83 numbers of 4 bytes.
-    # Header down: version 1, list 2, seed 2, version of the stream 2, kind 1, list 2, a round 2.
-    # Header up: version 1, list 2, seed 2, round 2, version of the stream 2, examples 2, loss 9.
-    result = simulate("FedAvg()", rounds=3, sample=2)
-    assert bills(result, "down") == [[(344, 12), (344, 12)]] * 3
-    assert bills(result, "up") == [[(344, 20), (344, 20)]] * 3
-    assert (result.bytes_up, result.bytes_down) == (2184, 2136)
+    # Header down: version 1, list 2, run 18, incarnation 10, seed, clients, client, round, base 2 each, mbit 9,
+    # snapshot 1, list 2, a piece's list 2, its round 2, its tensor 4, and the state 2, or 10 where there was an answer.
+    # Header up: version 1, list 2, run 18, incarnation 10, client, round, base 2 each, mbit 9, held 1, examples 2,
+    # loss 9, steps 2, seconds 9, tensor 4, the marks of call and state 10 each.
+    result = simulate("FedAvg()", rounds=3, sample=2)  # of clients 1 and 5 twice, then of 0 and 5
+    assert bills(result, "down") == [[(344, 63), (344, 63)], [(344, 71), (344, 71)], [(344, 63), (344, 71)]]
+    assert bills(result, "up") == [[(344, 93), (344, 93)]] * 3
+    assert (result.bytes_up, result.bytes_down) == (2622, 2466)
     assert [(r["up_floats"], r["down_floats"]) for r in result.rounds] == [(166.0, 166.0)] * 3
 
 
@@ -866,24 +869,25 @@ def test_the_bytes_of_recycled_layers_are_these() -> None:
     # Down: one more tensor (3) of four bits (1). Up: the same instead of "all layers" (-1), and a layer less:
     # 11 + 1 + 4 x (83 - 48) or 11 + 1 + 4 x (83 - 24).
     result = simulate("LUAR(FedAvg(), recycle=1, select='round-robin')", rounds=4, sample=2)
-    assert bills(result, "down") == [[(345, 12), (345, 12)]] * 4
-    assert bills(result, "up") == [[(344, 20)] * 2, [(248, 20)] * 2, [(152, 20)] * 2, [(248, 20)] * 2]
-    assert (result.bytes_up, result.bytes_down) == (2144, 2856)
+    assert bills(result, "down") == [[(345, 63)] * 2, [(345, 71)] * 2, [(345, 63), (345, 71)], [(345, 63)] * 2]
+    assert bills(result, "up") == [[(344, 93)] * 2, [(248, 93)] * 2, [(152, 93)] * 2, [(248, 93)] * 2]
+    assert (result.bytes_up, result.bytes_down) == (2728, 3288)
 
 
 def test_the_bytes_of_looking_back_are_these() -> None:
     # Whole: a list (2) around the tensor. A scalar: version 1, lists 4, all layers 1, tensor 2, a number of 4.
+    # The header of a scalar says its length in a byte less.
     result = simulate("FedAvg(up=LBGM(threshold=1.0))", rounds=3, sample=6)
-    assert bills(result, "up") == [[(344, 20)] * 6, [(12, 20)] * 6, [(12, 20)] * 6]
-    assert (result.bytes_up, result.bytes_down) == (2568, 6408)
+    assert bills(result, "up") == [[(344, 93)] * 6, [(12, 92)] * 6, [(12, 92)] * 6]
+    assert (result.bytes_up, result.bytes_down) == (3870, 7422)
     assert [r["up_floats"] for r in result.rounds] == [498.0, 6.0, 6.0]
 
 
 def test_the_bytes_of_statistics_are_these() -> None:
     # 99 parameters and 16 statistics: version 1, list 2, two fields of 6, padding 1.
-    assert bills(simulate("FedAvg()", normed, 1, sample=1), "up") == [[(476, 20)]]
+    assert bills(simulate("FedAvg()", normed, 1, sample=1), "up") == [[(476, 93)]]
     # Kept by the clients: 12 + 4 x 99.
-    assert bills(simulate("FedAvg(buffers='local')", normed, 1, sample=1), "up") == [[(408, 20)]]
+    assert bills(simulate("FedAvg(buffers='local')", normed, 1, sample=1), "up") == [[(408, 93)]]
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -918,7 +922,7 @@ def test_frozen_parameters_are_neither_sent_nor_changed() -> None:
     first = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     result = simulate("LUAR(FedAvg(), recycle=0)", module, 2, sample=1)
     assert result.params.names == ("2.weight", "2.bias")
-    assert bills(result, "up") == [[(120, 20)]] * 2  # 12 + 4 x 27
+    assert bills(result, "up") == [[(120, 92)]] * 2  # 12 + 4 x 27
     for name in ("0.weight", "0.bias"):
         assert torch.equal(result.module.state_dict()[name], first[name])
     assert not torch.equal(result.module.state_dict()["2.weight"], first["2.weight"])
@@ -936,7 +940,7 @@ def test_parameters_that_are_shared_are_sent_once() -> None:
 
     result = simulate("FedAvg()", Tied, 2, sample=1)
     assert result.params.names == ("one.weight",)
-    assert bills(result, "up") == [[(156, 20)]] * 2  # 12 + 4 x 36
+    assert bills(result, "up") == [[(156, 93)]] * 2  # 12 + 4 x 36
     assert torch.equal(result.module.one.weight, result.module.two.weight)  # type: ignore[union-attr,arg-type]
 
 

@@ -41,10 +41,10 @@ from thinwire import models  # noqa: E402
 from thinwire.compare import data_parallel as compare  # noqa: E402
 from thinwire.config import complete  # noqa: E402
 from thinwire.data import Crop, Flip  # noqa: E402
-from thinwire.ddp.simulate import batches, evaluate, simulate  # noqa: E402
+from thinwire.ddp.simulate import batches, simulate  # noqa: E402
 from thinwire.errors import NonFinite  # noqa: E402
 from thinwire.key import Key  # noqa: E402
-from thinwire.train.one import to_device  # noqa: E402
+from thinwire.train.one import means, to_device  # noqa: E402
 
 # With learning rates that were tried with ``curves --lr`` on the first seed, as the thesis tunes them.
 METHODS = {
@@ -144,7 +144,7 @@ def rank_main(o: argparse.Namespace) -> None:
         seconds.append(time.perf_counter() - began)
     given = c.ledger.bytes / o.real_steps  # of the steps alone: an evaluation of y costs the model once more
     with c.averaged():
-        accuracy = evaluate(model.module, test, "cpu")["accuracy"] if rank == 0 and o.tested else None
+        accuracy = means(model.module, test, "cpu")["accuracy"] if rank == 0 and o.tested else None
         dist.barrier()
     if rank == 0:
         line = {"step_seconds": statistics.median(seconds[2:]), "seconds_training": sum(seconds), "accuracy": accuracy}

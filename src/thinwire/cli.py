@@ -342,8 +342,8 @@ def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | Non
     from .report import table
     from .report.plots import plot as draw
     from .report.read import arms
+    from .run.folder import roomy
     from .run.ranks import rank
-    from .run.simulate import roomy
 
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks

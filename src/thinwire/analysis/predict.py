@@ -30,6 +30,7 @@ from ..run.setting import Setting
 from ..run.simulate import Simulation
 from ..run.stream import View
 from ..train.one import Slot, train
+from ..train.threads import one_thread
 
 Range = tuple[float, float]  # lowest, highest
 
@@ -76,14 +77,9 @@ def _rehearsed(
     run = Simulation(algorithm, problem.model, problem.tasks, setting)
     run.pool.close()
     run.pool = Rehearsal(run.slot, run.pool.work, turning)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a run
-    try:
+    with run.pool, one_thread():
         for _ in range(rounds):
             run.step(evaluate=False)
-    finally:
-        torch.set_num_threads(threads)
-        run.pool.close()
     return run
 
 
@@ -118,7 +114,8 @@ class Rehearsal(Pool):
         if self.turning:
             signs = torch.rand(change.flat.numel(), generator=round.draws().generator("rehearsal")) - 0.5
             change = Params(change.layout, change.flat.copysign(signs))
-        steps, rate = request.trainer.num_steps(len(round.task)), request.trainer.rate(round.key)
+        fewest = 2 if self.slot.batch_norm else 1  # the number of steps is in the answer, and may be a byte longer
+        steps, rate = request.trainer.num_steps(len(round.task), fewest), request.trainer.rate(round.key)
         memory = request.memory or Memory((change,) * request.trainer.num_vectors, 0)
         return Trained(request.x + change, steps, 0.0, memory, rate * steps)
 

@@ -28,7 +28,8 @@ from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import Task
-from ..train.one import to_device, usable
+from ..train.one import means, to_device, usable
+from ..train.threads import one_thread, single
 from ..wire import Packet, State, restore
 from .collectives import Traffic, together
 from .exchange import Ends, average, ends, exchange, output, place, start
@@ -273,13 +274,9 @@ def _restore(result: Result, team: Sequence[Worker], packet: Packet) -> int:
 @contextmanager
 def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
     """One torch thread each: with more a busy neighbour makes everything slow. On a GPU a single one."""
-    count, here = (os.cpu_count() or 1) if device.type == "cpu" else 1, torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count, "worker", lambda: torch.set_num_threads(1)) as threads:
-            yield threads
-    finally:
-        torch.set_num_threads(here)
+    count = (os.cpu_count() or 1) if device.type == "cpu" else 1
+    with one_thread(), ThreadPoolExecutor(count, "worker", single) as threads:
+        yield threads
 
 
 @torch.no_grad()
@@ -325,26 +322,12 @@ def _tested(team: Sequence[Worker], test: Task) -> Record:
     module, device = team[0].module, team[0].vector.flat.device
     method = team[0].method
     _show(team, True)
-    found = evaluate(module, test, device)
+    found = means(module, test, device)
     if isinstance(method, Feedback) and method.given:
         _show(team, False)
-        found |= {f"{name}_x": value for name, value in evaluate(module, test, device).items()}
+        found |= {f"{name}_x": value for name, value in means(module, test, device).items()}
     if isinstance(method, Feedback):
         with torch.no_grad():
             place(team[0].rank, method.applied, team[0].vector.flat)
     # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
-
-
-@torch.no_grad()
-def evaluate(module: nn.Module, test: Task, device: torch.device | str, size: int = 500) -> dict[str, float]:
-    """The mean of every metric (``loss`` as ``test_loss``) over a task's examples."""
-    module.eval()
-    sums: dict[str, float] = {}
-    for first in range(0, len(test), size):
-        rows = torch.arange(first, min(first + size, len(test)))
-        values = test.metrics(module, to_device(test.batch(rows), torch.device(device)))
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-    module.train()
-    return {("test_loss" if name == "loss" else name): total / len(test) for name, total in sums.items()}

@@ -25,7 +25,7 @@ from ..algorithms.base import Algorithm
 from ..errors import OutOfSync, RunError, WireError, require
 from ..key import Key
 from ..run.client import ClientState, Reply, client_round, unheard
-from ..run.envelope import Answer, Call, mark, read_call
+from ..run.envelope import Answer, Call, key_of, mark, read_call
 from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..run.messages import Form, forms
@@ -33,6 +33,7 @@ from ..run.stream import Logged, Parcel, View, catch_up
 from ..task import as_task
 from ..train.fitting import fitting
 from ..train.one import Slot, made
+from ..train.threads import one_thread
 from ..wire import restore
 
 VERSION = 2  # of the files
@@ -132,13 +133,8 @@ class Node:
         """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
         began, call = time.perf_counter(), read_call(data)
         other = "another process that answers for this client: a client is one process, and has a folder of its own"
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the bits of a sum must not depend on the machine's cores
-        try:
-            with locked(self.folder, other), torch.random.fork_rng(devices=[]):
-                return self._answer(call, mark(data), began).write()
-        finally:
-            torch.set_num_threads(threads)
+        with one_thread(), locked(self.folder, other), torch.random.fork_rng(devices=[]):
+            return self._answer(call, mark(data), began).write()
 
     def _answer(self, call: Call, number: int, began: float) -> Answer:
         algorithm = self.algorithm
@@ -156,23 +152,18 @@ class Node:
         up, down = forms(algorithm, start, shared)
         heard = View(start.view, down.open()[1], shared)
         fresh = Held(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
-        about = call.run, call.incarnation, call.client, call.round, call.base, call.mbit
-        blank = Answer(*about, held=False, examples=0, loss=0.0, steps=0, seconds=0.0, blob=b"", call=number)
 
         kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
         try:
             held = kept.at(call.base, call.state, fresh)
             self.lost = kept.after(call.base)
         except OutOfSync:
-            return blank
+            return Answer.to(call, number)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
-        key = Key(call.seed, call.round, call.client, mbit=call.mbit or None)
-        reply = self.round(slot, up, view, held.own, key)
+        reply = self.round(slot, up, view, held.own, key_of(call.seed, call.client, call.round, call.mbit))
         state = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
-        loss = reply.loss if reply.steps else 0.0
-        found = blank._replace(held=True, examples=reply.examples, loss=loss, steps=reply.steps, blob=reply.blob)
-        return found._replace(state=state, seconds=time.perf_counter() - began)
+        return Answer.to(call, number, reply, state, time.perf_counter() - began)
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +25,8 @@ from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..key import Key
 from ..params import Params
 from ..run.client import ClientState
-from ..run.envelope import SMALL, Answer, Call, Piece, mark, read_answer
-from ..run.identity import data_digest, run_digest
-from ..run.ledger import Entry
+from ..run.envelope import SMALL, Answer, mark, read_answer
+from ..run.identity import data_digest
 from ..run.network import measured
 from ..run.pool import Pool, Work
 from ..run.privacy import Privacy
@@ -38,7 +36,7 @@ from ..run.setting import Setting
 from ..run.storage import Disk, Ends
 from ..task import as_task
 from ..train.one import Slot, made
-from ..wire import Packet, Several, State, count, length, loads, restore
+from ..wire import Packet, State, count, length, loads, restore
 
 FEW = 64  # values of an answer beyond twice those of noise
 
@@ -103,9 +101,9 @@ class Deployment(Rounds):
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         require(clients > 0, f"clients={clients}: there must be at least one")
         setting = Setting(sample=sample, seed=seed, privacy=privacy, device=device)
-        self.sample = setting.cohort(clients)
-        self.first = self.sample if take is None else take
-        require(0 < self.first <= self.sample, f"take={take}: it must be between 1 and the {self.sample} sampled")
+        cohort = setting.cohort(clients)
+        self.first = cohort if take is None else take
+        require(0 < self.first <= cohort, f"take={take}: it must be between 1 and the {cohort} sampled")
         require(clip is None or clip > 0, f"clip={clip}: a norm is positive")
         require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
         bounds = [most_examples] * clients if isinstance(most_examples, int) else list(most_examples or ())
@@ -124,14 +122,13 @@ class Deployment(Rounds):
             "the model has buffers: give test=..., on which the server sees which of them training moves",
         )
         self.clip, self.most_examples, self.mbit = clip, bounds, mbit
-        super().__init__(algorithm, slot, clients, seed, tested, privacy)
+        super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy)
         if clip is not None:
             clippable(algorithm, self.up)
         self.secret = secrets.token_hex(32)  # clients are told the seed
         if states is not None:
             self.states = Disk(self.ends, states)
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
-        self.digest = run_digest(algorithm, self.model_digest, seed, clients)
         self.incarnation = secrets.randbits(61) | 1 << 61
         self.names: list[str] = []  # of the clients, where they have some
         self.owners: dict[str, str | None] = {}  # whose key may say a name; None: anybody's
@@ -165,31 +162,28 @@ class Deployment(Rounds):
 
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where it is not known."""
-        return max(self.rates.get(client, 0.0), self.mbit or 0.0)
+        return float(max(self.rates.get(client, 0.0), self.mbit or 0.0))
+
+    def mark_of(self, client: int, base: int) -> int:
+        """The mark of what a client holds after its newest answer that was taken; 0 before its first."""
+        return self.marks.get(client, 0)
 
     def begin(self, available: Iterable[int] | None = None) -> dict[int, bytes]:
         """Begin a round with those of the sampled clients that are there; the calls to send them."""
         require(self.key is None, "the round before has not ended")
-        self.began = time.perf_counter()
         self.key = self.publish()
         self.taken, self.refused, self.dropped = {}, 0, 0
-        there = set(range(self.num_clients) if available is None else available)
-        order = torch.randperm(self.num_clients, generator=self.key.generator("sample")).tolist()
-        cohort = sorted([client for client in order if client in there][: self.sample])
+        cohort = self.drawn(self.key, available)
         self.called = len(cohort)
         return {client: self.call(client) for client in cohort}
 
     def call(self, client: int) -> bytes:
         """What a client is sent in this round: a call to train from what it acknowledged."""
-        key = self._key()
-        base, mbit = self.states.version(client), self.rate(client)
-        parcel = self.stream.parcel(base)
-        pieces = Several([Piece(m.round, m.blob) for m in parcel.messages], Piece(0, b""))
-        about = self.digest, self.incarnation, self.seed, self.num_clients
-        state = self.marks.get(client, 0)
-        data = Call(*about, client, key.round, base, mbit, parcel.snapshot, pieces, state).write()
-        self.sent[client] = Sent(key.round, base, mbit, mark(data))
-        self.ledger.add(Entry(key.round, client, "down", parcel.size, len(data) - parcel.size, floats=parcel.floats))
+        self._key()  # raises where no round has begun
+        call, parcel = self.call_to(client)
+        data = call.write()
+        self.sent[client] = Sent(call.round, call.base, call.mbit, mark(data))
+        self.enter(client, "down", parcel.size, len(data) - parcel.size, parcel.floats)
         return data
 
     def reopen(self, client: int) -> bytes:
@@ -223,21 +217,21 @@ class Deployment(Rounds):
                 return self._drop(client, data, answer, "it is too late to be of use")
             if not answer.held:
                 check(sent.base > 0, "an answer of a client that was opened anew")
-                self._enter(client, data, 0, used=False)
+                self.enter(client, "up", 0, len(data), used=False)
                 raise OutOfSync(f"client {client} does not hold what it held after round {sent.base}")
             if self.most_examples and answer.examples > self.most_examples[client]:
                 raise WireError(f"{answer.examples} examples, of which {self.most_examples[client]} are believed")
             body = loads(answer.blob, max_bytes=self.most, max_values=self._sizes[1])
-            self.admit(answer.examples, self.mean.check(body, self.states.get(client).rx, self._at(client, sent)))
+            self.admit(answer.examples, self.mean.check(body, self.states.get(client).rx, self.at(client, answer)))
             floats = self.up.floats(body)
         except OutOfSync:
             raise
         except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
             self.refused += 1
-            self._enter(client, data, 0, used=False)
+            self.enter(client, "up", 0, len(data), used=False)
             log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
             raise WireError(f"round {key.round}, client {client}: {error}") from error
-        self._enter(client, data, len(answer.blob), used=True, floats=floats)
+        self.enter(client, "up", answer.payload, len(data) - answer.payload, floats)
         self.taken[client] = Taken(answer, body)
         del self.sent[client]
         if seconds is not None:
@@ -266,7 +260,7 @@ class Deployment(Rounds):
             self.states.put(client, ends)
             self.marks[client] = self.taken[client].answer.state
         used = len([client for client in now if client in moved])
-        record = self.finish(self.began, 0.0, self.called, self.called - used, evaluate)
+        record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
         self.key = None
         return record
@@ -283,8 +277,7 @@ class Deployment(Rounds):
         self.gather()
         for client in clients:
             answer, body = self.taken[client]
-            own, loss = self._at(client, answer), answer.loss if answer.steps else None
-            rx = self.add(body, answer.examples, loss, self.states.get(client).rx, own, answer.round < key.round)
+            rx = self.add(answer, body, self.states.get(client).rx, late=answer.round < key.round)
             moved[client] = Ends(answer.round, rx, self.ends().own)
         return moved
 
@@ -344,17 +337,11 @@ class Deployment(Rounds):
         assert self.key is not None
         return self.key
 
-    def _at(self, client: int, sent: Sent | Answer) -> Key:
-        return Key(self.seed, sent.round, client, mbit=sent.mbit or None)
-
     def _drop(self, client: int, data: bytes, answer: Answer, why: str) -> Literal[False]:
         log.warning("an answer of client %d to round %d is dropped: %s", client, answer.round, why)
         self.dropped += 1
-        self._enter(client, data, len(answer.blob), used=False)
+        self.enter(client, "up", answer.payload, len(data) - answer.payload, used=False)
         return False
-
-    def _enter(self, client: int, data: bytes, payload: int, used: bool, floats: float = 0.0) -> None:
-        self.ledger.add(Entry(self._key().round, client, "up", payload, len(data) - payload, 0, floats, used))
 
     # -- to disk and back -----------------------------------------------------
 

@@ -11,6 +11,7 @@ resumed: whole files replace each other, lines past the last checkpoint are cut 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -102,6 +103,35 @@ def release() -> None:
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def roomy(folder: Path, command: str) -> Iterator[None]:
+    """Where the disk is full, say in which folder, and that ``command`` goes on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        kept = f"make room, then {command} goes on from the last checkpoint: nothing before it is lost"
+        raise OSError(error.errno, f"no space is left on the disk of {folder}: {kept}") from error
+
+
+@contextlib.contextmanager
+def opened(path: str | Path | None, command: str, writes: bool = True) -> Iterator[Folder | None]:
+    """The folder of a run, held by who ``writes`` as long as the run lasts; None for a run without one.
+
+    ``command`` is what goes on with the run after the disk was full. Raises :class:`RunError` for a folder in use.
+    """
+    if path is None:
+        yield None
+        return
+    folder = Folder(Path(path), writes)
+    with roomy(folder.path, command), locked(folder.path) if writes else contextlib.nullcontext():
+        yield folder
 
 
 class Folder:

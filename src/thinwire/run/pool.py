@@ -32,6 +32,7 @@ from ..params import Params
 from ..task import Task
 from ..train.many import batchable, chained, train_many
 from ..train.one import Slot, evaluate, train
+from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
 from .client import ClientState, Reply, Round, client_round, client_rounds
 from .folder import release
@@ -83,7 +84,7 @@ class Pool:
             self.processes.submit(int).result()  # all of them start now, from this thread
         for _ in range(workers - 1):
             self.slots.put(slot.twin())
-        self.threads = futures.ThreadPoolExecutor(workers, "client", _single_thread)
+        self.threads = futures.ThreadPoolExecutor(workers, "client", single)
 
     def units(self, jobs: int) -> list[tuple[int, int]]:
         """(start, stop) of the jobs that are done as one, whatever the number of workers."""
@@ -249,13 +250,9 @@ class _Borrowed:
 _forked: tuple[Slot, Work, int] | None = None  # the last: a descriptor of the newest view's bytes
 
 
-def _single_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _orphaned_never() -> None:
     """In a forked process: end with the one that made it, and do not hold its folder."""
-    _single_thread()
+    single()
     release()
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

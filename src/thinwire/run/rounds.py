@@ -1,4 +1,4 @@
-"""The server's half of a run, whoever carries the messages: the simulator and a real deployment share it.
+"""The server's half of a run, whoever carries the messages: the simulator and a real deployment share it, loop and all.
 
 A runner owns loops, means, storage, sampling, time and failure. It never looks inside a
 state of an algorithm or a link.
@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,37 +28,46 @@ from ..params import Params
 from ..task import Task
 from ..train.one import Slot
 from ..version import code_version
-from ..wire import MOST, Packet, State, modest, restore
+from ..wire import MOST, Packet, Several, State, modest, restore
 from .client import unheard
+from .envelope import Answer, Call, Piece, key_of
 from .folder import Folder
-from .identity import model_digest
-from .ledger import Ledger
+from .identity import model_digest, run_digest
+from .ledger import Direction, Entry, Ledger
 from .messages import Form, Mean, Message, forms
 from .pool import Plan, Pool
 from .privacy import Privacy
 from .result import Record, Result
 from .storage import Ends, Memory
-from .stream import Stream
+from .stream import Parcel, Stream
 
 log = logging.getLogger("thinwire")
 
 
 class Rounds(ABC):
-    """A run between two rounds: what the server keeps, and what of it is recorded."""
+    """A run between two rounds: what the server keeps, what of it is recorded, and the loop over rounds.
+
+    A round begins with :meth:`publish` and ends with :meth:`finish`. In between its cohort is drawn (:meth:`drawn`),
+    each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the server makes its step
+    (:meth:`serve`). Who carries calls and answers, and what becomes of those that are lost, is the subclass's.
+    """
 
     pool: Pool  # evaluates, and trains where clients are here
     clip: float | None = None  # the norm that a reply has at most
+    incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
         self,
         algorithm: Algorithm,
         slot: Slot,
         num_clients: int,
+        sample: int,
         seed: int,
         test: Task | None,
         privacy: Privacy | None = None,
     ) -> None:
-        self.algorithm, self.slot, self.num_clients, self.seed, self.test = algorithm, slot, num_clients, seed, test
+        self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
+        self.num_clients, self.sample = num_clients, sample
         self.client_tests: Sequence[Task] = ()
         self.by_client: Record | None = None  # the last evaluation of their tests: a list by metric
         self.initial_buffers = slot.buffers()
@@ -72,6 +81,8 @@ class Rounds(ABC):
             self.clip = privacy.clip if privacy.clip < math.inf else None
         self.stream = Stream(algorithm, down, self.start.view, self.buffers)
         self.model_digest = model_digest(slot.module)
+        self.digest = run_digest(algorithm, self.model_digest, seed, num_clients)
+        self.folder: Folder | None = None
         self.states = Memory(self.ends)
         self.round, self.clock = 0, 0.0
         self.plan: Plan | None = None
@@ -82,6 +93,46 @@ class Rounds(ABC):
         """Both ends of a client's wire before its first reply."""
         return Ends(0, self.up.open()[1], unheard(self.algorithm, self.start, self.up, self.initial_buffers))
 
+    # -- the loop -------------------------------------------------------------
+
+    def until(
+        self,
+        rounds: int,
+        step: Callable[[bool], Record],
+        *,
+        evaluate_every: int = 1,
+        checkpoint_every: int = 1,
+        listeners: Sequence[Callable[[Record], None] | None] = (),
+    ) -> Result:
+        """Make the rounds that are missing up to ``rounds``, and return what the run came to.
+
+        ``step`` makes one round and returns its record; it is told whether to evaluate, which is every
+        ``evaluate_every`` rounds and after the last. In the folder that was opened, if any, each round leaves its
+        lines, every ``checkpoint_every`` rounds and the last one leave a checkpoint, and the end leaves the model and
+        the summary. Listeners are told each record, once it is there. Raises :class:`RunError` for fewer rounds than
+        there are.
+        """
+        folder = self.folder
+        if self.round > rounds:
+            where = folder.path if folder else "this run"
+            raise RunError(f"{where} has {self.round} rounds already: rounds={rounds} would be fewer")
+        while self.round < rounds:
+            number = self.round + 1
+            record = step(number == rounds or number % evaluate_every == 0)
+            if folder is not None:
+                folder.append(record, self.ledger.lines(number), self.by_client)
+                if number == rounds or number % checkpoint_every == 0:
+                    self.save(folder)
+            for listener in listeners:
+                if listener is not None:
+                    listener(record)
+        result = self.result(None if folder is None else folder.path)
+        if folder is not None:
+            about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
+            folder.model(result.module.state_dict(), about)
+            folder.summary(result.summary())
+        return result
+
     # -- a round --------------------------------------------------------------
 
     def gather(self) -> None:
@@ -90,25 +141,59 @@ class Rounds(ABC):
 
     def publish(self) -> Key:
         """Put the next round's broadcast into the stream; returns the round's key."""
+        self.began = time.perf_counter()
         key = Key(self.seed, self.round + 1)
         message = self.algorithm.broadcast(self.server, self.stream.view.state)
         self.stream.publish(message, self.buffers, key)
         self.gather()
         return key
 
-    def add(self, body: Packet, examples: int, loss: float | None, rx: State, key: Key, late: bool = False) -> State:
-        """Take the reply of ``key.client`` into the mean; returns the receiving ends' next states.
+    def drawn(self, key: Key, available: Iterable[int] | None = None) -> list[int]:
+        """The round's cohort: ``sample`` of the clients that are there (None: all), in their order."""
+        order = torch.randperm(self.num_clients, generator=key.generator("sample"))
+        if available is not None:
+            order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64))]
+        return sorted(order[: self.sample].tolist())
 
-        ``loss`` is None where it did not train. Raises ``WireError``, naming round and client.
+    @abstractmethod
+    def rate(self, client: int) -> float:
+        """A client's uplink in Mbit/s; 0 where it is not known."""
+
+    def call_to(self, client: int) -> tuple[Call, Parcel]:
+        """What a client is sent in the round that was published: all that it misses. It is not yet in the ledger."""
+        base = self.states.version(client)
+        parcel = self.stream.parcel(base)
+        pieces = Several([Piece(m.round, m.blob) for m in parcel.messages], Piece(0, b""))
+        about = self.digest, self.incarnation, self.seed, self.num_clients, client, self.round + 1, base
+        return Call(*about, self.rate(client), parcel.snapshot, pieces, self.mark_of(client, base)), parcel
+
+    @abstractmethod
+    def mark_of(self, client: int, base: int) -> int:
+        """The mark of what a client holds after the answer to round ``base``; 0 before its first."""
+
+    def at(self, client: int, about: Call | Answer) -> Key:
+        """The key of the round of a client that a call or an answer is about."""
+        return key_of(self.seed, client, about.round, about.mbit)
+
+    def enter(
+        self, client: int, way: Direction, payload: int, framing: int, floats: float = 0.0, used: bool = True
+    ) -> None:
+        """Enter bytes that crossed in this round into the ledger."""
+        self.ledger.add(Entry(self.round + 1, client, way, payload, framing, 0, floats, used))
+
+    def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
+        """Take an answer, whose blob is ``body``, into the mean; returns the receiving ends' next states.
+
+        Raises ``WireError``, naming round and client.
         """
-        assert key.client is not None
+        key, examples = self.at(answer.client, answer), answer.examples
         weight = float(examples) if self.algorithm.weights == "examples" else 1.0
         try:
-            rx = self.mean.add(key.client, weight, body, rx, key, late, partial(self.admit, examples))
+            rx = self.mean.add(answer.client, weight, body, rx, key, late, partial(self.admit, examples))
         except WireError as error:
             raise WireError(f"round {key.round}, client {key.client}: {error}") from error
-        if loss is not None:
-            self.losses, self.examples = self.losses + loss * examples, self.examples + examples
+        if answer.steps:  # a client may answer without training
+            self.losses, self.examples = self.losses + answer.loss * examples, self.examples + examples
         return rx
 
     def admit(self, examples: int, reply: Message) -> Message:
@@ -137,13 +222,13 @@ class Rounds(ABC):
             )
         return server, buffers if self.buffers is not None else None
 
-    def finish(self, began: float, seconds: float, replies: int, lost: int, evaluate: bool) -> Record:
+    def finish(self, seconds: float, replies: int, lost: int, evaluate: bool) -> Record:
         """End the round that was published; returns its record. ``seconds`` are those of a simulated clock."""
         self.round, self.clock = self.round + 1, self.clock + seconds
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
         record |= self._evaluate() if evaluate else {}
-        record["seconds"] = time.perf_counter() - began
+        record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
         return record
 
@@ -225,8 +310,8 @@ class Rounds(ABC):
         return hashlib.sha256(json.dumps(self.fingerprint()).encode()).hexdigest()[:32]
 
     def open(self, folder: Folder, resume: bool) -> None:
-        """Start a run in ``folder``, or continue the one that is there."""
-        about = folder.about()
+        """Start a run in ``folder``, or continue the one that is there. Rounds are recorded there from now on."""
+        self.folder, about = folder, folder.about()
         if about is not None and not resume:
             raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
         packet = folder.load()

@@ -7,9 +7,7 @@ state of an algorithm or a link.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,17 +17,16 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm
-from ..config import complete
-from ..errors import RunError, require
+from ..errors import require
 from ..key import Key
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
 from ..train.one import Slot, made
-from ..wire import dumps, loads
-from .client import Reply
-from .folder import Folder, locked
+from ..train.threads import one_thread
+from ..wire import loads
+from .envelope import NUMBER, Answer, Call, Scales
+from .folder import Folder, opened
 from .identity import data_digest
-from .ledger import Entry
 from .pool import Pool, Work
 from .ranks import Ranks, barrier, placed, rank, size
 from .result import Record, Result
@@ -80,43 +77,20 @@ def simulate(
     require(type(rounds) is int, f"rounds={rounds!r}: a whole number is expected")
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
-    threads = torch.get_num_threads()
-    with contextlib.ExitStack() as stack:
-        if out is not None:
-            stack.enter_context(roomy(Path(out), "the same call with resume=True"))
-        folder = None
-        if out is not None:
-            if rank() == 0:
-                stack.enter_context(locked(Path(out)))
-            folder = Folder(Path(out), writes=rank() == 0)
-        stack.callback(torch.set_num_threads, threads)
-        torch.set_num_threads(1)  # here and in workers: the bits of a sum must not depend on the machine's cores
+    again = "the same call with resume=True"
+    with one_thread(), opened(out, again, writes=rank() == 0) as folder, contextlib.ExitStack() as stack:
         run = Simulation(algorithm, model, tasks, setting, test=test, client_tests=client_tests, out=out)
         stack.enter_context(run.pool)
         if folder is not None:
-            if rank() == 0:
-                barrier()  # the others have looked at the folder
             run.open(folder, resume)
-            if rank() != 0:
-                barrier()
-            barrier()
         report = stack.enter_context(_progress(repr(algorithm), rounds)) if progress else None
-        if run.round > rounds:
-            raise RunError(f"{out} has {run.round} rounds already: rounds={rounds} would be fewer")
-        while run.round < rounds:
-            last = run.round + 1 == rounds
-            record = run.step(evaluate=last or (run.round + 1) % setting.evaluate_every == 0)
-            if folder is not None:
-                folder.append(record, run.ledger.lines(run.round), run.by_client)
-                if last or run.round % setting.checkpoint_every == 0:
-                    run.save(folder)
-            for listener in (on_round, report):
-                if listener is not None:
-                    listener(record)
-        result = run.result(Path(out) if out is not None else None)
-        if folder is not None:
-            folder.model(result.module.state_dict(), {"expression": complete(algorithm), "seed": str(setting.seed)})
-            folder.summary(result.summary())
+        result = run.until(
+            rounds,
+            run.step,
+            evaluate_every=setting.evaluate_every,
+            checkpoint_every=setting.checkpoint_every,
+            listeners=(on_round, report),
+        )
         barrier()  # what rank 0 wrote is there for everyone
         return result
 
@@ -124,8 +98,11 @@ def simulate(
 class Simulation(Rounds):
     """A run between two rounds, with its clients: :meth:`step` makes one more.
 
-    With ``states="disk"`` what is kept of every client lies in the folder ``out``.
+    Messages of the simulation are billed as a deployment would send them, to the byte. With ``states="disk"`` what is
+    kept of every client lies in the folder ``out``.
     """
+
+    incarnation = NUMBER
 
     def __init__(
         self,
@@ -148,7 +125,7 @@ class Simulation(Rounds):
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         if setting.network is not None:
             setting.network.check(len(tasks))
-        self.sample = setting.cohort(len(tasks))
+        sample = setting.cohort(len(tasks))
         require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(not empty, f"client {empty[:1]} has no examples: choose another split or fewer clients")
@@ -167,7 +144,8 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(max(self.tasks[:100], key=len))
-        super().__init__(algorithm, slot, len(tasks), setting.seed, tested, setting.privacy)
+        super().__init__(algorithm, slot, len(tasks), sample, setting.seed, tested, setting.privacy)
+        self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
         if setting.states == "disk" and out is not None:
@@ -180,64 +158,73 @@ class Simulation(Rounds):
 
     def step(self, evaluate: bool = True) -> Record:
         """Broadcast, train the cohort, average, step. Returns the round's record."""
-        began = time.perf_counter()
         key = self.publish()
         cohort, silent = self._cohort(key)
-        down = {client: self._deliver(client, key.round) for client in cohort}
+        calls = {client: self._deliver(client) for client in cohort}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
-        jobs = [(self._at(key, client), ends[client].own) for client in active]
+        jobs = [(self.at(client, calls[client]), ends[client].own) for client in active]
         if self.plan is None:
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
 
         lost, slowest = len(silent), 0.0
         for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
-            used, seconds = self._arrive(client, reply, down[client], key)
+            answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
+            used, seconds = self._arrive(calls[client], answer, reply.floats)
             if not used:
                 lost += 1
                 continue
             slowest = max(slowest, seconds)
-            loss = reply.loss if reply.steps else None  # a client may answer without training
-            rx = self.add(loads(reply.blob), reply.examples, loss, ends[client].rx, self._at(key, client))
+            rx = self.add(answer, loads(answer.blob), ends[client].rx)
             self.states.put(client, Ends(self.stream.version, rx, reply.next))  # both ends move on, and only now
         self.serve(key)
         network = self.setting.network
         if network is not None and lost and network.deadline is not None:
             slowest = network.deadline  # the round waited for those that did not come
         self.pool.settle()
-        return self.finish(began, slowest, len(active), lost, evaluate)
+        return self.finish(slowest, len(active), lost, evaluate)
 
-    def _at(self, key: Key, client: int) -> Key:
-        """The key of a client's round."""
+    def rate(self, client: int) -> float:
+        """A client's uplink in Mbit/s; 0 where there is no network."""
         network = self.setting.network
-        mbit = None if network is None else network.rate(client, self.seed)
-        return key._replace(client=client, mbit=mbit)
+        return 0.0 if network is None else network.rate(client, self.seed)
+
+    def mark_of(self, client: int, base: int) -> int:
+        """A number as long as a mark: nothing is lost here that a mark would show."""
+        return NUMBER if base else 0
 
     def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
         """Who is sampled this round, and who of them will not answer."""
-        order = torch.randperm(len(self.tasks), generator=key.generator("sample"))
-        cohort = sorted(order[: self.sample].tolist())
+        cohort = self.drawn(key)
         draws = torch.rand(len(cohort), generator=key.generator("dropout")).tolist()
         return cohort, {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
 
-    def _deliver(self, client: int, round: int) -> int:
-        """Send a client what it misses; returns the bytes, which the ledger has too."""
-        parcel = self.stream.parcel(self.states.version(client))
-        header = dumps([self.seed, self.stream.version, parcel.snapshot, [m.round for m in parcel.messages]])
-        self.ledger.add(Entry(round, client, "down", parcel.size, len(header), floats=parcel.floats))
-        return parcel.size + len(header)
+    def _deliver(self, client: int) -> Call:
+        """Call a client."""
+        call, parcel = self.call_to(client)
+        self.enter(client, "down", parcel.size, self.scales.framing(call), parcel.floats)
+        return call
 
-    def _arrive(self, client: int, reply: Reply, down: int, key: Key) -> tuple[bool, float]:
-        """Enter a reply's bytes; whether it came in time, and after how many seconds."""
-        header = dumps([self.seed, key.round, self.stream.version, reply.examples, reply.loss])
-        up = len(reply.blob) + len(header)
-        seconds, used, network = 0.0, True, self.setting.network
+    def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
+        """Enter an answer's bytes; whether it came in time, and after how many seconds."""
+        client, framing, seconds, used = answer.client, self.scales.framing(answer), 0.0, True
+        network = self.setting.network
         if network is not None:
-            seconds = network.seconds(client, up, down, reply.steps, self.seed)
+            up, down = answer.payload + framing, self.scales.size(call)
+            seconds = network.seconds(client, up, down, answer.steps, self.seed)
             used = network.deadline is None or seconds <= network.deadline
-        self.ledger.add(Entry(key.round, client, "up", len(reply.blob), len(header), 0, reply.floats, used))
+        self.enter(client, "up", answer.payload, framing, floats, used)
         return used, seconds
+
+    def open(self, folder: Folder, resume: bool) -> None:
+        """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
+        if rank() == 0:
+            barrier()
+        super().open(folder, resume)
+        if rank() != 0:
+            barrier()
+        barrier()
 
     def facts(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
@@ -259,21 +246,6 @@ class Simulation(Rounds):
 def _settled(setting: Setting, fields: dict[str, Any]) -> Setting:
     require(isinstance(setting, Setting), f"setting={setting!r}: give a Setting, such as {Setting.example}")
     return setting.but(fields)
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextlib.contextmanager
-def roomy(folder: Path, command: str) -> Iterator[None]:
-    """Where the disk is full, say in which folder, and that ``command`` goes on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        kept = f"make room, then {command} goes on from the last checkpoint: nothing before it is lost"
-        raise OSError(error.errno, f"no space is left on the disk of {folder}: {kept}") from error
 
 
 @contextlib.contextmanager

@@ -317,18 +317,30 @@ def table(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 
     return orders.view(-1, size)[:steps]
 
 
-@torch.no_grad()
 def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None, size: int = 500) -> dict[str, float]:
     """The sum of every metric over examples ``start`` to ``stop`` of a task."""
-    slot.module.eval()
-    sums: dict[str, float] = {}
-    stop = len(task) if stop is None else stop
+    return sums(slot.module, task, partial(slot.batch, task), start, len(task) if stop is None else stop, size)
+
+
+def means(module: nn.Module, task: Task, device: torch.device | str) -> dict[str, float]:
+    """The mean of every metric (``loss`` as ``test_loss``) over a task. The module is in training mode afterwards."""
+    found = sums(module, task, lambda rows: to_device(task.batch(rows), torch.device(device)), 0, len(task))
+    module.train()
+    return {("test_loss" if name == "loss" else name): total / len(task) for name, total in found.items()}
+
+
+@torch.no_grad()
+def sums(
+    module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start: int, stop: int, size: int = 500
+) -> dict[str, float]:
+    """The sum of every metric over examples ``start`` to ``stop``, of which ``batch`` gives those at some positions."""
+    module.eval()
+    found: dict[str, float] = {}
     for first in range(start, stop, size):
-        batch = slot.batch(task, torch.arange(first, min(first + size, stop)))
-        values: Mapping[str, Tensor] = task.metrics(slot.module, batch)
+        values: Mapping[str, Tensor] = task.metrics(module, batch(torch.arange(first, min(first + size, stop))))
         for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-    return sums
+            found[name] = found.get(name, 0.0) + float(value.double().sum())
+    return found
 
 
 def usable(device: str) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Message, MessageType
@@ -20,11 +19,11 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from ...algorithms.base import Algorithm
-from ...config import complete
 from ...errors import OutOfSync, WireError, check, require
-from ...run.folder import Folder, locked
+from ...run.folder import opened
 from ...run.privacy import Privacy
 from ...run.result import Record, Result
+from ...train.threads import one_thread
 from ..server import Deployment
 from .post import NAME, Mail, packed, unpacked
 
@@ -80,12 +79,7 @@ def serve(
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(deadline > 0, f"deadline={deadline}: seconds to wait for answers are positive")
     require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
-    with contextlib.ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)  # the bits of a sum must not depend on the machine's cores
-        folder = None if out is None else Folder(Path(out))
-        if folder is not None:
-            stack.enter_context(locked(folder.path))
+    with one_thread(), opened(out, "the server, started with the same arguments,") as folder:
         states = None if folder is None else folder.path / "states"
         options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
         options |= {"mbit": mbit, "seed": seed, "test": test, "most_examples": most_examples}
@@ -97,33 +91,19 @@ def serve(
             )
             options["most_examples"] = [most_examples[name] for name in names]
         require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
-        run = Deployment(
-            algorithm, model, clients if isinstance(clients, int) else len(names), states=states, **options
-        )
-        stack.enter_context(run.pool)
-        if folder is not None:
-            run.open(folder, resume=True)
-        if names and run.names != names:
-            require(not run.names, f"clients={clients}: this run began with {run.names}")
-            run.names = names
-        if isinstance(clients, Mapping):
-            run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
-        crew = Crew(grid, run, deadline, poll)
-        while run.round < rounds:
-            last = run.round + 1 == rounds
-            crew.round()
-            record = run.end(evaluate=last or (run.round + 1) % evaluate_every == 0)
+        count = clients if isinstance(clients, int) else len(names)
+        run = Deployment(algorithm, model, count, states=states, **options)
+        with run.pool:
             if folder is not None:
-                folder.append(record, run.ledger.lines(run.round))
-                run.save(folder)
-            log.info("round %d of %d: %s", run.round, rounds, record)
-            if on_round is not None:
-                on_round(record)
-        result = run.result(None if folder is None else folder.path)
-        if folder is not None:
-            folder.model(result.module.state_dict(), {"expression": complete(algorithm), "seed": str(seed)})
-            folder.summary(result.summary())
-        return result
+                run.open(folder, resume=True)
+            if names and run.names != names:
+                require(not run.names, f"clients={clients}: this run began with {run.names}")
+                run.names = names
+            if isinstance(clients, Mapping):
+                run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
+            crew = Crew(grid, run, deadline, poll)
+            listeners = (lambda record: log.info("round %d of %d: %s", record["round"], rounds, record), on_round)
+            return run.until(rounds, crew.step, evaluate_every=evaluate_every, listeners=listeners)
 
 
 class Crew:
@@ -142,6 +122,11 @@ class Crew:
         self.ahead: set[int] = set()  # nodes whose clock says nothing
 
     # -- a round --------------------------------------------------------------
+
+    def step(self, evaluate: bool) -> Record:
+        """One round, from the calls to its record."""
+        self.round()
+        return self.run.end(evaluate)
 
     def round(self) -> None:
         """Call a cohort and hand in what it answers, until enough is there, nobody is left, or time is up."""
