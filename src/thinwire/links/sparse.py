@@ -76,7 +76,8 @@ class Sparse(_Chosen):
         return self._unpack(packet, shape, Dense(), key)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        return [self.encode(layer, key) for _, layer in x.items()], x, None  # nothing to find out by decoding
+        narrow = x.to(torch.float32)
+        return [self.encode(layer, key) for _, layer in narrow.items()], narrow.to(x.layout.dtype), None
 
     def count(self, packet: Packet) -> float:
         return floats(packet[1])
