@@ -48,7 +48,7 @@ LossOf = Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> one value an 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """One value an example; a sequence counts as one example, the mean over its tokens."""
-    outputs = _wide_enough(outputs)
+    outputs = wide_enough(outputs)
     if outputs.ndim == 2:
         return F.cross_entropy(outputs, targets, reduction="none")
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(len(targets), -1).mean(1)
@@ -82,10 +82,10 @@ def _apart(outputs: Tensor, targets: Tensor) -> Tensor:
         f"the model gives {list(outputs.shape)} for targets of {list(targets.shape)}: a regression needs an output for "
         f"each value",
     )
-    return (_wide_enough(outputs) - targets).unsqueeze(-1)
+    return (wide_enough(outputs) - targets).unsqueeze(-1)
 
 
-def _wide_enough(outputs: Tensor) -> Tensor:
+def wide_enough(outputs: Tensor) -> Tensor:
     """Outputs in 32 bits, of a model in bfloat16 too; those in 64 bits as they are."""
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 

@@ -38,8 +38,8 @@ class Link(Config, ABC):
       and of what the receiver sees.
     - ``x`` may hold fewer layers than the link was opened with. Then only their part of the state changes. ``layout``
       is the layout of the layers that were sent, and the message says which they are.
-    - What the receiver sees is of the layout's ``dtype``. Dense sends 64-bit floats as they are, and what holds it
-      (LBGM, ErrorFeedback, Layerwise) computes in them. All other links round 64-bit numbers to 32 bits.
+    - What the receiver sees is of the layout's ``dtype``. Dense and Sparse send 64-bit floats as they are, and links
+      that hold them (LBGM, ErrorFeedback, Layerwise) compute in 64 bits. All other links round to 32 bits first.
     """
 
     example = "TopK(0.01)"
