@@ -116,8 +116,9 @@ class Round:
                 )
         found = form.look(values, self.own.tx, key) if looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
+        self.seen = form.build(seen)
         kept = statistics if algorithm.buffers == "local" else None
-        after = ClientState(algorithm.sent(self.state, form.build(seen)[0]), tx, kept, self.memory)
+        after = ClientState(algorithm.sent(self.state, self.seen[0]), tx, kept, self.memory)
         return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, found, after)
 
 
@@ -133,20 +134,35 @@ def one_round(
 ) -> Reply:
     """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
     began = time.perf_counter()
+    round = played(algorithm, form, slot, task, view, own, key, manner.train)
+    return round.reply(slot.buffers(), time.perf_counter() - began, manner.looks)
+
+
+def played(
+    algorithm: Algorithm,
+    form: Form,
+    slot: Slot,
+    task: Task,
+    view: View,
+    own: ClientState,
+    key: Key,
+    answer: Training | None = None,
+) -> Round:
+    """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
     if slot.random:  # dropout draws from torch's own generator: a process, or a fork of it, for this client alone
         torch.manual_seed(key.number("layers"))
     round = Round(algorithm, form, task, view, own, key)
     slot.load_buffers(round.buffers)
     while round.request is not None:
         before = slot.buffers() if round.request.aside else None
-        if manner.train is None:
+        if answer is None:
             trained = train(slot, task, round.request, round.draws())
         else:
-            trained = manner.train(round.request, task, round.draws())
+            trained = answer(round.request, task, round.draws())
         if round.request.aside:
             slot.load_buffers(before)
         round.take(trained)
-    return round.reply(slot.buffers(), time.perf_counter() - began, manner.looks)
+    return round
 
 
 def many_rounds(

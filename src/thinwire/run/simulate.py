@@ -25,6 +25,7 @@ from ..key import Key
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
+from ..train.threads import one_thread
 from ..wire import dumps, loads
 from .client import Manner, Reply, Training
 from .folder import Folder, locked
@@ -211,6 +212,7 @@ class Simulation(Rounds):
 
     # -- a round --------------------------------------------------------------
 
+    @one_thread()
     def step(self, evaluate: bool = True, cohort: Sequence[int] | None = None) -> Record:
         """Broadcast, train the cohort, average, step. Returns the round's record.
 
@@ -222,7 +224,7 @@ class Simulation(Rounds):
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
         key = self.publish()
-        cohort, silent = self._cohort(key, given)
+        cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
         down = {client: self._deliver(client, key.round) for client in cohort}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
@@ -258,12 +260,16 @@ class Simulation(Rounds):
         mbit = None if network is None else network.rate(client, self.seed)
         return key._replace(client=client, mbit=mbit)
 
-    def _cohort(self, key: Key, given: list[int] | None = None) -> tuple[list[int], set[int]]:
-        """Who takes part this round, given or sampled, and who of them will not answer."""
+    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
+        """Who is sampled this round, and who of them will not answer."""
         order = torch.randperm(len(self.tasks), generator=key.generator("sample"))
-        cohort = sorted(order[: self.sample].tolist()) if given is None else given
+        cohort = sorted(order[: self.sample].tolist())
+        return cohort, self._silent(cohort, key)
+
+    def _silent(self, cohort: list[int], key: Key) -> set[int]:
+        """Who of a cohort will not answer."""
         draws = torch.rand(len(cohort), generator=key.generator("dropout")).tolist()
-        return cohort, {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
+        return {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
 
     def _given(self, cohort: Sequence[int]) -> list[int]:
         """A cohort in the order of clients. Raises ``ValueError`` for one that is none."""
