@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from test_simulate import blobs, mlp, normed
-from thinwire import LBGM, FedAvg, Key, Layerwise, Local, LocalSGD, Supervised, Task, Trained
+from thinwire import LBGM, FedAvg, FedDC, FedDyn, Key, Layerwise, Local, LocalSGD, Supervised, Task, Trained
 from thinwire.errors import NonFinite, RunError
 from thinwire.train.one import drawn
 
@@ -139,7 +139,7 @@ def test_a_run_with_given_cohorts_is_resumed_with_the_same_and_with_no_others(tm
         go(rounds=4, resume=True, cohort=[[0, 1], [2, 4], [1, 4], [0, 5]])
     with pytest.raises(ValueError, match="cohort names the clients of fewer than rounds=4"):
         go(rounds=4, resume=True, cohort=cohorts[:3])
-    with pytest.raises(RunError, match=r"is another run"):
+    with pytest.raises(RunError, match="is another run: its cohort is given, not None"):
         go(rounds=4, resume=True)
     resumed = go(rounds=4, resume=True, cohort=cohorts)
     assert torch.equal(resumed.params.flat, straight.params.flat)
@@ -192,7 +192,7 @@ def test_steps_take_the_batches_that_are_given_in_their_order() -> None:
     later = tw.server_round(method, server, [reply])
     with pytest.raises(ValueError, match=r"round 2, client 0: the task's order has no batches for this round"):
         tw.client_round(method, later.view, state, task, 0)
-    for bad in ([[3]], [[-1]], [[]], [[0.5]]):
+    for bad in ([[3]], [[-1]], [[]], [torch.tensor([0.5])]):
         with pytest.raises(ValueError, match=r"round 1, client 0: the task's order has at 0 .* positions below 3"):
             tw.client_round(method, server.view, client, Supervised(torch.ones(3), targets, order=[bad]), 0)
 
@@ -283,7 +283,46 @@ def test_a_run_records_how_updates_were_tested_where_it_is_asked(model: Any, tmp
             assert all(k["recycled"] == (k["sin2"] is not None and k["sin2"] <= 0.5) for k in mine)
 
 
-# -- a weight of the pull by examples ------------------------------------------------------------------------
+# -- an alpha of each client's own -----------------------------------------------------------------------------
+
+# Clients of 1 and 3 examples whose losses are (w - 4)^2 and (w - 8)^2. With alpha = 0.5 and mean_examples = 2 their own
+# alphas are 1 and 1/3. A step goes from w to w - 0.25 (2 (w - t) + alpha (w - x) - g).
+PULLED = [Supervised(torch.ones(n), torch.full((n,), t)) for n, t in ((1, 4.0), (3, 8.0))]
+
+
+def model_after(method: tw.Algorithm, rounds: int) -> float:
+    return tw.simulate(method, Number(), PULLED, rounds, workers=1).params.flat.item()
+
+
+@pytest.mark.parametrize("kind", [FedDyn, FedDC])
+def test_a_client_is_pulled_the_less_the_more_examples_it_has(kind: Any) -> None:
+    # Two steps from 0 end at 0.75 t - 0.125 alpha t: 2.5 and 17/3. The mean is 49/12, and both add it once more.
+    twice = LocalSGD(0.25, batch=None, steps=2)
+    found = model_after(kind(twice, alpha=0.5, mean_examples=2, weights="uniform"), 1)
+    assert found == pytest.approx(49 / 6, rel=1e-6)
+    alike = model_after(kind(twice, alpha=0.5, weights="uniform"), 1)  # 2.75 and 5.5
+    assert alike == pytest.approx(8.25, rel=1e-6)
+
+
+def test_feddyns_gradients_are_scaled_as_its_alphas_are() -> None:
+    # One step a round. 1: changes 2 and 4, h = -1.5, x = 3 + 3 = 6; g = (-2, -4/3). 2: changes -1.5 and 2/3, whose mean
+    # is -5/12; h = -1.5 + 5/24 = -31/24, x = 6 - 5/12 + 31/12 = 49/6.
+    once = LocalSGD(0.25, batch=None, steps=1)
+    assert model_after(FedDyn(once, alpha=0.5, mean_examples=2), 1) == pytest.approx(6.0)
+    assert model_after(FedDyn(once, alpha=0.5, mean_examples=2), 2) == pytest.approx(49 / 6, rel=1e-6)
+
+
+def test_feddyn_settles_at_the_mean_of_all_examples_where_its_alphas_are_by_examples() -> None:
+    method = FedDyn(LocalSGD(0.1, batch=None, steps=50), alpha=0.5, mean_examples=2)
+    assert model_after(method, 60) == pytest.approx((4 + 3 * 8) / 4, rel=1e-4)
+    uniform = FedDyn(LocalSGD(0.1, batch=None, steps=50), alpha=0.5)
+    assert model_after(uniform, 60) == pytest.approx((4 + 8) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [FedDyn, FedDC])
+def test_a_mean_of_no_examples_is_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"\(mean_examples=0.0\): a mean number of examples is positive"):
+        kind(mean_examples=0)
 
 
 # -- runs that nobody closes ---------------------------------------------------------------------------------

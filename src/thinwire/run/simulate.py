@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm
-from ..config import complete
+from ..config import complete, differing
 from ..errors import RunError, require
 from ..key import Key
 from ..task import as_task, as_tasks
@@ -279,6 +279,10 @@ class Simulation(Rounds):
         return found
 
     def open(self, folder: Folder, resume: bool) -> None:
+        about = (folder.about() or {}) if resume else {}
+        for name in ("cohort", "train"):  # of which a run has a fact only where they are given
+            if name in about and name not in self.facts():
+                raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
         super().open(folder, resume)
         for number, clients in enumerate(self.cohort or (), 1):
             made = {entry.client for entry in self.ledger.of("down", number)}
