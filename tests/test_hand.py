@@ -7,6 +7,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -103,6 +104,11 @@ def test_a_server_that_diverges_says_so() -> None:
     far = server._replace(state=server.state._replace(x=server.state.x.map(lambda f: f + 1e38)))
     with pytest.raises(NonFinite, match="round 1: the server's state became"):
         tw.server_round(FedAvg(), far, [reply])
+
+
+def test_the_page_about_rounds_by_hand_is_a_program_that_runs() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "by-hand.md").read_text()
+    exec(compile("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), "by-hand.md", "exec"), {})
 
 
 # -- a cohort that is given ---------------------------------------------------------------------------------
