@@ -1165,7 +1165,7 @@ def test_a_client_with_one_example_cannot_train_norms_and_is_told_so() -> None:
             "has no examples: choose another split or fewer clients",
         ),
         ({"model": mlp().requires_grad_(False)}, "the model has no trainable parameters: nothing would be sent"),
-        ({"model": mlp().double()}, "parameter '0.weight' is torch.float64: models are trained and sent in float32"),
+        ({"model": mlp().half()}, "parameter '0.weight' is torch.float16: models are trained and sent in float32"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

@@ -2,6 +2,7 @@
 
 ``Params`` are values: every operation returns new ones, and nothing writes into the
 vector of another. Only trainable parameters are in them; norm statistics travel apart.
+Numbers are 32-bit floats, or 64-bit floats where any parameter of the model is one.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ __all__ = ["Layout", "Params"]
 
 @dataclass(frozen=True)
 class Layout:
-    """The names and shapes of the layers, in the order in which they lie in the vector."""
+    """The names and shapes of the layers, in the order in which they lie in the vector, and the type of its numbers."""
 
     names: tuple[str, ...]
     shapes: tuple[Size, ...]
+    dtype: torch.dtype = torch.float32
 
     @staticmethod
-    def of(named: Iterable[tuple[str, Tensor]]) -> Layout:
-        pairs = [(name, tensor.shape) for name, tensor in named]
+    def of(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> Layout:
+        """The layout of named tensors. ``dtype`` None: 64-bit floats if any of them is, else 32-bit floats."""
+        pairs = list(named)
         if len({name for name, _ in pairs}) < len(pairs):
             raise ValueError("two layers have the same name")
-        return Layout(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs))
+        if dtype is None:
+            dtype = torch.float64 if any(tensor.dtype == torch.float64 for _, tensor in pairs) else torch.float32
+        return Layout(tuple(name for name, _ in pairs), tuple(tensor.shape for _, tensor in pairs), dtype)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -59,7 +64,7 @@ class Layout:
         if len(keep) == len(self.names):
             return self
         pairs = [(n, s) for n, s in zip(self.names, self.shapes, strict=True) if n in keep]
-        return Layout(tuple(n for n, _ in pairs), tuple(s for _, s in pairs))
+        return Layout(tuple(n for n, _ in pairs), tuple(s for _, s in pairs), self.dtype)
 
     def mask(self, names: Iterable[str]) -> Bool[Tensor, " layers"]:
         """One bit a layer: true where the layer is among ``names``."""
@@ -70,8 +75,8 @@ class Layout:
         """The names whose bit is set."""
         return tuple(n for n, bit in zip(self.names, mask.tolist(), strict=True) if bit)
 
-    def zeros(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Params:
-        return Params(self, torch.zeros(self.size, dtype=dtype, device=device))
+    def zeros(self, device: torch.device | str = "cpu") -> Params:
+        return Params(self, torch.zeros(self.size, dtype=self.dtype, device=device))
 
     def __repr__(self) -> str:
         return f"Layout({len(self.names)} layers, {self.size} entries)"
@@ -89,11 +94,12 @@ class Params:
             raise ValueError(f"{self.flat.numel()} entries do not fill a layout of {self.layout.size}")
 
     @staticmethod
-    def of(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype = torch.float32) -> Params:
-        """A copy of named tensors, joined into one vector."""
+    def of(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> Params:
+        """A copy of named tensors, joined into one vector. ``dtype`` is that of :meth:`Layout.of`."""
         pairs = list(named)
-        parts = [tensor.detach().reshape(-1).to(dtype) for _, tensor in pairs]
-        return Params(Layout.of(pairs), torch.cat(parts) if parts else torch.zeros(0, dtype=dtype))
+        layout = Layout.of(pairs, dtype)
+        parts = [tensor.detach().reshape(-1).to(layout.dtype) for _, tensor in pairs]
+        return Params(layout, torch.cat(parts) if parts else torch.zeros(0, dtype=layout.dtype))
 
     @staticmethod
     def trainable(module: nn.Module) -> Params:
@@ -194,6 +200,12 @@ class Params:
 
     def zeros(self) -> Params:
         return Params(self.layout, torch.zeros_like(self.flat))
+
+    def to(self, dtype: torch.dtype) -> Params:
+        """The same numbers as floats of another type; itself where they are of that type."""
+        if self.flat.dtype == dtype:
+            return self
+        return Params(Layout(self.layout.names, self.layout.shapes, dtype), self.flat.to(dtype))
 
     def clone(self) -> Params:
         return Params(self.layout, self.flat.clone())

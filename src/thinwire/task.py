@@ -25,6 +25,9 @@ class Task(Protocol):
 
     ``loss`` gives one value an example, so that unequal clients can be masked and trained
     together. ``metrics`` gives one value an example too, by name.
+
+    A task may have an attribute ``order``, the batches that its client trains on in place of those that are drawn: see
+    :class:`Supervised`.
     """
 
     def __len__(self) -> int:
@@ -45,7 +48,7 @@ LossOf = Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> one value an 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """One value an example; a sequence counts as one example, the mean over its tokens."""
-    outputs = outputs.float()  # of a model in bfloat16
+    outputs = wide_enough(outputs)
     if outputs.ndim == 2:
         return F.cross_entropy(outputs, targets, reduction="none")
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(len(targets), -1).mean(1)
@@ -79,7 +82,12 @@ def _apart(outputs: Tensor, targets: Tensor) -> Tensor:
         f"the model gives {list(outputs.shape)} for targets of {list(targets.shape)}: a regression needs an output for "
         f"each value",
     )
-    return (outputs.float() - targets).unsqueeze(-1)
+    return (wide_enough(outputs) - targets).unsqueeze(-1)
+
+
+def wide_enough(outputs: Tensor) -> Tensor:
+    """Outputs in 32 bits, of a model in bfloat16 too; those in 64 bits as they are."""
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
 def suited(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -98,6 +106,12 @@ class Supervised:
     ``inputs`` of type uint8 with four dimensions are images: they become floats in [0, 1]
     and are normalised by ``mean`` and ``std`` (per channel) batch by batch. ``augment`` changes
     the pictures of training batches, before they are normalised.
+
+    ``order``, where given, has the batches of each round, round 1 first: lists of positions among this client's
+    examples, in place of the batches that are drawn. ``order=[[[0, 1], [2]], [[2, 1]]]`` is two steps in round 1 and
+    one in round 2, whatever the trainer's ``batch``, ``epochs`` and ``steps`` are. A position may come more than once.
+    A round in which the client does not take part has a list as well, which may be empty. A method's look at a
+    gradient aside from training (:func:`look`) draws as before.
     """
 
     inputs: Tensor
@@ -108,6 +122,7 @@ class Supervised:
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     augment: tuple[Augment, ...] = ()
+    order: Sequence[Sequence[Sequence[int] | Tensor]] | None = None
 
     def __post_init__(self) -> None:
         values = self.targets.is_floating_point()
@@ -189,7 +204,7 @@ def _described(batch: Batch) -> str:
     return f"a {type(batch).__name__}"
 
 
-def as_tasks(tasks: Any) -> list[Task]:
+def as_tasks(tasks: Any, floats: torch.dtype = torch.float32) -> list[Task]:
     """A task for each client. Raises ``ValueError`` for what is no list, naming what to write."""
     if isinstance(tasks, dict):
         raise ValueError("tasks is a dict: give a list with one task a client, list(tasks.values())")
@@ -202,14 +217,15 @@ def as_tasks(tasks: Any) -> list[Task]:
             f"tasks is one {type(tasks).__name__}: give a list with one task a client; Supervised(inputs, targets, "
             f"part) for each part of a split, or torch.utils.data.Subset(dataset, part), deals one data set to many"
         )
-    return [as_task(task, f"client {client}") for client, task in enumerate(tasks)]
+    return [as_task(task, f"client {client}", floats) for client, task in enumerate(tasks)]
 
 
-def as_task(x: Any, who: str = "") -> Task:
+def as_task(x: Any, who: str = "", floats: torch.dtype = torch.float32) -> Task:
     """A task as it is; a torch ``Dataset`` of (input, target) pairs, or two tensors or arrays.
 
     Whole numbers as targets are classes, floats are values to predict (:class:`Supervised`). Numbers become what models
-    take: floats float32, whole numbers int64, but for pictures of bytes (uint8 with four dimensions) as inputs.
+    take: floats of the type ``floats``, whole numbers int64, but for pictures of bytes (uint8 with four dimensions) as
+    inputs.
 
     A Dataset is read here, once: a random transform in it is drawn once too, and alike in every run that draws
     from torch's generator. Pictures that change from epoch to epoch are ``augment`` of :class:`Supervised`, or a
@@ -222,14 +238,14 @@ def as_task(x: Any, who: str = "") -> Task:
         return x
     if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor | np.ndarray):
         inputs, targets = (_numbers(part, f"{said}the {name}") for part, name in zip(x, PARTS, strict=True))
-        return _paired(inputs, targets, said)
+        return _paired(inputs, targets, said, floats)
     if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, tuple | type):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             pairs = [x[i] for i in range(len(x))]
         if pairs and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             inputs, targets = (_stacked([pair[i] for pair in pairs], f"{said}the {n}") for i, n in enumerate(PARTS))
-            return _paired(inputs, targets, said)
+            return _paired(inputs, targets, said, floats)
     if isinstance(x, type):
         raise ValueError(f"{said}{x.__name__} is a class: give one of its objects, {x.__name__}(...)")
     raise ValueError(
@@ -241,17 +257,17 @@ def as_task(x: Any, who: str = "") -> Task:
 PARTS = ("inputs", "targets")
 
 
-def _paired(inputs: Tensor, targets: Tensor, said: str) -> Supervised:
+def _paired(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> Supervised:
     sizes = [len(x) if x.ndim else 0 for x in (inputs, targets)]
     require(sizes[0] == sizes[1], f"{said}{sizes[0]} inputs and {sizes[1]} targets are no pairs")
     if not (inputs.dtype == torch.uint8 and inputs.ndim == 4):  # pictures become floats batch by batch
-        inputs = _wide(inputs, torch.float32)
-    return Supervised(inputs, _wide(targets, torch.int64))
+        inputs = _wide(inputs, floats, floats)
+    return Supervised(inputs, _wide(targets, floats, torch.int64))
 
 
-def _wide(x: Tensor, truth: torch.dtype) -> Tensor:
-    """Floats as float32, whole numbers as int64, truth values as ``truth``."""
-    return x.to(torch.float32 if x.is_floating_point() else truth if x.dtype == torch.bool else torch.int64)
+def _wide(x: Tensor, floats: torch.dtype, truth: torch.dtype) -> Tensor:
+    """Floats as ``floats``, whole numbers as int64, truth values as ``truth``."""
+    return x.to(floats if x.is_floating_point() else truth if x.dtype == torch.bool else torch.int64)
 
 
 def _numbers(x: Any, what: str) -> Tensor:
@@ -261,7 +277,8 @@ def _numbers(x: Any, what: str) -> Tensor:
         require(known, f"{what} are of type {type(x).__name__}: tensors, arrays or numbers are expected")
         array = np.asarray(x)
         require(array.dtype.kind in "biuf", f"{what} are an array of {array.dtype}: numbers are expected")
-        kind = {"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64)
+        real = np.float64 if array.dtype.itemsize >= 8 else np.float32
+        kind = {"f": real, "b": np.bool_}.get(array.dtype.kind, np.int64)
         x = torch.from_numpy(np.require(array, np.uint8 if array.dtype == np.uint8 else kind, ["C", "W"]))
     require(not x.is_complex(), f"{what} are complex: real numbers are expected")
     found: Tensor = x.detach()

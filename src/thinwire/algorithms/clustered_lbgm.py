@@ -101,11 +101,11 @@ class ClusteredLBGM(Algorithm):
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         names = tuple(f"centroid{j}" for j in range(self.clusters))
-        centroids = Layout(names, (Size([x.layout.size]),) * self.clusters).zeros()
+        centroids = Layout(names, (Size([x.layout.size]),) * self.clusters, x.layout.dtype).zeros()
         down = self.down.get("centroids", Dense()) if isinstance(self.down, dict) else self.down
         first = torch.full((self.clusters,), down.memory)  # a link that remembers opens on what it carries first
         blank = Broadcast(x.zeros(), centroids)
-        reply = Reply(x.zeros(), Several([], Recycled(0, torch.zeros(()))), 0)
+        reply = Reply(x.zeros(), Several([], Recycled(0, x.flat.new_zeros(()))), 0)
         return Start(Server(x, self.opt.init(x), centroids, first), blank, None, reply, blank)
 
     def broadcast(self, server: State, view: State) -> Message:
@@ -123,7 +123,7 @@ class ClusteredLBGM(Algorithm):
         centroids = _models(view.centroids, g.layout)
         j = _nearest([_cosine(g, c) for c in centroids])
         rho = multiplier(g, centroids[j], self.threshold)
-        recycled = Several([] if rho is None else [Recycled(j, rho)], Recycled(0, torch.zeros(())))
+        recycled = Several([] if rho is None else [Recycled(j, rho)], Recycled(0, g.flat.new_zeros(())))
         return Reply(g if rho is None else g.only(()), recycled, len(task)), state
 
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:

@@ -11,8 +11,9 @@ correction would be almost zero, and every second round would go uncorrected. Le
 those of the round in which the client trained, so both may change from round to round and differ between clients. g is
 the mean over those who replied last. The authors' code keeps a mean over all clients, each as it last replied, and
 divides it by the weight of the client that uses it; the two are the same where all clients take part with equal
-weights. Model and gradient travel in both directions, twice FedAvg's bytes: where other clients take part each time,
-updates alone do not tell the mean of the drifts.
+weights. ``mean_examples`` gives each client an alpha of its own, as the authors' code does. The paper and the default
+have one for all. Model and gradient travel in both directions, twice FedAvg's bytes: where other clients take part
+each time, updates alone do not tell the mean of the drifts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..params import Params
 from ..task import Task
 from ..wire import State
 from .base import Algorithm, Buffers, Client, Message, Start, Weights, own_pull, plain_steps
+from .feddyn import positive, scale
 
 
 class Server(NamedTuple):
@@ -56,8 +58,10 @@ class Reply(NamedTuple):
 class FedDC(Algorithm):
     """Clients minimise L_i(y) + alpha/2 |h_i + y - x|^2 + <y, g - g_i>; the server averages y + h_i.
 
-    A client keeps two vectors of the model's size, h_i and g_i. Raises ``ValueError`` for a negative ``alpha`` and for
-    a ``local`` with a ``prox`` of its own, and :class:`~thinwire.errors.CombinationError` for local momentum or a
+    A client keeps two vectors of the model's size, h_i and g_i. ``mean_examples`` is the mean number of examples of all
+    clients: with it the alpha of a client with n examples is ``alpha * mean_examples / n``. None: every client has
+    ``alpha``. Raises ``ValueError`` for a negative ``alpha``, for a ``mean_examples`` that is not positive and for a
+    ``local`` with a ``prox`` of its own, and :class:`~thinwire.errors.CombinationError` for local momentum or a
     trainer other than :class:`LocalSGD`.
     """
 
@@ -65,6 +69,7 @@ class FedDC(Algorithm):
 
     local: Trainer = LocalSGD()
     alpha: float = 0.1
+    mean_examples: float | None = None
     up: Link | dict[str, Link] = Dense()
     down: Link | dict[str, Link] = Dense()
     weights: Weights = "examples"
@@ -73,6 +78,7 @@ class FedDC(Algorithm):
     def __post_init__(self) -> None:
         require(0 <= self.alpha < math.inf, f"FedDC(alpha={self.alpha}): alpha must not be negative")
         own_pull(self, self.local, "alpha")
+        positive(self, self.mean_examples)
         plain_steps(self, self.local)
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
@@ -84,7 +90,7 @@ class FedDC(Algorithm):
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x, g, h_i, g_i = view.x, view.g, state.h, state.g
-        trainer = replace(self.local, prox=self.alpha)
+        trainer = replace(self.local, prox=self.alpha * scale(self.mean_examples, len(task)))
         y = yield Local(x, trainer, offset=g - g_i, anchor=x - h_i)
         step = y.x - x
         h_i = h_i + step

@@ -31,7 +31,7 @@ from ..links import Dense, Link
 from ..local import Local, LocalSGD, Loss, Net, Trainer
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
-from ..task import Batch, Task, labels
+from ..task import Batch, Task, labels, wide_enough
 from ..wire import State
 from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights
 from .features import last_linear, layer
@@ -78,7 +78,7 @@ class Taught(Loss):
         losses = task.loss(net.module, batch)
         drawn, features = generated(self.generator, self.labels, len(losses), net.generator)
         device, head = losses.device, net.module.get_submodule(self.head)
-        scores = head(features.to(device, next(head.parameters()).dtype)).float()
+        scores = wide_enough(head(features.to(device, next(head.parameters()).dtype)))
         return losses + self.weight * F.cross_entropy(scores, drawn.to(device), reduction="none")
 
 
@@ -132,7 +132,7 @@ class FedGen(Algorithm):
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         classes, features = x[_weight(self._head(x.layout))].shape
-        generator = fresh(self.noise, self.hidden, classes, features, key)
+        generator = fresh(self.noise, self.hidden, classes, features, key).to(x.layout.dtype)
         counts = torch.zeros(classes, dtype=torch.int64)
         server = Server(x, generator, self.teacher.init(generator), counts)
         return Start(server, Broadcast(x.zeros(), generator.zeros(), counts), None, Reply(x.zeros(), counts))
@@ -207,6 +207,7 @@ def generated(
     drawn = torch.multinomial(counts.double(), num, replacement=True, generator=draws)
     noise = generator["layer0.weight"].shape[1] - classes
     inputs = torch.cat([torch.randn(num, noise, generator=draws), F.one_hot(drawn, classes).float()], 1)
+    inputs = inputs.to(generator.flat.dtype)
     inside = F.relu(F.linear(inputs, generator["layer0.weight"], generator["layer0.bias"]))
     return drawn, F.linear(inside, generator["layer1.weight"], generator["layer1.bias"])
 

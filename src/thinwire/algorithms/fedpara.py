@@ -59,7 +59,8 @@ class Product(nn.Module):
 
         What the rank leaves over begins as random numbers times zeros, so that it can be trained.
         """
-        x1, y1, x2, y2, *kernels = self.drawn(root_mean_square(weight) or 1.0, seeded(weight))
+        drawn = self.drawn(root_mean_square(weight) or 1.0, seeded(weight))
+        x1, y1, x2, y2, *kernels = (factor.to(weight.dtype) for factor in drawn)
         outwards, inwards = directions(weight, self.rank), directions(weight.transpose(0, 1), self.rank)
         o, i = outwards.shape[1], inwards.shape[1]
         x1[:, :o], x2[:, 0] = outwards, 1.0
@@ -123,8 +124,8 @@ class FedPara(Around):
             if rank is None or not layer.weight.requires_grad or owners[id(layer.weight)] > 1:
                 continue
             require(
-                weight.dtype == torch.float32,
-                f"FedPara: a weight is {weight.dtype}; factors are float32: give model.float()",
+                weight.dtype in (torch.float32, torch.float64),
+                f"FedPara: a weight is {weight.dtype}; factors are float32 or float64: give model.float()",
             )
             product, generator = Product(weight.shape, rank), seeded(weight)
             parametrize.register_parametrization(layer, "weight", product, unsafe=True)  # it is not checked: it is ours

@@ -139,7 +139,7 @@ class FetchSGD(Algorithm):
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local)
-        sketch = count_sketch((y.x - view.x).flat, self.rows, self.cols, self._hashes(view.seed))
+        sketch = count_sketch((y.x - view.x).flat.float(), self.rows, self.cols, self._hashes(view.seed))
         return Reply(Params(Layout(("sketch",), (sketch.shape,)), sketch.reshape(-1))), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
@@ -148,8 +148,8 @@ class FetchSGD(Algorithm):
         error = server.error + self.lr * momentum  # error feedback
         positions, values = heavy(error, x.layout.size, self.k, hashes)  # unsketch
         change = x.zeros()
-        change.flat[positions] = values
-        taken = count_sketch(change.flat, self.rows, self.cols, hashes)
+        change.flat[positions] = values.to(change.flat.dtype)
+        taken = count_sketch(change.flat.float(), self.rows, self.cols, hashes)
         error = error - taken if self.error == "subtract" else error.masked_fill(taken != 0, 0)  # error accumulation
         if self.masking:
             momentum = momentum.masked_fill(taken != 0, 0)

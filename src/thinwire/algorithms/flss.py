@@ -171,7 +171,7 @@ class FLSS(Around):
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         inner = self.inner.init(x, num_clients, key)
-        zero = Layout(("coefficients",), (Size([self.rank]),)).zeros()
+        zero = Layout(("coefficients",), (Size([self.rank]),), x.layout.dtype).zeros()
         rows = Several([], torch.zeros(x.layout.size, dtype=getattr(torch, self.store)))
         first, mix, sigma = (
             torch.zeros(*shape, dtype=torch.float64)
@@ -214,7 +214,7 @@ class FLSS(Around):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         if self.full(view.round):
             reply, state = yield from self.inner.client(view.inner, state, task, key)
-            return Reply(reply, Layout(("coefficients",), (Size([self.rank]),)).zeros().only(())), state
+            return Reply(reply, Layout((), (), view.inner.x.layout.dtype).zeros()), state
         assert isinstance(self.inner, FedAvg)
         trainer = self.inner.local
         scaled = replace(self.inner, local=replace(trainer, lr=at(trainer.lr, key.round) * self.scale))
@@ -225,8 +225,9 @@ class FLSS(Around):
             work.send(trained)
         except StopIteration as done:
             reply, state = done.value
-        coefficients = torch.stack([torch.dot(row.float(), reply.update.flat) for row in view.rows])  # P^T g
-        layout = Layout(("coefficients",), (Size([self.rank]),))
+        g = reply.update.flat
+        coefficients = torch.stack([torch.dot(row.to(g.dtype), g) for row in view.rows])  # P^T g
+        layout = Layout(("coefficients",), (Size([self.rank]),), coefficients.dtype)
         return Reply(reply._replace(update=reply.update.only(())), Params(layout, coefficients)), state
 
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
@@ -269,7 +270,7 @@ class FLSS(Around):
 
 def combined(rows: Sequence[Tensor], coefficients: Tensor, layout: Layout) -> Params:
     """P times coefficients. Raises ``ValueError`` for a basis of another model."""
-    flat = torch.zeros(layout.size)
+    flat = layout.zeros().flat
     sizes = {row.numel() for row in rows} - {layout.size}
     require(not sizes, f"a basis for {max(sizes, default=0)} parameters, and a model of {layout.size}: it has changed")
     for row, c in zip(rows, coefficients.tolist(), strict=True):

@@ -33,6 +33,7 @@ from torch import Tensor
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link, Sparse
+from ..links.sparse import set_bits
 from ..local import LocalSGD, look
 from ..params import Params
 from ..task import Task
@@ -134,7 +135,7 @@ class PruneFL(Around):
         return self.inner.supersedes(older, newer)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        mask = Params(view.x.layout, kept(view.x).float())
+        mask = Params(view.x.layout, kept(view.x).to(view.x.layout.dtype))
         work = self.inner.client(view, state, task, key)
         request = next(work)
         try:
@@ -195,7 +196,7 @@ class PruneFL(Around):
 
 def kept(x: Params) -> Bool[Tensor, " d"]:
     """Which entries are in: those with a bit set, and all of vectors."""
-    mask = x.flat.contiguous().view(torch.int32) != 0
+    mask = set_bits(x.flat)
     for start, size, shape in x.layout.spans.values():
         if len(shape) <= 1:
             mask[start : start + size] = True

@@ -24,15 +24,15 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..errors import OutOfSync, RunError, WireError, require
 from ..key import Key
-from ..run.client import ClientState, Reply, client_round, unheard
+from ..run.client import ClientState, Reply, one_round, unheard
 from ..run.envelope import Answer, Call, key_of, mark, read_call
 from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..run.messages import Form, forms
 from ..run.stream import Logged, Parcel, View, catch_up
-from ..task import as_task
+from ..task import Task, as_task
 from ..train.fitting import fitting
-from ..train.one import Slot, made
+from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import restore
 
@@ -124,7 +124,9 @@ class Node:
         device: str = "cpu",
     ) -> None:
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
-        self.algorithm, self.model, self.task, self.folder = algorithm, model, as_task(task), Path(folder)
+        if isinstance(task, type) or not isinstance(task, Task):
+            task = as_task(task, floats=floats(model if isinstance(model, nn.Module) else made(model, 0)))
+        self.algorithm, self.model, self.task, self.folder = algorithm, model, task, Path(folder)
         self.device = device
         self.lost = False  # whether the answer before the newest was, as far as the newest call tells
         require(len(self.task) > 0, "this client's task has no examples")
@@ -172,4 +174,4 @@ class Node:
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
         """The client's half of the method."""
-        return client_round(self.algorithm, form, slot, self.task, view, own, key)
+        return one_round(self.algorithm, form, slot, self.task, view, own, key)

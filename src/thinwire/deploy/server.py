@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm
 from ..config import complete
@@ -113,7 +113,7 @@ class Deployment(Rounds):
         )
         require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
         slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), device)
-        tested = None if test is None else as_task(test)
+        tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
             slot.probe(tested)
@@ -154,7 +154,11 @@ class Deployment(Rounds):
         form, key = self.up, Key(self.seed)
         draw = key.generator("noise")
         blank = [leaf.blank for leaf in form.leaves]
-        noise = [v.map(lambda x: torch.randn(x.shape, generator=draw)) if isinstance(v, Params) else v for v in blank]
+
+        def drawn(x: Tensor) -> Tensor:
+            return torch.randn(x.shape, generator=draw).to(x.dtype)
+
+        noise = [v.map(drawn) if isinstance(v, Params) else v for v in blank]
         bodies = [form.send(values, form.open()[0], key._replace(client=0))[0] for values in (blank, noise)]
         return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL, 2 * max(map(count, bodies)) + FEW
 

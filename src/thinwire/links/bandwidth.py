@@ -8,7 +8,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link
+from .base import Link, Look
 from .wrappers import adopt
 
 
@@ -57,6 +57,10 @@ class ByBandwidth(Link):
         rate = self.chosen(key.mbit)
         packet, seen, own = self.links[rate].send(x, tx[rate], key)
         return [_mbit(rate), packet], seen, {**tx, rate: own}
+
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        rate = self.chosen(key.mbit)
+        return self.links[rate].look(x, tx[rate], key)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         rate = self.chosen(key.mbit)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Size, Tensor
 
 from ..config import Config
@@ -12,6 +14,14 @@ from ..errors import NonFinite, check
 from ..key import Key
 from ..params import Layout, Params, fold, is_finite
 from ..wire import MOST, Packet, State, conform, modest
+
+
+class Look(NamedTuple):
+    """How an update was compared with the one before it (LBGM)."""
+
+    sin2: float | None  # the squared sine of the angle between them; None: there is nothing to compare with
+    rho: float | None  # the multiple of the one before that is nearest
+    recycled: bool  # whether rho alone is sent
 
 
 class Link(Config, ABC):
@@ -28,6 +38,8 @@ class Link(Config, ABC):
       and of what the receiver sees.
     - ``x`` may hold fewer layers than the link was opened with. Then only their part of the state changes. ``layout``
       is the layout of the layers that were sent, and the message says which they are.
+    - What the receiver sees is of the layout's ``dtype``. Dense and Sparse send 64-bit floats as they are, and links
+      that hold them (LBGM, ErrorFeedback, Layerwise) compute in 64 bits. All other links round to 32 bits first.
     """
 
     example = "TopK(0.01)"
@@ -62,6 +74,13 @@ class Link(Config, ABC):
 
         Raises ``WireError`` for a packet that is no packet of this link.
         """
+
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        """The tests that :meth:`send` would decide by, given the same: by layer, or ``*`` for all layers as one vector.
+
+        Empty for a link that tests nothing. No state changes.
+        """
+        return {}
 
     def check(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         """:meth:`recv` of a packet that anyone may have made. Raises ``WireError``, and changes nothing.
@@ -122,14 +141,14 @@ class Codec(Link):
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
-        """One layer, in its own shape, as a packet."""
+        """One layer, a 32-bit tensor in its own shape, as a packet."""
 
     @abstractmethod
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         """The layer the other side sees: a 32-bit tensor of this shape."""
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        packet = [self.encode(layer, key.at(name)) for name, layer in x.items()]
+        packet = [self.encode(layer, key.at(name)) for name, layer in x.to(torch.float32).items()]
         seen = self._decode(packet, x.layout, key)
         if self.grows:
             finite(self, seen.flat)

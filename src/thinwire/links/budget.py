@@ -64,7 +64,7 @@ class Budget(Link):
             object.__setattr__(self, flag, all(getattr(codec, flag) for codec in self.ladder))
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        layers = [self._options(layer, key.at(name)) for name, layer in x.items()]
+        layers = [self._options(layer, key.at(name)) for name, layer in x.to(torch.float32).items()]
         hulls = [_hull(options) for options in layers]
         chosen, missed = _spent(self.bytes, layers, hulls)
         if chosen is None:

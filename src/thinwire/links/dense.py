@@ -16,7 +16,10 @@ from .base import Codec, Link
 
 @dataclass(frozen=True)
 class Dense(Codec):
-    """Every number as it is, 4 bytes each. All layers are sent as one tensor, which is not copied."""
+    """Every number as it is, 4 bytes each, or 8 of a model in 64 bits. All layers are one tensor, which is not copied.
+
+    Within another codec, as in ``TopK(0.01, values=Dense())``, numbers have 32 bits.
+    """
 
     linear = True
     contraction = True
@@ -32,7 +35,7 @@ class Dense(Codec):
         return x.flat, x, None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        return Params(layout, vector(packet, layout.size, torch.float32)), None
+        return Params(layout, vector(packet, layout.size, layout.dtype)), None
 
     def floats(self, packet: Packet) -> float:
         return self.count(packet)
@@ -86,9 +89,9 @@ def octets(packet: Packet) -> Tensor:
     return tensor
 
 
-def number(packet: Packet) -> Tensor:
-    """The packet. Raises ``WireError`` unless it is one 32-bit number."""
-    check(isinstance(packet, Tensor) and packet.dtype == torch.float32 and packet.shape == (), "one number")
+def number(packet: Packet, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The packet. Raises ``WireError`` unless it is one number of this type."""
+    check(isinstance(packet, Tensor) and packet.dtype == dtype and packet.shape == (), "one number")
     tensor: Tensor = packet
     return tensor
 

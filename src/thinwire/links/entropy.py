@@ -13,7 +13,7 @@ from ..kernels import rans
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, count, dumps, loads
-from .base import Link
+from .base import Link, Look
 from .wrappers import adopt
 
 STORED, ZSTD, RANS = range(3)
@@ -46,6 +46,9 @@ class Entropy(Link):
         packet, seen, tx = self.inner.send(x, tx, key)
         return _coded(packet, x.layout), seen, tx
 
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        return self.inner.look(x, tx, key)
+
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(_decoded(packet, limit(layout), values(layout)), layout, rx, key)
 
@@ -54,8 +57,11 @@ class Entropy(Link):
 
 
 def limit(layout: Layout) -> int:
-    """The most bytes that a receiver of these layers decompresses: 5 an entry (no link sends more) and 1 kB a layer."""
-    return 5 * layout.size + 1024 * (len(layout.names) + 1)
+    """The most bytes that a receiver of these layers decompresses: a number and one more an entry, and 1 kB a layer.
+
+    A number has 4 bytes, or 8 of a model in 64 bits. No link sends more.
+    """
+    return (layout.dtype.itemsize + 1) * layout.size + 1024 * (len(layout.names) + 1)
 
 
 def values(layout: Layout) -> int:

@@ -9,7 +9,7 @@ from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, finite
+from .base import Link, Look, finite
 from .sparse import TopK
 
 
@@ -51,6 +51,9 @@ class ErrorFeedback(Link):
         left = p - seen
         finite(self, left.flat)
         return packet, seen, Residual(tx.residual.replace(left, copy=False), inner)
+
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        return self.inner.look(x + tx.residual.only(x.names), tx.inner, key)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(packet, layout, rx, key)

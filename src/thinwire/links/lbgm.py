@@ -17,7 +17,7 @@ from ..errors import CombinationError, check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, Several, State, dumps, loads
-from .base import Link
+from .base import Link, Look, floats
 from .dense import Dense, number
 from .sparse import Sparse
 
@@ -35,9 +35,11 @@ class LBGM(Link):
 
     Both ends keep l, the last update that was sent whole, as ``inner`` delivered it. If the squared sine of the angle
     between the new update g and l is at most ``threshold`` (the paper's delta), the scalar rho = <g, l> / |l|^2 is
-    sent, 4 bytes, and the receiver sees rho * l. Otherwise ``inner`` sends, and what it delivers becomes l. The whole
-    vector is tested at once; ``Layerwise(LBGM(...))`` tests layer by layer, as the authors' code does. Raises
-    ``ValueError`` unless 0 <= threshold <= 1, and ``CombinationError`` if the receiver of ``inner`` keeps a memory.
+    sent, 4 bytes (8 of a model in 64 bits), and the receiver sees rho * l. Otherwise ``inner`` sends, and what it
+    delivers becomes l. The whole vector is tested at once; ``Layerwise(LBGM(...))`` tests layer by layer, as the
+    authors' code does. :meth:`look` gives the test's values, and ``simulate(..., record="looks")`` records those of
+    every reply. Raises ``ValueError`` unless 0 <= threshold <= 1, and ``CombinationError`` if the receiver of ``inner``
+    keeps a memory.
 
     ``compare`` says what g is. With "delivered", as in the paper, g is what the inner link would deliver. The inner
     link is asked in each round and keeps its next state, recycled or not: ``LBGM(ErrorFeedback(TopK(0.1)))``. With
@@ -95,13 +97,18 @@ class LBGM(Link):
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         if not isinstance(packet, list):
-            return self._look_back(rx, layout) * number(packet), rx
+            return self._look_back(rx, layout) * number(packet, layout.dtype), rx
         check(len(packet) == 1, "a whole update or one number")
         g, _ = self.inner.recv(packet[0], layout, None, key)
         return g, self._keep(rx, packet[0], g, key)
 
     def floats(self, packet: Packet) -> float:
-        return self.inner.floats(packet[0]) if isinstance(packet, list) else 1.0
+        return self.inner.floats(packet[0]) if isinstance(packet, list) else floats(packet)
+
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        l = self._look_back(tx.gradient, x.layout)  # noqa: E741
+        g = x if self.compare == "dense" else self.inner.send(x, tx.inner, key)[1]
+        return {x.names[0] if len(x.names) == 1 else "*": compared(g, l, self.threshold)}
 
     def _look_back(self, kept: State, layout: Layout) -> Params:
         """L on the layers of ``layout``; zero where nothing was sent yet."""
@@ -110,7 +117,7 @@ class LBGM(Link):
         l = layout.zeros()  # noqa: E741
         for message in kept:  # oldest first
             then, layers, packet = _opened(message)
-            own = Layout(tuple(layers), tuple(map(Size, layers.values())))
+            own = Layout(tuple(layers), tuple(map(Size, layers.values())), layout.dtype)
             g, _ = self.inner.recv(packet, own, None, Key(*then))
             l = l.replace(g.only(layers.keys() & layout.spans.keys()))  # noqa: E741
         return l
@@ -138,16 +145,22 @@ def _opened(message: bytes) -> list[Packet]:
     return parts
 
 
-def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
-    """rho as a 32-bit number if g may be recycled, else None (Algorithm 1, lines 6 and 7).
+def compared(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
+    """How far g is from l, and whether it may be recycled (Algorithm 1, lines 6 and 7).
 
-    None also where l is zero, or where the square of g or rho is not finite. If g is zero, rho is zero.
+    It may not where l is zero, or where the square of g or rho is not finite. If g is zero, rho is zero.
     """
     gg, ll, gl = g @ g, l @ l, g @ l
     if ll == 0 or not math.isfinite(gg):
-        return None  # nothing to look back on, or nothing to compare
+        return Look(None, None, False)  # nothing to look back on, or nothing to compare
     if gg == 0:
-        return torch.zeros(())
+        return Look(0.0, 0.0, True)
     sine = min(1.0, max(0.0, 1 - gl * gl / (gg * ll)))  # squared
-    rho = torch.tensor(gl / ll)
-    return rho if sine <= threshold and bool(rho.isfinite()) else None
+    rho = torch.tensor(gl / ll, dtype=g.layout.dtype)
+    return Look(sine, gl / ll, sine <= threshold and bool(rho.isfinite()))
+
+
+def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
+    """rho, as a number of the type that g has, if g may be recycled, else None."""
+    found = compared(g, l, threshold)
+    return torch.tensor(found.rho, dtype=g.layout.dtype) if found.recycled else None

@@ -63,7 +63,7 @@ class PowerSGD(Link):
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         owed = x + tx.residual.only(x.names)
         packet, start = [], dict(tx.start)
-        for name, layer in owed.items():
+        for name, layer in owed.to(torch.float32).items():
             if name not in start:
                 packet.append(layer.reshape(-1))
                 continue

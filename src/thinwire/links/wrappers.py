@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Size
 
 from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, Link, finite, join
+from .base import Codec, Link, Look, finite, join
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Flat(Link):
         adopt(self, self.inner)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        packet = self.inner.encode(x.flat, key)
+        packet = self.inner.encode(x.to(torch.float32).flat, key)
         seen = self._decode(packet, x.layout, key)
         if self.inner.grows:
             finite(self, seen.flat)
@@ -39,7 +40,7 @@ class Flat(Link):
         return self._decode(packet, layout, key), None
 
     def _decode(self, packet: Packet, layout: Layout, key: Key) -> Params:
-        return Params(layout, self.inner.decode(packet, Size([layout.size]), key))
+        return Params(layout, self.inner.decode(packet, Size([layout.size]), key).to(layout.dtype))
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
         return self.inner.fold(None if total is None else [total], [packet], weight)[0]
@@ -75,6 +76,12 @@ class Layerwise(Link):
             packets.append(packet)
             seen.append(part.flat)
         return packets, join(x.layout, seen), tx
+
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        looks: dict[str, Look] = {}
+        for name in x.names:
+            looks |= self.inner.look(x.only([name]), tx[name], key.at(name))
+        return looks
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         check(isinstance(packet, list) and len(packet) == len(layout.names), "one packet a layer")
@@ -141,6 +148,13 @@ class Partition(Link):
                 seen = seen.replace(part, copy=False)
             packets.append(packet)
         return packets, seen, tx
+
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        looks: dict[str, Look] = {}
+        for rule, names in self.names(x.layout).items():
+            found = self.links[rule].look(x.only(names), tx[rule], key.at(rule)) if names else {}
+            looks |= {rule if layer == "*" else layer: look for layer, look in found.items()}
+        return looks
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         check(isinstance(packet, list) and len(packet) == len(self.links), "one packet a rule")

@@ -1,5 +1,7 @@
 """Runners: they own loops, means, storage, sampling, transport, time and failure."""
 
+from .client import ClientState
+from .hand import ClientReply, ClientView, ServerState, client_round, server_round, start
 from .ledger import Ledger
 from .network import Network
 from .privacy import Privacy
@@ -7,4 +9,19 @@ from .result import Result
 from .setting import Setting
 from .simulate import Simulation, simulate
 
-__all__ = ["Ledger", "Network", "Privacy", "Result", "Setting", "Simulation", "simulate"]
+__all__ = [
+    "ClientReply",
+    "ClientState",
+    "ClientView",
+    "Ledger",
+    "Network",
+    "Privacy",
+    "Result",
+    "ServerState",
+    "Setting",
+    "Simulation",
+    "client_round",
+    "server_round",
+    "simulate",
+    "start",
+]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import repeat
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,7 +46,22 @@ class Reply(NamedTuple):
     steps: int
     floats: float  # the papers' count for the blob
     seconds: float  # of wall time
+    looks: list[dict[str, Any]]  # LBGM's tests, where they are asked for: a line for each field and layer
     next: ClientState
+
+
+Training = Callable[[Local, Task, Key], Trained]
+"""What answers a request in place of training; the key has the round and the client."""
+
+
+class Manner(NamedTuple):
+    """How clients' rounds are made, beside what the method says."""
+
+    train: Training | None = None  # answers requests; None: they are trained
+    looks: bool = False  # whether replies say how their links tested them
+
+
+PLAIN = Manner()
 
 
 class Round:
@@ -91,7 +105,7 @@ class Round:
         """The key of the training it waits for: another one each time it asks."""
         return self.key.at(f"training{self.asked}") if self.asked else self.key
 
-    def reply(self, statistics: Params | None, seconds: float) -> Reply:
+    def reply(self, statistics: Params | None, seconds: float, looks: bool = False) -> Reply:
         """The bytes for the server, and the client's next state. Raises :class:`NonFinite`."""
         algorithm, form, key = self.algorithm, self.form, self.key
         values = form.values(self.message, statistics)
@@ -100,31 +114,58 @@ class Round:
                 raise NonFinite(
                     f"round {key.round}, client {key.client}: {leaf.name} has numbers beyond {MOST:.0e}; lower lr"
                 )
+        found = form.look(values, self.own.tx, key) if looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
+        self.seen = form.build(seen)
         kept = statistics if algorithm.buffers == "local" else None
-        after = ClientState(algorithm.sent(self.state, form.build(seen)[0]), tx, kept, self.memory)
-        return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, after)
+        after = ClientState(algorithm.sent(self.state, self.seen[0]), tx, kept, self.memory)
+        return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, found, after)
 
 
-def client_round(
-    algorithm: Algorithm, form: Form, slot: Slot, task: Task, view: View, own: ClientState, key: Key
+def one_round(
+    algorithm: Algorithm,
+    form: Form,
+    slot: Slot,
+    task: Task,
+    view: View,
+    own: ClientState,
+    key: Key,
+    manner: Manner = PLAIN,
 ) -> Reply:
     """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
     began = time.perf_counter()
+    round = played(algorithm, form, slot, task, view, own, key, manner.train)
+    return round.reply(slot.buffers(), time.perf_counter() - began, manner.looks)
+
+
+def played(
+    algorithm: Algorithm,
+    form: Form,
+    slot: Slot,
+    task: Task,
+    view: View,
+    own: ClientState,
+    key: Key,
+    answer: Training | None = None,
+) -> Round:
+    """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
     if slot.random:  # dropout draws from torch's own generator: a process, or a fork of it, for this client alone
         torch.manual_seed(key.number("layers"))
     round = Round(algorithm, form, task, view, own, key)
     slot.load_buffers(round.buffers)
     while round.request is not None:
         before = slot.buffers() if round.request.aside else None
-        trained = train(slot, task, round.request, round.draws())
+        if answer is None:
+            trained = train(slot, task, round.request, round.draws())
+        else:
+            trained = answer(round.request, task, round.draws())
         if round.request.aside:
             slot.load_buffers(before)
         round.take(trained)
-    return round.reply(slot.buffers(), time.perf_counter() - began)
+    return round
 
 
-def client_rounds(
+def many_rounds(
     algorithm: Algorithm,
     form: Form,
     slot: Slot,
@@ -132,13 +173,13 @@ def client_rounds(
     view: View,
     owns: Sequence[ClientState],
     keys: Sequence[Key],
+    manner: Manner = PLAIN,
 ) -> list[Reply]:
-    """:func:`client_round` for many clients at once, where their requests can be trained as one."""
-    began = time.perf_counter()
-    if slot.first or slot.random:  # with buffers or dice of their own they have to be trained one by one
-        clients = zip(tasks, repeat(view), owns, keys, strict=False)
-        return [client_round(algorithm, form, slot, *client) for client in clients]
-    rounds = [Round(algorithm, form, *client) for client in zip(tasks, repeat(view), owns, keys, strict=False)]
+    """:func:`one_round` for many clients at once, where their requests can be trained as one."""
+    began, clients = time.perf_counter(), list(zip(tasks, owns, keys, strict=True))
+    if slot.first or slot.random or manner.train:  # with buffers or dice of their own they are trained one by one
+        return [one_round(algorithm, form, slot, task, view, own, key, manner) for task, own, key in clients]
+    rounds = [Round(algorithm, form, task, view, own, key) for task, own, key in clients]
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
         if batchable(slot, [round.task for round in waiting], requests):
@@ -149,4 +190,4 @@ def client_rounds(
         for round, trained in zip(waiting, found, strict=True):
             round.take(trained)
     each = (time.perf_counter() - began) / len(rounds)
-    return [round.reply(None, each) for round in rounds]
+    return [round.reply(None, each, manner.looks) for round in rounds]

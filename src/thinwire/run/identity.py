@@ -42,8 +42,10 @@ def data_digest(tasks: Sequence[Task]) -> str:
                 digest.update(known[id(tensor)].encode())
             if task.indices is not None:
                 digest.update(task.indices.contiguous().numpy().data)
-            functions = [_name(task.loss_of), *((name, _name(of)) for name, of in task.metrics_of.items())]
+            functions = [name_of(task.loss_of), *((name, name_of(of)) for name, of in task.metrics_of.items())]
             digest.update(repr([task.mean, task.std, task.augment, functions]).encode())
+        if (order := getattr(task, "order", None)) is not None:
+            digest.update(repr([[torch.as_tensor(batch).tolist() for batch in batches] for batches in order]).encode())
     with torch.random.fork_rng(devices=[]):  # a task may draw from torch's own generator
         torch.manual_seed(0)
         for task in tasks[:: max(1, len(tasks) // 10)]:
@@ -57,6 +59,6 @@ def _tensor_digest(x: torch.Tensor) -> str:
     return f"{tuple(x.shape)}{x.dtype}{hashlib.sha256(data).hexdigest()}"
 
 
-def _name(function: object) -> str:
+def name_of(function: object) -> str:
     """Of a function, as far as it can be told in another process."""
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"

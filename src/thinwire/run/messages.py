@@ -110,6 +110,15 @@ class Form:
             ends.append(end)
         return body, seen, ends
 
+    def look(self, values: Sequence[Any], tx: State, key: Key) -> list[dict[str, Any]]:
+        """How links test what :meth:`send` is given the same: a line for each field and layer. No state changes."""
+        lines: list[dict[str, Any]] = []
+        for leaf, value, end in zip(self.leaves, values, tx, strict=True):
+            if leaf.link is not None and value.names:
+                found = leaf.link.look(value, end, key.at(f"{self.where}/{leaf.name}"))
+                lines += [{"field": leaf.name, "layer": layer, **look._asdict()} for layer, look in found.items()]
+        return lines
+
     def recv(self, body: Packet, rx: State, key: Key) -> tuple[list[Any], State]:
         """The value of each leaf, the next states. Raises ``WireError``."""
         values, ends = [], []

@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -34,7 +35,7 @@ from ..train.many import batchable, chained, train_many
 from ..train.one import Slot, evaluate, train
 from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
-from .client import ClientState, Reply, Round, client_round, client_rounds
+from .client import PLAIN, ClientState, Manner, Reply, Round, many_rounds, one_round
 from .folder import release
 from .messages import Form
 from .stream import View
@@ -48,6 +49,7 @@ class Work(NamedTuple):
     tasks: Sequence[Task]
     view: View  # templates, for what comes as bytes
     own: ClientState
+    manner: Manner = PLAIN
 
 
 Plan = Literal["each", "together"]
@@ -64,27 +66,56 @@ TOGETHER = 50  # clients trained as one, at most
 CHUNK = 1000  # test examples a job, fixed: sums must not depend on the number of workers
 
 
-class Pool:
-    """``workers`` slots for the same module. ``close`` it, or use it as a context."""
+class Crew:
+    """The threads and processes of a pool at work. They end when it is closed, or when nobody holds their pool."""
 
     def __init__(self, slot: Slot, workers: int, work: Work) -> None:
-        self.work = work
-        self.plan: Plan = "each"
-        self.random = slot.random  # then everyone is trained alone
-        self.processes: futures.ProcessPoolExecutor | None = None
-        if slot.device.type != "cpu" or (slot.random and "fork" not in multiprocessing.get_all_start_methods()):
-            workers = 1
         self.slots: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         self.slots.put(slot)
+        self.processes: futures.ProcessPoolExecutor | None = None
         if slot.random and workers > 1:
             global _forked  # what the processes inherit; read in them alone
             self.views, self.version = tempfile.TemporaryFile(), 0  # noqa: SIM115  the newest view, for all
             _forked = (slot, work, self.views.fileno())
             self.processes = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _orphaned_never)
             self.processes.submit(int).result()  # all of them start now, from this thread
+            _forked = None
         for _ in range(workers - 1):
             self.slots.put(slot.twin())
         self.threads = futures.ThreadPoolExecutor(workers, "client", single)
+
+    def end(self, wait: bool) -> None:
+        """Let go of all threads and processes. Jobs that have not begun are dropped; ``wait`` for the others."""
+        self.threads.shutdown(wait, cancel_futures=True)
+        if self.processes is not None:
+            self.processes.shutdown(wait, cancel_futures=True)
+            self.views.close()
+
+
+class Pool:
+    """``workers`` slots for the same module. Its threads and processes begin with the first job.
+
+    They end with :meth:`close`, at the end of a ``with``, or when nobody holds the pool any more. After that the next
+    job begins them anew.
+    """
+
+    def __init__(self, slot: Slot, workers: int, work: Work) -> None:
+        self.work, self.slot = work, slot
+        self.plan: Plan = "each"
+        self.random = slot.random  # then everyone is trained alone
+        forks = "fork" in multiprocessing.get_all_start_methods()
+        alone = slot.device.type != "cpu" or (slot.random and not forks) or work.manner.train is not None
+        self.workers = 1 if alone else workers
+        self._crew: Crew | None = None
+
+    @property
+    def crew(self) -> Crew:
+        """Who does the jobs."""
+        if self._crew is None:
+            self._crew = Crew(self.slot, self.workers, self.work)
+            # No waiting there: the last to hold the pool may be one of its own threads.
+            self._abandoned = weakref.finalize(self, self._crew.end, False)
+        return self._crew
 
     def units(self, jobs: int) -> list[tuple[int, int]]:
         """(start, stop) of the jobs that are done as one, whatever the number of workers."""
@@ -96,22 +127,23 @@ class Pool:
     ) -> Iterator[Reply]:
         """The replies of clients, in the order of ``jobs``; ``sizes`` are those of the units they make."""
         sizes = [stop - start for start, stop in self.units(len(jobs))] if sizes is None else sizes
+        crew = self.crew
         if self.plan == "together" and not self.random:
             edges = list(pairwise(accumulate(sizes, initial=0)))
             chunks = [jobs[start:stop] for start, stop in edges]
-            for replies in self._ordered(self.threads, [(self._rounds, view, chunk) for chunk in chunks]):
+            for replies in self._ordered(crew.threads, [(self._rounds, view, chunk) for chunk in chunks]):
                 yield from replies
             return
-        if self.processes is None:
-            yield from self._ordered(self.threads, [(self._round, view, key, own) for key, own in jobs])
+        if crew.processes is None:
+            yield from self._ordered(crew.threads, [(self._round, view, key, own) for key, own in jobs])
             return
-        self.version += 1
-        self.views.seek(0)
-        self.views.truncate()
-        self.views.writelines(pieces(view))
-        self.views.flush()
-        calls = [(_forked_round, self.version, k, dumps(own)) for k, own in jobs]
-        for reply, own in self._ordered(self.processes, calls):
+        crew.version += 1
+        crew.views.seek(0)
+        crew.views.truncate()
+        crew.views.writelines(pieces(view))
+        crew.views.flush()
+        calls = [(_forked_round, crew.version, k, dumps(own)) for k, own in jobs]
+        for reply, own in self._ordered(crew.processes, calls):
             yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
 
     def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View, measured: bool = False) -> Plan:
@@ -122,7 +154,7 @@ class Pool:
         """
         work, everyone = self.work, len(jobs)
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
-        if self.processes is not None or len(jobs) < 2:
+        if self.random or work.manner.train is not None or len(jobs) < 2:
             return "each"
         tasks = [work.tasks[key.client] for key, _ in jobs if key.client is not None]
         rounds = [
@@ -131,7 +163,7 @@ class Pool:
         rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
-        with _Borrowed(self.slots) as slot, warnings.catch_warnings():
+        with _Borrowed(self.crew.slots) as slot, warnings.catch_warnings():
             if not requests or not batchable(slot, tasks, requests):
                 return "each"
             in_c = chained(slot, tasks[0])
@@ -159,22 +191,24 @@ class Pool:
     def evaluate(self, x: Params, buffers: Params | None, task: Task) -> dict[str, float]:
         """The mean of every metric over a task."""
         starts = range(0, len(task), CHUNK)
-        parts = list(self._ordered(self.threads, [(self._evaluate, x, buffers, task, start) for start in starts]))
+        parts = list(self._ordered(self.crew.threads, [(self._evaluate, x, buffers, task, start) for start in starts]))
         return {name: sum(part[name] for part in parts) / len(task) for name in parts[0]}
 
     def _round(self, view: View, key: Key, own: ClientState) -> Reply:
         assert key.client is not None
-        with _Borrowed(self.slots) as slot, torch.random.fork_rng(devices=[], enabled=slot.random):
-            return client_round(self.work.algorithm, self.work.form, slot, self.work.tasks[key.client], view, own, key)
+        work = self.work
+        with _Borrowed(self.crew.slots) as slot, torch.random.fork_rng(devices=[], enabled=slot.random):
+            task = work.tasks[key.client]
+            return one_round(work.algorithm, work.form, slot, task, view, own, key, work.manner)
 
     def _rounds(self, view: View, jobs: Sequence[tuple[Key, ClientState]]) -> list[Reply]:
         tasks = [self.work.tasks[key.client] for key, _ in jobs if key.client is not None]
-        owns, keys = [own for _, own in jobs], [key for key, _ in jobs]
-        with _Borrowed(self.slots) as slot:
-            return client_rounds(self.work.algorithm, self.work.form, slot, tasks, view, owns, keys)
+        owns, keys, work = [own for _, own in jobs], [key for key, _ in jobs], self.work
+        with _Borrowed(self.crew.slots) as slot:
+            return many_rounds(work.algorithm, work.form, slot, tasks, view, owns, keys, work.manner)
 
     def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int) -> dict[str, float]:
-        with _Borrowed(self.slots) as slot:
+        with _Borrowed(self.crew.slots) as slot:
             slot.load(x)
             slot.load_buffers(buffers)
             return evaluate(slot, task, start, min(start + CHUNK, len(task)))
@@ -193,12 +227,10 @@ class Pool:
         """The round's replies are all taken."""
 
     def close(self) -> None:
-        global _forked
-        self.threads.shutdown(wait=True, cancel_futures=True)
-        if self.processes is not None:
-            self.processes.shutdown(wait=True, cancel_futures=True)
-            self.views.close()
-            _forked = None
+        if self._crew is not None:
+            self._abandoned.detach()
+            self._crew.end(True)
+            self._crew = None
 
     def __enter__(self) -> Pool:
         return self
@@ -268,7 +300,7 @@ def _forked_round(version: int, key: Key, own: bytes) -> tuple[Reply, bytes]:
     slot, work, _ = _forked
     task, view = work.tasks[key.client], _newest(version)
     state = restore(loads(own, max_values=None, finite=False), work.own)
-    reply = client_round(work.algorithm, work.form, slot, task, view, state, key)
+    reply = one_round(work.algorithm, work.form, slot, task, view, state, key, work.manner)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
 
 

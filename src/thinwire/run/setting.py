@@ -43,6 +43,9 @@ class Setting(Config):
     - ``workers``: how many clients are trained at once. None: one a core.
     - ``states``: where what is kept of every client lies between its rounds. "disk" is for more clients than fit in
       memory.
+    - ``record``: what else a round's record has. "looks" is how LBGM tested each client's update, by layer: its
+      ``looks`` are a list with ``client``, ``field``, ``layer`` (``*``: all as one vector), ``sin2``, ``rho`` and
+      ``recycled`` each, of replies that were taken. Links then encode what they test twice.
 
     A run that is resumed must agree on every field that is not in ``may_change``. It keeps the type of its device, and
     the plan and the place of states that it began with.
@@ -55,6 +58,7 @@ class Setting(Config):
         "checkpoint_every",
         "workers",
         "states",
+        "record",
     )
     """The fields that a run's fingerprint leaves out."""
     example: ClassVar[str] = "Setting(sample=10)"
@@ -74,6 +78,7 @@ class Setting(Config):
         "by default a rule chooses from the model and its size.",
     )
     states: Literal["memory", "disk"] = _field("memory", "Where clients' states lie between rounds: memory or disk.")
+    record: Literal["looks"] | None = _field(None, "What rounds record besides: looks (LBGM's test, layer by layer).")
 
     def __post_init__(self) -> None:
         for name in ("sample", "evaluate_every", "checkpoint_every", "workers"):

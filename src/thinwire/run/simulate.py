@@ -17,16 +17,18 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm
-from ..errors import require
+from ..config import differing
+from ..errors import RunError, require
 from ..key import Key
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
-from ..train.one import Slot, made
+from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import loads
+from .client import Manner, Training
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
-from .identity import data_digest
+from .identity import data_digest, name_of
 from .pool import Pool, Work
 from .ranks import Ranks, barrier, placed, rank, size
 from .result import Record, Result
@@ -48,6 +50,8 @@ def simulate(
     resume: bool = False,
     on_round: Callable[[Record], None] | None = None,
     progress: bool = False,
+    cohort: Sequence[Sequence[int]] | None = None,
+    train: Training | None = None,
     **fields: Any,
 ) -> Result:
     """Train ``model`` with a federated method and count every byte.
@@ -62,13 +66,22 @@ def simulate(
     records as ``client_accuracy``, ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in
     the folder's ``clients.jsonl``.
 
+    ``cohort`` names the clients of each round, round 1 first, in place of those that are drawn: ``[[3, 7], [0, 3]]``
+    is two rounds of two clients. With ``dropout`` some of them do not reply. The order of a client's examples is the
+    field ``order`` of its task (:class:`Supervised`).
+
+    ``train`` answers the method's requests in place of training: a function of a :class:`Local`, the client's task and
+    a :class:`Key`, whose ``round`` and ``client`` say whose it is, that returns a :class:`Trained`. It is called for
+    one client at a time, in the order of clients. ``Trained(request.x + update, steps, loss)`` gives an update.
+
     With ``states="disk"`` a client that is not sampled takes at most 2,000 bytes, its task included where that holds
     positions in examples all share, and a round as long as its cohort needs, however many clients there are
     (``benchmarks/scale.py`` measures both). Under ``torchrun`` (and an initialised process group) each rank trains
     its share of the cohort, with the same results.
 
     With ``out``, a folder, the run is recorded there and ``resume`` continues it, bit for
-    bit, from its last checkpoint (every ``checkpoint_every`` rounds).
+    bit, from its last checkpoint (every ``checkpoint_every`` rounds). A run with a ``cohort`` is resumed with one that
+    agrees on the rounds that are made; of ``train`` only its name is recorded.
 
     Raises ``TypeError`` for a keyword that is no field, ``ValueError`` for a bad argument, :class:`NonFinite` when
     training diverges, and :class:`RunError` for a folder of another run.
@@ -79,8 +92,11 @@ def simulate(
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
     again = "the same call with resume=True"
     with one_thread(), opened(out, again, writes=rank() == 0) as folder, contextlib.ExitStack() as stack:
-        run = Simulation(algorithm, model, tasks, setting, test=test, client_tests=client_tests, out=out)
-        stack.enter_context(run.pool)
+        run = Simulation(
+            algorithm, model, tasks, setting, test=test, client_tests=client_tests, out=out, cohort=cohort, train=train
+        )
+        stack.enter_context(run)
+        require(cohort is None or len(cohort) >= rounds, f"cohort names the clients of fewer than rounds={rounds}")
         if folder is not None:
             run.open(folder, resume)
         report = stack.enter_context(_progress(repr(algorithm), rounds)) if progress else None
@@ -96,10 +112,13 @@ def simulate(
 
 
 class Simulation(Rounds):
-    """A run between two rounds, with its clients: :meth:`step` makes one more.
+    """A run between two rounds, with its clients: :meth:`step` makes one more. The arguments are those of simulate.
 
     Messages of the simulation are billed as a deployment would send them, to the byte. With ``states="disk"`` what is
     kept of every client lies in the folder ``out``.
+
+    Threads and processes begin with the first round. They end with :meth:`close`, at the end of ``with Simulation(...)
+    as run:``, or when nobody holds the run any more.
     """
 
     incarnation = NUMBER
@@ -114,6 +133,8 @@ class Simulation(Rounds):
         test: Any = None,
         client_tests: Sequence[Any] | None = None,
         out: str | Path | None = None,
+        cohort: Sequence[Sequence[int]] | None = None,
+        train: Training | None = None,
         **fields: Any,
     ) -> None:
         self.setting = setting = _settled(setting, fields)
@@ -121,16 +142,20 @@ class Simulation(Rounds):
         if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
             raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
-        self.tasks = as_tasks(tasks)
+        require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
+        module = model if isinstance(model, nn.Module) else made(model, setting.seed)
+        kind = floats(module)
+        self.tasks = as_tasks(tasks, kind)
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         if setting.network is not None:
             setting.network.check(len(tasks))
         sample = setting.cohort(len(tasks))
-        require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
+        require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
+        self.cohort = None if cohort is None else [self._given(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(not empty, f"client {empty[:1]} has no examples: choose another split or fewer clients")
-        tested = None if test is None else as_task(test, "test")
-        apart = [as_task(task, f"client_tests[{client}]") for client, task in enumerate(client_tests or ())]
+        tested = None if test is None else as_task(test, "test", kind)
+        apart = [as_task(task, f"client_tests[{client}]", kind) for client, task in enumerate(client_tests or ())]
         require(tested is None or len(tested) > 0, "the test set has no examples")
         require(all(len(task) > 0 for task in apart), "client_tests has a task without examples")
         require(
@@ -138,7 +163,6 @@ class Simulation(Rounds):
             f"client_tests has {len(apart)} entries for {len(tasks)} clients",
         )
 
-        module = model if isinstance(model, nn.Module) else made(model, setting.seed)
         slot = Slot(algorithm.prepare(module), placed(setting.device))
         fitting(slot, ((f"client {client}", task) for client, task in enumerate(self.tasks)))
         fitting(slot, [("test", tested)] if tested is not None else [])
@@ -150,16 +174,36 @@ class Simulation(Rounds):
         self.plan = None if setting.plan == "measured" else setting.plan
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
-        work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own)
-        kind = Ranks if size() > 1 else Pool
-        self.pool = kind(slot, setting.workers or max(1, (os.cpu_count() or 1) // size()), work)
+        self.manner = Manner(train, setting.record == "looks")
+        work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own, self.manner)
+        workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
+        self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
+
+    def close(self) -> None:
+        """End the threads and processes. A later step begins them anew."""
+        self.pool.close()
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- a round --------------------------------------------------------------
 
-    def step(self, evaluate: bool = True) -> Record:
-        """Broadcast, train the cohort, average, step. Returns the round's record."""
+    @one_thread()
+    def step(self, evaluate: bool = True, cohort: Sequence[int] | None = None) -> Record:
+        """Broadcast, train the cohort, average, step. Returns the round's record.
+
+        ``cohort`` are the clients that take part, in place of those that would be drawn.
+        """
+        given = None if cohort is None else self._given(cohort)
+        if given is None and self.cohort is not None:
+            require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
+            given = self.cohort[self.round]
         key = self.publish()
-        cohort, silent = self._cohort(key)
+        cohort = self.drawn(key) if given is None else given
+        silent = self._silent(cohort, key)
         calls = {client: self._deliver(client) for client in cohort}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
@@ -168,7 +212,7 @@ class Simulation(Rounds):
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
 
-        lost, slowest = len(silent), 0.0
+        lost, slowest, looks = len(silent), 0.0, list[Record]()
         for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
             answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
             used, seconds = self._arrive(calls[client], answer, reply.floats)
@@ -176,6 +220,7 @@ class Simulation(Rounds):
                 lost += 1
                 continue
             slowest = max(slowest, seconds)
+            looks += [{"client": client, **look} for look in reply.looks]
             rx = self.add(answer, loads(answer.blob), ends[client].rx)
             self.states.put(client, Ends(self.stream.version, rx, reply.next))  # both ends move on, and only now
         self.serve(key)
@@ -183,7 +228,10 @@ class Simulation(Rounds):
         if network is not None and lost and network.deadline is not None:
             slowest = network.deadline  # the round waited for those that did not come
         self.pool.settle()
-        return self.finish(slowest, len(active), lost, evaluate)
+        record = self.finish(slowest, len(active), lost, evaluate)
+        if self.manner.looks:
+            record["looks"] = looks
+        return record
 
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where there is no network."""
@@ -194,11 +242,17 @@ class Simulation(Rounds):
         """A number as long as a mark: nothing is lost here that a mark would show."""
         return NUMBER if base else 0
 
-    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
-        """Who is sampled this round, and who of them will not answer."""
-        cohort = self.drawn(key)
+    def _silent(self, cohort: list[int], key: Key) -> set[int]:
+        """Who of a cohort will not answer."""
         draws = torch.rand(len(cohort), generator=key.generator("dropout")).tolist()
-        return cohort, {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
+        return {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
+
+    def _given(self, cohort: Sequence[int]) -> list[int]:
+        """A cohort in the order of clients. Raises ``ValueError`` for one that is none."""
+        found = sorted(int(client) for client in cohort)
+        fits = 0 < len(found) == len(set(found)) and found[0] >= 0 and found[-1] < len(self.tasks)
+        require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
+        return found
 
     def _deliver(self, client: int) -> Call:
         """Call a client."""
@@ -219,12 +273,22 @@ class Simulation(Rounds):
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
+        about = (folder.about() or {}) if resume else {}
+        for name in ("cohort", "train"):  # of which a run has a fact only where they are given
+            if name in about and name not in self.facts():
+                raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
         if rank() == 0:
             barrier()
         super().open(folder, resume)
         if rank() != 0:
             barrier()
         barrier()
+        for number, clients in enumerate(self.cohort or (), 1):
+            made = {entry.client for entry in self.ledger.of("down", number)}
+            if number <= self.round and made != set(clients):
+                raise RunError(
+                    f"{folder.path} is another run: the cohort of its round {number} is {sorted(made)}, not {clients}"
+                )
 
     def facts(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
@@ -234,6 +298,8 @@ class Simulation(Rounds):
             "sample": self.sample,
             "examples": sum(len(task) for task in self.tasks),
             "parameters": self.slot.layout.size,
+            **({} if self.cohort is None else {"cohort": "given"}),
+            **({} if self.manner.train is None else {"train": name_of(self.manner.train)}),
         }
 
     @cached_property

@@ -20,7 +20,7 @@ from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
 from ..params import Layout, Params
 from ..task import Supervised, cross_entropy
-from .one import table
+from .one import order
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 
@@ -151,7 +151,7 @@ def train_chains(
     for client, task, request, key in zip(clients, tasks, requests, keys, strict=True):
         trainer, x = request.trainer, request.x
         w = x.flat.clone(memory_format=torch.contiguous_format)
-        places = table(len(task), trainer, key.generator("batches"))
+        places = order(task, request, key, key.generator("batches"))
         begun = request.memory or trainer.begin(x.layout)
         velocity = begun.vectors[0].flat.clone() if begun.vectors else None
         part = None if request.shift is None else request.shift.flat / len(places)

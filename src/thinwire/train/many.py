@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from ..errors import NonFinite
 from ..kernels import native
 from ..key import Key
-from ..local import Local, Memory, Trained, Trainer
+from ..local import Local, Memory, Trained
 from ..params import Layout, Params
 from ..task import Supervised, Task
 from .compiled import Chain, chain, train_chains
-from .one import Slot, bent, diverged, table
+from .one import Slot, bent, diverged, order
 
 
 def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> bool:
@@ -30,8 +30,8 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     first, trainer = tasks[0], requests[0].trainer
     if type(first) is not Supervised or first.augment:
         return False  # a task of one's own may have its own loss; augmentation draws client by client
-    if slot.random or slot.rounded or any(True for _ in slot.module.buffers()):
-        return False  # of bfloat16 every client would need a stack of its own
+    if slot.random or slot.begins != torch.float32 or slot.rounded or any(True for _ in slot.module.buffers()):
+        return False  # of bfloat16 every client would need a stack of its own, and masks and sums are 32-bit floats
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
     alike = len({tuple(field is None for field in request) for request in requests}) == 1  # stacks have no holes
     clocks = {r.memory.steps for r in requests if r.memory is not None}  # warm-up and Adam go by the step
@@ -81,7 +81,7 @@ def _side_by_side(
     slot.module.train()
 
     slopes_of = gradients(slot.module, everyone.loss_of)
-    places = _places(tasks, trainer, keys)  # [steps, clients, batch], -1 where there is no example
+    places = _places(tasks, requests, keys)  # [steps, clients, batch], -1 where there is no example
     steps, active = (places[:, :, 0] >= 0).sum(0).tolist(), (places[:, :, 0] >= 0).all(1).tolist()
     if part is not None:
         part /= torch.tensor(steps, device=device)[:, None]
@@ -117,11 +117,11 @@ def _stacked(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     return {name: flat[:, start : start + size].view(-1, *shape) for name, (start, size, shape) in spans}
 
 
-def _places(tasks: Sequence[Supervised], trainer: Trainer, keys: Sequence[Key]) -> Tensor:
+def _places(tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequence[Key]) -> Tensor:
     """Positions in the common data set of every client's every mini-batch."""
     rows = []
-    for task, key in zip(tasks, keys, strict=True):
-        row = table(len(task), trainer, key.generator("batches"))
+    for task, request, key in zip(tasks, requests, keys, strict=True):
+        row = order(task, request, key, key.generator("batches"))
         rows.append(row if task.indices is None else torch.where(row < 0, row, task.indices[row]))
     steps, size = max(len(r) for r in rows), max(r.shape[1] for r in rows)
     places = torch.full((steps, len(rows), size), -1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 
@@ -28,8 +28,9 @@ from ..task import Batch, Supervised, Task
 class Slot:
     """A module that any model of its layout can be loaded into. One a worker.
 
-    ``flat`` and ``grad`` are float32. Parameters in float32 are views of ``flat``. Parameters in bfloat16 are copies of
-    it, rounded to the nearest: ``flat`` is their float32 master copy, which is trained, sent and kept.
+    ``flat`` and ``grad`` are float64 if any parameter is, else float32. Parameters of their type are views of ``flat``.
+    Narrower ones (bfloat16, and float32 beside float64) are copies of it, rounded to the nearest: ``flat`` is their
+    master copy, which is trained, sent and kept.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
@@ -39,29 +40,29 @@ class Slot:
         if not trained:
             raise ValueError("the model has no trainable parameters: nothing would be sent")
         for name, p in trained:
-            if p.dtype not in (torch.float32, torch.bfloat16):
+            if p.dtype not in (torch.float64, torch.float32, torch.bfloat16):
                 raise ValueError(
-                    f"parameter {name!r} is {p.dtype}: models are trained and sent in float32, or in bfloat16 with a "
-                    f"float32 copy: module.float() or module.bfloat16()"
+                    f"parameter {name!r} is {p.dtype}: models are trained and sent in float32, in float64, or in "
+                    f"bfloat16 with a float32 copy: module.float(), module.double() or module.bfloat16()"
                 )
         self.layout = Layout.of(trained)
-        self.flat = torch.zeros(self.layout.size, device=device)
+        self.flat = self.layout.zeros(device).flat
         self.grad = torch.zeros_like(self.flat)
         self.slopes: list[tuple[nn.Parameter, Tensor]] = []  # every parameter, and where its gradient lies
-        self.rounded: list[Tensor] = []  # the parameters in bfloat16, and
+        self.rounded: list[Tensor] = []  # the parameters of a narrower type than flat, and
         self.masters: list[Tensor] = []  # what they are rounded from
         for name, p in trained:
             start, size, shape = self.layout.spans[name]
             self.flat[start : start + size] = p.detach().reshape(-1)
             own, home = (v[start : start + size].view(shape) for v in (self.flat, self.grad))
-            if p.dtype == torch.float32:
+            if p.dtype == self.layout.dtype:
                 p.data, p.grad = own, home
             else:
                 self.rounded.append(p.data)
                 self.masters.append(own)
                 p.grad = None
             self.slopes.append((p, home))
-        self.begins_rounded = next(self.module.parameters()).dtype == torch.bfloat16
+        self.begins = next(self.module.parameters()).dtype  # of the first layer
         self.batch_norm = any(isinstance(m, _BatchNorm) for m in self.module.modules())
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
         self.moving: tuple[str, ...] = ()  # float buffers that training changes: the statistics of norm layers
@@ -92,7 +93,7 @@ class Slot:
         self.round()
 
     def round(self) -> None:
-        """Give the module's bfloat16 parameters, where it has any, what their master copy has become."""
+        """Give the module's narrower parameters, where it has any, what their master copy has become."""
         if self.rounded:
             torch._foreach_copy_(self.rounded, self.masters)
 
@@ -105,18 +106,18 @@ class Slot:
             there[name].copy_(value)
 
     def collect(self) -> None:
-        """Bring gradients home that lie elsewhere: those in bfloat16, and all where a loss has called ``zero_grad``."""
+        """Bring gradients home that lie elsewhere: narrower ones, and all where a loss has called ``zero_grad``."""
         for p, home in self.slopes:
             if p.grad is not home:
                 home.zero_() if p.grad is None else home.copy_(p.grad)
                 p.grad = home if p.dtype == home.dtype else None
 
     def batch(self, task: Task, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """A task's examples where the module is. Inputs in float32 become bfloat16 where the first layer is."""
+        """A task's examples where the module is. Inputs in float32 become what the first layer is."""
         batch = to_device(task.batch(indices, generator), self.device)
-        if self.begins_rounded and isinstance(task, Supervised) and type(batch) is tuple:
+        if self.begins != torch.float32 and isinstance(task, Supervised) and type(batch) is tuple:
             inputs, *rest = batch
-            batch = (inputs.bfloat16() if inputs.dtype == torch.float32 else inputs, *rest)
+            batch = (inputs.to(self.begins) if inputs.dtype == torch.float32 else inputs, *rest)
         return batch
 
     def params(self) -> Params:
@@ -171,6 +172,11 @@ def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     return module
 
 
+def floats(module: nn.Module) -> torch.dtype:
+    """The type of a model's vector: 64-bit floats if any of its trainable parameters is one, else 32-bit floats."""
+    return Layout.of((name, p) for name, p in module.named_parameters() if p.requires_grad).dtype
+
+
 def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     """Local training from ``request.x``, as its :class:`Trainer` says. Raises :class:`NonFinite`."""
     trainer, w, g = request.trainer, slot.flat, slot.grad
@@ -184,7 +190,7 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     if request.loss is not None:
         loss_of = partial(request.loss, _Net(slot, key), task)
     lr, generator = trainer.rate(key), key.generator("batches")
-    total, steps, seen, shares = torch.zeros((), device=slot.device), 0, 0, 0.0
+    total, steps, seen, shares = w.new_zeros(()), 0, 0, 0.0
     fewest = 2 if slot.batch_norm else 1
     if len(task) < fewest:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
@@ -192,9 +198,11 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         raise ValueError(f"client {key.client}: batch norm needs {fewest} examples at a time, not {trainer.batch}")
     mask = None if request.mask is None else request.mask.flat.to(slot.device)
     part = None
+    rows = order(task, request, key, generator, fewest)
     if request.shift is not None:
-        part = request.shift.flat.to(slot.device) / trainer.num_steps(len(task), fewest)
-    for indices in batches(len(task), trainer, generator, fewest):
+        part = request.shift.flat.to(slot.device) / len(rows)
+    for row in rows:
+        indices = row if row[-1] >= 0 else row[row >= 0]
         g.zero_()
         losses = loss_of(slot.batch(task, indices, generator))
         losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
@@ -301,14 +309,27 @@ def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
     return part
 
 
-def batches(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 1) -> Iterator[Tensor]:
-    """Positions of every mini-batch: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
-    for row in table(n, trainer, generator, at_least):
-        yield row if row[-1] >= 0 else row[row >= 0]
+def order(task: Task, request: Local, key: Key, generator: torch.Generator, at_least: int = 1) -> Tensor:
+    """Positions of every mini-batch, [steps, batch], -1 where a batch has no more examples.
+
+    They are those of the task's ``order``, if it has one, else drawn. Raises ``ValueError`` for an order without
+    batches for this round, or with a batch that cannot be trained on.
+    """
+    rounds = None if request.aside else getattr(task, "order", None)
+    if rounds is None:
+        return drawn(len(task), request.trainer, generator, at_least)
+    who = f"round {key.round}, client {key.client}: the task's order"
+    given = [torch.as_tensor(batch) for batch in (rounds[key.round - 1] if key.round <= len(rounds) else ())]
+    require(len(given) > 0, f"{who} has no batches for this round")
+    for number, batch in enumerate(given):
+        fits = batch.ndim == 1 and not batch.is_floating_point() and len(batch) >= at_least
+        fits = fits and int(batch.min()) >= 0 and int(batch.max()) < len(task)
+        require(fits, f"{who} has at {number} {batch.tolist()}: at least {at_least} positions below {len(task)}")
+    return nn.utils.rnn.pad_sequence([batch.long() for batch in given], batch_first=True, padding_value=-1)
 
 
-def table(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 1) -> Tensor:
-    """:func:`batches` as [steps, batch], -1 where a batch has no more examples."""
+def drawn(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 1) -> Tensor:
+    """:func:`order` as it is drawn: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     size = n if trainer.batch is None else min(trainer.batch, n)
     epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
     orders = torch.full((-(-steps // epoch), epoch * size), -1)

@@ -1,0 +1,185 @@
+"""A round by hand: the client's half and the server's half of a method, as functions of states that the caller holds.
+
+::
+
+    server, client = tw.start(method, model, tasks)
+    states = [client] * len(tasks)
+    for _ in range(rounds):
+        replies = []
+        for number, task in enumerate(tasks):
+            reply, states[number] = tw.client_round(method, server.view, states[number], task, number)
+            replies.append(reply)
+        server = tw.server_round(method, server, replies)
+    x = method.model(server.state)
+
+This is ``simulate(method, model, tasks, rounds)`` bit for bit. Whoever is left out of a round does not take part. A
+reply that is not given to the server is lost: then its client goes on from the state before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..algorithms.base import Algorithm, Message, Start
+from ..errors import NonFinite, require
+from ..key import Key
+from ..params import Params
+from ..task import as_task
+from ..train.one import Slot
+from ..train.threads import one_thread
+from ..wire import MOST, State, loads, modest
+from .client import ClientState, Training, played
+from .messages import Form, Mean, forms
+from .simulate import Simulation
+from .stream import Stream, View
+
+
+class Setup(NamedTuple):
+    """What all rounds share, and no function here changes."""
+
+    slot: Slot  # where models train
+    begun: Start
+    buffers: Params | None  # norm statistics that are averaged, as they were before round 1
+
+    def forms(self, algorithm: Algorithm) -> tuple[Form, Form]:
+        """The forms of replies and of broadcasts."""
+        return forms(algorithm, self.begun, self.buffers)
+
+
+class ClientView(NamedTuple):
+    """What every client holds once it has a round's broadcast."""
+
+    seed: int
+    round: int  # from 1
+    message: Message  # the broadcast as clients see it, a NamedTuple of the method's
+    blob: bytes  # the broadcast as it is sent, without a header
+    state: State  # the method's: what it makes of all broadcasts so far
+    rx: State  # the receiving ends of `down`
+    buffers: Params | None  # the mean norm statistics, where they are averaged
+    setup: Setup
+
+
+class ClientReply(NamedTuple):
+    """A client's reply, as it is sent and as the server will see it."""
+
+    client: int
+    message: Message  # what the server will see, a NamedTuple of the method's
+    buffers: Params | None  # the client's norm statistics, where they are averaged
+    blob: bytes  # the reply as it is sent, without a header
+    examples: int
+    loss: float  # the mean training loss before each step
+    steps: int
+    floats: float  # the papers' count: 32-bit floats' worth of values in the blob
+    looks: list[dict[str, Any]]  # how LBGM tested the update: field, layer, sin2, rho, recycled
+    mbit: float | None = None  # the client's uplink, as given
+
+
+class ServerState(NamedTuple):
+    """The server with a round's broadcast made and no reply taken."""
+
+    round: int  # from 1
+    state: State  # the method's
+    view: ClientView  # for the clients of this round
+    mean: Message  # the mean reply of the round before; None before round 2
+    buffers: Params | None  # the mean norm statistics, where they are averaged
+    tx: State  # the sending ends of `down`
+    rx: dict[int, State]  # the receiving ends of `up`, of each client that has replied
+
+
+@one_thread()
+def start(
+    algorithm: Algorithm,
+    model: nn.Module | Callable[[], nn.Module],
+    tasks: Sequence[Any],
+    seed: int = 0,
+    device: str = "cpu",
+) -> tuple[ServerState, ClientState]:
+    """The server in round 1, and the state of any client before its first round.
+
+    ``model``, ``tasks`` (one a client), ``seed`` and ``device`` are those of :func:`simulate`. Raises ``ValueError``
+    for an argument that does not fit, as :func:`simulate` does.
+    """
+    run = Simulation(algorithm, model, tasks, seed=seed, device=device, workers=1)
+    setup = Setup(run.slot, run.start, run.buffers)
+    _, down = setup.forms(algorithm)
+    stream = Stream(algorithm, down, run.start.view, run.buffers)
+    server = _published(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1))
+    return server, run.ends().own
+
+
+@one_thread()
+def client_round(
+    algorithm: Algorithm,
+    view: ClientView,
+    state: ClientState,
+    task: Any,
+    client: int,
+    *,
+    train: Training | None = None,
+    mbit: float | None = None,
+) -> tuple[ClientReply, ClientState]:
+    """A client's round: its reply, and its next state. Nothing that is given is changed.
+
+    ``view`` is the server's, ``task`` the client's (a :class:`Task`, a Dataset, or a pair of tensors), and ``client``
+    its number, which seeds its draws. Batches are drawn as :func:`simulate` draws them, or those of the task's
+    ``order``. ``train`` answers the method's requests in place of training, as in :func:`simulate`. ``mbit`` is the
+    client's uplink in Mbit/s, for links that go by it. Raises :class:`NonFinite` where training diverges.
+    """
+    slot = view.setup.slot
+    task = as_task(task, f"client {client}", slot.layout.dtype)
+    require(len(task) > 0, f"client {client} has no examples")
+    up, _ = view.setup.forms(algorithm)
+    key = Key(view.seed, view.round, client, mbit=mbit)
+    held = View(view.state, view.rx, view.buffers)
+    with torch.random.fork_rng(devices=[], enabled=slot.random):
+        round = played(algorithm, up, slot, task, held, state, key, train)
+    reply = round.reply(slot.buffers(), 0.0, looks=True)
+    message, buffers = round.seen
+    about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
+    return ClientReply(client, message, buffers, reply.blob, *about, mbit), reply.next
+
+
+@one_thread()
+def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[ClientReply]) -> ServerState:
+    """The server's round, and the next one's broadcast. Replies are added in the order of their clients.
+
+    Without replies the server's state stays as it is, and a round goes by. Raises ``ValueError`` for two replies of one
+    client, ``WireError`` for a reply that is none of this round's form, and :class:`NonFinite`.
+    """
+    setup, key = server.view.setup, Key(server.view.seed, server.round)
+    up, down = setup.forms(algorithm)
+    taken = sorted(replies, key=lambda reply: reply.client)
+    require(len({reply.client for reply in taken}) == len(taken), "a client has two replies: give each client's once")
+    state, buffers, message, rx, mean = server.state, server.buffers, None, dict(server.rx), Mean(up)
+    for reply in taken:
+        weight = float(reply.examples) if algorithm.weights == "examples" else 1.0
+        end = rx[reply.client] if reply.client in rx else up.open()[1]
+        own = key._replace(client=reply.client, mbit=reply.mbit)
+        rx[reply.client] = mean.add(reply.client, weight, loads(reply.blob), end, own)
+    if mean.whole:
+        message, found = mean.result(key)
+        state = algorithm.server(state, server.view.state, message, key)
+        buffers = None if buffers is None else found
+        if not modest(state):
+            raise NonFinite(
+                f"round {server.round}: the server's state became NaN, infinite or larger than {MOST:.0e}; lower the "
+                f"server's lr, or clip"
+            )
+    stream = Stream(algorithm, down, server.view.state, server.view.buffers)
+    stream.version, stream.tx = server.round, server.tx
+    stream.view = View(server.view.state, server.view.rx, server.view.buffers)
+    after = _published(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1))
+    return after._replace(mean=message, rx=rx)
+
+
+def _published(
+    algorithm: Algorithm, setup: Setup, stream: Stream, state: State, buffers: Params | None, key: Key
+) -> ServerState:
+    """A round's broadcast in the stream, and the server then."""
+    stream.publish(algorithm.broadcast(state, stream.view.state), buffers, key)
+    view = ClientView(key.seed, key.round, stream.last, stream.log[-1].blob, *stream.view, setup)
+    return ServerState(key.round, state, view, None, buffers, stream.tx, {})
