@@ -202,8 +202,7 @@ class Simulation(Rounds):
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
         key = self.publish()
-        cohort = self.drawn(key) if given is None else given
-        silent = self._silent(cohort, key)
+        cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
         calls = {client: self._deliver(client) for client in cohort}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
@@ -241,6 +240,11 @@ class Simulation(Rounds):
     def mark_of(self, client: int, base: int) -> int:
         """A number as long as a mark: nothing is lost here that a mark would show."""
         return NUMBER if base else 0
+
+    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
+        """Who is drawn for this round, and who of them will not answer."""
+        cohort = self.drawn(key)
+        return cohort, self._silent(cohort, key)
 
     def _silent(self, cohort: list[int], key: Key) -> set[int]:
         """Who of a cohort will not answer."""
