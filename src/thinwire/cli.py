@@ -52,7 +52,7 @@ def thinwire(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Compare federated training methods on real data, counting every byte."""
+    """Compare federated and data-parallel training methods on real data, counting every byte."""
 
 
 def _command(name: str, options: Callable[[], list[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:

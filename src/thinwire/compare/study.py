@@ -236,7 +236,7 @@ class Study(ABC):
                 given[name] = typed(value, vocabulary())
         made = {k: fitted(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in given.items()}
         if odd := [name for name in ("methods", *made) if made.get(name, NO_FIT) is NO_FIT]:
-            found = repr(values[odd[0]]) if odd[0] in values else "missing"
+            found = repr(given[odd[0]]) if odd[0] in given else "missing"
             raise RunError(f"{path} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
         return cls(**made)
 
