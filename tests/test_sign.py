@@ -29,8 +29,9 @@ from thinwire.wire import dumps, loads
 
 KEY = Key(0)
 
+pytestmark = pytest.mark.usefixtures("kernels")  # without a compiler too
 
-@pytest.mark.usefixtures("kernels")
+
 def test_scaled_sign_by_hand() -> None:
     assert seen_by(ScaledSign(), vector(1.0, -5.0, 0.0, -2.0)) == [[2.0, -2.0, 2.0, -2.0]]  # (1 + 5 + 0 + 2) / 4
     assert seen_by(ScaledSign(), vector(-0.0, -4.0)) == [[2.0, -2.0]]
