@@ -5,18 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import (
-    forty,
-    key,
-)
+from problems import forty, key
 from thinwire.errors import WireError
-from thinwire.links import (
-    ByBandwidth,
-    Dense,
-    ErrorFeedback,
-    Half,
-    TopK,
-)
+from thinwire.links import ByBandwidth, Dense, ErrorFeedback, Half, TopK
 
 
 def test_the_link_of_the_highest_rate_that_is_reached_is_chosen() -> None:

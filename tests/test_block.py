@@ -7,14 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from problems import (
-    key,
-    once,
-    vector,
-)
-from thinwire.links import (
-    RandomBlock,
-)
+from problems import key, once, vector
+from thinwire.links import RandomBlock
 from thinwire.params import Params
 
 pytestmark = pytest.mark.usefixtures("kernels")  # without a compiler too

@@ -9,17 +9,8 @@ import pytest
 import torch
 from torch import Size
 
-from problems import (
-    forty,
-    key,
-)
-from thinwire.links import (
-    Budget,
-    Dense,
-    Half,
-    ScaledSign,
-    TopK,
-)
+from problems import forty, key
+from thinwire.links import Budget, Dense, Half, ScaledSign, TopK
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps
 

@@ -5,23 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Size
 
-from problems import (
-    LAYOUT,
-    UPDATES,
-    key,
-    seen_by,
-    vector,
-)
+from problems import LAYOUT, UPDATES, key, seen_by, vector
 from thinwire import params
 from thinwire.key import Key
-from thinwire.links import (
-    BF16,
-    Dense,
-    ErrorFeedback,
-    Flat,
-    Half,
-    Layerwise,
-)
+from thinwire.links import BF16, Dense, ErrorFeedback, Flat, Half, Layerwise
 from thinwire.params import Layout
 
 

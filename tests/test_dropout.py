@@ -9,19 +9,11 @@ import torch
 from torch import Size
 
 import thinwire as tw
-from problems import (
-    flags,
-    key,
-    refused,
-    vector,
-)
+from problems import flags, key, refused, vector
 from thinwire.algorithms.fedavg import Reply
 from thinwire.errors import CombinationError, WireError
 from thinwire.key import Key
-from thinwire.links import (
-    DropoutAvg,
-    ErrorFeedback,
-)
+from thinwire.links import DropoutAvg, ErrorFeedback
 from thinwire.params import Layout, Params
 from thinwire.problem import standard
 from thinwire.run.messages import Form, Mean

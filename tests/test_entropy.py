@@ -12,30 +12,11 @@ import torch
 import zstandard
 from torch import Size, Tensor
 
-from problems import (
-    key,
-    noise,
-    octets,
-    once,
-    vector,
-)
+from problems import key, noise, octets, once, vector
 from thinwire.errors import WireError
 from thinwire.kernels import rans
 from thinwire.key import Key
-from thinwire.links import (
-    EF21,
-    LBGM,
-    QSGD,
-    STC,
-    Codec,
-    Dense,
-    Entropy,
-    Int8,
-    Layerwise,
-    Link,
-    TopK,
-    entropy_bound,
-)
+from thinwire.links import EF21, LBGM, QSGD, STC, Codec, Dense, Entropy, Int8, Layerwise, Link, TopK, entropy_bound
 from thinwire.links.entropy import limit
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads

@@ -17,21 +17,7 @@ from hypothesis import given, settings
 from torch import Size, Tensor
 
 import thinwire as tw
-from problems import (
-    LAYOUT,
-    ONE,
-    TWO,
-    UPDATES,
-    VECTORS,
-    bits,
-    drifting,
-    eight,
-    flags,
-    key,
-    packed,
-    thousand,
-    through,
-)
+from problems import LAYOUT, ONE, TWO, UPDATES, VECTORS, bits, drifting, eight, flags, key, packed, thousand, through
 from tables import LINKS
 from thinwire import params
 from thinwire.errors import CombinationError, NonFinite, WireError

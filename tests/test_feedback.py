@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch import Size
 
-from problems import (
-    key,
-    rounds,
-    seen_by,
-    through,
-    vector,
-)
+from problems import key, rounds, seen_by, through, vector
 from thinwire.links import (
     EF21,
     STC,

@@ -11,21 +11,7 @@ from hypothesis import strategies as st
 from torch import Size, Tensor
 
 import thinwire as tw
-from problems import (
-    LAYOUT,
-    ONE,
-    TWO,
-    UPDATES,
-    VECTORS,
-    bits,
-    drifting,
-    eight,
-    key,
-    rounds,
-    thousand,
-    through,
-    vector,
-)
+from problems import LAYOUT, ONE, TWO, UPDATES, VECTORS, bits, drifting, eight, key, rounds, thousand, through, vector
 from thinwire.key import Key
 from thinwire.links import (
     ATOMO,

@@ -11,23 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import thinwire as tw
-from problems import (
-    key,
-    noise,
-    octets,
-    once,
-    refused,
-    vector,
-)
+from problems import key, noise, octets, once, refused, vector
 from thinwire.kernels.trits import pack_trits, unpack_trits
-from thinwire.links import (
-    QSGD,
-    Dense,
-    DropoutAvg,
-    Int8,
-    Link,
-    Ternary,
-)
+from thinwire.links import QSGD, Dense, DropoutAvg, Int8, Link, Ternary
 from thinwire.params import Params
 from thinwire.problem import standard
 from thinwire.wire import dumps

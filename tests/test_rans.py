@@ -10,9 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from problems import (
-    octets,
-)
+from problems import octets
 from thinwire.errors import WireError
 from thinwire.kernels import rans
 

@@ -12,36 +12,11 @@ from hypothesis import strategies as st
 from torch import Size, Tensor
 
 import thinwire as tw
-from problems import (
-    EIGHT,
-    ONE,
-    UPDATES,
-    bits,
-    flags,
-    key,
-    noise,
-    once,
-    packed,
-    rounds,
-    seen_by,
-    vector,
-)
+from problems import EIGHT, ONE, UPDATES, bits, flags, key, noise, once, packed, rounds, seen_by, vector
 from thinwire.errors import WireError
 from thinwire.kernels.select import top_k
 from thinwire.key import Key
-from thinwire.links import (
-    EF21,
-    STC,
-    Dense,
-    DropoutAvg,
-    Flat,
-    Layerwise,
-    Link,
-    RandK,
-    ScaledSign,
-    Sparse,
-    TopK,
-)
+from thinwire.links import EF21, STC, Dense, DropoutAvg, Flat, Layerwise, Link, RandK, ScaledSign, Sparse, TopK
 from thinwire.links.sparse import kept, pack_positions, unpack_positions
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads

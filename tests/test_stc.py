@@ -12,20 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Size, Tensor
 
-from problems import (
-    key,
-    noise,
-    octets,
-    once,
-    refused,
-    vector,
-)
-from thinwire.links import (
-    EF21,
-    STC,
-    ScaledSign,
-    TopK,
-)
+from problems import key, noise, octets, once, refused, vector
+from thinwire.links import EF21, STC, ScaledSign, TopK
 from thinwire.links.stc import golomb
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads

@@ -8,23 +8,9 @@ import pytest
 import torch
 
 import thinwire as tw
-from problems import (
-    LAYOUT,
-    key,
-    rounds,
-    vector,
-)
+from problems import LAYOUT, key, rounds, vector
 from thinwire.key import Key
-from thinwire.links import (
-    LBGM,
-    Dense,
-    Flat,
-    Layerwise,
-    Partition,
-    RandK,
-    ScaledSign,
-    TopK,
-)
+from thinwire.links import LBGM, Dense, Flat, Layerwise, Partition, RandK, ScaledSign, TopK
 from thinwire.params import Params
 
 KEY = Key(0)
