@@ -10,7 +10,8 @@ eight messages of ``dumps`` are not timed: a virtual machine may have to ask its
 Then every link on an update of the size of ResNet-18 (11.2 million entries in 62 layers): encoding is ``send`` and
 ``dumps``, decoding ``loads`` and ``recv``, both together in copies of the update; and the most memory that ``send`` and
 ``recv`` take beside what they are given, in vectors of the update (44.7 MB), what they return included (Linux alone
-tells). Those that take long are timed fewer times. The table is Markdown, for docs/links.md.
+tells). Those that take long are timed fewer times. The settings are the ``measured`` of tests/tables.py.
+The table is Markdown, for docs/links.md.
 
     python benchmarks/kernels.py [--rounds 7] [--threads 2] [--links] [--json] [--into FILE]
 
@@ -35,6 +36,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded
 import torch
 from torch import Size, Tensor
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import tables
 import thinwire as tw
 from thinwire.kernels import fastfood, native, quantize, select, signs, sketch
 from thinwire.kernels.hadamard import hadamard_
@@ -54,43 +57,7 @@ BARS = {
     "count_sketch": 35.0,
     "dumps": 6.0,
 }
-LINKS = [
-    "Dense()",
-    "Half()",
-    "BF16()",
-    "Sparse()",
-    "TopK(0.01)",
-    "TopK(0.1)",
-    "TopK(0.01, values=Half())",
-    "TopK(0.01, sampled=True)",
-    "Flat(TopK(0.01))",
-    "RandK(0.01)",
-    "RandomBlock(64)",
-    "STC(0.01)",
-    "DropoutAvg(0.5)",
-    "SignSGD()",
-    "ScaledSign()",
-    "QSGD(16)",
-    "QSGD(16, bucket=512)",
-    "Int8()",
-    "Ternary()",
-    "LowRank(2)",
-    "ATOMO(2)",
-    "PowerSGD(2)",
-    "Flat(CountSketch(5, 100000))",
-    "Projection(16384)",
-    "Flat(Projection(16384))",
-    "ErrorFeedback(TopK(0.01))",
-    "ErrorFeedback(ScaledSign())",
-    "EF21(TopK(0.01))",
-    "LBGM(threshold=0.2)",
-    "LBGM(TopK(0.1), store='packet')",
-    "Entropy(QSGD(16))",
-    "Budget(1000000)",
-    "Layerwise(TopK(0.01))",
-    "Partition({'<1000': Dense(), '*': TopK(0.01)})",
-    "ByBandwidth({'*': TopK(0.01)})",
-]
+LINKS = [text for row in tables.LINKS for text in row.measured]
 LONG = 3.0  # seconds, after which a link is not timed again
 MMAP_THRESHOLD = -3  # malloc.h
 

@@ -19,7 +19,8 @@ import zstandard
 from torch import Tensor, nn
 
 import thinwire as tw
-from test_links import LAYOUT, ROWS
+from problems import LAYOUT
+from tables import LINKS
 from test_simulate import Chosen, blobs, mlp, normed, random_layers
 from thinwire import FedAvg, Key, Simulation
 from thinwire.deploy.client import Node
@@ -998,7 +999,7 @@ def watched(links: list[Link], every: int, most: int) -> Iterator[tuple[Link, in
 def test_no_message_makes_the_server_hold_many_times_its_bytes(every: int) -> None:
     # A model takes 1,408 bytes and a message 5,000; the rest is what a server takes that is made anew.
     before = 0
-    for link, grown, most in watched([row.link for row in ROWS], every, 4_000):
+    for link, grown, most in watched([tw.parse(text) for row in LINKS for text in row.laws], every, 4_000):
         assert most < 12_000
         assert grown - before < 8_000, link
         before = grown

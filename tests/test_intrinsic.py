@@ -471,3 +471,8 @@ def test_124_million_parameters_are_trained_in_a_subspace_in_four_gigabytes() ->
     # seven vectors of half a gigabyte.
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4_000_000_000
+
+
+def test_coefficients_of_a_moving_subspace_need_a_broadcast_that_loses_nothing() -> None:
+    with pytest.raises(tw.errors.CombinationError, match="nothing would bring it back; use down=Dense"):
+        tw.Intrinsic(4, varying=True, down=tw.Half())

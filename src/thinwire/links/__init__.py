@@ -3,7 +3,7 @@
 from ..kernels.select import top_k
 from .atomo import ATOMO
 from .bandwidth import ByBandwidth
-from .base import Codec, Link
+from .base import Codec, Link, Wrapper
 from .block import RandomBlock
 from .budget import Budget
 from .dense import BF16, Dense, Half
@@ -57,6 +57,7 @@ __all__ = [
     "Sparse",
     "Ternary",
     "TopK",
+    "Wrapper",
     "entropy_bound",
     "top_k",
 ]

@@ -20,8 +20,7 @@ from torch import Size, Tensor
 from ..errors import check, require
 from ..key import Key
 from ..wire import Packet
-from .base import Codec, finite
-from .dense import vector
+from .base import Codec, finite, vector
 from .lowrank import atoms, factors, product, sides, thin
 
 NOISE = torch.finfo(torch.float32).eps  # atoms below this share of the largest are rounding, not signal

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, Look
-from .wrappers import adopt
+from .base import Link, Look, Wrapper
+from .wrappers import apart
 
 
 @dataclass(frozen=True)
-class ByBandwidth(Link):
+class ByBandwidth(Wrapper):
     """The link of the highest rate that a client's uplink reaches: ``ByBandwidth({"1": Half(), "*": TopK(0.01)})``.
 
     Rates are in Mbit/s, written as texts; ``"*"`` stands for any rate, as ``"0"`` does. Both ends know the measured
@@ -26,6 +27,8 @@ class ByBandwidth(Link):
 
     links: dict[str, Link]
 
+    linear = False  # clients differ in what they send
+
     def __post_init__(self) -> None:
         require(bool(self.links), 'ByBandwidth needs a link for each rate, such as {"1": Half(), "*": TopK(0.01)}')
         for rate in self.links:
@@ -34,8 +37,10 @@ class ByBandwidth(Link):
                 f'ByBandwidth({{{rate!r}: ...}}): a rate in Mbit/s is written such as "1" or "0.5", any rate as "*"',
             )
         require(len(set(self.rates)) == len(self.links), f"{self!r}: the same rate is there twice")
-        adopt(self, *self.links.values())
-        object.__setattr__(self, "linear", False)  # clients differ in what they send
+
+    @property
+    def held(self) -> Iterable[Link]:
+        return self.links.values()
 
     @property
     def rates(self) -> list[float]:
@@ -49,9 +54,7 @@ class ByBandwidth(Link):
         return rates[max(reached) if reached else min(rates)]
 
     def open(self, like: Params) -> tuple[State, State]:
-        ends = {rate: link.open(like) for rate, link in self.links.items()}
-        tx = {rate: end[0] for rate, end in ends.items()}
-        return tx, {rate: end[1] for rate, end in ends.items()} if self.memory else None
+        return apart(self, {rate: link.open(like) for rate, link in self.links.items()})
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         rate = self.chosen(key.mbit)

@@ -155,8 +155,7 @@ class Codec(Link):
         return packet, seen, None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        check(isinstance(packet, list) and len(packet) == len(layout.names), "one packet a layer")
-        return self._decode(packet, layout, key), None
+        return self._decode(parts(packet, len(layout.names), "one packet a layer"), layout, key), None
 
     def _decode(self, packet: list[Packet], layout: Layout, key: Key) -> Params:
         named = zip(packet, layout.names, layout.shapes, strict=True)
@@ -168,6 +167,55 @@ class Codec(Link):
     def count(self, packet: Packet) -> float:
         """:meth:`floats` of one layer's packet."""
         return floats(packet)
+
+
+class Wrapper(Link):
+    """A link around another one, ``inner``: what it does not write, flags and methods, is the inner link's.
+
+    One that holds several links names them in ``held`` and writes the methods itself. It is linear, a contraction or
+    absolute if all of them are, and it has a memory if one of them has.
+    """
+
+    inner: Link
+
+    @property
+    def held(self) -> Iterable[Link]:
+        """The links whose flags count."""
+        return (self.inner,)
+
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        return all(link.linear for link in self.held)
+
+    @property
+    def contraction(self) -> bool:  # type: ignore[override]
+        return all(link.contraction for link in self.held)
+
+    @property
+    def memory(self) -> bool:  # type: ignore[override]
+        return any(link.memory for link in self.held)
+
+    @property
+    def absolute(self) -> bool:  # type: ignore[override]
+        return all(link.absolute for link in self.held)
+
+    def open(self, like: Params) -> tuple[State, State]:
+        return self.inner.open(like)
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        return self.inner.send(x, tx, key)
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        return self.inner.recv(packet, layout, rx, key)
+
+    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
+        return self.inner.fold(total, packet, weight)
+
+    def scale(self, total: Packet, whole: float) -> Packet:
+        return self.inner.scale(total, whole)
+
+    def floats(self, packet: Packet) -> float:
+        return self.inner.floats(packet)
 
 
 def floats(packet: Packet) -> float:
@@ -202,3 +250,40 @@ def join(layout: Layout, layers: Iterable[Tensor]) -> Params:
     for (start, size, _), layer in zip(layout.spans.values(), layers, strict=True):
         flat[start : start + size] = layer.reshape(-1)
     return Params(layout, flat)
+
+
+def parts(packet: Packet, count: int, expected: str) -> list[Packet]:
+    """The packet. Raises ``WireError``, with ``expected`` in its text, unless it is a list of ``count`` parts."""
+    check(isinstance(packet, list) and len(packet) == count, expected)
+    found: list[Packet] = packet
+    return found
+
+
+def vector(packet: Packet, size: int, *dtypes: torch.dtype) -> Tensor:
+    """The packet. Raises ``WireError`` unless it is a vector of this size and one of these types."""
+    kinds = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+    check(
+        isinstance(packet, Tensor) and packet.dtype in dtypes and packet.shape == (size,),
+        f"{size} numbers of {kinds}",
+    )
+    tensor: Tensor = packet
+    return tensor
+
+
+def row(packet: Packet, dtype: torch.dtype) -> Tensor:
+    """The packet. Raises ``WireError`` unless it is a vector of this type, of any size: the caller checks that."""
+    check(isinstance(packet, Tensor) and packet.dtype == dtype and packet.ndim == 1, f"a row of {dtype}")
+    tensor: Tensor = packet
+    return tensor
+
+
+def octets(packet: Packet) -> Tensor:
+    """The packet. Raises ``WireError`` unless it is a row of bytes. The caller checks how many bytes there are."""
+    return row(packet, torch.uint8)
+
+
+def number(packet: Packet, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The packet. Raises ``WireError`` unless it is one number of this type."""
+    check(isinstance(packet, Tensor) and packet.dtype == dtype and packet.shape == (), "one number")
+    tensor: Tensor = packet
+    return tensor

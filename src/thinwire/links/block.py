@@ -11,8 +11,7 @@ from torch import Size, Tensor
 from ..errors import require
 from ..key import Key
 from ..wire import Packet
-from .base import Codec
-from .dense import vector
+from .base import Codec, vector
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, length
-from .base import Codec, Link, finite, join
-from .dense import Dense, Half, vector
+from .base import Codec, Link, finite, join, parts, vector
+from .dense import Dense, Half
 from .quantize import Int8
 from .sign import ScaledSign
 from .sparse import TopK
@@ -60,8 +60,14 @@ class Budget(Link):
     def __post_init__(self) -> None:
         require(self.bytes > 0, f"Budget(bytes={self.bytes}): bytes must be positive")
         require(0 < len(self.ladder) <= 256, f"Budget(ladder=...): {len(self.ladder)} codecs; it takes 1 to 256")
-        for flag in ("contraction", "absolute"):
-            object.__setattr__(self, flag, all(getattr(codec, flag) for codec in self.ladder))
+
+    @property
+    def contraction(self) -> bool:  # type: ignore[override]
+        return all(codec.contraction for codec in self.ladder)
+
+    @property
+    def absolute(self) -> bool:  # type: ignore[override]
+        return all(codec.absolute for codec in self.ladder)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         layers = [self._options(layer, key.at(name)) for name, layer in x.to(torch.float32).items()]
@@ -84,10 +90,10 @@ class Budget(Link):
         return packet, self._decode(packet, x.layout, key), None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        check(isinstance(packet, list) and len(packet) == 2, "choices and packets")
-        choices = vector(packet[0], len(layout.names), torch.uint8)
+        choices, packets = parts(packet, 2, "choices and packets")
+        vector(choices, len(layout.names), torch.uint8)
         check(bool((choices < len(self.ladder)).all()), f"choices below {len(self.ladder)}")
-        check(isinstance(packet[1], list) and len(packet[1]) == len(layout.names), "one packet a layer")
+        parts(packets, len(layout.names), "one packet a layer")
         return self._decode(packet, layout, key), None
 
     def floats(self, packet: Packet) -> float:

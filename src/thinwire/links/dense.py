@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from ..errors import check
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, Link
+from .base import Codec, vector
 
 
 @dataclass(frozen=True)
@@ -69,31 +68,3 @@ class BF16(_Narrow):
     """bfloat16, 2 bytes each: 8 significant bits and the range of 32-bit floats."""
 
     dtype = torch.bfloat16
-
-
-def vector(packet: Packet, size: int, *dtypes: torch.dtype) -> Tensor:
-    """The packet. Raises ``WireError`` unless it is a vector of this size and one of these types."""
-    kinds = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
-    check(
-        isinstance(packet, Tensor) and packet.dtype in dtypes and packet.shape == (size,),
-        f"{size} numbers of {kinds}",
-    )
-    tensor: Tensor = packet
-    return tensor
-
-
-def octets(packet: Packet) -> Tensor:
-    """The packet. Raises ``WireError`` unless it is a row of bytes. The caller checks how many bytes there are."""
-    check(isinstance(packet, Tensor) and packet.dtype == torch.uint8 and packet.ndim == 1, "a row of bytes")
-    tensor: Tensor = packet
-    return tensor
-
-
-def number(packet: Packet, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The packet. Raises ``WireError`` unless it is one number of this type."""
-    check(isinstance(packet, Tensor) and packet.dtype == dtype and packet.shape == (), "one number")
-    tensor: Tensor = packet
-    return tensor
-
-
-__all__ = ["BF16", "Dense", "Half", "Link", "number", "octets", "vector"]

@@ -13,8 +13,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import fold
 from ..wire import Packet
-from .base import Codec
-from .dense import vector
+from .base import Codec, parts, vector
 from .sparse import kept
 
 
@@ -61,9 +60,9 @@ class DropoutAvg(Codec):
         n = shape.numel()
         if isinstance(packet, Tensor):  # the mean of several
             return vector(packet, n, torch.float32).view(shape)
-        check(isinstance(packet, list) and len(packet) == 2, "which entries were sent, and their values")
-        vector(packet[0], n, torch.bool)
-        vector(packet[1], self._sent(n), torch.float32)
+        sent, values = parts(packet, 2, "which entries were sent, and their values")
+        vector(sent, n, torch.bool)
+        vector(values, self._sent(n), torch.float32)
         return _spread(packet).view(shape)
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:

@@ -13,15 +13,14 @@ from ..kernels import rans
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, count, dumps, loads
-from .base import Link, Look
-from .wrappers import adopt
+from .base import Link, Look, Wrapper, octets, row
 
 STORED, ZSTD, RANS = range(3)
 LEVEL = 3  # of zstd: higher ones take several times as long for a percent
 
 
 @dataclass(frozen=True)
-class Entropy(Link):
+class Entropy(Wrapper):
     """``inner``'s packet as it is, by zstd, or by range coding, whichever takes the fewest bytes.
 
     Quantised updates shrink most: ``Entropy(QSGD(16))``, ``Entropy(Int8())``. Range coding
@@ -35,12 +34,7 @@ class Entropy(Link):
 
     inner: Link
 
-    def __post_init__(self) -> None:
-        adopt(self, self.inner)
-        object.__setattr__(self, "linear", False)
-
-    def open(self, like: Params) -> tuple[State, State]:
-        return self.inner.open(like)
+    linear = False
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet, seen, tx = self.inner.send(x, tx, key)
@@ -100,11 +94,11 @@ def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packe
         return parts[0]
     if way == ZSTD:
         check(len(parts) == 1, "a zstd frame")
-        return loads(_zstd(_whole(parts[0], torch.uint8), most), max_values=most_values)
+        return loads(_zstd(octets(parts[0]), most), max_values=most_values)
     check(way == RANS and len(parts) == 4, "a packet stored, by zstd or by range coding")
     size, present, counts, words = parts
     check(type(size) is int and size > 0 and (most is None or size <= most), "a packet of no more bytes than accepted")
-    coded = rans.Coded(_whole(present, torch.bool), _whole(counts, torch.int16), _whole(words, torch.int16))
+    coded = rans.Coded(row(present, torch.bool), row(counts, torch.int16), row(words, torch.int16))
     return loads(rans.decode(coded, size).numpy().tobytes(), max_values=most_values)
 
 
@@ -119,12 +113,6 @@ def _zstd(frame: Tensor, most: int | None) -> bytes:
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"a zstd frame that cannot be read: {error}") from error
-
-
-def _whole(packet: Packet, dtype: torch.dtype) -> Tensor:
-    check(isinstance(packet, Tensor) and packet.dtype == dtype and packet.ndim == 1, f"a row of {dtype}")
-    tensor: Tensor = packet
-    return tensor
 
 
 def _bytes(data: bytes) -> Tensor:

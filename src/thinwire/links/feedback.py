@@ -9,7 +9,7 @@ from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, Look, finite
+from .base import Link, Look, Wrapper, finite
 from .sparse import TopK
 
 
@@ -21,7 +21,7 @@ class Residual(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Link):
+class ErrorFeedback(Wrapper):
     """What a compressor leaves out is added to the next update.
 
     p = x + e; send C(p); e <- p - C(p). The message is that of the inner link. The sender keeps e, one vector. Raises
@@ -36,10 +36,11 @@ class ErrorFeedback(Link):
 
     inner: Link = TopK(0.01)
 
+    contraction = False
+    absolute = False
+
     def __post_init__(self) -> None:
         _contraction(self, self.inner)
-        object.__setattr__(self, "linear", self.inner.linear)
-        object.__setattr__(self, "memory", self.inner.memory)
 
     def open(self, like: Params) -> tuple[State, State]:
         tx, rx = self.inner.open(like)
@@ -55,18 +56,6 @@ class ErrorFeedback(Link):
     def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
         return self.inner.look(x + tx.residual.only(x.names), tx.inner, key)
 
-    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        return self.inner.recv(packet, layout, rx, key)
-
-    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
-        return self.inner.fold(total, packet, weight)
-
-    def scale(self, total: Packet, whole: float) -> Packet:
-        return self.inner.scale(total, whole)
-
-    def floats(self, packet: Packet) -> float:
-        return self.inner.floats(packet)
-
 
 class Estimate(NamedTuple):
     """g, and the inner sender's state."""
@@ -76,7 +65,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EF21(Link):
+class EF21(Wrapper):
     """Both ends keep an estimate; what is sent is a compressed step towards the truth.
 
     g <- g + C(x - g). The message is that of the inner link, and each end keeps g, one vector. It may carry
@@ -91,6 +80,8 @@ class EF21(Link):
 
     inner: Link = TopK(0.1)
 
+    linear = False
+    contraction = False
     memory = True
     absolute = True
 
@@ -113,9 +104,6 @@ class EF21(Link):
         step, _ = self.inner.recv(packet, layout, None, key)
         seen = rx.only(layout.names) + step
         return seen, rx.replace(seen)
-
-    def floats(self, packet: Packet) -> float:
-        return self.inner.floats(packet)
 
 
 def _contraction(outer: Link, inner: Link) -> None:

@@ -17,8 +17,8 @@ from ..errors import CombinationError, check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, Several, State, dumps, loads
-from .base import Link, Look, floats
-from .dense import Dense, number
+from .base import Link, Look, Wrapper, floats, number
+from .dense import Dense
 from .sparse import Sparse
 
 
@@ -30,7 +30,7 @@ class LookBack(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LBGM(Link):
+class LBGM(Wrapper):
     """Send one scalar while the update keeps its direction.
 
     Both ends keep l, the last update that was sent whole, as ``inner`` delivered it. If the squared sine of the angle
@@ -69,7 +69,9 @@ class LBGM(Link):
     compare: Literal["delivered", "dense"] = "delivered"
     store: Literal["dense", "packet"] = "dense"
 
+    linear = False
     memory = True
+    absolute = False
 
     def __post_init__(self) -> None:
         require(0 <= self.threshold <= 1, f"LBGM(threshold={self.threshold}): threshold is a squared sine, 0 to 1")

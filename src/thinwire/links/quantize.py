@@ -14,8 +14,7 @@ from ..kernels.quantize import dequantize, quantize
 from ..kernels.trits import pack_trits, unpack_trits
 from ..key import Key
 from ..wire import Packet
-from .base import Codec, finite
-from .dense import number, octets, vector
+from .base import Codec, finite, number, octets, parts, vector
 
 HIGHEST = torch.finfo(torch.float32).max / 2  # of a norm: a multiple of a part of it must not be infinite
 
@@ -62,8 +61,8 @@ class QSGD(Codec):
             return [norms, quantize(flat, float(norms), self.levels, self.bits, seed)]
         rows = pad(flat, (0, -flat.numel() % self.bucket)).view(-1, self.bucket)
         norms = self._norms(rows)
-        parts = rows / torch.where(norms > 0, norms, 1.0)[:, None]
-        return [norms, quantize(parts.view(-1)[: flat.numel()], 1.0, self.levels, self.bits, seed)]
+        shares = rows / torch.where(norms > 0, norms, 1.0)[:, None]
+        return [norms, quantize(shares.view(-1)[: flat.numel()], 1.0, self.levels, self.bits, seed)]
 
     def _norms(self, rows: Tensor) -> Tensor:
         if rows.numel() == 0:
@@ -73,14 +72,14 @@ class QSGD(Codec):
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n, bucket = shape.numel(), self.bucket
-        check(isinstance(packet, list) and len(packet) == 2, "norms and levels")
-        norms = vector(packet[0], 1 if bucket is None else (n + bucket - 1) // bucket, torch.float32)
-        levels = octets(packet[1])
+        scales, packed = parts(packet, 2, "norms and levels")
+        norms = vector(scales, 1 if bucket is None else (n + bucket - 1) // bucket, torch.float32)
+        levels = octets(packed)
         check((norms >= 0).all(), "norms that are not negative")
         if bucket is None:
             return dequantize(levels, n, float(norms), self.levels, self.bits).view(shape)
-        parts = dequantize(levels, n, 1.0, self.levels, self.bits)
-        rows = pad(parts, (0, -n % bucket)).view(-1, bucket) * norms[:, None]
+        shares = dequantize(levels, n, 1.0, self.levels, self.bits)
+        rows = pad(shares, (0, -n % bucket)).view(-1, bucket) * norms[:, None]
         return rows.view(-1)[:n].view(shape)
 
     def count(self, packet: Packet) -> float:
@@ -106,10 +105,9 @@ class Ternary(Codec):
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
-        check(isinstance(packet, list) and len(packet) == 2, "a scale and digits")
-        scale, packed = number(packet[0]), octets(packet[1])
-        check(scale >= 0, "a scale that is not negative")
-        return dequantize(unpack_trits(packed, n), n, float(scale), 1, 8).view(shape)
+        scale, digits = parts(packet, 2, "a scale and digits")
+        check(number(scale) >= 0, "a scale that is not negative")
+        return dequantize(unpack_trits(octets(digits), n), n, float(scale), 1, 8).view(shape)
 
     def count(self, packet: Packet) -> float:
         return 1 + float(packet[1].numel()) / 4
@@ -132,10 +130,10 @@ class Int8(Codec):
         return [scale, steps.to(torch.int8)]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
-        check(isinstance(packet, list) and len(packet) == 2, "a scale and a byte an entry")
-        scale, steps = number(packet[0]), vector(packet[1], shape.numel(), torch.int8)
-        check(scale >= 0 and (steps.numel() == 0 or steps.min() >= -127), "multiples from -127 to 127")
-        return (steps.float() / 127 * scale).view(shape)  # in this order nothing becomes infinite
+        scale, multiples = parts(packet, 2, "a scale and a byte an entry")
+        steps = vector(multiples, shape.numel(), torch.int8)
+        check(number(scale) >= 0 and (steps.numel() == 0 or steps.min() >= -127), "multiples from -127 to 127")
+        return (steps.float() / 127 * number(scale)).view(shape)  # in this order nothing becomes infinite
 
     def count(self, packet: Packet) -> float:
         return 1 + float(packet[1].numel()) / 4

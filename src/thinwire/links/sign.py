@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from torch import Size, Tensor
 
-from ..errors import check
 from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
-from .base import Codec
-from .dense import number, octets
+from .base import Codec, number, octets, parts
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,8 @@ class ScaledSign(Codec):
         return [mean_magnitude(flat), pack_signs(flat)]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
-        check(isinstance(packet, list) and len(packet) == 2, "a scale and signs")
-        scale = float(number(packet[0]))
-        return unpack_signs(octets(packet[1]), shape.numel(), scale).view(shape)
+        scale, signs = parts(packet, 2, "a scale and signs")
+        return unpack_signs(octets(signs), shape.numel(), float(number(scale))).view(shape)
 
     def count(self, packet: Packet) -> float:
         return 1 + float(packet[1].numel()) / 4

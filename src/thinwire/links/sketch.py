@@ -11,8 +11,7 @@ from ..errors import require
 from ..kernels.sketch import MOST_ROWS, count_sketch, estimate
 from ..key import Key
 from ..wire import Packet
-from .base import Codec
-from .dense import vector
+from .base import Codec, vector
 
 
 @dataclass(frozen=True)

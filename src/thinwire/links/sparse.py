@@ -20,8 +20,8 @@ from ..kernels.select import above, largest, sampled_threshold, top_k
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, floats, join
-from .dense import Dense, octets, vector
+from .base import Codec, floats, join, octets, parts, vector
+from .dense import Dense
 
 
 def pack_positions(positions: Int[Tensor, " k"], n: int) -> Packet:
@@ -43,8 +43,8 @@ def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
         return torch.arange(n)
     if isinstance(packet, Tensor):
         return gaps.decode_bits(octets(packet), n)
-    check(isinstance(packet, list) and len(packet) == 3 and type(packet[0]) is int, "positions")
-    b, quotients, rests = packet
+    b, quotients, rests = parts(packet, 3, "positions")
+    check(type(b) is int, "positions")
     return gaps.decode(octets(quotients), octets(rests), n, b)
 
 
@@ -55,9 +55,9 @@ class _Chosen(Codec):
         return [pack_positions(positions, x.numel()), values.encode(x.reshape(-1).index_select(0, positions), key)]
 
     def _unpack(self, packet: Packet, shape: Size, values: Codec, key: Key) -> Tensor:
-        check(isinstance(packet, list) and len(packet) == 2, "positions and values")
-        positions = unpack_positions(packet[0], shape.numel())
-        found = values.decode(packet[1], positions.shape, key)
+        where, packed = parts(packet, 2, "positions and values")
+        positions = unpack_positions(where, shape.numel())
+        found = values.decode(packed, positions.shape, key)
         return torch.zeros(shape.numel()).index_copy_(0, positions, found).view(shape)
 
 

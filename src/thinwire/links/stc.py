@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from ..errors import check, require
+from ..errors import require
 from ..kernels import gaps
 from ..kernels.select import largest
 from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
-from .base import Codec
-from .dense import number, octets
+from .base import Codec, number, octets, parts
 from .sparse import kept
 
 GOLDEN = (1 + math.sqrt(5)) / 2
@@ -68,11 +67,11 @@ class STC(Codec):
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
-        check(isinstance(packet, list) and len(packet) == 4, "a magnitude, signs and gaps")
-        magnitude, signs, quotients, rests = number(packet[0]), *map(octets, packet[1:])
+        magnitude, *packed = parts(packet, 4, "a magnitude, signs and gaps")
+        signs, quotients, rests = map(octets, packed)
         positions = gaps.decode(quotients, rests, n, golomb(gaps.count(quotients), n))
         flat = torch.zeros(n)
-        flat[positions] = unpack_signs(signs, len(positions), float(magnitude))
+        flat[positions] = unpack_signs(signs, len(positions), float(number(magnitude)))
         return flat.view(shape)
 
     def count(self, packet: Packet) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -14,20 +15,17 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, Link, Look, finite, join
+from .base import Codec, Link, Look, Wrapper, finite, join, parts
 
 
 @dataclass(frozen=True)
-class Flat(Link):
+class Flat(Wrapper):
     """The whole vector as one layer: ``Flat(TopK(0.01))`` keeps 1 % of the model, not of each layer.
 
     It holds a codec. Links with a memory go around it: ``ErrorFeedback(Flat(TopK(0.01)))``.
     """
 
     inner: Codec
-
-    def __post_init__(self) -> None:
-        adopt(self, self.inner)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet = self.inner.encode(x.to(torch.float32).flat, key)
@@ -53,7 +51,7 @@ class Flat(Link):
 
 
 @dataclass(frozen=True)
-class Layerwise(Link):
+class Layerwise(Wrapper):
     """A link of its own for every layer: ``Layerwise(LBGM())`` looks back layer by layer.
 
     A message has one packet a layer, and both ends keep one state of ``inner`` a layer.
@@ -61,13 +59,8 @@ class Layerwise(Link):
 
     inner: Link
 
-    def __post_init__(self) -> None:
-        adopt(self, self.inner)
-
     def open(self, like: Params) -> tuple[State, State]:
-        ends = {name: self.inner.open(like.only([name])) for name in like.names}
-        tx = {name: end[0] for name, end in ends.items()}
-        return tx, {name: end[1] for name, end in ends.items()} if self.memory else None
+        return apart(self, {name: self.inner.open(like.only([name])) for name in like.names})
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packets, seen, tx = [], [], dict(tx)
@@ -84,9 +77,9 @@ class Layerwise(Link):
         return looks
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        check(isinstance(packet, list) and len(packet) == len(layout.names), "one packet a layer")
+        packets = parts(packet, len(layout.names), "one packet a layer")
         seen, rx = [], dict(rx) if self.memory else None
-        for name, one in zip(layout.names, packet, strict=True):
+        for name, one in zip(layout.names, packets, strict=True):
             part, end = self.inner.recv(one, layout.only([name]), rx[name] if rx else None, key.at(name))
             seen.append(part.flat)
             if rx:
@@ -104,7 +97,7 @@ class Layerwise(Link):
 
 
 @dataclass(frozen=True)
-class Partition(Link):
+class Partition(Wrapper):
     """Different links for different layers, by the first rule that fits: a pattern of names, or a number of entries.
 
     ``Partition({"*.bias": Dense(), "*": TopK(0.01)})``, ``Partition({"<1000": Dense(), ">=1000": TopK(0.01)})``, or
@@ -120,7 +113,10 @@ class Partition(Link):
         for rule in self.links:
             sized = rule[:1] not in ("<", ">") or SIZE.fullmatch(rule)
             require(bool(sized), f'Partition({{{rule!r}: ...}}): a size is written such as "<1000" or ">=1000"')
-        adopt(self, *self.links.values())
+
+    @property
+    def held(self) -> Iterable[Link]:
+        return self.links.values()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Partition) and list(self.links.items()) == list(other.links.items())  # in order
@@ -135,9 +131,7 @@ class Partition(Link):
         return taken
 
     def open(self, like: Params) -> tuple[State, State]:
-        ends = {p: self.links[p].open(like.only(names)) for p, names in self.names(like.layout).items()}
-        tx = {rule: end[0] for rule, end in ends.items()}
-        return tx, {rule: end[1] for rule, end in ends.items()} if self.memory else None
+        return apart(self, {p: self.links[p].open(like.only(names)) for p, names in self.names(like.layout).items()})
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packets, seen, tx = [], x.zeros(), dict(tx)
@@ -157,9 +151,9 @@ class Partition(Link):
         return looks
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        check(isinstance(packet, list) and len(packet) == len(self.links), "one packet a rule")
+        packets = parts(packet, len(self.links), "one packet a rule")
         seen, rx = layout.zeros(), dict(rx) if self.memory else None
-        for one, (rule, names) in zip(packet, self.names(layout).items(), strict=True):
+        for one, (rule, names) in zip(packets, self.names(layout).items(), strict=True):
             if not names:
                 check(one is None, "nothing for a rule without layers")
                 continue
@@ -171,16 +165,16 @@ class Partition(Link):
         return seen, rx
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
-        parts = enumerate(zip(packet, self.links.values(), strict=True))
-        return [p if p is None else link.fold(total[i] if total else None, p, weight) for i, (p, link) in parts]
+        pairs = enumerate(zip(packet, self.links.values(), strict=True))
+        return [p if p is None else link.fold(total[i] if total else None, p, weight) for i, (p, link) in pairs]
 
     def scale(self, total: Packet, whole: float) -> Packet:
-        parts = zip(total, self.links.values(), strict=True)
-        return [t if t is None else link.scale(t, whole) for t, link in parts]
+        pairs = zip(total, self.links.values(), strict=True)
+        return [t if t is None else link.scale(t, whole) for t, link in pairs]
 
     def floats(self, packet: Packet) -> float:
-        parts = zip(packet, self.links.values(), strict=True)
-        return sum(link.floats(p) for p, link in parts if p is not None)
+        pairs = zip(packet, self.links.values(), strict=True)
+        return sum(link.floats(p) for p, link in pairs if p is not None)
 
 
 SIZE = re.compile("(<=?|>=?) ?([0-9]+)")
@@ -194,11 +188,7 @@ def _fits(rule: str, name: str, size: int) -> bool:
     return fnmatchcase(name, rule)
 
 
-def adopt(self: Link, *links: Link) -> None:
-    """Make a wrapper linear, a contraction or absolute if all links it holds are.
-
-    It has a memory if any of them has one.
-    """
-    for flag in ("linear", "contraction", "absolute"):
-        object.__setattr__(self, flag, all(getattr(link, flag) for link in links))
-    object.__setattr__(self, "memory", any(link.memory for link in links))
+def apart(link: Link, ends: Mapping[str, tuple[State, State]]) -> tuple[State, State]:
+    """The two states of a link that keeps one of each for every name: None for a receiver without memory."""
+    tx = {name: end[0] for name, end in ends.items()}
+    return tx, {name: end[1] for name, end in ends.items()} if link.memory else None
