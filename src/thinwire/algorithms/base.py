@@ -83,6 +83,9 @@ class Algorithm(Config, ABC):
     any message of the old chain may skip the rest of it once the next chain has begun.
     """
 
+    personal_models: ClassVar[bool] = False
+    """Whether :meth:`model` gives clients models of their own."""
+
     local = cast("Trainer", LocalSGD())  # not annotated: no field here, but one of each method, at its own place
 
     up: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
@@ -159,9 +162,9 @@ class Algorithm(Config, ABC):
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         """What is evaluated and saved: by default ``server.x``.
 
-        With ``client`` it is that client's own model, where it has one, and the shared model where it has none. The own
-        model may lie with the server, or with the client: ``own`` is what the client keeps (the state that ``client``
-        and ``sent`` return), wherever that is at hand. It is None elsewhere, as on the server of a deployment.
+        A method with ``personal_models`` returns the own model of ``client`` where one is named. It may lie with the
+        server, in ``server``, or with the client: ``own`` is what that client keeps, the state that ``sent`` returned,
+        or before its first reply the one of ``init``.
         """
         x: Params = server.x
         return x
@@ -194,6 +197,7 @@ class Around(Algorithm):
     late: ClassVar[Any] = Inner()
     remembers: ClassVar[Any] = Inner()
     chained: ClassVar[Any] = Inner()
+    personal_models: ClassVar[Any] = Inner()
     warm_up: ClassVar[Any] = Inner()
     local: ClassVar[Any] = Inner()  # type: ignore[misc]
     up: ClassVar[Any] = Inner()  # type: ignore[misc]

@@ -61,9 +61,9 @@ def simulate(
     (``sample=10``, ``seed=1``) replace its fields.
 
     ``test`` and ``client_tests`` are evaluated every ``evaluate_every`` rounds and after the last. ``client_tests``
-    are one a client: their mean, spread (standard deviation over clients), lowest tenth and worst are in the
-    records as ``client_accuracy``, ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in
-    the folder's ``clients.jsonl``.
+    are one a client, each evaluated with the client's own model where the method has some. Their mean, spread (standard
+    deviation over clients), lowest tenth and worst are in the records as ``client_accuracy``,
+    ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in the folder's ``clients.jsonl``.
 
     With ``states="disk"`` a client that is not sampled takes at most 2,000 bytes, its task included where that holds
     positions in examples all share, and a round as long as its cohort needs, however many clients there are
@@ -126,6 +126,8 @@ class Simulation(Rounds):
 
     With ``states="disk"`` what is kept of every client lies in the folder ``out``.
     """
+
+    clients_here = True
 
     def __init__(
         self,
