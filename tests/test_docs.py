@@ -1,6 +1,8 @@
 """What the pages say works, works: their code is run."""
 
 import ast
+import importlib
+import importlib.util
 import json
 import os
 import posixpath
@@ -138,6 +140,31 @@ def test_the_median_of_the_tutorial_is_that_of_the_clients_models(tmp_path, monk
     assert torch.allclose(together.params.flat, middle, atol=1e-6)
 
 
+def tutorial(name, tmp_path, monkeypatch):
+    """A class of the tutorial, from a file of its own."""
+    code = next(block for block in blocks("docs/write-a-method.md") if f"class {name}" in block)
+    (tmp_path / f"{name.lower()}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name.lower(), raising=False)
+    return getattr(importlib.import_module(name.lower()), name)
+
+
+def test_the_personal_model_of_the_tutorial_is_evaluated_where_it_lies(tmp_path, monkeypatch):
+    problem = standard("digits", clients=3, seed=0)
+    method = tutorial("Aside", tmp_path, monkeypatch)(tw.LocalSGD(0.1))
+    result = tw.simulate(method, problem.model, problem.tasks, rounds=2, client_tests=problem.tasks)
+    shared, own = (tw.Params.trainable(module) for module in (result.module, result.personal(2)))
+    assert (shared - own).norm() > 0.1
+    assert result.rounds[-1]["client_loss"] < 2.3  # ln 10: knowing nothing
+
+
+def test_the_wrapper_of_the_tutorial_is_fedprox_around_fedavg(tmp_path, monkeypatch):
+    problem, local = standard("digits", clients=3, seed=0), tw.LocalSGD(0.1)
+    pulled = tutorial("Pulled", tmp_path, monkeypatch)(tw.FedAvg(local), mu=0.3)
+    found = [tw.simulate(m, problem.model, problem.tasks, rounds=2) for m in (pulled, tw.FedProx(local, mu=0.3))]
+    assert torch.equal(*(result.params.flat for result in found))
+
+
 def test_every_field_of_a_request_and_every_flag_of_a_link_is_in_the_tutorial():
     page = (ROOT / "docs/write-a-method.md").read_text()
     said = set(re.findall(r"^\| `(\w+)`", page, re.M))
@@ -240,7 +267,11 @@ def test_nothing_claims_what_is_not_there_yet():
 
 sys.path += [str(ROOT / "experiments"), str(ROOT / "docs")]
 import macros  # noqa: E402
-import tables  # noqa: E402
+
+# By its path: tests have a module of that name.
+spec = importlib.util.spec_from_file_location("experiments_tables", ROOT / "experiments" / "tables.py")
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
 
 METHOD_PAGES = sorted(path for path in (ROOT / "docs/methods").glob("*.md") if path.name != "index.md")
 each_page = pytest.mark.parametrize("path", METHOD_PAGES, ids=lambda path: path.stem)

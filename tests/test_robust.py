@@ -321,6 +321,14 @@ def test_a_second_training_in_a_round_draws_other_batches() -> None:
 # -- configurations without checked annotations ------------------------------------
 
 WRONG = {
+    "LUAR(FedAvg(), 1, layers='kernel')": "LUAR(layers='kernel'): one of 'kernels', 'tensors', 'modules' is expected",
+    "LUAR(FedAvg(), 1, select='best')": (
+        "LUAR(select='best'): one of 'metric', 'uniform', 'round-robin', 'gradient-norm' is expected"
+    ),
+    "LUAR(TopK(), 1)": "LUAR(inner=TopK(0.01)): Algorithm such as FedAvg() is expected",
+    "LUAR(FedAvg, 1)": (
+        "LUAR(inner=<class 'thinwire.algorithms.fedavg.FedAvg'>): Algorithm such as FedAvg() is expected"
+    ),
     "FedAvg(weights='example')": "FedAvg(weights='example'): one of 'examples', 'uniform' is expected",
     "FedAvg(buffers='average')": "FedAvg(buffers='average'): one of 'mean', 'local' is expected",
     "FedAvg(up='TopK(0.1)')": "FedAvg(up='TopK(0.1)'): Link such as TopK(0.01) or dict[str, Link] is expected",
@@ -456,16 +464,6 @@ def test_what_a_dense_projection_sends_is_what_is_seen() -> None:
             packet, seen, _ = link.send(x, None, key)
             got, _ = link.recv(tw.loads(tw.dumps(packet)), layout, None, key)
             assert torch.equal(got.flat, seen.flat)
-
-
-def test_coefficients_of_a_moving_subspace_need_a_broadcast_that_loses_nothing() -> None:
-    with pytest.raises(tw.errors.CombinationError, match="nothing would bring it back; use down=Dense"):
-        tw.Intrinsic(4, varying=True, down=tw.Half())
-
-
-def test_layers_of_a_subspace_are_not_layers_to_recycle() -> None:
-    with pytest.raises(tw.errors.CombinationError, match="LUAR needs a reply with an update of the model"):
-        tw.simulate(tw.LUAR(tw.Intrinsic(4), recycle=1), linear, tasks(), 1)
 
 
 @pytest.mark.parametrize(("first", "then"), [("memory", "disk"), ("disk", "memory")])
