@@ -2,6 +2,10 @@
 
 ``LINKS`` has a row for each link. ``tests/test_every_link.py`` reads it, and ``benchmarks/kernels.py`` measures what it
 says.
+
+``METHODS`` has a row for each federated method. ``tests/test_every_method.py`` and ``tests/test_golden.py`` read it.
+A method of ``thinwire.algorithms`` without a row is in every column at its default settings, except for those that a
+row alone can fill: identities, hand values, refusals, literal bytes and golden runs.
 """
 
 from __future__ import annotations
@@ -684,5 +688,737 @@ LINKS = [
             ),
         },
         measured=("ByBandwidth({'*': TopK(0.01)})",),
+    ),
+]
+
+
+# -- federated methods --------------------------------------------------------------------------
+
+PLAIN = "LocalSGD(0.1, batch=16)"
+HEAVY = "LocalSGD(0.1, batch=16, momentum=0.6)"
+GOLD = "LocalSGD(lr=0.2, batch=16)"
+TWICE = "LocalSGD(0.1, batch=None, steps=2)"
+TWICE_HEAVY = "LocalSGD(0.1, batch=None, steps=2, momentum=0.6)"
+LOSSY = "ErrorFeedback(TopK(0.1))"
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is known of a method beside its paper, its page and its hand values.
+
+    ``trained`` are expressions of it. Each is trained, typed back, resumed in another process, caught up with by
+    clients that were away, and watched for tensors that someone writes into. What an expression leaves open of its
+    local training is lr=0.5, batch=8, epochs=2.
+    ``same`` are its identities: a title, the method at a neutral setting, and its parent. Both give the same bits. What
+    these and all further expressions leave open is lr=0.1, batch=16.
+    ``by_hand`` are models after each round on the two quadratics of ``problems.PAIR``, as the scripts below print them.
+    ``refused`` are settings that have no meaning, and the whole message ("..." stands for any text).
+    ``payload`` is what every client sends and is sent in every round where all take part: bytes of messages of the
+    910 parameters of ``problems.mlp``.
+    ``golden`` are runs whose numbers are recorded in ``tests/golden``, by the name of their file.
+    """
+
+    name: str
+    trained: tuple[str, ...]
+    same: dict[str, tuple[str, str]] = field(default_factory=dict)
+    by_hand: dict[str, list[list[float]]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    payload: dict[str, tuple[int, int]] = field(default_factory=dict)
+    golden: dict[str, str] = field(default_factory=dict)
+
+
+SERVERS = ("SGD(1.0)", "Adam(0.03)", "Yogi(0.03)", "Momentum(1.0, beta=0.9)")
+RECYCLED = [  # what LUAR goes around
+    *(
+        f"FedAvg({PLAIN}, opt={opt}, up={up}, weights={weights!r})"
+        for opt in SERVERS
+        for up in ("Dense()", LOSSY)
+        for weights in ("examples", "uniform")
+    ),
+    *(
+        f"SCAFFOLD({PLAIN}, up={up}, weights={weights!r})"
+        for up in ("Dense()", LOSSY)
+        for weights in ("examples", "uniform")
+    ),
+    f"SCAFFOLD({PLAIN}, option='I')",
+    f"FedProx({PLAIN}, mu=0.3)",
+    f"MOON({PLAIN}, mu=0.5)",
+    f"FedNTD({PLAIN})",
+    f"FedMut({PLAIN})",
+    f"FedACG({PLAIN}, momentum=0.7)",
+    f"FedDC({PLAIN})",
+    f"FedGen({PLAIN}, hidden=8, noise=2, steps=2)",
+    f"FedAvg({PLAIN}, opt=Momentum(1.0))",
+    f"DOMO(0.8, {HEAVY}, opt=Momentum(0.5, beta=0.9))",
+    f"DOMO(0.8, {HEAVY}, opt=Momentum(0.5, beta=0.9), intra=True, momentum='sent')",
+    f"FedAvgLM({HEAVY})",
+    f"PruneFL(FedAvg({PLAIN}), every=2, share=0.5)",
+    f"FedPara(FedAvg({PLAIN}), rank=4)",
+    f"FedPara(PruneFL(FedAvg({PLAIN}), every=2), rank=4)",
+]
+STREAMED = [  # what FLSS goes around
+    "FedAvg()",
+    "FedAvg(weights='uniform')",
+    "FedAvg(LocalSGD(prox=0.1), weights='uniform')",
+    "FedAvg(up=ErrorFeedback(ScaledSign()))",
+    "FedAvg(up={'update': ErrorFeedback(ScaledSign())}, weights='uniform')",
+    "FedAvg(opt=Adam(0.03))",
+    "FedAvg(opt=Adam(0.03), down=EF21(TopK(0.3)), weights='uniform', buffers='local')",
+    "FedAvg(opt=SGD(0.5), up=LBGM(threshold=0.5))",
+    "FedProx(mu=0.3)",
+]
+
+# The hand values of the table come from these scripts.
+#
+#   h = np.array([1.0, 2.0]); a = np.array([[1.0, 0.0], [1.0, 1.0]]); n = np.array([1, 3])  # a: mean targets
+#   def local(x, i, mu=0.0, offset=0.0, anchor=None):
+#       y, to = x.copy(), x if anchor is None else anchor
+#       for _ in range(2): y = y - 0.1 * (h * (y - a[i]) + mu * (y - to) + offset)
+#       return y
+#   def mean(d, w=n): return (w[:, None] * np.array(d)).sum(0) / w.sum()
+#
+#   def fedavg(w=n, mu=0.0, step=lambda x, d: x + d):
+#       x = np.array([0.5, -1.0])
+#       for _ in range(2): x = step(x, mean([local(x, i, mu) - x for i in (0, 1)], w)); print(x)
+#   fedavg(); fedavg(np.ones(2)); fedavg(mu=0.5)            # the last of these is FedProx too
+#   class Adam:                                             # Momentum: m = .9 m + d; x + .5 m
+#       m, v = np.zeros(2), np.full(2, 1e-6)
+#       def __call__(s, x, d):
+#           s.m = .9 * s.m + .1 * d; s.v = .99 * s.v + .01 * d**2   # Yogi: v - .01 d**2 sign(v - d**2)
+#           return x + .05 * s.m / (np.sqrt(s.v) + 1e-3)
+#   fedavg(step=Adam())
+#
+#   x = np.array([0.5, -1.0]); H = G = m = c = np.zeros(2); g = ci = np.zeros((2, 2))      # before each method
+#   for _ in range(2):                                        # FedDyn; w = np.ones(2) or n
+#       d = np.array([local(x, i, mu=.5, offset=-g[i]) - x for i in (0, 1)])
+#       g = g - .5 * d; H = H - .5 * mean(d, w); x = x + mean(d, w) - H / .5
+#   for _ in range(3):                                        # FedDC
+#       d = np.array([local(x, i, mu=.5, offset=G - g[i], anchor=x - H[i]) - x for i in (0, 1)])
+#       H = H + d; g = g - G - d / (2 * .1); x, G = x + mean(d + H), mean(g)
+#   for _ in range(3):                                        # FedACG
+#       at = x + .5 * m; m = .5 * m + mean([local(at, i, mu=.5) - at for i in (0, 1)]); x = x + m
+#   for _ in range(2):                                        # SCAFFOLD, option I
+#       ys = [local(x, i, offset=c - ci[i]) for i in (0, 1)]
+#       new = np.array([h * (x - a[i]) for i in (0, 1)])
+#       x = x + mean([y - x for y in ys]); c = c + (new - ci).sum(0) / 2; ci = new
+#
+#   def pushed(x, i, mu, m=0.0, add=0.0):                     # with momentum
+#       for _ in range(2): m = mu * m + h * (x - a[i]); x = x - 0.1 * m + add
+#       return x, m
+#   def run(mu, mu_s, alpha, beta=0.0, intra=False, average=False):
+#       x, M, m = np.array([0.5, -1.0]), np.zeros(2), np.zeros(2)
+#       for _ in range(3):
+#           ends = [pushed(x + (not intra) * beta * M, i, mu, m, intra * beta * M / 2) for i in (0, 1)]
+#           d = mean([y - x - beta * M for y, _ in ends])
+#           if average: m = mean([e for _, e in ends])
+#           M = mu_s * M + d; x = x + alpha * M; print(x)
+#   run(0, .9, .5); run(.6, 0, 1); run(.6, .9, .5); run(.6, 0, 1, average=True); run(.6, .9, .5, average=True)
+#   run(.6, .9, .5, .8); run(.6, .9, .5, .8, intra=True)
+
+METHODS = [
+    Method(
+        "FedAvg",
+        trained=(
+            "FedAvg()",
+            "FedAvg(weights='uniform')",
+            "FedAvg(buffers='local')",
+            "FedAvg(LocalSGD(prox=0.1))",
+            "FedAvg(LocalSGD(lr=0.1, momentum=0.9, weight_decay=0.001))",
+            "FedAvg(LocalSGD(lr=Decay(0.5, rounds=(2, 4), factor=0.5)))",
+            "FedAvg(LocalSGD(steps=3), opt=Momentum(0.5, beta=0.9))",
+            "FedAvg(LocalAdamW(lr=0.01, warmup=5, clip=1.0))",
+            "FedAvg(opt=Adam(0.03))",
+            "FedAvg(opt=Yogi(0.03))",
+            "FedAvg(opt=Adagrad(0.03))",
+            "FedAvg(opt=MajorityVote(0.02), up=SignSGD(), down=EF21(ScaledSign()), weights='uniform')",
+            # Over links, alone and inside each other:
+            "FedAvg(up=ErrorFeedback(TopK(0.1, values=Half())))",
+            "FedAvg(up=ErrorFeedback(Flat(TopK(0.1))))",
+            "FedAvg(up=ErrorFeedback(ScaledSign()))",
+            "FedAvg(up=RandK(0.3))",
+            "FedAvg(up=BF16(), down=Half())",
+            "FedAvg(up=EF21(TopK(0.3)), down=EF21(TopK(0.3)))",
+            "FedAvg(up=LBGM(threshold=0.6))",
+            "FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.7), weights='uniform')",
+            "FedAvg(up=LBGM(Projection(200), threshold=0.7))",
+            "FedAvg(up=LBGM(PowerSGD(1), threshold=0.5))",
+            "FedAvg(up=Layerwise(LBGM(ErrorFeedback(TopK(0.3)), threshold=0.6)))",
+            "FedAvg(up=LBGM(ErrorFeedback(TopK(0.3)), threshold=0.8, compare='dense', store='packet'))",
+            "FedAvg(up=ErrorFeedback(LBGM(TopK(0.3), threshold=0.8, compare='dense')))",
+            "FedAvg(up=ErrorFeedback(LBGM(RandK(0.4), threshold=0.9, compare='dense', store='packet')))",
+            "FedAvg(up=ErrorFeedback(Budget(900)))",
+            "FedAvg(up=Partition({'*.bias': Dense(), '*': ErrorFeedback(TopK(0.1))}))",
+            "FedAvg(LocalSGD(lr=0.2), up=Projection(64))",
+            "FedAvg(LocalSGD(lr=0.3), up=Flat(Projection(600, fixed=True)))",
+            "FedAvg(up=QSGD(16))",
+            "FedAvg(up=Partition({'<100': Dense(), '*': Ternary()}))",
+            "FedAvg(up=Entropy(Int8()), down=EF21(Entropy(Int8())))",
+            "FedAvg(up=ErrorFeedback(STC(0.1)), down=EF21(STC(0.2)))",
+            "FedAvg(up=ErrorFeedback(RandomBlock(4.0)))",
+            "FedAvg(up=ErrorFeedback(LowRank(2)))",
+            "FedAvg(up=ATOMO(3))",
+            "FedAvg(up=PowerSGD(2))",
+            "FedAvg(up=Flat(CountSketch(5, 150)))",
+        ),
+        by_hand={
+            f"FedAvg({TWICE})": [[0.595, -0.37], [0.67195, 0.0332]],
+            f"FedAvg({TWICE}, weights='uniform')": [[0.595, -0.46], [0.67195, -0.1144]],
+            "FedAvg(LocalSGD(0.1, batch=None, steps=2, prox=0.5))": [[0.5925, -0.3875], [0.6678875, 0.010625]],
+            f"FedAvg({TWICE}, opt=Adam(0.05))": [[0.54501532, -0.95078729], [0.60710123, -0.88425962]],
+            f"FedAvg({TWICE}, opt=Yogi(0.05))": [[0.54501309, -0.95078735], [0.60693871, -0.8844291]],
+            f"FedAvg({TWICE}, opt=Momentum(0.5, beta=0.9))": [[0.5475, -0.685], [0.6332375, -0.1432]],
+        },
+        same={
+            "LBGM that never recycles is FedAvg": ("FedAvg(up=LBGM(threshold=0.0))", "FedAvg()"),
+            "LBGM that never recycles, layer by layer, is FedAvg": (
+                "FedAvg(up=Layerwise(LBGM(threshold=0.0)), weights='uniform')",
+                "FedAvg(weights='uniform')",
+            ),
+            "LBGM that never recycles is the link it holds": (
+                f"FedAvg(up=LBGM({LOSSY}, threshold=0.0))",
+                f"FedAvg(up={LOSSY})",
+            ),
+            "LBGM against the dense update that never recycles is the link it holds": (
+                f"FedAvg(up=LBGM({LOSSY}, threshold=0.0, compare='dense', store='packet'))",
+                f"FedAvg(up={LOSSY})",
+            ),
+            "a budget that holds everything is dense": (
+                "FedAvg(up=Budget(4_000, ladder=(TopK(0.1), Half(), Dense())))",
+                "FedAvg()",
+            ),
+            "top-k of everything is dense": ("FedAvg(up=TopK(1.0))", "FedAvg()"),
+            "error feedback without an error is dense": ("FedAvg(up=ErrorFeedback(TopK(1.0)))", "FedAvg()"),
+            "sparse is dense": ("FedAvg(up=Sparse(), down=Sparse())", "FedAvg()"),
+            "what is lossless changes nothing": (f"FedAvg(up=Entropy({LOSSY}))", f"FedAvg(up={LOSSY})"),
+            "a block of everything is dense": ("FedAvg(up=RandomBlock(1.0))", "FedAvg()"),
+            "a pull of nothing is none": ("FedAvg(LocalSGD(prox=0.0))", "FedAvg()"),
+            "momentum without memory is SGD": ("FedAvg(opt=Momentum(0.7, beta=0.0))", "FedAvg(opt=SGD(0.7))"),
+            "epochs of so many batches are so many steps": (
+                "FedAvg(LocalSGD(batch=None, epochs=3))",
+                "FedAvg(LocalSGD(batch=1000, steps=3))",
+            ),
+        },
+        golden={
+            "fedavg": f"FedAvg({GOLD})",
+            "fedprox_momentum": ("FedAvg(LocalSGD(lr=0.1, batch=16, prox=0.1), opt=Momentum(0.7), weights='uniform')"),
+            "fedadam_halves": f"FedAvg({GOLD}, opt=Adam(0.03), up=BF16(), down=Half())",
+            "topk_feedback": f"FedAvg({GOLD}, up=ErrorFeedback(TopK(0.05)), down=EF21(TopK(0.2)))",
+            "sign_feedback": f"FedAvg({GOLD}, up=ErrorFeedback(ScaledSign()))",
+            "lbgm": f"FedAvg({GOLD}, up=LBGM(threshold=0.6))",
+            "lbgm_by_layer": f"FedAvg({GOLD}, up=Layerwise(LBGM(TopK(0.3), threshold=0.6)))",
+            "low_rank": f"FedAvg({GOLD}, up=ErrorFeedback(LowRank(2)))",
+            "powersgd": f"FedAvg({GOLD}, up=PowerSGD(2))",
+            "projection": f"FedAvg({GOLD}, up=Projection(200))",
+            "fedpaq": f"FedAvg({GOLD}, up=QSGD(16))",
+            "stc": f"FedAvg({GOLD}, up=ErrorFeedback(STC(0.05)), down=EF21(STC(0.1)))",
+            "majority_vote": f"FedAvg({GOLD}, opt=MajorityVote(0.02), up=SignSGD(), weights='uniform')",
+            "fed_dropout_avg": f"FedAvg({GOLD}, up=DropoutAvg(0.3))",
+        },
+    ),
+    Method(
+        "FedProx",
+        trained=("FedProx(mu=0.1)",),
+        by_hand={f"FedProx({TWICE}, mu=0.5)": [[0.5925, -0.3875], [0.6678875, 0.010625]]},
+        same={
+            "FedProx that pulls by nothing is FedAvg": ("FedProx(mu=0.0)", "FedAvg()"),
+            "FedProx is FedAvg whose clients are pulled": ("FedProx(mu=0.3)", "FedAvg(LocalSGD(prox=0.3))"),
+            "FedProx over links and servers is FedAvg over them": (
+                f"FedProx(opt=Adam(0.03), up={LOSSY}, mu=0.3)",
+                f"FedAvg(LocalSGD(prox=0.3), opt=Adam(0.03), up={LOSSY})",
+            ),
+        },
+        refused={
+            "FedProx(mu=-0.1)": "FedProx(mu=-0.1): mu must not be negative",
+            "FedProx(LocalSGD(prox=0.1))": "...FedProx pulls by its own mu; leave prox at 0",
+        },
+        payload={"FedProx()": (3652, 3652)},
+    ),
+    Method(
+        "SCAFFOLD",
+        trained=(
+            "SCAFFOLD()",
+            "SCAFFOLD(up=TopK(0.3))",
+            "SCAFFOLD(LocalSGD(lr=0.3, warmup=4, clip=2.0))",
+            "SCAFFOLD(up={'update': ErrorFeedback(TopK(0.2)), 'control': Half()}, down={'c': Half()})",
+            "SCAFFOLD(up=DropoutAvg(0.3))",
+            "SCAFFOLD(LocalSGD(lr=0.1, momentum=0.9), option='I')",
+        ),
+        by_hand={f"SCAFFOLD({TWICE}, option='I')": [[0.595, -0.37], [0.67195, -0.0568]]},
+        same={
+            "dropping nothing is dense": ("SCAFFOLD(up=DropoutAvg(0.0))", "SCAFFOLD()"),
+            "a dict of links is the link": (
+                f"SCAFFOLD(up={{'update': {LOSSY}, 'control': {LOSSY}}})",
+                f"SCAFFOLD(up={LOSSY})",
+            ),
+            "a schedule that never moves is its number": (
+                "SCAFFOLD(LocalSGD(lr=Exponential(0.1, factor=1.0)))",
+                "SCAFFOLD()",
+            ),
+        },
+        refused={
+            "SCAFFOLD(option='III')": "SCAFFOLD(option='III'): one of 'I', 'II' is expected",
+            "SCAFFOLD(LocalSGD(momentum=0.9))": "...local momentum=0.9 stretches: use momentum=0, or option='I'",
+        },
+        payload={"SCAFFOLD(option='I')": (7300, 7300)},
+        golden={
+            "scaffold": f"SCAFFOLD({GOLD}, up={{'control': Half()}})",
+            "scaffold_gradient": f"SCAFFOLD({GOLD}, option='I')",
+        },
+    ),
+    Method(
+        "FedDyn",
+        trained=(
+            "FedDyn(alpha=0.1)",
+            "FedDyn(LocalSGD(lr=0.3), alpha=0.5, up=ErrorFeedback(TopK(0.3)), weights='examples')",
+            "FedDyn(LocalAdam(lr=0.01), alpha=0.1, up=ErrorFeedback(TopK(0.3)))",
+        ),
+        by_hand={
+            f"FedDyn({TWICE}, alpha=0.5)": [[0.685, 0.05], [0.8769375, 0.798125]],
+            f"FedDyn({TWICE}, alpha=0.5, weights='examples')": [[0.685, 0.225], [0.8769375, 1.0978125]],
+        },
+        refused={
+            "FedDyn(alpha=0)": "FedDyn(alpha=0.0): alpha must be positive",
+            "FedDyn(LocalSGD(prox=0.1))": "...FedDyn pulls by its own alpha; leave prox at 0",
+        },
+        payload={"FedDyn()": (3652, 3652)},
+        golden={"feddyn": f"FedDyn({GOLD}, alpha=0.2)"},
+    ),
+    Method(
+        "FedDC",
+        trained=(
+            "FedDC(LocalSGD(lr=0.3), alpha=0.1)",
+            "FedDC(LocalSGD(lr=0.2), up={'gradient': Half()}, weights='uniform')",
+        ),
+        by_hand={f"FedDC({TWICE}, alpha=0.5)": [[0.685, 0.225], [0.8769375, 1.0978125], [1.03837891, 1.46703516]]},
+        refused={
+            "FedDC(alpha=-1)": "FedDC(alpha=-1.0): alpha must not be negative",
+            "FedDC(LocalSGD(momentum=0.9))": "...local momentum=0.9 stretches: use momentum=0",
+        },
+        payload={"FedDC()": (7300, 7300)},
+        golden={"feddc": f"FedDC({GOLD}, alpha=0.2, down={{'g': Half()}})"},
+    ),
+    Method(
+        "MOON",
+        trained=("MOON(mu=0.5)", "MOON(temperature=1.0, layer='1', up=LBGM(threshold=0.6))"),
+        same={
+            "MOON that contrasts nothing is FedAvg": ("MOON(mu=0.0)", "FedAvg()"),
+            "MOON over the output of a layer that contrasts nothing is FedAvg": ("MOON(mu=0.0, layer='1')", "FedAvg()"),
+        },
+        refused={
+            "MOON(mu=-1)": "MOON(mu=-1.0): mu must not be negative",
+            "MOON(temperature=0)": "MOON(temperature=0.0): temperature must be positive",
+        },
+        payload={"MOON()": (3652, 3652)},
+        golden={"moon": f"MOON({GOLD}, mu=0.5, up={LOSSY})"},
+    ),
+    Method(
+        "FedNTD",
+        trained=("FedNTD(beta=0.3, temperature=2.0)",),
+        same={"FedNTD that distils nothing is FedAvg": ("FedNTD(beta=0.0)", "FedAvg()")},
+        refused={
+            "FedNTD(beta=-1)": "FedNTD(beta=-1.0): beta must not be negative",
+            "FedNTD(temperature=-1)": "FedNTD(temperature=-1.0): temperature must be positive",
+        },
+        payload={"FedNTD()": (3652, 3652)},
+        golden={"fedntd": f"FedNTD({GOLD}, beta=0.5, temperature=2.0)"},
+    ),
+    Method(
+        "FedGen",
+        trained=(
+            "FedGen(hidden=16, noise=4, steps=20)",
+            "FedGen(weight=0.5, hidden=8, noise=3, steps=5, up=EF21(TopK(0.3)), down={'generator': Half()})",
+        ),
+        same={
+            "FedGen whose lessons count nothing is FedAvg": (
+                "FedGen(weight=0.0, hidden=8, noise=2, steps=2)",
+                "FedAvg()",
+            )
+        },
+        refused={
+            "FedGen(weight=-1)": "FedGen(weight=-1.0): weight must not be negative",
+            "FedGen(steps=0)": "FedGen(steps=0): steps must be at least 1",
+        },
+        # The generator is [8, 14] + [8] + [12, 8] + [12]: 228 floats down; ten labels of 8 bytes both ways.
+        payload={"FedGen(hidden=8, noise=4, steps=1)": (3736, 4656)},
+        golden={"fedgen": f"FedGen({GOLD}, hidden=8, noise=4, steps=10)"},
+    ),
+    Method(
+        "FedMut",
+        trained=("FedMut(alpha=0.5)", "FedMut(alpha=1.0, down=EF21(TopK(0.6)))"),
+        same={"FedMut without mutation is FedAvg": ("FedMut(alpha=0.0)", "FedAvg()")},
+        refused={"FedMut(alpha=-1)": "FedMut(alpha=-1.0): alpha must not be negative"},
+        payload={"FedMut()": (3652, 3652)},
+        golden={"fedmut": f"FedMut({GOLD}, alpha=1.0)"},
+    ),
+    Method(
+        "FedACG",
+        trained=("FedACG(momentum=0.5)", "FedACG(beta=0.1, up=ErrorFeedback(ScaledSign()), down=BF16())"),
+        by_hand={
+            f"FedACG({TWICE}, momentum=0.5, beta=0.5)": [
+                [0.5925, -0.3875],
+                [0.70558125, 0.2096875],
+                [0.80612933, 0.59288281],
+            ]
+        },
+        same={
+            "FedACG without momentum and pull is FedAvg": ("FedACG(momentum=0.0, beta=0.0)", "FedAvg()"),
+            "FedACG without momentum is FedProx": ("FedACG(momentum=0.0, beta=0.2)", "FedProx(mu=0.2)"),
+        },
+        refused={
+            "FedACG(momentum=1)": "FedACG(momentum=1.0): momentum must be in [0, 1)",
+            "FedACG(beta=-1)": "FedACG(beta=-1.0): beta must not be negative",
+        },
+        payload={"FedACG()": (3652, 3652)},
+    ),
+    Method(
+        "FedAvgSM",
+        trained=("FedAvgSM(opt=Momentum(0.5, beta=0.5))",),
+        by_hand={
+            f"FedAvgSM({TWICE}, opt=Momentum(0.5))": [[0.5475, -0.685], [0.6332375, -0.1432], [0.74524369, 0.505196]]
+        },
+        same={
+            "FedAvgSM is FedAvg with a server's momentum": ("FedAvgSM()", "FedAvg(opt=Momentum(1.0, beta=0.9))"),
+        },
+    ),
+    Method(
+        "FedAvgLM",
+        trained=(
+            "FedAvgLM(LocalSGD(0.1, momentum=0.6))",
+            "FedAvgLM(LocalSGD(0.1, momentum=0.6), up={'momentum': BF16()}, down=Half())",
+        ),
+        by_hand={f"FedAvgLM({TWICE_HEAVY})": [[0.625, -0.16], [0.78625, 0.6884], [0.9105625, 1.030784]]},
+        refused={
+            "FedAvgLM(LocalSGD(0.1))": "FedAvgLM averages local momentum: give it some, LocalSGD(momentum=0.6)",
+        },
+    ),
+    Method(
+        "FedAvgLMZ",
+        trained=("FedAvgLMZ(LocalSGD(0.1, momentum=0.6), up=ErrorFeedback(TopK(0.2)))",),
+        by_hand={f"FedAvgLMZ({TWICE_HEAVY})": [[0.625, -0.16], [0.71875, 0.2768], [0.7890625, 0.503936]]},
+        same={
+            "FedAvgLMZ is FedAvg with local momentum": (f"FedAvgLMZ({HEAVY})", f"FedAvg({HEAVY})"),
+        },
+    ),
+    Method(
+        "FedAvgSLM",
+        trained=(
+            "FedAvgSLM(LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5))",
+            "FedAvgSLM(LocalSGD(0.1, momentum=0.6), up={'momentum': TopK(0.5)}, opt=Momentum(0.5, beta=0.5))",
+        ),
+        by_hand={
+            f"FedAvgSLM({TWICE_HEAVY}, opt=Momentum(0.5))": [
+                [0.5625, -0.58],
+                [0.7071875, 0.323],
+                [0.91366406, 1.44398],
+            ]
+        },
+        same={
+            "FedAvgSLM without momentum at the server is FedAvgLM": (
+                f"FedAvgSLM({HEAVY}, opt=Momentum(0.7, beta=0.0))",
+                f"FedAvgLM({HEAVY}, opt=SGD(0.7))",
+            ),
+        },
+        refused={
+            "FedAvgSLM(LocalSGD(0.1))": "FedAvgSLM averages local momentum: give it some, LocalSGD(momentum=0.6)",
+        },
+        golden={
+            "local_momentum": "FedAvgSLM(LocalSGD(lr=0.1, batch=16, momentum=0.6), up={'momentum': Half()})",
+        },
+    ),
+    Method(
+        "FedAvgSLMZ",
+        trained=("FedAvgSLMZ(LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5), weights='uniform')",),
+        by_hand={
+            f"FedAvgSLMZ({TWICE_HEAVY}, opt=Momentum(0.5))": [
+                [0.5625, -0.58],
+                [0.6734375, 0.1172],
+                [0.81410156, 0.896552],
+            ]
+        },
+    ),
+    Method(
+        "DOMO",
+        trained=(
+            "DOMO(0.9, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5))",
+            "DOMO(0.9, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5), intra=True)",
+            "DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5), momentum='sent', down=Half())",
+        ),
+        by_hand={
+            f"DOMO(0.8, {TWICE_HEAVY}, opt=Momentum(0.5))": [
+                [0.5625, -0.58],
+                [0.6609375, -0.04408],
+                [0.77222656, 0.42303392],
+            ],
+            f"DOMO(0.8, {TWICE_HEAVY}, opt=Momentum(0.5), intra=True)": [
+                [0.5625, -0.58],
+                [0.6709375, 0.0836],
+                [0.80532656, 0.787688],
+            ],
+            f"DOMO(0.8, {TWICE_HEAVY}, opt=Momentum(0.5), intra=True, momentum='sent')": [
+                [0.5625, -0.58],
+                [0.6709375, 0.0836],
+                [0.80532656, 0.787688],
+            ],
+        },
+        same={
+            "DOMO without fusion is FedAvgSLMZ": (
+                f"DOMO(0.0, {HEAVY}, opt=Momentum(0.5, beta=0.9))",
+                f"FedAvgSLMZ({HEAVY}, opt=Momentum(0.5, beta=0.9))",
+            ),
+            "DOMO-S without fusion is FedAvgSLMZ": (
+                f"DOMO(0.0, {HEAVY}, opt=Momentum(0.5, beta=0.9), intra=True)",
+                f"FedAvgSLMZ({HEAVY}, opt=Momentum(0.5, beta=0.9))",
+            ),
+            "DOMO without any momentum is FedAvg": (
+                f"DOMO(0.0, {PLAIN}, opt=Momentum(1.0, beta=0.0))",
+                f"FedAvg({PLAIN})",
+            ),
+            "DOMO-S without any momentum is FedAvg": (
+                f"DOMO(0.0, {PLAIN}, opt=Momentum(1.0, beta=0.0), intra=True, momentum='sent', weights='uniform')",
+                f"FedAvg({PLAIN}, weights='uniform')",
+            ),
+            "a downlink that loses nothing may carry what is inferred": (
+                f"DOMO(0.8, {HEAVY}, opt=Momentum(0.5, beta=0.9), down=Sparse())",
+                f"DOMO(0.8, {HEAVY}, opt=Momentum(0.5, beta=0.9))",
+            ),
+        },
+        refused={
+            "DOMO(1.1)": "DOMO(beta=1.1): beta must be in [0, 1]",
+            "DOMO(-0.1)": "DOMO(beta=-0.1): beta must be in [0, 1]",
+            "DOMO(opt=Momentum(1.0, beta=1.0))": "Momentum(beta=1.0): beta must be in [0, 1)",
+            "DOMO(local=LocalSGD(momentum=1.0))": "LocalSGD(momentum=1.0): momentum must be in [0, 1)",
+            "DOMO(momentum='guessed')": "DOMO(momentum='guessed'): one of 'inferred', 'sent' is expected",
+            "DOMO(opt=Adam(0.1))": "DOMO(opt=Adam(0.1)): Momentum is expected",
+            "DOMO(down=Half())": (
+                "DOMO(down=Half()): the difference of two models that lost something on the way is not the server's "
+                "momentum; take momentum='sent', or a downlink that loses nothing"
+            ),
+            "DOMO(0.8, down={'x': Half()})": "DOMO(down=...): the difference of two models that lost something...",
+        },
+        golden={
+            "domo": "DOMO(0.9, LocalSGD(lr=0.1, batch=16, momentum=0.6), opt=Momentum(0.7, beta=0.5))",
+        },
+    ),
+    Method(
+        "ClusteredLBGM",
+        trained=(
+            "ClusteredLBGM(3, threshold=0.6)",
+            "ClusteredLBGM(2, threshold=0.8, up=ErrorFeedback(TopK(0.3)), "
+            "down={'x': Half(), 'centroids': EF21(TopK(0.3))})",
+        ),
+        same={
+            "clustered LBGM that never recycles is FedAvg": ("ClusteredLBGM(2, threshold=0.0)", "FedAvg()"),
+            "clustered LBGM that never recycles is FedAvg over its link": (
+                f"ClusteredLBGM(3, threshold=0.0, opt=Adam(0.03), up={LOSSY}, weights='uniform')",
+                f"FedAvg(opt=Adam(0.03), up={LOSSY}, weights='uniform')",
+            ),
+        },
+        refused={
+            "ClusteredLBGM(0)": "ClusteredLBGM(clusters=0): clusters is a number of centroids",
+            "ClusteredLBGM(threshold=1.5)": "ClusteredLBGM(threshold=1.5): threshold is a squared sine, 0 to 1",
+        },
+    ),
+    Method(
+        "FetchSGD",
+        trained=(
+            "FetchSGD(150, 80, momentum=0.5)",
+            "FetchSGD(300, 40, rows=3, momentum=0.3, masking=False, error='subtract', known=True, up=Half())",
+        ),
+        refused={
+            "FetchSGD(0, 2)": "FetchSGD(cols=0): cols must be at least 1",
+            "FetchSGD(10, 0)": "FetchSGD(k=0): k must be at least 1",
+            "FetchSGD(10, 2, rows=0)": "FetchSGD(rows=0): rows must be 1 to 64",
+            "FetchSGD(10, 2, momentum=1.0)": "FetchSGD(momentum=1.0): momentum must be in [0, 1)",
+            "FetchSGD(10, 2, lr=0.0)": "FetchSGD(lr=0.0): lr must be positive",
+            "FetchSGD(20, 911)": "FetchSGD(k=911): more than the model's 910 parameters",
+        },
+        golden={"fetchsgd": f"FetchSGD(200, 60, momentum=0.5, local={GOLD})"},
+    ),
+    Method(
+        "Intrinsic",
+        trained=(
+            "Intrinsic(600, local=LocalSGD(lr=0.3))",
+            "Intrinsic(400, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.3), basis=Gaussian())",
+            "Intrinsic(400, subspaces=2, local=LocalSGD(lr=0.3), opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)))",
+            "Intrinsic(400, varying=True, epoch=3, known=True, local=LocalSGD(lr=0.2), opt=Momentum(0.5))",
+            "Intrinsic(400, subspaces=2, varying=True, epoch=3, local=LocalSGD(lr=0.3), buffers='local')",
+            "Intrinsic(400, varying=True, epoch=2, basis=PerTensor(Gaussian()), known=True, local=LocalSGD(lr=0.3))",
+        ),
+        refused={
+            "Intrinsic(0)": "Intrinsic(dim=0): dim must be positive",
+            "Intrinsic(-4)": "Intrinsic(dim=-4): dim must be positive",
+            "Intrinsic(8, subspaces=0)": "Intrinsic(subspaces=0): at least 1",
+            "Intrinsic(8, varying=True, epoch=0)": "Intrinsic(epoch=0): an epoch has at least 1 round",
+            "Intrinsic(911)": "Intrinsic(dim=911, subspaces=1): more than the model's 910 parameters",
+            "Intrinsic(456, subspaces=2)": "Intrinsic(dim=456, subspaces=2): more than the model's 910 parameters",
+            "Intrinsic(8, opt=Dense())": "Intrinsic(opt=Dense()): Optimizer such as Adam(0.03) is expected",
+            "Intrinsic(8, down=TopK(0.1))": "down=TopK(0.1) cannot carry a broadcast...",
+            "Intrinsic(4, varying=True, down=Half())": "...nothing would bring it back; use down=Dense()",
+        },
+        golden={
+            "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
+        },
+    ),
+    Method(
+        "LUAR",
+        trained=(
+            "LUAR(FedAvg(), recycle=1)",
+            "LUAR(FedAvg(opt=Adam(0.03), up=ErrorFeedback(TopK(0.2))), recycle=2, layers='tensors')",
+            "LUAR(FedAvg(up=LBGM(threshold=0.6)), recycle=1, layers='modules', select='gradient-norm')",
+            "LUAR(FedAvg(), recycle=1, select='round-robin', drop=True)",
+            "LUAR(FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True)), recycle=1)",
+            "LUAR(SCAFFOLD(down=EF21(TopK(0.6))), recycle=1, select='uniform')",
+            "LUAR(SCAFFOLD(LocalAdam(lr=0.01, keep=True), option='I'), recycle=1)",
+            "LUAR(SCAFFOLD(up={'update': LBGM(ErrorFeedback(TopK(0.3)), threshold=0.8)}, "
+            "down={'x': EF21(TopK(0.3)), 'c': Half()}, opt=Yogi(0.03)), recycle=1)",
+            "LUAR(FedProx(mu=0.1), recycle=1)",
+            "LUAR(FedMut(), recycle=1)",
+            "LUAR(FedACG(momentum=0.7), recycle=1, select='round-robin')",
+            "LUAR(MOON(mu=0.3), recycle=2, layers='tensors')",
+            "LUAR(FedGen(hidden=4, noise=2, steps=3), recycle=1)",
+            "LUAR(DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5)), recycle=1)",
+            "LUAR(FedAvgLM(LocalSGD(0.1, momentum=0.6)), recycle=2, layers='tensors')",
+        ),
+        same={f"LUAR that recycles nothing is {inner}": (f"LUAR({inner}, recycle=0)", inner) for inner in RECYCLED}
+        | {
+            f"LUAR that recycles none of the {layers} is {inner}": (
+                f"LUAR({inner}, recycle=0, layers='{layers}')",
+                inner,
+            )
+            for layers in ("tensors", "modules")
+            for inner in RECYCLED
+            if inner.endswith(f"up={LOSSY}, weights='examples')")
+        },
+        refused={
+            "LUAR(LUAR(FedAvg(), 1), 1)": (
+                "LUAR over LUAR: the outer one would recycle what the inner one did not send"
+            ),
+            "LUAR(FedAvg(), -1)": "LUAR(recycle=-1): recycle is a number of layers, 0 or more",
+            "LUAR(FedAvg(), 2)": "LUAR(recycle=2): at most 1, the model has 2 kernels and one must be sent",
+            "LUAR(FedAvg(), 2, layers='modules')": (
+                "LUAR(recycle=2): at most 1, the model has 2 modules and one must be sent"
+            ),
+            "LUAR(FedAvg(), 4, layers='tensors')": (
+                "LUAR(recycle=4): at most 3, the model has 4 tensors and one must be sent"
+            ),
+            "LUAR(FedDyn(), recycle=0)": (
+                "LUAR over FedDyn: its server keeps h, the mean of the gradients that clients remember of every "
+                "update they sent, which a layer that is recycled and not sent would put out of step"
+            ),
+            "LUAR(Intrinsic(4), recycle=1)": "LUAR needs a reply with an update of the model...",
+            "LUAR(FetchSGD(20, 6), recycle=1)": "LUAR needs a reply with an update of the model...",
+            "LUAR(FLSS(FedAvg(), rank=2, start=4), recycle=1)": "LUAR needs a reply with an update of the model...",
+        },
+        golden={
+            "luar": f"LUAR(FedAvg({GOLD}, opt=Yogi(0.03)), recycle=2, layers='tensors')",
+            "luar_scaffold": f"LUAR(SCAFFOLD({GOLD}, up=RandK(0.3)), recycle=1, select='gradient-norm')",
+            "luar_fedacg": f"LUAR(FedACG({GOLD}, momentum=0.7), recycle=1)",
+            "luar_domo_s": "LUAR(DOMO(0.9, LocalSGD(lr=0.1, batch=16, momentum=0.6), intra=True), recycle=1)",
+        },
+    ),
+    Method(
+        "FLSS",
+        trained=(
+            "FLSS(FedAvg(), rank=3, start=3, every=2)",
+            "FLSS(FedAvg(opt=Adam(0.03), up=ErrorFeedback(ScaledSign())), rank=2, start=2, every=3, store='bfloat16')",
+            "FLSS(FedAvg(opt=Adam(0.03)), rank=3, start=4, every=3, decay=0.7)",
+            "FLSS(FedAvg(opt=SGD(0.7)), rank=2, start=3, every=None, project='gradient')",
+            "FLSS(FedAvg(LocalSGD(prox=0.1)), rank=2, start=3, every=None, decay=0.7, project='gradient', scale=0.5)",
+            "FLSS(FedAvg(down=EF21(TopK(0.3))), rank=2, start=3, every=2)",
+            "FLSS(FedProx(mu=0.1), rank=2, start=3, every=2)",
+            "FLSS(FedProx(LocalAdamW(lr=0.01, keep=True), mu=0.1), rank=2, start=3, every=2, project='gradient')",
+            "FLSS(MOON(mu=0.1), rank=1, start=1, every=2)",
+        ),
+        same={
+            f"FLSS whose rounds are all full is {inner}": (f"FLSS({inner}, rank=2, start=2, every=1)", inner)
+            for inner in STREAMED
+        }
+        | {
+            f"FLSS before its basis is made is {inner}": (f"FLSS({inner}, rank=2, start=3, every=None)", inner)
+            for inner in STREAMED[:3]
+        },
+        refused={
+            "FLSS(FedAvg(), rank=5, start=4)": (
+                "FLSS(rank=5, start=4): 4 updates span at most as many directions; start must be at least rank"
+            ),
+            "FLSS(FedAvg(), rank=0, start=4)": "FLSS(rank=0): rank must be positive",
+            "FLSS(FedAvg(), rank=2, start=4, every=0)": "FLSS(every=0): every must be at least 1, or None",
+            "FLSS(FedAvg(), rank=2, start=4, every=-1)": "FLSS(every=-1): every must be at least 1, or None",
+            "FLSS(FedAvg(), rank=2, start=4, decay=0)": "FLSS(decay=0.0): decay must be above 0 and at most 1",
+            "FLSS(FedAvg(), rank=2, start=4, decay=1.5)": "FLSS(decay=1.5): decay must be above 0 and at most 1",
+            "FLSS(FedAvg(), rank=2, start=4, scale=0)": "FLSS(scale=0.0): scale must be positive",
+            "FLSS(FedAvg(), store='half')": "FLSS(store='half'): one of 'float32', 'bfloat16' is expected",
+            "FLSS(FedAvg(), project='step')": "FLSS(project='step'): one of 'update', 'gradient' is expected",
+            "FLSS(SCAFFOLD())": (
+                "FLSS goes around FedAvg and what its arguments make of it (FedProx...SCAFFOLD() sends more than one "
+                "update, or does more with it than step along the mean"
+            ),
+            "FLSS(FedMut())": "...FedMut(alpha=0.5) sends more than one update, or does more with it...",
+            "FLSS(LUAR(FedAvg(), recycle=1))": (
+                "...LUAR(FedAvg(), recycle=1) sends more than one update, or does more with it..."
+            ),
+            "FLSS(FLSS(FedAvg()))": "...FLSS(FedAvg(), rank=50) sends more than one update, or does more with it...",
+            "FLSS(Intrinsic(8))": "...Intrinsic(8) sends more than one update, or does more with it...",
+            "FLSS(PruneFL(FedAvg()), rank=2, start=2)": "...sends more than one update, or does more with it...",
+        },
+        golden={"flss": f"FLSS(FedAvg({GOLD}, up=ErrorFeedback(ScaledSign())), rank=1, start=1, every=2)"},
+    ),
+    Method(
+        "FedPara",
+        trained=(
+            "FedPara(FedAvg(LocalSGD(0.1, epochs=3, momentum=0.8)), ratio=1.0)",
+            "FedPara(SCAFFOLD(LocalSGD(0.2, epochs=4), up=BF16()), rank=12, start='weights')",
+            "FedPara(FedAvg(LocalSGD(0.2, epochs=3), opt=Adam(0.03)), rank=6)",
+            "LUAR(FedPara(FedAvg(LocalSGD(0.1, epochs=3, momentum=0.8)), rank=4), recycle=1, layers='tensors')",
+        ),
+        refused={
+            "FedPara(FedAvg(), ratio=0.0)": "FedPara(ratio=0.0): ratio must be above 0 and at most 1",
+            "FedPara(FedAvg(), ratio=1.5)": "FedPara(ratio=1.5): ratio must be above 0 and at most 1",
+            "FedPara(FedAvg(), rank=0)": "FedPara(rank=0): rank must be at least 1, or None",
+            "FedPara(FedPara(FedAvg()))": "FedPara over FedPara: the weights are products already",
+            "FedPara(LUAR(FedPara(FedAvg()), 1))": "FedPara over FedPara: the weights are products already",
+        },
+        golden={"fedpara": "FedPara(FedAvg(LocalSGD(lr=0.2, batch=16, momentum=0.6)), rank=4)"},
+    ),
+    Method(
+        "PruneFL",
+        trained=(
+            "PruneFL(FedAvg(), every=2)",
+            "PruneFL(FedAvg(opt=Adam(0.03), up=ErrorFeedback(TopK(0.3))), every=3, share=0.5, initial=1, batch=8)",
+            "LUAR(PruneFL(FedAvg(), every=2, share=0.5), recycle=1)",
+        ),
+        same={
+            f"PruneFL that prunes nothing is its inner method: {why}": (f"PruneFL({inner}, {arguments})", inner)
+            for why, inner, arguments in (
+                ("never asked", "FedAvg()", "every=1000"),
+                ("nothing may go", "FedAvg()", "every=2, share=0.0"),
+                ("everything is worth its bytes", "FedAvg()", "every=2, initial=1, least=1.0"),
+                ("with an optimiser", "FedAvg(opt=Adam(0.03), weights='uniform')", "every=2, share=0.0"),
+                ("with error feedback", "FedAvg(up=ErrorFeedback(TopK(0.2)))", "every=2, share=0.0"),
+            )
+        },
+        refused={
+            "PruneFL(FedAvg(), every=0)": "PruneFL(every=0): every must be at least 1",
+            "PruneFL(FedAvg(), share=1.0)": "PruneFL(share=1.0): share must be at least 0 and below 1",
+            "PruneFL(FedAvg(), least=0.0)": "PruneFL(least=0.0): least must be above 0 and at most 1",
+            "PruneFL(FedAvg(), overhead=-1.0)": "PruneFL(overhead=-1.0): overhead must not be negative or infinite",
+            "PruneFL(FedAvg(), initial=-1)": "PruneFL(initial=-1): initial must not be negative",
+            "PruneFL(FedAvg(), batch=0)": "PruneFL(batch=0): batch must be positive, or None",
+            "PruneFL(LUAR(FedAvg(), 1))": (
+                "PruneFL goes inside of LUAR, not around it: LUAR(PruneFL(FedAvg(), every=50), recycle=1)"
+            ),
+            "PruneFL(FLSS(FedAvg()), 20)": (
+                "PruneFL does not go around FLSS, nor FLSS around PruneFL: leave one of the two"
+            ),
+            "PruneFL(SCAFFOLD())": (
+                "PruneFL goes around FedAvg and what its arguments make of it (FedProx, FedAdam, FedAvgSM, local "
+                "momentum); SCAFFOLD keeps or sends more than the model, which would not be pruned"
+            ),
+            "PruneFL(FedAvg(down=Half()))": (
+                "PruneFL(FedAvg(down=Half())): which entries are kept is read off the model that is sent, so it must "
+                "not lose anything: leave down at its default"
+            ),
+        },
+        golden={"prunefl": f"PruneFL(FedAvg({GOLD}), every=2, share=0.5)"},
     ),
 ]

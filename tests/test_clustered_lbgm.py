@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from test_algorithms import PAIR, TWICE, Point, Quadratic, approx, path
+from problems import PAIR, TWICE, Point, Quadratic, approx, path
 from test_simulate import assert_same_model, bills, blobs, mlp, normed, simulate
 from thinwire import LBGM, ClusteredLBGM, FedAvg, Half, Key, LocalSGD, Momentum, Params, Simulation, TopK
 from thinwire.algorithms.clustered_lbgm import Broadcast
@@ -248,19 +248,6 @@ def test_clients_and_server_use_the_centroids_that_were_seen() -> None:
 
 
 # -- what is refused ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("ClusteredLBGM(0)", "ClusteredLBGM(clusters=0): clusters is a number of centroids"),
-        ("ClusteredLBGM(threshold=1.5)", "ClusteredLBGM(threshold=1.5): threshold is a squared sine, 0 to 1"),
-    ],
-)
-def test_arguments_out_of_range_say_what_to_change(expression: str, message: str) -> None:
-    with pytest.raises(ValueError, match=r"^ClusteredLBGM") as caught:
-        tw.parse(expression)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("cluster", [-1, 1, 7])

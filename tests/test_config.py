@@ -19,6 +19,14 @@ def test_rates_are_finite_and_not_negative(make) -> None:
 
 
 WRONG = {
+    "LUAR(FedAvg(), 1, layers='kernel')": "LUAR(layers='kernel'): one of 'kernels', 'tensors', 'modules' is expected",
+    "LUAR(FedAvg(), 1, select='best')": (
+        "LUAR(select='best'): one of 'metric', 'uniform', 'round-robin', 'gradient-norm' is expected"
+    ),
+    "LUAR(TopK(), 1)": "LUAR(inner=TopK(0.01)): Algorithm such as FedAvg() is expected",
+    "LUAR(FedAvg, 1)": (
+        "LUAR(inner=<class 'thinwire.algorithms.fedavg.FedAvg'>): Algorithm such as FedAvg() is expected"
+    ),
     "FedAvg(weights='example')": "FedAvg(weights='example'): one of 'examples', 'uniform' is expected",
     "FedAvg(buffers='average')": "FedAvg(buffers='average'): one of 'mean', 'local' is expected",
     "FedAvg(up='TopK(0.1)')": "FedAvg(up='TopK(0.1)'): Link such as TopK(0.01) or dict[str, Link] is expected",

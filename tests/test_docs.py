@@ -142,6 +142,31 @@ def test_the_median_of_the_tutorial_is_that_of_the_clients_models(tmp_path, monk
     assert torch.allclose(together.params.flat, middle, atol=1e-6)
 
 
+def tutorial(name, tmp_path, monkeypatch):
+    """A class of the tutorial, from a file of its own."""
+    code = next(block for block in blocks("docs/write-a-method.md") if f"class {name}" in block)
+    (tmp_path / f"{name.lower()}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name.lower(), raising=False)
+    return getattr(importlib.import_module(name.lower()), name)
+
+
+def test_the_personal_model_of_the_tutorial_is_evaluated_where_it_lies(tmp_path, monkeypatch):
+    problem = standard("digits", clients=3, seed=0)
+    method = tutorial("Aside", tmp_path, monkeypatch)(tw.LocalSGD(0.1))
+    result = tw.simulate(method, problem.model, problem.tasks, rounds=2, client_tests=problem.tasks)
+    shared, own = (tw.Params.trainable(module) for module in (result.module, result.personal(2)))
+    assert (shared - own).norm() > 0.1
+    assert result.rounds[-1]["client_loss"] < 2.3  # ln 10: knowing nothing
+
+
+def test_the_wrapper_of_the_tutorial_is_fedprox_around_fedavg(tmp_path, monkeypatch):
+    problem, local = standard("digits", clients=3, seed=0), tw.LocalSGD(0.1)
+    pulled = tutorial("Pulled", tmp_path, monkeypatch)(tw.FedAvg(local), mu=0.3)
+    found = [tw.simulate(m, problem.model, problem.tasks, rounds=2) for m in (pulled, tw.FedProx(local, mu=0.3))]
+    assert torch.equal(*(result.params.flat for result in found))
+
+
 def test_every_field_of_a_request_and_every_flag_of_a_link_is_in_the_tutorial():
     page = (ROOT / "docs/write-a-method.md").read_text()
     said = set(re.findall(r"^\| `(\w+)`", page, re.M))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +10,9 @@ import pytest
 import torch
 
 import thinwire as tw
-from test_algorithms import Point, Quadratic
-from test_simulate import assert_same_model, assert_same_run, blobs, chosen, mlp, normed, simulate
+from problems import Point, Quadratic
+from test_simulate import assert_same_model, blobs, chosen, mlp, normed, simulate
 from thinwire import ErrorFeedback, FedAvg, FetchSGD, Flat, Key, LocalSGD, Simulation, TopK
-from thinwire.errors import CombinationError
 from thinwire.run.stream import Parcel, catch_up
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
@@ -188,41 +184,3 @@ def test_no_more_entries_change_in_a_round_than_k() -> None:
 
 
 # -- to disk and back, refused -------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "method",
-    ["FetchSGD(20, 6)", "FetchSGD(20, 6, rows=4, error='subtract', masking=False, known=True, up=Half())"],
-)
-def test_a_run_that_goes_on_is_the_run_that_never_stopped(method: str, tmp_path: Path) -> None:
-    straight = simulate(method, normed, 7, dropout=0.2)
-    for stop in (1, 4):
-        folder = tmp_path / str(stop)
-        simulate(method, normed, stop, dropout=0.2, out=folder)
-        assert_same_run(simulate(method, normed, 7, dropout=0.2, out=folder, resume=True), straight)
-        assert json.loads((folder / "summary.json").read_text())["bytes_down"] == straight.bytes_down
-
-
-def test_recycling_layers_of_a_sketch_is_refused_with_the_reason() -> None:
-    with pytest.raises(CombinationError, match="LUAR needs a reply with an update of the model"):
-        simulate("LUAR(FetchSGD(20, 6), recycle=1)")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"cols": 0}, "FetchSGD(cols=0): cols must be at least 1"),
-        ({"k": 0}, "FetchSGD(k=0): k must be at least 1"),
-        ({"rows": 0}, "FetchSGD(rows=0): rows must be 1 to 64"),
-        ({"momentum": 1.0}, "FetchSGD(momentum=1.0): momentum must be in [0, 1)"),
-        ({"lr": 0.0}, "FetchSGD(lr=0.0): lr must be positive"),
-    ],
-)
-def test_arguments_out_of_range_say_what_to_change(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        FetchSGD(**{"cols": 10, "k": 2} | fields)
-
-
-def test_more_entries_than_the_model_has_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"FetchSGD\(k=84\): more than the model's 83 parameters"):
-        simulate("FetchSGD(20, 84)")

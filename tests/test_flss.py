@@ -13,13 +13,12 @@ import torch
 from torch import Size, Tensor, nn
 
 import thinwire as tw
-from test_algorithms import handwriting
-from test_algorithms import mlp as digits_mlp
-from test_simulate import assert_same_model, assert_same_run, bills, blobs, chosen, mlp, normed, simulate
-from thinwire import FLSS, Adam, ErrorFeedback, FedAvg, Key, Layout, LocalSGD, Params, ScaledSign, Simulation, TopK
+from problems import handwriting
+from problems import mlp as digits_mlp
+from test_simulate import bills, blobs, chosen, mlp, normed, simulate
+from thinwire import FLSS, Adam, FedAvg, Key, Layout, LocalSGD, Params, Simulation
 from thinwire.algorithms import fedavg, flss
-from thinwire.errors import CombinationError, RunError
-from thinwire.run.stream import Parcel, catch_up
+from thinwire.errors import RunError
 from thinwire.train.one import Slot, train
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
@@ -47,30 +46,6 @@ def draws(*shape: int, seed: int = 0) -> Tensor:
 
 
 # -- reductions -------------------------------------------------------------------
-
-INNER = {
-    "fedavg": FedAvg(LOCAL),
-    "fedavg uniform": FedAvg(LOCAL, weights="uniform"),
-    "fedprox": FedAvg(LocalSGD(lr=0.2, batch=8, prox=0.1), weights="uniform"),
-    "sign with error feedback": FedAvg(LOCAL, up=ErrorFeedback(ScaledSign())),
-    "sign with error feedback uniform": FedAvg(LOCAL, up={"update": ErrorFeedback(ScaledSign())}, weights="uniform"),
-    "fedadam": FedAvg(LOCAL, opt=Adam(0.03)),
-    "fedadam uniform, differences down": FedAvg(
-        LOCAL, opt=Adam(0.03), down=tw.EF21(TopK(0.3)), weights="uniform", buffers="local"
-    ),
-    "half a step": FedAvg(LOCAL, opt=tw.SGD(0.5), up=tw.LBGM(threshold=0.5)),
-}
-
-
-@pytest.mark.parametrize("name", INNER)
-def test_when_every_round_is_full_it_is_the_inner_method(name: str) -> None:
-    model: Any = normed if "uniform" in name else mlp
-    plain = simulate(INNER[name], model, 7, dropout=0.1)
-    for wrapped in (FLSS(INNER[name], rank=2, start=3, every=1), FLSS(INNER[name], rank=5, start=7, every=None)):
-        found = simulate(wrapped, model, 7, dropout=0.1)
-        assert_same_model(found, plain)
-        for column in ("train_loss", "test_loss", "accuracy", "lost_replies"):
-            assert [r[column] for r in found.rounds] == [r[column] for r in plain.rounds]
 
 
 @dataclass(frozen=True)
@@ -272,9 +247,6 @@ STATEFUL = {
 }
 
 
-STARTED = {"coefficients down": 4, "models down": 4, "bfloat16": 4, "fixed": 3, "differences down": 3}
-
-
 @pytest.mark.parametrize("name", STATEFUL)
 def test_clients_hold_the_servers_basis_and_model_bit_for_bit(name: str) -> None:
     method = tw.parse(STATEFUL[name], {"lr": 0.2, "batch": 8})
@@ -287,50 +259,6 @@ def test_clients_hold_the_servers_basis_and_model_bit_for_bit(name: str) -> None
             assert tw.dumps(list(view.rows)) == tw.dumps(list(rows))
             if name != "differences down":
                 assert torch.equal(view.inner.x.flat, x.flat)
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_client_that_was_away_holds_what_the_others_hold_bit_for_bit(name: str) -> None:
-    method = tw.parse(STATEFUL[name], {"lr": 0.2, "batch": 8})
-    run = Simulation(method, normed, blobs(), sample=3, dropout=0.1, seed=3, workers=1, plan="each")
-    stream, views, kinds = run.stream, [run.stream.view], set()
-    with run.pool:
-        for _ in range(10):
-            run.step()
-            views.append(stream.view)
-            expected = tw.dumps(stream.view)
-            for version, view in enumerate(views[:-1]):
-                ways = [stream.parcel(version), Parcel(True, [stream.snapshot()])]
-                if version >= stream.since:
-                    ways.append(Parcel(False, [m for m in stream.log if m.version > version]))
-                kinds |= {parcel.snapshot for parcel in ways[:1]}
-                for parcel in ways:
-                    assert tw.dumps(catch_up(method, stream.form, view, parcel, Key(3))) == expected
-    assert kinds == {True, False}
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_run_that_goes_on_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
-    straight = simulate(STATEFUL[name], normed, 9, dropout=0.1)
-    for stop in (2, STARTED[name], 6):  # among the first rounds, at their end, after
-        simulate(STATEFUL[name], normed, stop, dropout=0.1, out=tmp_path / str(stop))
-        assert_same_run(
-            simulate(STATEFUL[name], normed, 9, dropout=0.1, out=tmp_path / str(stop), resume=True), straight
-        )
-
-
-def test_states_survive_the_wire_and_nobody_writes_into_them() -> None:
-    for expression in STATEFUL.values():
-        run = Simulation(tw.parse(expression, {"lr": 0.2}), mlp, blobs(), sample=3, workers=1, plan="each")
-        with run.pool:
-            for _ in range(7):
-                held = [run.server, run.stream.view, dict(run.states.ends)]
-                before = [tw.dumps(state) for state in held]
-                run.step()
-                assert [tw.dumps(state) for state in held] == before
-            for state in (run.server, run.stream.view):
-                data = tw.dumps(state)
-                assert tw.dumps(tw.restore(tw.loads(data), state)) == data
 
 
 # -- a client's round -----------------------------------------------------------------
@@ -479,49 +407,6 @@ def test_digits_are_learnt_with_a_third_of_the_rounds_full(more: str) -> None:
     )
     assert result.accuracy is not None
     assert result.accuracy > 0.7  # knowing nothing is 0.1
-
-
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        (
-            "FLSS(FedAvg(), rank=5, start=4)",
-            "FLSS(rank=5, start=4): 4 updates span at most as many directions; start must be at least rank",
-        ),
-        ("FLSS(FedAvg(), rank=0, start=4)", "FLSS(rank=0): rank must be positive"),
-        ("FLSS(FedAvg(), rank=2, start=4, every=0)", "FLSS(every=0): every must be at least 1, or None"),
-        ("FLSS(FedAvg(), rank=2, start=4, every=-1)", "FLSS(every=-1): every must be at least 1, or None"),
-        ("FLSS(FedAvg(), rank=2, start=4, decay=0)", "FLSS(decay=0.0): decay must be above 0 and at most 1"),
-        ("FLSS(FedAvg(), rank=2, start=4, decay=1.5)", "FLSS(decay=1.5): decay must be above 0 and at most 1"),
-        ("FLSS(FedAvg(), rank=2, start=4, scale=0)", "FLSS(scale=0.0): scale must be positive"),
-        ("FLSS(FedAvg(), store='half')", "FLSS(store='half'): one of 'float32', 'bfloat16' is expected"),
-        ("FLSS(FedAvg(), project='step')", "FLSS(project='step'): one of 'update', 'gradient' is expected"),
-        ("FLSS(SCAFFOLD())", "SCAFFOLD(LocalSGD(0.2, batch=8)) sends more than one update, or does more with"),
-        (
-            "FLSS(LUAR(FedAvg(), recycle=1))",
-            "LUAR(FedAvg(LocalSGD(0.2, batch=8)), recycle=1) sends more than one update, or does more with",
-        ),
-        (
-            "FLSS(FLSS(FedAvg()))",
-            "FLSS(FedAvg(LocalSGD(0.2, batch=8)), rank=50) sends more than one update, or does more with",
-        ),
-        (
-            "FLSS(Intrinsic(8))",
-            "Intrinsic(8, local=LocalSGD(0.2, batch=8)) sends more than one update, or does more with",
-        ),
-        ("LUAR(FLSS(FedAvg(), rank=2, start=4), recycle=1)", "LUAR needs a reply with an update of the model"),
-    ],
-)
-def test_a_bad_argument_is_answered_by_one_clear_line(expression: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
-        simulate(expression)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_over_another_method_it_is_refused_with_those_that_it_goes_around() -> None:
-    with pytest.raises(CombinationError, match=r"^FLSS goes around FedAvg and what its arguments make of it \(FedProx"):
-        FLSS(tw.SCAFFOLD())
 
 
 def test_the_checkpoint_of_another_store_is_refused(tmp_path: Path) -> None:

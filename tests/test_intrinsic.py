@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from test_algorithms import Point, Quadratic, handwriting
-from test_algorithms import mlp as digits_mlp
-from test_simulate import assert_same_model, assert_same_run, bills, blobs, chosen, mlp, normed, simulate
+from problems import Point, Quadratic, handwriting
+from problems import mlp as digits_mlp
+from test_simulate import assert_same_model, bills, blobs, chosen, mlp, normed, simulate
 from thinwire import SGD, Adam, Basis, FedAvg, Gaussian, Intrinsic, Key, LocalSGD, PerTensor, Simulation
-from thinwire.run.stream import Parcel, catch_up
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
 STEP = LocalSGD(lr=0.5, batch=None, steps=1)
@@ -126,7 +124,7 @@ def test_every_epoch_has_a_matrix_of_its_own_and_the_last_coefficients_are_kept(
 
 
 def test_an_adaptive_server_steps_on_the_coefficients() -> None:
-    # m = .9 m + .1 d, v = .99 v + .01 d^2 from 1e-6; Sigma + .05 m / (sqrt(v) + 1e-3): the numbers of test_algorithms.
+    # m = .9 m + .1 d, v = .99 v + .01 d^2 from 1e-6; Sigma + .05 m / (sqrt(v) + 1e-3): as Adam in tables.py.
     method = Intrinsic(3, local=LocalSGD(lr=0.05, batch=None, steps=1), opt=Adam(0.05), basis=Gaussian())
     states = stepped(method, Point(*START), [TASK], 5, seed=2)
     a, h, target = dense(Gaussian(), 3, 2, 0, "subspace0"), H.double().numpy(), TASK.targets[0].double().numpy()
@@ -332,25 +330,6 @@ def test_a_client_that_was_away_is_billed_for_what_it_got() -> None:
     assert [e.payload for e in run.ledger.of("down") if e.client == 2] == [112]
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("form", ["", ", varying=True, epoch=3", ", varying=True, epoch=2, basis=PerTensor()"])
-def test_a_client_that_was_away_holds_what_the_others_hold_bit_for_bit(form: str, known: bool) -> None:
-    method = tw.parse(f"Intrinsic(8, subspaces=2{form}, known={known})", {"lr": 0.2, "batch": 8})
-    run = Simulation(method, normed, blobs(), sample=2, seed=3, workers=1, plan="each")
-    stream, views = run.stream, [run.stream.view]
-    with run.pool:
-        for newest in range(1, 9):
-            run.step()
-            views.append(stream.view)
-            expected = tw.dumps(stream.view)
-            for version, view in enumerate(views[:-1]):
-                ways = [stream.parcel(version), Parcel(True, [stream.snapshot()])]
-                if version >= stream.since:
-                    ways.append(Parcel(False, [m for m in stream.log if m.version > version]))
-                for parcel in ways:
-                    assert tw.dumps(catch_up(method, stream.form, view, parcel, Key(3))) == expected, newest
-
-
 @pytest.mark.parametrize(
     "form", ["", ", subspaces=2", ", varying=True, epoch=2", ", varying=True, epoch=1, opt=Yogi()"]
 )
@@ -369,43 +348,12 @@ def test_clients_train_from_the_very_model_that_is_evaluated(form: str, model: A
 # -- to disk and back, buffers --------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "Intrinsic(8)",
-        "Intrinsic(8, subspaces=3, opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)))",
-        "Intrinsic(8, varying=True, epoch=2, opt=Momentum(0.5))",
-        "Intrinsic(8, subspaces=2, varying=True, epoch=3, basis=Gaussian(), buffers='local')",
-        "Intrinsic(8, subspaces=2, varying=True, epoch=2, basis=PerTensor(Gaussian()))",
-    ],
-)
-def test_a_run_that_goes_on_is_the_run_that_never_stopped(method: str, tmp_path: Path) -> None:
-    straight = simulate(method, normed, 7, dropout=0.2)
-    for stop in (1, 4):
-        folder = tmp_path / str(stop)
-        simulate(method, normed, stop, dropout=0.2, out=folder)
-        assert_same_run(simulate(method, normed, 7, dropout=0.2, out=folder, resume=True), straight)
-        assert json.loads((folder / "summary.json").read_text())["bytes_up"] == straight.bytes_up
-
-
 def test_statistics_travel_beside_the_coefficients() -> None:
     result = simulate("Intrinsic(8)", normed, 2, sample=6)
     assert [r["up_floats"] for r in result.rounds] == [6 * 24.0] * 2
     assert [r["down_floats"] for r in result.rounds] == [6 * (99 + 8 + 16.0), 6 * 24.0]
     local = simulate("Intrinsic(8, buffers='local')", normed, 2, sample=6)
     assert [r["up_floats"] for r in local.rounds] == [6 * 8.0] * 2
-
-
-def test_states_survive_the_wire_and_nobody_writes_into_them() -> None:
-    run = Simulation(tw.parse("Intrinsic(8, subspaces=2, varying=True, epoch=2)"), normed, blobs(), workers=1)
-    with run.pool:
-        for _ in range(5):
-            held = [run.server, run.stream.view, dict(run.states.ends), run.buffers]
-            before = [tw.dumps(state) for state in held]
-            run.step()
-            assert [tw.dumps(state) for state in held] == before
-            data = tw.dumps(run.server)
-            assert tw.dumps(tw.restore(tw.loads(data), run.server)) == data
 
 
 # -- learning, and what is refused ------------------------------------------------------
@@ -420,26 +368,6 @@ def test_digits_are_learnt_in_a_third_of_the_dimensions(form: str) -> None:
     )
     assert result.accuracy is not None
     assert result.accuracy > 0.7  # knowing nothing is 0.1
-
-
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("Intrinsic(0)", "Intrinsic(dim=0): dim must be positive"),
-        ("Intrinsic(-4)", "Intrinsic(dim=-4): dim must be positive"),
-        ("Intrinsic(8, subspaces=0)", "Intrinsic(subspaces=0): at least 1"),
-        ("Intrinsic(8, varying=True, epoch=0)", "Intrinsic(epoch=0): an epoch has at least 1 round"),
-        ("Intrinsic(84)", "Intrinsic(dim=84, subspaces=1): more than the model's 83 parameters"),
-        ("Intrinsic(42, subspaces=2)", "Intrinsic(dim=42, subspaces=2): more than the model's 83 parameters"),
-        ("Intrinsic(8, opt=Dense())", "Intrinsic(opt=Dense()): Optimizer such as Adam(0.03) is expected"),
-        ("Intrinsic(8, down=TopK(0.1))", "down=TopK(0.1) cannot carry a broadcast"),
-    ],
-)
-def test_a_bad_argument_is_answered_by_one_clear_line(expression: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
-        simulate(expression)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_as_many_coefficients_as_parameters_are_allowed() -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from test_algorithms import Quadratic, approx, assert_same_run, handwriting, mlp, normed, trained
-from thinwire import FLSS, LUAR, Adam, ErrorFeedback, FedAvg, FedPara, LocalSGD, Momentum, Params, PruneFL, Simulation
+from problems import Quadratic, approx, handwriting, mlp, trained
+from thinwire import FLSS, LUAR, FedAvg, FedPara, LocalSGD, Momentum, Params, PruneFL, Simulation
 from thinwire.algorithms.fedpara import Product, fold, root_mean_square
 from thinwire.algorithms.prunefl import kept, pruned
 from thinwire.errors import CombinationError
@@ -213,31 +213,6 @@ def test_two_rounds_of_fedpara_are_those_worked_out_by_hand() -> None:
 
 # -- PruneFL ------------------------------------------------------------------------
 
-NOTHING = {
-    "never asked": PruneFL(FedAvg(LOCAL), every=1000),
-    "nothing may go": PruneFL(FedAvg(LOCAL), every=2, share=0.0),
-    "everything is worth its bytes": PruneFL(FedAvg(LOCAL), every=2, initial=1, least=1.0),
-    "with an optimiser": PruneFL(FedAvg(LOCAL, opt=Adam(0.03), weights="uniform"), every=2, share=0.0),
-    "with error feedback": PruneFL(FedAvg(LOCAL, up=ErrorFeedback(tw.TopK(0.2))), every=2, share=0.0),
-}
-
-
-@pytest.mark.parametrize("model", [mlp, normed])
-@pytest.mark.parametrize("name", NOTHING)
-def test_pruning_nothing_is_the_inner_method(name: str, model: Any) -> None:
-    method = NOTHING[name]
-    a, b = trained(method, model, rounds=4), trained(method.inner, model, rounds=4)
-    assert_same_run(a, b)
-
-
-def test_luar_that_recycles_nothing_is_what_it_goes_around() -> None:
-    for inner in (
-        PruneFL(FedAvg(LOCAL), every=2, share=0.5),
-        FedPara(FedAvg(LOCAL), rank=4),
-        FedPara(PruneFL(FedAvg(LOCAL), every=2), rank=4),
-    ):
-        assert_same_run(trained(LUAR(inner, 0), rounds=4), trained(inner, rounds=4))
-
 
 class Row(nn.Module):
     """A kernel of four weights."""
@@ -355,38 +330,6 @@ def test_no_layer_is_pruned_away() -> None:
 
 
 # -- what is refused --------------------------------------------------------------------
-
-REFUSED = {
-    "FedPara(FedAvg(), ratio=0.0)": "FedPara(ratio=0.0): ratio must be above 0 and at most 1",
-    "FedPara(FedAvg(), ratio=1.5)": "FedPara(ratio=1.5): ratio must be above 0 and at most 1",
-    "FedPara(FedAvg(), rank=0)": "FedPara(rank=0): rank must be at least 1, or None",
-    "FedPara(FedPara(FedAvg()))": "FedPara over FedPara: the weights are products already",
-    "FedPara(LUAR(FedPara(FedAvg()), 1))": "FedPara over FedPara: the weights are products already",
-    "PruneFL(FedAvg(), every=0)": "PruneFL(every=0): every must be at least 1",
-    "PruneFL(FedAvg(), share=1.0)": "PruneFL(share=1.0): share must be at least 0 and below 1",
-    "PruneFL(FedAvg(), least=0.0)": "PruneFL(least=0.0): least must be above 0 and at most 1",
-    "PruneFL(FedAvg(), overhead=-1.0)": "PruneFL(overhead=-1.0): overhead must not be negative or infinite",
-    "PruneFL(FedAvg(), initial=-1)": "PruneFL(initial=-1): initial must not be negative",
-    "PruneFL(FedAvg(), batch=0)": "PruneFL(batch=0): batch must be positive, or None",
-    "PruneFL(LUAR(FedAvg(), 1))": (
-        "PruneFL goes inside of LUAR, not around it: LUAR(PruneFL(FedAvg(), every=50), recycle=1)"
-    ),
-    "PruneFL(FLSS(FedAvg()), 20)": ("PruneFL does not go around FLSS, nor FLSS around PruneFL: leave one of the two"),
-    "PruneFL(SCAFFOLD())": (
-        "PruneFL goes around FedAvg and what its arguments make of it (FedProx, FedAdam, FedAvgSM, local momentum); "
-        "SCAFFOLD keeps or sends more than the model, which would not be pruned"
-    ),
-    "PruneFL(FedAvg(down=Half()))": (
-        "PruneFL(FedAvg(down=Half())): which entries are kept is read off the model that is sent, so it must not lose "
-        "anything: leave down at its default"
-    ),
-}
-
-
-@pytest.mark.parametrize("expression", REFUSED)
-def test_a_setting_without_meaning_is_refused_in_one_line(expression: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(REFUSED[expression])}$"):
-        tw.parse(expression)
 
 
 @pytest.mark.parametrize("expression", ["PruneFL(LUAR(FedAvg(), 1), 20)", "PruneFL(FedPara(FedAvg(opt=Adam())))"])

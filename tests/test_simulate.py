@@ -103,20 +103,10 @@ def chosen(expression: str, cohorts: list[tuple[list[int], set[int]]], model: An
 
 # -- resume ------------------------------------------------------------------------
 
-RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
+RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {  # every method is resumed in test_every_method.py
     "fedavg": ("FedAvg()", "mlp", {}),
     "lost replies": ("FedAvg(weights='uniform')", "mlp", {"dropout": 0.3, "network": Network(0.1, deadline=0.07)}),
     "lbgm": ("FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.7))", "mlp", {"dropout": 0.2}),
-    "lbgm by layer": ("FedAvg(up=Layerwise(LBGM(threshold=0.5)))", "normed", {}),
-    "lbgm, what was sent is what is kept": (
-        "FedAvg(up=ErrorFeedback(LBGM(RandK(0.4), threshold=0.9, compare='dense', store='packet')))",
-        "normed",
-        {"dropout": 0.2},
-    ),
-    "clustered lbgm": ("ClusteredLBGM(2, threshold=0.6, up=ErrorFeedback(TopK(0.5)))", "normed", {"dropout": 0.2}),
-    "luar": ("LUAR(FedAvg(opt=Adam(0.03)), recycle=2, layers='tensors')", "mlp", {"dropout": 0.2}),
-    "scaffold": ("SCAFFOLD(up=TopK(0.3))", "mlp", {"dropout": 0.2}),
-    "ef21 both ways": ("FedAvg(up=EF21(TopK(0.3)), down=EF21(TopK(0.3)))", "mlp", {"dropout": 0.2}),
     "everything": (
         "LUAR(SCAFFOLD(up={'update': LBGM(ErrorFeedback(TopK(0.3)), threshold=0.8)}, "
         "down={'x': EF21(TopK(0.3)), 'c': Half()}, opt=Yogi(0.03)), recycle=1)",
@@ -126,26 +116,7 @@ RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mean statistics": ("FedAvg(opt=Momentum(0.5))", "normed", {}),
     "local statistics": ("FedAvg(buffers='local')", "normed", {}),
     "random layers": ("FedAvg(up=RandK(0.3))", "random_layers", {}),
-    "flss": ("FLSS(FedAvg(up=ErrorFeedback(TopK(0.3))), rank=2, start=2, every=2)", "normed", {}),
-    "intrinsic": ("Intrinsic(8, subspaces=2, varying=True, epoch=2, opt=Adam(0.03))", "normed", {"dropout": 0.2}),
-    "projection": ("FedAvg(up=LBGM(Projection(8), threshold=0.7))", "mlp", {"dropout": 0.2}),
-    "powersgd": ("FedAvg(up=LBGM(PowerSGD(1), threshold=0.5))", "mlp", {"dropout": 0.2}),
-    "fetchsgd": ("FetchSGD(30, 8)", "normed", {"dropout": 0.2}),
-    "feddyn": ("FedDyn(alpha=0.3, up=ErrorFeedback(TopK(0.3)))", "mlp", {"dropout": 0.2}),
-    "feddc": ("FedDC(alpha=0.3)", "normed", {"dropout": 0.2}),
     "moon": ("MOON(mu=0.5)", "random_layers", {"dropout": 0.2}),
-    "fedgen": ("LUAR(FedGen(hidden=4, noise=2, steps=3), recycle=1)", "mlp", {"dropout": 0.2}),
-    "fedmut": ("FedMut(down=EF21(TopK(0.3)))", "normed", {"dropout": 0.2}),
-    "fedacg": ("LUAR(FedACG(), recycle=1)", "mlp", {}),
-    "local momentum": ("FedAvgSLM(LocalSGD(momentum=0.6), up={'momentum': TopK(0.5)})", "normed", {"dropout": 0.2}),
-    "domo": ("LUAR(DOMO(0.8, intra=True), recycle=1)", "normed", {"dropout": 0.2}),
-    "kept moments": (
-        "LUAR(FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True)), recycle=1)",
-        "mlp",
-        {"dropout": 0.2},
-    ),
-    "fedpara": ("FedPara(FedAvg(opt=Adam(0.03)), rank=2)", "normed", {"dropout": 0.2}),
-    "prunefl": ("PruneFL(FedAvg(opt=Adam(0.03)), every=2, share=0.5, batch=4)", "normed", {"dropout": 0.2}),
 }
 
 

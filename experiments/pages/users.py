@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.report import table as report
-
-from . import Line, Missing, markdown, percent, read, table
+from . import Line, Missing, markdown, percent, read, sent, table
 
 
 @table
@@ -17,14 +15,13 @@ def fashion() -> list[str]:
     rows = []
     for line in results.lines:
         total, whole = (each["bytes_up"] + each["bytes_down"] for each in (line, dense))
-        shares = {"share_up": line["bytes_up"] / dense["bytes_up"], "share_total": total / whole}
-        row = {"method": f"`{line['row']}`", "accuracy_deviation": None, "complete": True}
+        accuracies = [percent(line[name]) for name in ("accuracy", "accuracy_mean_of_last_5", "best_accuracy")]
+        shares = [percent(line["bytes_up"] / dense["bytes_up"]), percent(total / whole)]
         again = percent(line["recycled"]) if "LBGM" in line["row"] else ""
-        rows.append([*report.cells({**line, **row, **shares})[:COLUMNS], again])
-    return markdown([*report.HEAD[:COLUMNS], "recycled"], rows)
-
-
-COLUMNS = 1 + report.HEAD.index("s at 1 Mbit/s")  # of the table of `thinwire run` are shown
+        seconds = f"{line['network_seconds']['1']:,.0f}"
+        rows.append([f"`{line['row']}`", *accuracies, *sent(line), *shares, seconds, again])
+    head = ["method", "at the end", "mean of the last 5", "best", "MB up", "MB down", "up / FedAvg", "both / FedAvg"]
+    return markdown([*head, "s at 1 Mbit/s", "recycled"], rows)
 
 
 @table

@@ -15,8 +15,8 @@ stands for no number. Scalars of numpy become Python's own, because their ``repr
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -46,6 +46,11 @@ class Config:
     def __post_init__(self) -> None:
         """Fields become what their annotations say. Raises :class:`ExpressionError`, naming the first that cannot."""
         _fit(self)
+
+    @classmethod
+    def _written(cls) -> Sequence[Field[Any]]:
+        """The fields in the order of an expression."""
+        return fields(cls)  # type: ignore[arg-type]  # a dataclass
 
 
 def complete(x: Any) -> str:
@@ -92,7 +97,7 @@ def _short(self: Any) -> str:
 
 
 def _items(x: Any) -> Iterator[tuple[str, Any, Any]]:
-    for field in fields(x):
+    for field in x._written():
         if field.init and field.repr:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             yield field.name, getattr(x, field.name), default

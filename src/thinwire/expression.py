@@ -39,8 +39,9 @@ def vocabulary() -> dict[str, type]:
 
 
 def configurations(names: Mapping[str, Any]) -> dict[str, type]:
-    """Those of some names that can be written in an expression."""
-    return {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
+    """Those of some names that can be written in an expression: no bases, of which there are no objects."""
+    found = {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
+    return {n: c for n, c in found.items() if not inspect.isabstract(c)}
 
 
 LONGEST = 1 << 16  # characters of an expression

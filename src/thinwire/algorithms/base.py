@@ -7,9 +7,10 @@ An algorithm is a frozen dataclass; its states go in and come out. Most need onl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import Field, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
 from torch import nn
 
@@ -29,6 +30,7 @@ Sum = Annotated[T, "sum"]
 """A field of a reply that is summed without weights."""
 
 Weights = Literal["examples", "uniform"]
+SHARED = ("up", "down", "weights", "buffers")  # the fields of every method
 Buffers = Literal["mean", "local"]
 Message = Any  # a NamedTuple of Params, tensors, numbers and such NamedTuples
 Client = Generator[Local, Trained, tuple[Message, State]]
@@ -52,14 +54,16 @@ class Start(NamedTuple):
     message: Message = None  # a blank broadcast with all its fields; None: the first has them all
 
 
+@dataclass(frozen=True)
 class Algorithm(Config, ABC):
     """Both halves of a federated method.
 
-    ``local`` is how clients train. ``up`` carries the Params fields of a reply, ``down`` those of
-    a broadcast; a dict by field name where they differ. ``weights`` is how replies are averaged.
-    ``buffers`` says what becomes of float buffers (the statistics of norm layers): averaged with
-    the same weights and broadcast, whole, or kept by each client (the model that all share is then
-    evaluated with the statistics it started with, each client's own model with its own).
+    ``local`` is how clients train: a field that each method declares where it wants it. Four more fields are every
+    method's, and keyword-only. ``up`` carries the Params fields of a reply, ``down`` those of a broadcast; a dict by
+    field name where they differ. ``weights`` is how replies are averaged. ``buffers`` says what becomes of float
+    buffers (the statistics of norm layers): averaged with the same weights and broadcast, whole, or kept by each client
+    (the model that all share is then evaluated with the statistics it started with, each client's own model with its
+    own).
     """
 
     example = "FedAvg()"
@@ -72,12 +76,35 @@ class Algorithm(Config, ABC):
     It names what server and clients both compute from every update that was sent, and what recycling would put out of
     step.
     """
+    chained: ClassVar[bool] = False
+    """Whether the first broadcast of a chain carries the final state of the chain before.
 
-    local: Trainer = LocalSGD()
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
+    Broadcasts that supersede one another form a chain (Intrinsic: an epoch). If this is true, a client that received
+    any message of the old chain may skip the rest of it once the next chain has begun.
+    """
+
+    personal_models: ClassVar[bool] = False
+    """Whether :meth:`model` gives clients models of their own."""
+
+    local = cast("Trainer", LocalSGD())  # not annotated: no field here, but one of each method, at its own place
+
+    up: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
+    down: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
+    weights: Weights = field(default="examples", kw_only=True)
+    buffers: Buffers = field(default="mean", kw_only=True)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        annotations = vars(cls).get("__annotations__", {})
+        for name in SHARED:  # declared again, for another default, they stay keyword-only
+            value = vars(cls).get(name)
+            constant = "ClassVar" in str(annotations.get(name, "ClassVar"))
+            if not constant and value is not None and not isinstance(value, Field):
+                setattr(cls, name, field(default=value, kw_only=True))
+
+    @classmethod
+    def _written(cls) -> list[Field[Any]]:
+        return sorted(fields(cls), key=lambda f: bool(f.kw_only))  # as in the signature
 
     @property
     def warm_up(self) -> int:
@@ -132,50 +159,51 @@ class Algorithm(Config, ABC):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         """The server's round, given the mean reply."""
 
-    @abstractmethod
-    def model(self, server: State, client: int | None = None) -> Params:
-        """What is evaluated and saved; with ``client``, that client's own model where it has one."""
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
+        """What is evaluated and saved: by default ``server.x``.
 
-    chained = False
-    """Whether the first broadcast of a chain carries the final state of the chain before.
-
-    Broadcasts that supersede one another form a chain (Intrinsic: an epoch). If this is true, a client that received
-    any message of the old chain may skip the rest of it once the next chain has begun.
-    """
+        A method with ``personal_models`` returns the own model of ``client`` where one is named. It may lie with the
+        server, in ``server``, or with the client: ``own`` is what that client keeps, the state that ``sent`` returned,
+        or before its first reply the one of ``init``.
+        """
+        x: Params = server.x
+        return x
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         """Whether a client that is sent ``newer`` needs no ``older``: see(see(v, older), newer) == see(v, newer)."""
         return type(self).see is Algorithm.see
 
 
+class Inner:
+    """An attribute that is the inner algorithm's."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, around: Around | None, owner: type | None = None) -> Any:
+        return self if around is None else getattr(around.inner, self.name)
+
+
+@dataclass(frozen=True)
 class Around(Algorithm):
-    """An algorithm around another one, ``inner``: what it does not change is the inner one's."""
+    """An algorithm around another one, ``inner``: what it does not write is the inner one's, given what it was given.
+
+    So a wrapper that keeps the inner one's states and messages writes only what it changes. One that holds them in
+    states and messages of its own, as LUAR does, writes every method that is given one of those.
+    """
 
     inner: Algorithm
 
-    @property
-    def remembers(self) -> str:  # type: ignore[override]
-        return self.inner.remembers
-
-    @property
-    def local(self) -> Trainer:  # type: ignore[override]
-        return self.inner.local
-
-    @property
-    def up(self) -> Link | dict[str, Link]:  # type: ignore[override]
-        return self.inner.up
-
-    @property
-    def down(self) -> Link | dict[str, Link]:  # type: ignore[override]
-        return self.inner.down
-
-    @property
-    def weights(self) -> Weights:  # type: ignore[override]
-        return self.inner.weights
-
-    @property
-    def buffers(self) -> Buffers:  # type: ignore[override]
-        return self.inner.buffers
+    late: ClassVar[Any] = Inner()
+    remembers: ClassVar[Any] = Inner()
+    chained: ClassVar[Any] = Inner()
+    personal_models: ClassVar[Any] = Inner()
+    warm_up: ClassVar[Any] = Inner()
+    local: ClassVar[Any] = Inner()  # type: ignore[misc]
+    up: ClassVar[Any] = Inner()  # type: ignore[misc]
+    down: ClassVar[Any] = Inner()  # type: ignore[misc]
+    weights: ClassVar[Any] = Inner()  # type: ignore[misc]
+    buffers: ClassVar[Any] = Inner()  # type: ignore[misc]
 
     def prepare(self, module: nn.Module) -> nn.Module:
         return self.inner.prepare(module)
@@ -183,11 +211,46 @@ class Around(Algorithm):
     def finish(self, module: nn.Module) -> nn.Module:
         return self.inner.finish(module)
 
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return self.inner.init(x, num_clients, key)
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return self.inner.broadcast(server, view)
+
+    def see(self, view: State, msg: Message, key: Key) -> State:
+        return self.inner.see(view, msg, key)
+
+    def supersedes(self, older: Message, newer: Message) -> bool:
+        return self.inner.supersedes(older, newer)
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        return self.inner.client(view, state, task, key)
+
+    def sent(self, state: State, seen: Message) -> State:
+        return self.inner.sent(state, seen)
+
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return self.inner.admit(view, reply, examples, clip)
 
-    def model(self, server: State, client: int | None = None) -> Params:
-        return self.inner.model(server.inner, client)
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        return self.inner.server(server, view, mean, key)
+
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
+        return self.inner.model(server, client, own)
+
+
+def asking(work: Client, change: Callable[[Local], Local]) -> Client:
+    """The client's round ``work``, whose requests for training are passed on as ``change`` makes them.
+
+    In a wrapper's ``client``: ``reply, state = yield from asking(self.inner.client(...), change)``.
+    """
+    try:
+        request = next(work)
+        while True:
+            request = work.send((yield change(request)))
+    except StopIteration as done:
+        reply, state = done.value
+        return reply, state
 
 
 def own_pull(algorithm: Algorithm, local: Trainer, field: str) -> None:

@@ -15,14 +15,14 @@ from torch import Size, Tensor
 from .. import params
 from ..errors import check, require
 from ..key import Key
-from ..links import Dense, Link
+from ..links import Dense
 from ..links.lbgm import multiplier
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Buffers, Client, Each, Message, Start, Weights
+from .base import Algorithm, Client, Each, Message, Start
 
 
 class Server(NamedTuple):
@@ -85,10 +85,6 @@ class ClusteredLBGM(Algorithm):
     threshold: float = 0.2
     local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     paper = "Azam et al., ICLR 2022, Appendix C.1"
 
@@ -178,10 +174,6 @@ class ClusteredLBGM(Algorithm):
             for g, row in zip(whole, cosines, strict=True):
                 row[j] = _cosine(g, whole[far])
         return centroids, cosines
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x
 
 
 def _models(centroids: Params, layout: Layout) -> list[Params]:

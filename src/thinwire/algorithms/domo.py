@@ -24,13 +24,13 @@ from typing import Literal, NamedTuple
 
 from ..errors import CombinationError, require
 from ..key import Key
-from ..links import Dense, Link, Sparse
+from ..links import Dense, Sparse
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import Momentum
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Client, Message, Start
 from .fedavg import Reply
 
 
@@ -77,10 +77,6 @@ class DOMO(Algorithm):
     opt: Momentum = Momentum(1.0, beta=0.9)
     intra: bool = False
     momentum: Literal["inferred", "sent"] = "inferred"
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
         require(0 <= self.beta <= 1, f"DOMO(beta={self.beta}): beta must be in [0, 1]")
@@ -122,7 +118,3 @@ class DOMO(Algorithm):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x, momentum = self.opt.step(server.x, mean.update, server.momentum)  # lines 14 and 15
         return Server(x, momentum, server.round + 1)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x

@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 from ..errors import require
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights, own_pull
+from .base import Algorithm, Client, Message, Start, own_pull
 from .fedavg import Broadcast, Reply
 
 
@@ -44,10 +43,6 @@ class FedACG(Algorithm):
     local: Trainer = LocalSGD()
     momentum: float = 0.85
     beta: float = 0.01
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, f"FedACG(momentum={self.momentum}): momentum must be in [0, 1)")
@@ -67,7 +62,3 @@ class FedACG(Algorithm):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         m = server.m * self.momentum + mean.update
         return Server(server.x + m, m)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x

@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Client, Message, Start
 
 
 class Server(NamedTuple):
@@ -63,10 +62,6 @@ class FedAvg(Algorithm):
 
     local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         return Start(Server(x, self.opt.init(x)), Broadcast(x.zeros()), None, Reply(x.zeros()))
@@ -81,7 +76,3 @@ class FedAvg(Algorithm):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x, opt = self.opt.step(server.x, mean.update, server.opt)
         return Server(x, opt)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x

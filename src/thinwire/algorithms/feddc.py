@@ -24,12 +24,11 @@ from typing import NamedTuple
 
 from ..errors import require
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights, own_pull, plain_steps
+from .base import Algorithm, Client, Message, Start, own_pull, plain_steps
 from .feddyn import positive, scale
 
 
@@ -70,10 +69,6 @@ class FedDC(Algorithm):
     local: Trainer = LocalSGD()
     alpha: float = 0.1
     mean_examples: float | None = None
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha < math.inf, f"FedDC(alpha={self.alpha}): alpha must not be negative")
@@ -100,7 +95,3 @@ class FedDC(Algorithm):
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         return Server(server.x + mean.update, mean.gradient)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x

@@ -14,17 +14,16 @@ their sum tells the server how many clients replied.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..errors import check, require
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights, own_pull
+from .base import Algorithm, Client, Message, Start, Sum, Weights, own_pull
 from .fedavg import Broadcast
 
 
@@ -63,10 +62,7 @@ class FedDyn(Algorithm):
     local: Trainer = LocalSGD()
     alpha: float = 0.1
     mean_examples: float | None = None
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "uniform"
-    buffers: Buffers = "mean"
+    weights: Weights = field(default="uniform", kw_only=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha < math.inf, f"FedDyn(alpha={self.alpha}): alpha must be positive")
@@ -95,10 +91,6 @@ class FedDyn(Algorithm):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         h = server.h - mean.update * (self.alpha * mean.replies / server.num_clients)
         return Server(server.x + mean.update - h / self.alpha, h, server.num_clients)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x
 
 
 def scale(mean_examples: float | None, examples: int) -> float:

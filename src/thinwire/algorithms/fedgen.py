@@ -27,13 +27,12 @@ from torch.nn import functional as F
 
 from ..errors import check, require
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Loss, Net, Trainer
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
 from ..task import Batch, Task, labels, wide_enough
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights
+from .base import Algorithm, Client, Message, Start, Sum
 from .features import last_linear, layer
 
 BATCH = 32  # features a step of the generator's training
@@ -102,10 +101,6 @@ class FedGen(Algorithm):
     noise: int = 32
     steps: int = 50
     teacher: Optimizer = Adam(0.005)
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
         require(0 <= self.weight < math.inf, f"FedGen(weight={self.weight}): weight must not be negative")
@@ -166,10 +161,6 @@ class FedGen(Algorithm):
             assert flat.grad is not None
             generator, opt = self.teacher.step(generator, Params(generator.layout, -flat.grad), opt)
         return Server(x, generator, opt, counts)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x
 
     def _head(self, layout: Layout) -> str:
         """The head's name: as given, or the module of the model's last kernel that is a matrix."""

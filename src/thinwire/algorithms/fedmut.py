@@ -23,12 +23,11 @@ import torch
 
 from ..errors import require
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Client, Message, Start
 from .fedavg import Broadcast, Reply
 
 
@@ -52,10 +51,6 @@ class FedMut(Algorithm):
 
     local: Trainer = LocalSGD()
     alpha: float = 0.5
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha < math.inf, f"FedMut(alpha={self.alpha}): alpha must not be negative")
@@ -77,10 +72,6 @@ class FedMut(Algorithm):
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         return Broadcast(server.x + mean.update)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x
 
 
 def mutation(view: View, key: Key) -> Params:

@@ -59,7 +59,7 @@ def others(outputs: Float[Tensor, "*b c"], targets: Int64[Tensor, "*b"]) -> Floa
     return outputs[wrong].view(*outputs.shape[:-1], -1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedNTD(FedAvg):
     """FedAvg whose clients add beta times a distillation of the global model's not-true classes.
 

@@ -28,11 +28,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..errors import CombinationError, require
-from ..key import Key
-from ..params import Params
-from ..task import Task
-from ..wire import State
-from .base import Algorithm, Around, Client, Message, Start
+from .base import Around
 
 
 class Product(nn.Module):
@@ -97,7 +93,6 @@ class FedPara(Around):
     for FedPara inside FedPara.
     """
 
-    inner: Algorithm
     ratio: float = 0.5
     rank: int | None = None
     start: Literal["random", "weights"] = "random"
@@ -154,32 +149,6 @@ class FedPara(Around):
 
     def finish(self, module: nn.Module) -> nn.Module:
         return self.inner.finish(fold(module))
-
-    # Everything else is the inner method's, about the factors.
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.inner.init(x, num_clients, key)
-
-    def broadcast(self, server: State, view: State) -> Message:
-        return self.inner.broadcast(server, view)
-
-    def see(self, view: State, msg: Message, key: Key) -> State:
-        return self.inner.see(view, msg, key)
-
-    def supersedes(self, older: Message, newer: Message) -> bool:
-        return self.inner.supersedes(older, newer)
-
-    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        return self.inner.client(view, state, task, key)
-
-    def sent(self, state: State, seen: Message) -> State:
-        return self.inner.sent(state, seen)
-
-    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        return self.inner.server(server, view, mean, key)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        return self.inner.model(server, client)
 
 
 def fold(module: nn.Module) -> nn.Module:

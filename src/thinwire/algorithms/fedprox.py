@@ -23,7 +23,7 @@ from .base import Client, own_pull
 from .fedavg import FedAvg, Reply
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     """FedAvg whose clients minimise their loss + mu/2 |y - x|^2.
 

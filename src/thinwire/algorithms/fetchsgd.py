@@ -23,7 +23,7 @@ unless it is ``known`` (drawn from the shared seed, or published).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,12 +31,12 @@ from torch import Tensor
 from ..errors import require
 from ..kernels.sketch import MOST_ROWS, count_sketch, heavy
 from ..key import Key
-from ..links import Dense, Flat, Link, Sparse
+from ..links import Dense, Flat, Sparse
 from ..local import Local, LocalSGD, Trainer
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Client, Message, Start
 
 
 class Server(NamedTuple):
@@ -92,9 +92,8 @@ class FetchSGD(Algorithm):
     lr: float = 1.0
     local: Trainer = LocalSGD()
     known: bool = False
-    up: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
+    # A client that saw other changes would train another model.
+    down: ClassVar[Any] = {"x": Dense(), "change": Flat(Sparse())}  # type: ignore[misc]  # of all, so no field
 
     paper = "Rothchild et al., ICML 2020, arXiv:2007.07682"
 
@@ -104,10 +103,6 @@ class FetchSGD(Algorithm):
         require(0 < self.rows <= MOST_ROWS, f"FetchSGD(rows={self.rows}): rows must be 1 to {MOST_ROWS}")
         require(0 <= self.momentum < 1, f"FetchSGD(momentum={self.momentum}): momentum must be in [0, 1)")
         require(self.lr > 0, f"FetchSGD(lr={self.lr}): lr must be positive")
-
-    @property
-    def down(self) -> dict[str, Link]:  # type: ignore[override]
-        return {"x": Dense(), "change": Flat(Sparse())}  # a client that saw other changes would train another model
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         size = x.layout.size
@@ -154,10 +149,6 @@ class FetchSGD(Algorithm):
         if self.masking:
             momentum = momentum.masked_fill(taken != 0, 0)
         return Server(x + change, momentum, error, change, server.seed, server.round + 1)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x
 
     def _hashes(self, seed: int) -> int:
         """One sketch for all rounds and clients: sums of sketches are sketches."""

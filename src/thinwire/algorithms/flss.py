@@ -51,7 +51,7 @@ from ..params import Layout, Params
 from ..schedules import at
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Around, Client, Message, Start
+from .base import Around, Client, Message, Start, asking
 from .fedavg import FedAvg
 
 BLOCK = 1 << 18  # entries of the model whose inner products are taken at a time
@@ -117,7 +117,6 @@ class FLSS(Around):
     :class:`~thinwire.errors.CombinationError` around anything but :class:`FedAvg` and its variants.
     """
 
-    inner: Algorithm
     rank: int = 50
     start: int = 200
     every: int | None = 5
@@ -127,6 +126,8 @@ class FLSS(Around):
     scale: float = 1.0
 
     paper = "Federated Learning in Streaming Subspace, anonymous submission"
+    late = False  # an earlier round's coefficients are those of another basis
+    chained = False
 
     def __post_init__(self) -> None:
         require(self.rank > 0, f"FLSS(rank={self.rank}): rank must be positive")
@@ -145,13 +146,13 @@ class FLSS(Around):
                 f"along the mean"
             )
 
-    @property
-    def up(self) -> dict[str, Link]:  # type: ignore[override]
+    @property  # type: ignore[misc]  # a field of others
+    def up(self) -> dict[str, Link]:
         up = self.inner.up if isinstance(self.inner.up, dict) else {"update": self.inner.up}
         return {**up, "coefficients": Dense()}
 
-    @property
-    def down(self) -> dict[str, Link]:  # type: ignore[override]
+    @property  # type: ignore[misc]  # a field of others
+    def down(self) -> dict[str, Link]:
         return self.inner.down if isinstance(self.inner.down, dict) else {"x": self.inner.down}
 
     @property
@@ -218,13 +219,8 @@ class FLSS(Around):
         assert isinstance(self.inner, FedAvg)
         trainer = self.inner.local
         scaled = replace(self.inner, local=replace(trainer, lr=at(trainer.lr, key.round) * self.scale))
-        work = scaled.client(view.inner, state, task, key)
-        request = next(work)
-        trained = yield request._replace(basis=view.rows if self.project == "gradient" else None)
-        try:
-            work.send(trained)
-        except StopIteration as done:
-            reply, state = done.value
+        work, basis = scaled.client(view.inner, state, task, key), view.rows if self.project == "gradient" else None
+        reply, state = yield from asking(work, lambda request: request._replace(basis=basis))
         g = reply.update.flat
         coefficients = torch.stack([torch.dot(row.to(g.dtype), g) for row in view.rows])  # P^T g
         layout = Layout(("coefficients",), (Size([self.rank]),), coefficients.dtype)
@@ -251,6 +247,9 @@ class FLSS(Around):
             made = [mix]
         rows = self._moved(server.rows, g, made)
         return Server(inner, rows, sigma, g, server.coefficients, first, mix, done)
+
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
+        return self.inner.model(server.inner, client, own)
 
     @property
     def rounding(self) -> float:

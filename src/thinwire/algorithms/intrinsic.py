@@ -41,7 +41,7 @@ from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Client, Message, Start
 
 
 class Server(NamedTuple):
@@ -101,10 +101,6 @@ class Intrinsic(Algorithm):
     opt: Optimizer = SGD(1.0)
     basis: Basis = Fastfood()
     known: bool = False
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     paper = "Melas-Kyriazi, Wang, 2021"
     chained = True  # a chain is an epoch, and every broadcast has the final coefficients of the epoch before
@@ -162,7 +158,7 @@ class Intrinsic(Algorithm):
             opt = self.opt.init(sigma)  # moments of the old matrix's coordinates mean nothing in the new one's
         return Server(base, sigma, opt, before, server.seed, done)
 
-    def model(self, server: State, client: int | None = None) -> Params:
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self._point(server.base, server.sigma, server.seed, self._epoch(server.round))
 
     def _epoch(self, round: int) -> int:

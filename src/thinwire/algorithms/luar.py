@@ -18,7 +18,7 @@ from ..key import Key
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Around, Client, Message, Start, kinds
+from .base import Around, Client, Message, Start, kinds
 
 EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
 
@@ -65,8 +65,9 @@ class LUAR(Around):
     """
 
     paper = "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"
+    late = False  # an earlier round's reply leaves out other layers
+    chained = False  # only the newest broadcast says which layers are recycled
 
-    inner: Algorithm
     recycle: int
     layers: Literal["kernels", "tensors", "modules"] = "kernels"
     select: Literal["metric", "uniform", "round-robin", "gradient-norm"] = "metric"
@@ -116,9 +117,6 @@ class LUAR(Around):
         reply, state = yield from self.inner.client(view.inner, state, task, key)
         return reply._replace(update=reply.update.drop(reply.update.layout.named(view.recycled))), state
 
-    def sent(self, state: State, seen: Message) -> State:
-        return self.inner.sent(state, seen)
-
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return self.inner.admit(view.inner, reply, examples, clip)
 
@@ -133,6 +131,9 @@ class LUAR(Around):
         recycled = x.layout.mask(name for unit in chosen for name in units[unit])  # line 8
         inner = self.inner.server(server.inner, view.inner, mean._replace(update=update), key)
         return Server(inner, update, score, recycled)
+
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
+        return self.inner.model(server.inner, client, own)
 
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""

@@ -27,13 +27,12 @@ from typing import NamedTuple
 
 from ..errors import CombinationError, require
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Memory, Trainer
 from ..optimizers import SGD, Momentum, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Weights
+from .base import Algorithm, Client, Message, Start
 from .fedavg import FedAvg
 
 THESIS = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 4"
@@ -101,10 +100,6 @@ class FedAvgLM(Algorithm):
 
     local: Trainer = LocalSGD(momentum=0.6)
     opt: Optimizer = SGD(1.0)
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -131,10 +126,6 @@ class FedAvgLM(Algorithm):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x, opt = self.opt.step(server.x, mean.update, server.opt)
         return Server(x, opt, mean.momentum)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Contrast(Loss):
         return losses, z.flatten(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MOON(FedAvg):
     """FedAvg whose clients add a contrastive loss of features, mu times, at a temperature (tau).
 

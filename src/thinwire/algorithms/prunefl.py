@@ -38,7 +38,7 @@ from ..local import LocalSGD, look
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Around, Client, Message, Start
+from .base import Around, Client, Message, Start, asking
 from .fedavg import FedAvg
 
 
@@ -62,7 +62,6 @@ class PruneFL(Around):
     :class:`FedAvg` and its variants, or over a ``down`` that loses something.
     """
 
-    inner: Algorithm
     every: int = 50
     share: float = 0.3
     least: float = 0.1
@@ -71,6 +70,7 @@ class PruneFL(Around):
     batch: int | None = 256
 
     paper = "Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326"
+    late = False  # an earlier round's reply may lack the gradient, or have one of another model
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"PruneFL(every={self.every}): every must be at least 1")
@@ -102,18 +102,18 @@ class PruneFL(Around):
         """What to write where ``inner`` goes around a method itself: the other way round, if that can be had."""
         name = type(around).__name__
         try:
-            other = replace(around, inner=replace(self, inner=around.inner))  # type: ignore[type-var]  # a dataclass
+            other = replace(around, inner=replace(self, inner=around.inner))
         except ValueError:
             return f"PruneFL does not go around {name}, nor {name} around PruneFL: leave one of the two"
         return f"PruneFL goes inside of {name}, not around it: {other!r}"
 
-    @property
-    def up(self) -> dict[str, Link]:  # type: ignore[override]
+    @property  # type: ignore[misc]  # a field of others
+    def up(self) -> dict[str, Link]:
         up = self.inner.up.get("update", Dense()) if isinstance(self.inner.up, dict) else self.inner.up
         return {"update": Sparse() if up == Dense() else up, "gradient": Dense()}
 
-    @property
-    def down(self) -> Link:  # type: ignore[override]
+    @property  # type: ignore[misc]  # a field of others
+    def down(self) -> Link:
         return Sparse()
 
     def reconfigures(self, round: int) -> bool:
@@ -125,32 +125,15 @@ class PruneFL(Around):
         start = self.inner.init(pruned(x, everything), num_clients, key)
         return start._replace(reply=Reply(x.zeros(), x.zeros()))
 
-    def broadcast(self, server: State, view: State) -> Message:
-        return self.inner.broadcast(server, view)
-
-    def see(self, view: State, msg: Message, key: Key) -> State:
-        return self.inner.see(view, msg, key)
-
-    def supersedes(self, older: Message, newer: Message) -> bool:
-        return self.inner.supersedes(older, newer)
-
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         mask = Params(view.x.layout, kept(view.x).to(view.x.layout.dtype))
         work = self.inner.client(view, state, task, key)
-        request = next(work)
-        try:
-            while True:
-                request = work.send((yield request._replace(mask=mask)))
-        except StopIteration as done:
-            reply, state = done.value
+        reply, state = yield from asking(work, lambda request: request._replace(mask=mask))
         if not self.reconfigures(key.round):
             return Reply(reply.update, view.x.zeros().only(())), state
         seen = yield look(view.x, LocalSGD(1e-6), self.batch)  # a step too short to leave what can be represented
         assert seen.momentum is not None
         return Reply(reply.update, seen.momentum), state
-
-    def sent(self, state: State, seen: Message) -> State:
-        return self.inner.sent(state, seen)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         mask = kept(server.x)
@@ -159,9 +142,6 @@ class PruneFL(Around):
         if self.reconfigures(key.round):
             mask = self.chosen(server.x, mean.gradient, mask)
         return server._replace(x=pruned(server.x, mask))
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        return self.inner.model(server, client)
 
     def chosen(self, x: Params, g: Params, mask: Bool[Tensor, " d"]) -> Bool[Tensor, " d"]:
         """Which entries of ``x`` are kept from here, given the mean gradient at it and which were kept so far."""

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..key import Key
-from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trainer, look
 from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Buffers, Client, Message, Start, Sum, Weights, plain_steps
+from .base import Algorithm, Client, Message, Start, Sum, plain_steps
 
 
 class Server(NamedTuple):
@@ -67,10 +66,6 @@ class SCAFFOLD(Algorithm):
     local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
     option: Literal["I", "II"] = "II"
-    up: Link | dict[str, Link] = Dense()
-    down: Link | dict[str, Link] = Dense()
-    weights: Weights = "examples"
-    buffers: Buffers = "mean"
 
     def __post_init__(self) -> None:
         if self.option == "II":
@@ -104,7 +99,3 @@ class SCAFFOLD(Algorithm):
         x, opt = self.opt.step(server.x, mean.update, server.opt)  # line 16
         c = server.c + mean.control / server.num_clients  # line 17
         return Server(x, opt, c, server.num_clients)
-
-    def model(self, server: State, client: int | None = None) -> Params:
-        x: Params = server.x
-        return x

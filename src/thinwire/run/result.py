@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm
 from ..config import complete
+from ..errors import require
 from ..params import Params
 from ..version import code_version
 from .ledger import Ledger
@@ -30,6 +33,29 @@ class Result:
     params: Params
     module: nn.Module
     path: Path | None = None
+    clients: int = 0  # that have models of their own here
+    own_module: Callable[[int], nn.Module] | None = None
+
+    def personal(self, client: int) -> nn.Module:
+        """The module with a client's own model, on the CPU and in evaluation mode: another copy at each call.
+
+        Of a method whose clients have models of their own, and of any with ``buffers="local"``, whose clients have
+        norm statistics of their own. A client that never took part has what it began with. Raises ``ValueError`` where
+        clients have no model of their own, or where the run was a deployment, whose clients keep theirs.
+        """
+        require(
+            self.own_module is not None,
+            f"{self.algorithm!r}: no client has a model of its own here; result.module is the one that all share",
+        )
+        assert self.own_module is not None
+        require(0 <= client < self.clients, f"client {client}: the run has clients 0 to {self.clients - 1}")
+        return self.own_module(client)
+
+    def predict(self, inputs: Any, client: int | None = None) -> Any:
+        """What the module makes of a batch of ``inputs``, on the CPU; with ``client``, that client's own module."""
+        module = self.module if client is None else self.personal(client)
+        with torch.no_grad():
+            return module(inputs)
 
     @property
     def accuracy(self) -> float | None:

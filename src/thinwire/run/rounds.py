@@ -16,9 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from ..algorithms.base import Algorithm, Around
 from ..config import complete, differing
@@ -53,6 +54,7 @@ class Rounds(ABC):
     """
 
     pool: Pool  # evaluates, and trains where clients are here
+    clients_here: ClassVar[bool] = False  # and what they keep
     clip: float | None = None  # the norm that a reply has at most
     incarnation: int  # which of the runs of one digest, for the clients
 
@@ -256,13 +258,10 @@ class Rounds(ABC):
     def _evaluate(self) -> Record:
         values: Record = {}
         if self.test is not None:
-            found = self.pool.evaluate(self.algorithm.model(self.server), self._statistics(None), self.test)
+            found = self.pool.evaluate(*self.whose(None), self.test)
             values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
         if self.client_tests:
-            found_by = [
-                self.pool.evaluate(self.algorithm.model(self.server, client), self._statistics(client), task)
-                for client, task in enumerate(self.client_tests)
-            ]
+            found_by = [self.pool.evaluate(*self.whose(client), task) for client, task in enumerate(self.client_tests)]
             for name in found_by[0]:
                 each = torch.tensor([found[name] for found in found_by], dtype=torch.float64)
                 values[f"client_{name}"] = float(each.mean())
@@ -273,21 +272,35 @@ class Rounds(ABC):
             self.by_client = {"round": self.round, **by_client}
         return {name: _number(value) for name, value in values.items()}
 
-    def _statistics(self, client: int | None) -> Params | None:
-        """Whose norm statistics a model is evaluated with: the mean, or the client's own."""
-        if self.algorithm.buffers == "mean":
-            return self.buffers
-        return self.initial_buffers if client is None else self.states.get(client).own.buffers
+    @property
+    def personal(self) -> bool:
+        """Whether clients have models, or norm statistics, of their own."""
+        return self.algorithm.personal_models or self.algorithm.buffers == "local"
+
+    def whose(self, client: int | None) -> tuple[Params, Params | None]:
+        """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""
+        statistics = self.buffers if self.algorithm.buffers == "mean" else self.initial_buffers
+        if client is None or not self.personal:
+            return self.algorithm.model(self.server), statistics
+        own = self.states.get(client).own
+        model = self.algorithm.model(self.server, client, own.state)
+        return model, statistics if self.algorithm.buffers == "mean" else own.buffers
+
+    def module(self, client: int | None = None) -> nn.Module:
+        """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
+        params, statistics = self.whose(client)
+        self.slot.load(params)
+        self.slot.load_buffers(statistics)
+        return self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
 
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
-        params = self.algorithm.model(self.server).clone()  # the caller's own
-        self.slot.load(params)
-        self.slot.load_buffers(self._statistics(None))
-        module = self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
-        return Result(
-            self.algorithm, {**self.facts(), "plan": self.plan}, list(self.records), self.ledger, params, module, path
-        )
+        params, module = self.algorithm.model(self.server).clone(), self.module()  # the caller's own
+        facts = {**self.facts(), "plan": self.plan}
+        result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path)
+        if self.personal and self.clients_here:
+            result.clients, result.own_module = self.num_clients, self.module
+        return result
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

@@ -62,9 +62,9 @@ def simulate(
     (``sample=10``, ``seed=1``) replace its fields.
 
     ``test`` and ``client_tests`` are evaluated every ``evaluate_every`` rounds and after the last. ``client_tests``
-    are one a client: their mean, spread (standard deviation over clients), lowest tenth and worst are in the
-    records as ``client_accuracy``, ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in
-    the folder's ``clients.jsonl``.
+    are one a client, each evaluated with the client's own model where the method has some. Their mean, spread (standard
+    deviation over clients), lowest tenth and worst are in the records as ``client_accuracy``,
+    ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in the folder's ``clients.jsonl``.
 
     ``cohort`` names the clients of each round, round 1 first, in place of those that are drawn: ``[[3, 7], [0, 3]]``
     is two rounds of two clients. With ``dropout`` some of them do not reply. The order of a client's examples is the
@@ -122,6 +122,7 @@ class Simulation(Rounds):
     """
 
     incarnation = NUMBER
+    clients_here = True
 
     def __init__(
         self,

@@ -1,0 +1,224 @@
+"""LUAR: hand values, how layers are drawn, what is recycled and what is sent."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from problems import LOCAL, ONCE, Quadratic, approx, handwriting, mlp, normed, trained
+from thinwire import LUAR, ErrorFeedback, FedAvg, Key, Params, Simulation, TopK
+from thinwire.algorithms import fedavg
+
+COMPRESSED = ErrorFeedback(TopK(0.1))
+
+
+class Tower(nn.Module):
+    """Three kernels and a bias: entries 0-1, 3-4, 5 and 2 of the vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(2, 1), nn.Linear(1, 2, bias=False), nn.Linear(1, 1, bias=False)
+        start = torch.tensor([1.0, -1.0, 0.0, 2.0, 1.0, 2.0])
+        nn.utils.vector_to_parameters(start, self.parameters())
+
+    def vector(self) -> Tensor:
+        return nn.utils.parameters_to_vector(self.parameters())
+
+
+TOWER = [
+    Quadratic(torch.tensor([1.0, 2, 3, 1, 2, 3]), torch.tensor([[1.0, 0, 1, 2, 0, 1]])),
+    Quadratic(
+        torch.tensor([1.0, 2, 3, 1, 2, 3]),
+        torch.tensor([[0.0, 1, 3, 1, 1, -1], [1.0, 0, 3, 2, 2, -2], [-1.0, 2, 3, 0, 0, 0]]),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("drop", "x", "score"),
+    [
+        (
+            False,
+            [
+                [0.925, -0.65, 0.75, 1.925, 0.95, 1.25],
+                [0.8575, -0.37, 1.275, 1.85, 0.9, 0.725],
+                [0.79675, -0.146, 1.6425, 1.79, 0.87, 0.2],
+                [0.736, 0.078, 1.89975, 1.736, 0.846, -0.01],
+            ],
+            [0.2485135, 0.0296917, 1.05],
+        ),
+        (
+            True,
+            [
+                [0.925, -0.65, 0.75, 1.925, 0.95, 1.25],
+                [0.8575, -0.37, 1.275, 1.925, 0.95, 0.725],
+                [0.79675, -0.146, 1.6425, 1.8575, 0.91, 0.725],
+                [0.79675, -0.146, 1.89975, 1.79675, 0.878, 0.3575],
+            ],
+            [0.2485135, 0.0331955, 0.5068966],
+        ),
+    ],
+)
+def test_four_rounds_of_luar_in_turn_are_those_worked_out_by_hand(
+    drop: bool, x: list[list[float]], score: list[float]
+) -> None:
+    # h = np.array([1, 2, 3, 1, 2, 3.]); a = np.array([[1, 0, 1, 2, 0, 1], [0, 1, 3, 1, 1, -1.]]); n = np.array([1, 3])
+    # x, last, s = np.array([1, -1, 0, 2, 1, 2.]), np.zeros(6), {}
+    # layers = {"a": slice(0, 2), "b": slice(3, 5), "c": slice(5, 6)}   # kernels; entry 2 is a's bias, always sent
+    # for recycled in ["", "b", "c", "a"]:
+    #     d = (n[:, None] * np.array([-0.1 * h * (x - a[i]) for i in (0, 1)])).sum(0) / 4
+    #     if recycled: d[layers[recycled]] = 0 if drop else last[layers[recycled]]
+    #     for k, at in layers.items():
+    #         if k != recycled: s[k] = np.linalg.norm(d[at]) / np.linalg.norm(x[at])
+    #     x, last = x + d, d; print(x, s)
+    run = Simulation(LUAR(FedAvg(ONCE), 1, select="round-robin", drop=drop), Tower(), TOWER, workers=1, plan="each")
+    floats, unsent = [], []
+    with run.pool:
+        for t in range(4):
+            unsent.append(run.server.recycled.tolist())
+            run.step()
+            assert run.server.inner.x.flat.tolist() == approx(x[t])
+            floats.append(run.records[-1]["up_floats"])
+    assert run.server.score.tolist() == approx(score)
+    # a.weight, a.bias, b.weight, c.weight
+    assert unsent == [
+        [False, False, False, False],
+        [False, False, True, False],
+        [False, False, False, True],
+        [True, False, False, False],
+    ]
+    assert floats == [12, 8, 10, 8]
+
+
+def after_one_round(luar: LUAR, x: Params, update: Params, seed: int) -> Any:
+    """The server's state, of a LUAR over FedAvg, after a round with this mean update."""
+    start = luar.init(x, 2, Key(seed))
+    return luar.server(start.server, start.view, fedavg.Reply(update), Key(seed, 1))
+
+
+def three_kernels(*values: float) -> Params:
+    return Params.of((name, torch.tensor([[value]])) for name, value in zip("pqr", values, strict=True))
+
+
+# x = (2, 4, 8), |update| = (2, 2, 2): s = 1, 1/2, 1/4. How often a layer is drawn, without replacement:
+#   p = 1 / s
+#   for order in itertools.permutations(range(3), recycle):
+#       share, rest = 1, p.sum()
+#       for i in order: share *= p[i] / rest; rest -= p[i]
+#       for i in order: drawn[i] += share
+# For |update| = (1, 1, 4) and select="gradient-norm" the same with s = |update|.
+@pytest.mark.parametrize(
+    ("select", "recycle", "update", "expected"),
+    [
+        ("metric", 1, (2.0, -2.0, 2.0), (0.142857, 0.285714, 0.571429)),
+        ("metric", 2, (2.0, -2.0, 2.0), (0.390476, 0.714286, 0.895238)),
+        ("gradient-norm", 1, (1.0, 1.0, -4.0), (0.444444, 0.444444, 0.111111)),
+        ("gradient-norm", 2, (1.0, 1.0, -4.0), (0.855556, 0.855556, 0.288889)),
+        ("uniform", 1, (1.0, 1.0, -4.0), (0.333333, 0.333333, 0.333333)),
+        ("uniform", 2, (1.0, 1.0, -4.0), (0.666667, 0.666667, 0.666667)),
+    ],
+)
+def test_layers_are_drawn_as_often_as_their_scores_say(
+    select: Any, recycle: int, update: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
+    luar, x, draws = LUAR(FedAvg(), recycle, select=select), three_kernels(2.0, 4.0, 8.0), 800
+    drawn = torch.zeros(3)
+    for seed in range(draws):
+        drawn += after_one_round(luar, x, three_kernels(*update), seed).recycled
+    assert int(drawn.sum()) == draws * recycle
+    assert (drawn / draws).tolist() == pytest.approx(expected, abs=0.06)  # 3.4 standard deviations at least
+
+
+def test_the_score_of_a_layer_is_its_update_over_its_weights() -> None:
+    x, update = three_kernels(2.0, 4.0, 8.0), three_kernels(2.0, -2.0, 2.0)
+    assert after_one_round(LUAR(FedAvg(), 1), x, update, 0).score.tolist() == pytest.approx([1.0, 0.5, 0.25])
+    norms = after_one_round(LUAR(FedAvg(), 1, select="gradient-norm"), x, update, 0).score
+    assert norms.tolist() == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_a_layer_that_does_not_move_or_starts_at_zero_has_a_finite_chance() -> None:
+    seen: Counter[int] = Counter()
+    for seed in range(20):
+        state = after_one_round(LUAR(FedAvg(), 1), three_kernels(0.0, 1.0, 1.0), three_kernels(1.0, 0.0, 1.0), seed)
+        seen.update(state.recycled.nonzero().flatten().tolist())
+        assert torch.isfinite(state.score).all()
+    assert seen == {1: 20}  # a frozen layer costs nothing to recycle
+
+
+def test_a_recycled_layer_repeats_its_last_update_bit_for_bit() -> None:
+    tasks, _ = handwriting()
+    for inner in (FedAvg(LOCAL), FedAvg(LOCAL, up=COMPRESSED, weights="uniform")):
+        run = Simulation(LUAR(inner, recycle=2, layers="tensors"), mlp, tasks, sample=4, workers=1, plan="each")
+        recycled = 0
+        with run.pool:
+            for _ in range(6):
+                x, last, unsent = run.server.inner.x, run.server.last, run.server.recycled
+                run.step()
+                for name in x.layout.named(unsent):
+                    recycled += 1
+                    assert torch.equal(run.server.last[name], last[name])
+                    assert torch.equal(run.server.inner.x[name], x[name] + last[name])
+                for name in set(x.names) - set(x.layout.named(unsent)):
+                    assert not torch.equal(run.server.last[name], last[name])
+        assert recycled == 10
+
+
+def test_units_are_kernels_tensors_or_modules() -> None:
+    layout = Params.trainable(normed()).layout
+    assert LUAR(FedAvg(), 0).units(layout) == [["1.weight"], ["4.weight"]]
+    assert LUAR(FedAvg(), 0, layers="tensors").units(layout) == [
+        ["1.weight"],
+        ["1.bias"],
+        ["2.weight"],
+        ["2.bias"],
+        ["4.weight"],
+        ["4.bias"],
+    ]
+    assert LUAR(FedAvg(), 0, layers="modules").units(layout) == [
+        ["1.weight", "1.bias"],
+        ["2.weight", "2.bias"],
+        ["4.weight", "4.bias"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "recycle", "once"),
+    [("kernels", 1, [{"1.weight"}, {"4.weight"}]), ("modules", 2, None), ("tensors", 5, None)],
+)
+def test_what_is_recycled_is_not_sent_and_the_rest_is(layers: Any, recycle: int, once: Any) -> None:
+    tasks, _ = handwriting()
+    run = Simulation(LUAR(FedAvg(LOCAL), recycle, layers=layers), normed, tasks, sample=2, workers=1, plan="each")
+    sizes = {"1.weight": 768, "1.bias": 12, "2.weight": 12, "2.bias": 12, "4.weight": 120, "4.bias": 10}
+    modules = [{"1.weight", "1.bias"}, {"2.weight", "2.bias"}, {"4.weight", "4.bias"}]
+    allowed = {
+        "kernels": once,
+        "modules": [a | b for a, b in itertools.combinations(modules, 2)],
+        "tensors": [set(sizes) - {name} for name in sizes],
+    }[layers]
+    with run.pool:
+        run.step()
+        for _ in range(5):
+            unsent = set(run.slot.layout.named(run.server.recycled))
+            assert unsent in allowed
+            run.step()
+            sent = sum(size for name, size in sizes.items() if name not in unsent) + 24  # and the norm's statistics
+            assert [e.floats for e in run.ledger.of("up", run.round)] == [sent, sent]
+
+
+@pytest.mark.parametrize(
+    ("layers", "recycle", "message"),
+    [
+        ("kernels", 2, r"LUAR\(recycle=2\): at most 1, the model has 2 kernels and one must be sent"),
+        ("modules", 2, r"LUAR\(recycle=2\): at most 1, the model has 2 modules and one must be sent"),
+        ("tensors", 4, r"LUAR\(recycle=4\): at most 3, the model has 4 tensors and one must be sent"),
+    ],
+)
+def test_recycling_every_layer_is_refused_with_the_largest_number(layers: Any, recycle: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trained(LUAR(FedAvg(), recycle, layers=layers), rounds=1)
+    trained(LUAR(FedAvg(), recycle - 1, layers=layers), rounds=2)

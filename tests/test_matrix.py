@@ -1,0 +1,57 @@
+"""What goes with what, as the code says it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from thinwire.analysis.matrix import Pair, show
+
+
+def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    # In a process of its own: here the checked annotations would speak first.
+    done = subprocess.run(
+        [sys.executable, "-m", "thinwire.cli", "methods", "--matrix", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pairs = json.loads(done.stdout)["pairs"]
+    cells = {(p["outer"], p["inner"], p["role"]): p["reason"] for p in pairs}
+    assert len(cells) == len(pairs)
+    together = ["FedProx", "MOON", "FedMut", "FedACG", "FedNTD", "FedDC", "FedGen", "SCAFFOLD", "FedAvg"]
+    assert [cells["LUAR", name, "algorithm"] for name in together] == [""] * 9
+    assert {name for name in together if not cells["FLSS", name, "algorithm"]} == {
+        "FedAvg",
+        "FedProx",
+        "MOON",
+        "FedNTD",
+    }
+    assert cells["LUAR", "LUAR", "algorithm"].startswith("LUAR over LUAR: the outer one would recycle")
+    assert "has none" in cells["LUAR", "FLSS", "algorithm"]
+    assert "h, the mean of the gradients" in cells["LUAR", "FedDyn", "algorithm"]
+    assert cells["", "TopK", "up"] == cells["ErrorFeedback", "TopK", "up"] == cells["EF21", "TopK", "down"] == ""
+    assert cells["", "TopK", "down"].startswith("down=TopK(0.01) cannot carry a broadcast")
+    assert "(a contraction)" in cells["ErrorFeedback", "EF21", "up"]
+    assert cells["LBGM", "ErrorFeedback", "up"] == ""
+    # Nothing is refused for a reason that is not the methods' own.
+    known = (
+        "contraction",
+        "goes around",
+        "goes inside",
+        "does not go around",
+        "products already",
+        "cannot carry",
+        "receiver has",
+        "memory itself",
+    )
+    known = (*known, "Codec such as Half() is expected", "has none")
+    unknown = [r for r in cells.values() if r and not any(word in r for word in (*known, "LUAR over"))]
+    assert unknown == []
+    show([Pair(**pair) for pair in pairs])
+    shown = capsys.readouterr().out
+    for once in ("LUAR over LUAR", "cannot carry a broadcast", "ErrorFeedback needs a link", "FLSS goes around FedAvg"):
+        assert shown.count(once) == 1

@@ -1,0 +1,118 @@
+"""Models of clients' own: where they lie, evaluated there, found in the result, kept over a resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import thinwire as tw
+from test_simulate import blobs, mlp, normed, simulate
+from thinwire import LUAR, FedAvg, FedPara, Key, Local, LocalSGD, Params, Start, Task
+from thinwire.algorithms.fedavg import Reply
+
+WHOLE = LocalSGD(0.2, batch=None, steps=3)
+
+
+class Kept(NamedTuple):
+    y: Params
+
+
+@dataclass(frozen=True)
+class Aside(FedAvg):
+    """FedAvg whose clients train a model of their own besides, from round to round, which nobody is sent."""
+
+    personal_models = True
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return super().init(x, num_clients, key)._replace(client=Kept(x))
+
+    def client(self, view: Any, state: Any, task: Task, key: Key) -> Any:
+        shared = yield Local(view.x, self.local)
+        own = yield Local(state.y, self.local)
+        return Reply(shared.x - view.x), Kept(own.x)
+
+    def model(self, server: Any, client: int | None = None, own: Any = None) -> Params:
+        x: Params = server.x if client is None else own.y
+        return x
+
+
+def flat(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_a_model_that_lies_with_its_client_is_the_one_that_the_client_trains_alone() -> None:
+    module, tasks = mlp(), blobs()[:3]
+    together = simulate(Aside(WHOLE), module, 4, tasks=tasks, sample=3)
+    assert torch.equal(together.params.flat, simulate(FedAvg(WHOLE), module, 4, tasks=tasks, sample=3).params.flat)
+    for client, task in enumerate(tasks):
+        alone = simulate(FedAvg(WHOLE), module, 4, tasks=[task], sample=1)
+        torch.testing.assert_close(flat(together.personal(client)), alone.params.flat, atol=1e-6, rtol=0)
+        assert (alone.params - together.params).norm() > 0.1
+
+
+@pytest.mark.parametrize(
+    "method", [Aside(WHOLE), LUAR(Aside(WHOLE), recycle=1), FedPara(Aside(WHOLE), ratio=1.0, rank=2)]
+)
+def test_every_client_is_evaluated_with_its_own_model(method: tw.Algorithm, tmp_path: Path) -> None:
+    tasks = blobs()
+    result = simulate(method, mlp, 3, tasks=tasks, client_tests=tasks, out=tmp_path)
+    last = json.loads((tmp_path / "clients.jsonl").read_text().splitlines()[-1])
+    for client, task in enumerate(tasks):
+        inputs, targets = task.batch(torch.arange(len(task)))
+        right = (result.predict(inputs, client).argmax(1) == targets).double().mean()
+        assert last["accuracy"][client] == pytest.approx(float(right))
+    models = [flat(result.personal(client)) for client in range(6)]
+    assert not any(torch.equal(model, flat(result.module)) for model in models)
+    assert not torch.equal(models[0], models[1])
+
+
+def test_a_client_that_never_took_part_has_the_model_that_it_began_with() -> None:
+    module = mlp()
+    result = simulate(Aside(WHOLE), module, 1, sample=2)
+    there = {entry.client for entry in result.ledger}
+    assert len(there) == 2
+    for client in range(6):
+        assert torch.equal(flat(result.personal(client)), flat(module)) is (client not in there)
+
+
+@pytest.mark.parametrize("states", ["memory", "disk"])
+def test_models_of_clients_go_on_where_a_run_stopped(states: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"client_tests": blobs(), "dropout": 0.3}
+    straight = simulate(Aside(WHOLE), normed, 5, **options)
+    simulate(Aside(WHOLE), normed, 2, out=tmp_path, states=states, **options)
+    resumed = simulate(Aside(WHOLE), normed, 5, out=tmp_path, states=states, resume=True, **options)
+    for client in range(6):
+        assert torch.equal(flat(resumed.personal(client)), flat(straight.personal(client)))
+    assert [r["client_loss"] for r in resumed.rounds] == [r["client_loss"] for r in straight.rounds]
+
+
+def test_local_norm_statistics_make_a_model_of_a_clients_own(tmp_path: Path) -> None:
+    tasks = blobs()
+    result = simulate("FedAvg(buffers='local')", normed, 4, sample=6, client_tests=tasks, out=tmp_path)
+    last = json.loads((tmp_path / "clients.jsonl").read_text().splitlines()[-1])
+    for client, task in enumerate(tasks):
+        inputs, targets = task.batch(torch.arange(len(task)))
+        module = result.personal(client)
+        assert torch.equal(flat(module), result.params.flat)
+        loss = torch.nn.functional.cross_entropy(module(inputs), targets)
+        assert last["loss"][client] == pytest.approx(float(loss.detach()), rel=1e-5)
+    statistics = [result.personal(client).state_dict()["1.running_mean"] for client in (0, 1)]
+    assert not torch.equal(*statistics)
+    assert result.module.state_dict()["1.running_mean"].tolist() == [0.0] * 8  # those it started with
+
+
+def test_what_is_asked_of_a_client_without_a_model_of_its_own_is_refused_in_one_line() -> None:
+    shared = simulate("FedAvg()", rounds=1)
+    with pytest.raises(ValueError, match=r"no client has a model of its own here; result.module is the one that all"):
+        shared.personal(0)
+    own = simulate(Aside(WHOLE), rounds=1)
+    with pytest.raises(ValueError, match=r"^client 6: the run has clients 0 to 5$"):
+        own.predict(torch.zeros(1, 6), client=6)
+    inputs = torch.ones(2, 6)
+    assert torch.equal(shared.predict(inputs), shared.module(inputs).detach())
+    assert not shared.predict(inputs).requires_grad
