@@ -187,7 +187,7 @@ def test_the_task_of_the_readme_is_one(tmp_path, monkeypatch, capsys):
     assert not app([*words, "--workers", "1"], standalone_mode=False)
     # a reply: 14 floats, and what surrounds them
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert 4 * 14 * 4 < rows[0]["bytes_up"] < 4 * 14 * 4 + 4 * 100
+    assert 4 * 14 * 4 < rows[0]["bytes_up"] < 4 * 14 * 4 + 4 * 120
 
 
 def test_the_commands_of_the_readme_run_as_typed(tmp_path, monkeypatch, capsys):
