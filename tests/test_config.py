@@ -60,7 +60,7 @@ WRONG = {
     "Network('fast')": "Network(mbit='fast'): float or tuple[float, ...] is expected",
     "sets.Dirichlet('0.1')": "Dirichlet(alpha='0.1'): float is expected",
     "ddp.DEF(lam='x')": "DEF(lam='x'): float or None is expected",
-    "simulate(FedAvg(), 3, [1], 1)": "int is not a task",
+    "simulate(FedAvg(), torch.nn.Linear(6, 3), [1], 1)": "int is not a task",
     "simulate(FedAvg(), 3, data, 1)": "3 is neither a module nor makes one",
     "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, sample=2.0)": "Setting(sample=2.0): int or None is expected",
     "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, seed='a')": "Setting(seed='a'): int is expected",

@@ -41,7 +41,8 @@ from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
 
 HERE = Path(__file__).parent
-STEPS = 100
+STEPS = 100  # of the plain setting
+SHORT = 30  # of the others
 
 METHODS: dict[str, Method] = {
     "DEF": DEF(4),
@@ -813,7 +814,7 @@ def test_the_example_differs_from_a_plain_script_by_two_lines():
 @pytest.mark.slow
 def test_the_example_runs_under_torchrun(data_dir, tmp_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "cifar10_thin.py")]
-    command = [sys.executable, *launch, "--epochs", "2", "--examples", "256", "--batch", "16"]
+    command = [sys.executable, *launch, "--epochs", "2", "--examples", "128", "--batch", "16"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1].startswith("epoch 2: loss ")
@@ -901,7 +902,7 @@ class Loop:
                 with self.model.no_sync() if number < len(parts) else nullcontext():
                     with torch.autocast("cpu", torch.bfloat16, enabled=self.setting == "autocast"):
                         loss = self.data.loss(self.model, self.data.batch(part)).mean() / len(parts)
-                    if self.setting == "scaler" and self.step in (30, 60) and rank == self.step // 30 % 2:
+                    if self.setting == "scaler" and self.step in (10, 20) and rank == self.step // 10 % 2:
                         loss = loss * math.inf
                     middle()
                     self.scaler.scale(loss).backward()
@@ -919,7 +920,10 @@ def two_ranks(found: dict[str, Any]) -> None:
     """Everything that two healthy ranks can show; each finding is compared by a test."""
     for name, method in METHODS.items():
         for setting in SETTINGS:
-            loop = Loop(method, setting).run(STEPS)
+            loop = Loop(method, setting).run(SHORT)
+            short = [bits(*loop.model.state_dict().values()), loop.c.ledger.bytes]
+            if setting == "plain":
+                loop.run(STEPS - SHORT)
             kept = loop.c.state_dict()
             finite = all(bool(p.isfinite().all()) for p in loop.model.parameters())
             if "residual" in kept:
@@ -927,13 +931,13 @@ def two_ranks(found: dict[str, Any]) -> None:
             found[f"{name}/{setting}"] = {
                 "x": bits(*loop.model.state_dict().values()),
                 "judged": loop.judged(),
+                "short": short,
                 "steps": loop.c.step,
                 "finite": finite,
-                "bytes": loop.c.ledger.bytes,
             }
     for setting in SETTINGS:
         if setting != "scaler":
-            found[f"no method/{setting}"] = {"x": bits(*Loop(None, setting).run(STEPS).model.state_dict().values())}
+            found[f"no method/{setting}"] = {"x": bits(*Loop(None, setting).run(SHORT).model.state_dict().values())}
     for name in WITH_STATE:
         whole = Loop(METHODS[name]).run(24)
         first = Loop(METHODS[name]).run(12)
@@ -1244,13 +1248,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", METHODS)
-def test_ranks_are_the_same_to_the_bit_after_a_hundred_steps(name, setting, both):
+def test_ranks_are_the_same_to_the_bit_after_many_steps(name, setting, both):
     one, other = (found[f"{name}/{setting}"] for found in both)
     assert one["judged"] == other["judged"]
     assert one["x"] == other["x"]
     assert one["finite"]
     # Over a Hook every backward pass sends; at the optimiser a skipped step does not.
-    assert one["steps"] == (98 if setting == "scaler" and not isinstance(METHODS[name], Hook) else 100)
+    skipped = 2 if setting == "scaler" and not isinstance(METHODS[name], Hook) else 0
+    assert one["steps"] == (100 if setting == "plain" else 30 - skipped)
 
 
 @pytest.mark.slow
@@ -1263,13 +1268,13 @@ def test_two_processes_are_two_logical_workers_to_the_bit(name, both):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_gradients_as_views_of_buckets_change_nothing(name, both):
-    assert both[0][f"{name}/bucket view"] == both[0][f"{name}/plain"]
+    assert both[0][f"{name}/bucket view"]["short"] == both[0][f"{name}/plain"]["short"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s != "scaler"])
 def test_the_dense_hook_is_plain_data_parallel_training_to_the_bit(setting, both):
-    assert both[0][f"Dense/{setting}"]["x"] == both[0][f"no method/{setting}"]["x"]
+    assert both[0][f"Dense/{setting}"]["short"][0] == both[0][f"no method/{setting}"]["x"]
 
 
 @pytest.mark.slow

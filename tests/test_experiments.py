@@ -143,7 +143,7 @@ def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> Non
     table = {row["row"]: row for row in last["table"]}
     assert list(table) == [line["row"] for line in lines]
     assert table["uncompressed"]["compression"] == [1.0, 1.0, 1.0]
-    assert table["FedAvg (5 local steps)"]["compression"] == [5.0, 5.0, 5.0]
+    assert table["FedAvg (5 local steps)"]["compression"] == pytest.approx([5.0, 5.0, 5.0], rel=1e-3)  # headers apart
     assert table["uncompressed"]["within"] == [None]  # its first evaluation comes after 0.15 MB
     assert table["Intrinsic (8 subspaces, D / 475)"]["within"][0] > 0
     assert table["FetchSGD (k = D / 5,000)"]["compression"][1] > 50
