@@ -376,15 +376,17 @@ def test_as_many_coefficients_as_parameters_are_allowed() -> None:
 
 
 LARGE = """
+import sys
 import torch
 from torch import nn
 from pathlib import Path
 import thinwire as tw
 
-inputs, targets = torch.randn(8, 11136), torch.randint(11136, (8,))
+wide = int(sys.argv[1])
+inputs, targets = torch.randn(8, wide), torch.randint(wide, (8,))
 tasks = [tw.Supervised(inputs, targets, part) for part in torch.arange(8).split(4)]
 method = tw.Intrinsic(16384, local=tw.LocalSGD(0.01, batch=4), known=True)
-run = tw.Simulation(method, lambda: nn.Linear(11136, 11136, bias=False), tasks, workers=1, plan="each")
+run = tw.Simulation(method, lambda: nn.Linear(wide, wide, bias=False), tasks, workers=1, plan="each")
 with run.pool:
     for _ in range(2):
         run.step(evaluate=False)
@@ -394,11 +396,14 @@ print(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here says the most memory a process had")
-def test_124_million_parameters_are_trained_in_a_subspace_in_four_gigabytes() -> None:
-    # The model at the start, in training, its gradients, where it got to, the way there, and a padded copy of that:
-    # seven vectors of half a gigabyte.
-    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 4_000_000_000
+@pytest.mark.parametrize(
+    ("wide", "most"), [(5568, 1_250_000_000), pytest.param(11136, 4_000_000_000, marks=pytest.mark.soak)]
+)
+def test_a_large_model_is_trained_in_a_subspace_in_seven_vectors_of_its_size(wide: int, most: int) -> None:
+    # The model at the start, in training, its gradients, where it got to, the way there, and a padded copy of that. Of
+    # 31 million parameters a vector has 124 MB, of 124 million half a gigabyte; torch itself takes some 300 MB.
+    done = subprocess.run([sys.executable, "-c", LARGE, str(wide)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < most
 
 
 def test_coefficients_of_a_moving_subspace_need_a_broadcast_that_loses_nothing() -> None:

@@ -34,6 +34,19 @@ typedef u32 w16 __attribute__((vector_size(64), aligned(4), may_alias));
 #define FIRST(length) ((length) >= 64 ? ~(u64)0 : ((u64)1 << (length)) - 1)
 #endif
 
+/* The same in vectors of the width that a register has at this level. Compilers keep wider sums in memory. */
+#if defined(AVX512)
+#define WIDTH 16
+#elif defined(AVX2)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define PARTS (16 / WIDTH)
+typedef float FN(vec) __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+#define VEC(at) (*(FN(vec) *)(at))
+#define GIVEN(at) (*(const FN(vec) *)(at))
+
 /* -- select -------------------------------------------------------------------------------------------------- */
 
 /* Bit j: the magnitude of x[j] lies from low to low + width. */
@@ -367,17 +380,18 @@ INLINE v16 FN(within)(v16 x) {
 }
 
 /* `radix` vectors `stride` apart: distances stride, 2 stride, 4 stride. */
-#define BUTTERFLY(a, b) { v16 d_ = a - b; a = a + b; b = d_; }
+#define BUTTERFLY(a, b) { FN(vec) d_ = a - b; a = a + b; b = d_; }
 INLINE void FN(combine)(float *p, i64 stride, int radix, int first) {
-    v16 v[8];
-    for (int k = 0; k < radix; k++) {
-        v[k] = *(const v16 *)(p + k * stride);
-        if (first) v[k] = FN(within)(v[k]);
+    if (first)
+        for (int k = 0; k < radix; k++) *(v16 *)(p + k * stride) = FN(within)(*(const v16 *)(p + k * stride));
+    for (int part = 0; part < PARTS; part++, p += WIDTH) {
+        FN(vec) v[8];
+        for (int k = 0; k < radix; k++) v[k] = GIVEN(p + k * stride);
+        for (int half = 1; half < radix; half *= 2)
+            for (int k = 0; k < radix; k++)
+                if (!(k & half)) BUTTERFLY(v[k], v[k | half])
+        for (int k = 0; k < radix; k++) VEC(p + k * stride) = v[k];
     }
-    for (int half = 1; half < radix; half *= 2)
-        for (int k = 0; k < radix; k++)
-            if (!(k & half)) BUTTERFLY(v[k], v[k | half])
-    for (int k = 0; k < radix; k++) *(v16 *)(p + k * stride) = v[k];
 }
 
 /* Distances from `unit` (at least 16) to length / 2, smaller ones first within each part: what is near is in cache. */
@@ -511,23 +525,13 @@ static void FN(collect)(const float *x, const Draw *d, u32 mask, i64 start, i64 
 
 /* Examples are taken five at a time, beside as many rows of the weights as there are registers for. Rows of examples are
  * padded with zeros to whole vectors, and their number to a multiple of five; weights lie as they were given. A sum has
- * sixteen lanes at every level. They are written as vectors of the width that the processor has: a compiler keeps wider
- * ones in memory. */
+ * sixteen lanes at every level. */
 #define ROWS 5
 #if defined(AVX512)
 #define ABREAST 4
-#define WIDTH 16
-#elif defined(AVX2)
-#define ABREAST 1
-#define WIDTH 8
 #else
 #define ABREAST 1
-#define WIDTH 4
 #endif
-#define PARTS (16 / WIDTH)
-typedef float FN(vec) __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-#define VEC(at) (*(FN(vec) *)(at))
-#define GIVEN(at) (*(const FN(vec) *)(at))
 
 INLINE float FN(summed)(const FN(vec) *parts) {
     float lanes[16];
