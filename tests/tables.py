@@ -1530,7 +1530,7 @@ METHODS = [
         "pFedMe",
         trained=(
             "pFedMe(lam=2.0, eta=0.25)",
-            "pFedMe(LocalSGD(lr=0.1, momentum=0.5, keep=True), opt=SGD(1.5), up=ErrorFeedback(TopK(0.3)), lam=5.0, eta=0.1)",
+            "pFedMe(LocalSGD(lr=0.1, momentum=0.5, keep=True), opt=SGD(1.5), up=LBGM(threshold=0.5), lam=5.0, eta=0.1)",
         ),
         by_hand={
             f"pFedMe({TWICE}, lam=2.0, eta=0.25, steps=2)": [[0.5813875, -0.5584], [0.64952715, -0.24680704]],
