@@ -4,8 +4,8 @@
 says.
 
 ``METHODS`` has a row for each federated method. ``tests/test_every_method.py`` and ``tests/test_golden.py`` read it.
-A method of ``thinwire.algorithms`` without a row is in every column at its default settings, except for those that a
-row alone can fill: identities, hand values, refusals, literal bytes and golden runs.
+A method of ``thinwire.algorithms`` or ``thinwire.personal`` without a row is in every column at its default settings,
+except for those that a row alone can fill: identities, hand values, refusals, literal bytes and golden runs.
 """
 
 from __future__ import annotations
@@ -1420,5 +1420,143 @@ METHODS = [
             ),
         },
         golden={"prunefl": f"PruneFL(FedAvg({GOLD}), every=2, share=0.5)"},
+    ),
+    Method(
+        "FedPer",
+        trained=(
+            "FedPer()",
+            "FedPer(stay=('1.*', '*.bias'), opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)), down=EF21(TopK(0.5)))",
+            "FedPer(up=LBGM(threshold=0.5), buffers='local')",
+        ),
+        same={
+            "FedPer with nothing at home is FedAvg": ("FedPer(stay=())", "FedAvg()"),
+            "so it is over links and servers": (
+                f"FedPer(stay=(), opt=Adam(0.03), up={LOSSY})",
+                f"FedAvg(opt=Adam(0.03), up={LOSSY})",
+            ),
+        },
+        refused={
+            "FedPer(stay=('head.*',))": (
+                "FedPer(stay=...): no layer is named 'head.*'; the layers are 1.weight, 1.bias, 3.weight, 3.bias"
+            ),
+            "FedPer(stay=('*',))": "FedPer: every layer stays with its client, nothing would be sent",
+            "LUAR(FedPer(), recycle=1)": "LUAR needs a reply with an update of the model; FedPer() has none",
+            "FLSS(FedPer(), rank=2, start=2)": "FLSS goes around FedAvg...FedPer() sends more than one update, or...",
+        },
+        payload={
+            # the first module's 780 parameters: 3120 bytes, and 12
+            "FedPer()": (3132, 3132),
+            "FedPer(up=Half())": (1576, 3132),
+        },
+    ),
+    Method(
+        "FedRep",
+        trained=("FedRep(head_epochs=2)", "FedRep(LocalAdam(0.01), stay=('*.bias',), head_epochs=1.5)"),
+        refused={
+            "FedRep(head_epochs=0)": "FedRep(head_epochs=0.0): head_epochs must be positive",
+            "FedRep(LocalSGD(momentum=0.9, keep=True))": (
+                "FedRep trains head and body in turn, and the momentum of one is none of the other: use keep=False"
+            ),
+        },
+        payload={"FedRep()": (3132, 3132)},
+    ),
+    Method(
+        "FedBN",
+        trained=("FedBN(stay=('2.*',))", "FedBN(stay=('2.*', '4.*'), opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)))"),
+        refused={
+            "FedBN(stay=('*',))": "FedBN: every layer stays with its client, nothing would be sent",
+        },
+        payload={"FedBN()": (3652, 3652)},
+    ),
+    Method(
+        "Ditto",
+        trained=(
+            "Ditto(lam=0.5)",
+            "Ditto(LocalAdam(0.01), opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)), lam=0.5)",
+            "LUAR(Ditto(LocalSGD(lr=0.2, momentum=0.6, keep=True)), recycle=1)",
+        ),
+        same={
+            "Ditto's shared model is FedAvg's": ("Ditto(lam=0.5)", "FedAvg()"),
+            "so it is over links and servers": (
+                f"Ditto(opt=Adam(0.03), up={LOSSY}, lam=2.0)",
+                f"FedAvg(opt=Adam(0.03), up={LOSSY})",
+            ),
+            "Ditto's shared model is FedProx's where local pulls": ("Ditto(LocalSGD(prox=0.3))", "FedProx(mu=0.3)"),
+        },
+        refused={"Ditto(lam=-1)": "Ditto(lam=-1.0): lam must not be negative"},
+        payload={"Ditto()": (3652, 3652)},
+    ),
+    Method(
+        "APFL",
+        trained=(
+            "APFL(alpha=0.5)",
+            "APFL(LocalSGD(lr=0.3, momentum=0.5), adaptive=True, up=LBGM(threshold=0.5))",
+            "LUAR(APFL(alpha=1.0, opt=Adam(0.03)), recycle=1)",
+        ),
+        same={
+            "APFL's shared model is FedAvg's": ("APFL(alpha=0.5)", "FedAvg()"),
+            "so it is where alpha is learnt": ("APFL(adaptive=True, opt=Yogi(0.03))", "FedAvg(opt=Yogi(0.03))"),
+            "and where nothing is mixed in": ("APFL(alpha=0.0)", "FedAvg()"),
+        },
+        refused={
+            "APFL(alpha=1.5)": "APFL(alpha=1.5): alpha must be in [0, 1]",
+            "APFL(LocalAdam())": (
+                "APFL takes a step of v as alpha times one of the mixture, which those of LocalAdam are not: use "
+                "LocalSGD"
+            ),
+        },
+        payload={"APFL()": (3652, 3652)},
+    ),
+    Method(
+        "PerFedAvg",
+        trained=("PerFedAvg(alpha=0.1)", "PerFedAvg(alpha=0.1, hessian='HF', delta=0.01, up=ErrorFeedback(TopK(0.3)))"),
+        by_hand={
+            f"PerFedAvg({TWICE}, alpha=0.2)": [[0.5768, -0.6052], [0.64180352, -0.29946688]],
+            f"PerFedAvg({TWICE}, alpha=0.2, hessian='HF', delta=0.5)": [
+                [0.561952, -0.757072],
+                [0.6162279, -0.54786629],
+            ],
+        },
+        refused={
+            "PerFedAvg(alpha=-0.1)": "PerFedAvg(alpha=-0.1): alpha must not be negative",
+            "PerFedAvg(delta=0)": "PerFedAvg(delta=0.0): delta must be positive",
+            "PerFedAvg(hessian='exact')": "PerFedAvg(hessian='exact'): one of 'FO', 'HF' is expected",
+            "PerFedAvg(LocalSGD(momentum=0.9))": "...its steps are of plain SGD; use LocalSGD(0.05)",
+            "PerFedAvg(LocalAdam(0.1))": "...its steps are of plain SGD; use LocalSGD(0.1)",
+        },
+        payload={"PerFedAvg()": (3652, 3652)},
+    ),
+    Method(
+        "pFedMe",
+        trained=(
+            "pFedMe(lam=2.0, eta=0.25)",
+            "pFedMe(LocalSGD(lr=0.1, momentum=0.5, keep=True), opt=SGD(1.5), up=LBGM(threshold=0.5), lam=5.0, eta=0.1)",
+        ),
+        by_hand={
+            f"pFedMe({TWICE}, lam=2.0, eta=0.25, steps=2)": [[0.5813875, -0.5584], [0.64952715, -0.24680704]],
+            # theta is a step of SGD from w, and w goes all the way there: FedAvg's first round on these quadratics
+            f"pFedMe({TWICE}, lam=0.5, eta=2.0, steps=1, weights='examples')": [[0.595, -0.37], [0.67195, 0.0332]],
+        },
+        refused={
+            "pFedMe(lam=0)": "pFedMe(lam=0.0): lam must be positive",
+            "pFedMe(eta=-1)": "pFedMe(eta=-1.0): eta must be positive",
+            "pFedMe(steps=0)": "pFedMe(steps=0): steps must be at least 1",
+            "pFedMe(LocalSGD(prox=0.1))": "...pFedMe pulls by its own lam; leave prox at 0",
+        },
+        payload={"pFedMe()": (3652, 3652)},
+    ),
+    Method(
+        "FT",
+        trained=(
+            "FT(FedAvg(), epochs=2.0)",
+            "FT(SCAFFOLD(LocalSGD(lr=0.3)), epochs=0.5)",
+            "LUAR(FT(FedProx(mu=0.1)), recycle=1)",
+        ),
+        same={
+            f"FT leaves {inner} as it is": (f"FT({inner}, epochs=3.0)", inner)
+            for inner in ("FedAvg()", "SCAFFOLD()", f"FedAvg(opt=Adam(0.03), up={LOSSY})")
+        },
+        refused={"FT(FedAvg(), epochs=0)": "FT(epochs=0.0): epochs must be positive"},
+        payload={"FT(FedAvg())": (3652, 3652)},
     ),
 ]

@@ -25,6 +25,7 @@ FLOORS = [
     "links",
     "optimizers",
     "algorithms",
+    "personal",
     "train",
     "ddp",
     "run",

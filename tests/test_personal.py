@@ -12,7 +12,7 @@ import torch
 
 import thinwire as tw
 from test_simulate import blobs, mlp, normed, simulate
-from thinwire import LUAR, FedAvg, FedPara, Key, Local, LocalSGD, Params, Start, Task
+from thinwire import LUAR, FedAvg, FedPara, Key, Local, LocalSGD, Params, Start, Supervised, Task
 from thinwire.algorithms.fedavg import Reply
 
 WHOLE = LocalSGD(0.2, batch=None, steps=3)
@@ -116,3 +116,63 @@ def test_what_is_asked_of_a_client_without_a_model_of_its_own_is_refused_in_one_
     inputs = torch.ones(2, 6)
     assert torch.equal(shared.predict(inputs), shared.module(inputs).detach())
     assert not shared.predict(inputs).requires_grad
+
+
+def turned() -> tuple[list[Supervised], list[Supervised]]:
+    """Six clients of three classes that have other names at each of them; examples to train on, and to test."""
+    generator = torch.Generator().manual_seed(3)
+    classes = torch.randn(6, 3, generator=generator)
+    train, test = [], []
+    for client in range(6):
+        inputs = torch.randn(80, 6, generator=generator)
+        targets = ((inputs @ classes).argmax(1) + client) % 3
+        train.append(Supervised(inputs[:40], targets[:40]))
+        test.append(Supervised(inputs[40:], targets[40:]))
+    return train, test
+
+
+# Chance is a third, and the shared model is right for .34 to .39.
+@pytest.mark.parametrize(
+    ("expression", "least"),
+    [
+        ("FedPer(LocalSGD(0.3, epochs=3))", 0.9),
+        ("FedRep(LocalSGD(0.3, epochs=3), head_epochs=3)", 0.9),
+        ("Ditto(LocalSGD(0.3, epochs=3))", 0.8),
+        ("APFL(LocalSGD(0.3, epochs=3), alpha=0.9)", 0.8),
+        ("APFL(LocalSGD(0.3, epochs=3), adaptive=True)", 0.8),
+        ("PerFedAvg(LocalSGD(0.3, epochs=3), alpha=0.5)", 0.5),
+        ("PerFedAvg(LocalSGD(0.3, epochs=3), alpha=0.5, hessian='HF')", 0.5),
+        ("pFedMe(LocalSGD(0.3, epochs=3), lam=2.0, eta=0.1)", 0.65),
+        ("FT(FedAvg(LocalSGD(0.3, epochs=3)), epochs=10)", 0.8),
+    ],
+)
+def test_a_clients_own_model_is_better_than_the_shared_one_where_classes_differ(expression: str, least: float) -> None:
+    train, test = turned()
+    method = tw.parse(expression, {"batch": 8})
+    result = simulate(method, mlp, 10, tasks=train, client_tests=test, sample=6, evaluate_every=10)
+    shared = [(result.predict(t.inputs).argmax(1) == t.targets).double().mean() for t in test]
+    assert sum(shared) / 6 < 0.45
+    assert result.rounds[-1]["client_accuracy"] > least
+
+
+def test_norms_at_home_are_better_than_shared_ones_where_inputs_differ() -> None:
+    generator, train, test = torch.Generator().manual_seed(3), [], []
+    classes = torch.randn(6, 3, generator=generator)
+    for client in range(6):  # each sees the same points on a scale and from a place of its own
+        points = torch.randn(80, 6, generator=generator)
+        inputs, targets = points * (1 + client), (points @ classes).argmax(1)
+        inputs = inputs + 4 * client * torch.randn(6, generator=generator)
+        train.append(Supervised(inputs[:40], targets[:40]))
+        test.append(Supervised(inputs[40:], targets[40:]))
+
+    def model() -> torch.nn.Module:
+        nn = torch.nn
+        return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    reached = {}
+    for expression in ("FedBN(LocalSGD(0.3, epochs=3), stay=('0.*',))", "FedAvg(LocalSGD(0.3, epochs=3))"):
+        method = tw.parse(expression, {"batch": 8})
+        result = simulate(method, model, 10, tasks=train, client_tests=test, sample=6, evaluate_every=10)
+        reached[expression[:5]] = result.rounds[-1]["client_accuracy"]
+    assert reached["FedBN"] > 0.8
+    assert reached["FedAv"] < 0.5

@@ -1,6 +1,6 @@
 """The public names: what `import thinwire as tw` finds. Each is listed once, in the `__all__` of its package."""
 
-from . import algorithms, errors, links, local, optimizers, params, run, schedules, task, wire
+from . import algorithms, errors, links, local, optimizers, params, personal, run, schedules, task, wire
 from .algorithms import *
 from .config import complete
 from .expression import parse
@@ -9,6 +9,7 @@ from .links import *
 from .local import *
 from .optimizers import *
 from .params import *
+from .personal import *
 from .run import *
 from .schedules import *
 from .task import *
@@ -21,6 +22,7 @@ __all__ += links.__all__
 __all__ += local.__all__
 __all__ += optimizers.__all__
 __all__ += params.__all__
+__all__ += personal.__all__
 __all__ += run.__all__
 __all__ += schedules.__all__
 __all__ += task.__all__

@@ -34,6 +34,7 @@ SHARED = ("up", "down", "weights", "buffers")  # the fields of every method
 Buffers = Literal["mean", "local"]
 Message = Any  # a NamedTuple of Params, tensors, numbers and such NamedTuples
 Client = Generator[Local, Trained, tuple[Message, State]]
+Adapting = Generator[Local, Trained, Params]
 
 
 @cache
@@ -169,6 +170,14 @@ class Algorithm(Config, ABC):
         x: Params = server.x
         return x
 
+    def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
+        """A client's own model as it is evaluated, made of its :meth:`model` and its examples. By default ``x`` itself.
+
+        ``trained = yield Local(...)`` trains as in :meth:`client`; what is returned is kept by nobody.
+        """
+        yield from ()
+        return x
+
     def supersedes(self, older: Message, newer: Message) -> bool:
         """Whether a client that is sent ``newer`` needs no ``older``: see(see(v, older), newer) == see(v, newer)."""
         return type(self).see is Algorithm.see
@@ -237,6 +246,9 @@ class Around(Algorithm):
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server, client, own)
+
+    def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
+        return self.inner.adapt(x, task, key)
 
 
 def asking(work: Client, change: Callable[[Local], Local]) -> Client:

@@ -165,6 +165,37 @@ def played(
     return round
 
 
+def adapted(
+    algorithm: Algorithm,
+    slot: Slot,
+    task: Task,
+    x: Params,
+    statistics: Params | None,
+    key: Key,
+    answer: Training | None = None,
+) -> tuple[Params, Params | None]:
+    """A client's own model, and its norm statistics, after ``Algorithm.adapt``. Trained in the slot."""
+    work, asked = algorithm.adapt(x, task, key), 0
+    try:
+        request = next(work)
+    except StopIteration as done:
+        return done.value, statistics
+    slot.load_buffers(statistics)
+    with torch.random.fork_rng(devices=[], enabled=slot.random):
+        if slot.random:
+            torch.manual_seed(key.number("layers"))
+        while True:
+            own, before = key.at(f"training{asked}"), slot.buffers()
+            trained = train(slot, task, request, own) if answer is None else answer(request, task, own)
+            asked += 1
+            if request.aside:
+                slot.load_buffers(before)
+            try:
+                request = work.send(trained)
+            except StopIteration as done:
+                return done.value, slot.buffers()
+
+
 def many_rounds(
     algorithm: Algorithm,
     form: Form,

@@ -20,12 +20,13 @@ from ..algorithms.base import Algorithm
 from ..config import differing
 from ..errors import RunError, require
 from ..key import Key
+from ..params import Params
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import loads
-from .client import Manner, Training
+from .client import Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
 from .identity import data_digest, name_of
@@ -275,6 +276,14 @@ class Simulation(Rounds):
             used = network.deadline is None or seconds <= network.deadline
         self.enter(client, "up", answer.payload, framing, floats, used)
         return used, seconds
+
+    def whose(self, client: int | None) -> tuple[Params, Params | None]:
+        """As of :class:`Rounds`; a client's own model as the method adapts it to the client's examples."""
+        x, statistics = super().whose(client)
+        if client is None or not self.algorithm.personal_models:
+            return x, statistics
+        key = Key(self.seed, max(self.round, 1), client).at("adapt")
+        return adapted(self.algorithm, self.slot, self.tasks[client], x, statistics, key, self.manner.train)
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""

@@ -1,0 +1,10 @@
+"""Federated methods that give each client a model of its own, one file a paper."""
+
+from .apfl import APFL
+from .ditto import Ditto
+from .ft import FT
+from .perfedavg import PerFedAvg
+from .pfedme import pFedMe
+from .staying import FedBN, FedPer, FedRep
+
+__all__ = ["APFL", "FT", "Ditto", "FedBN", "FedPer", "FedRep", "PerFedAvg", "pFedMe"]

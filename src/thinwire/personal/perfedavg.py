@@ -1,0 +1,82 @@
+"""Per-FedAvg: a shared model that is good after one gradient step on a client's examples.
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach", NeurIPS 2020, arXiv:2002.07948, Algorithm 1, with the approximations FO and HF of its section 5.
+
+Differences from the paper: replies are averaged by ``weights``, examples by default. HF's two gradients are of all the
+client's examples, because their difference needs the same examples twice; the paper draws a mini-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ..algorithms.base import Adapting, Client
+from ..algorithms.fedavg import Reply
+from ..errors import CombinationError, require
+from ..key import Key
+from ..local import Local, LocalSGD, Trained, look
+from ..params import Params
+from ..task import Task
+from ..wire import State
+from .base import Personal
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(Personal):
+    """Local steps along the gradient of the loss after a step of rate ``alpha``; a client's own model is after it.
+
+    ``local`` says how many steps a client takes, their rate (the paper's beta) and the size of mini-batches, of which
+    each gradient has a new one. "FO" leaves the Hessian out; "HF" takes its product with the gradient from two more
+    gradients, ``delta`` times the gradient before and behind. A step costs two gradients, or four, of which two are of
+    all the client's examples, in memory at once.
+
+    A client's own model is made when it is evaluated: the shared model after one step of rate ``alpha`` on a mini-batch
+    of its examples. ``alpha`` = 0 is FedAvg, whose mini-batches are drawn anew for each step.
+
+    Raises ``ValueError`` for a negative ``alpha`` or a ``delta`` that is not positive, and
+    :class:`~thinwire.errors.CombinationError` for a ``local`` that is not plain SGD.
+    """
+
+    paper = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
+
+    alpha: float = 0.01
+    hessian: Literal["FO", "HF"] = "FO"
+    delta: float = 0.001
+
+    def __post_init__(self) -> None:
+        require(0 <= self.alpha < math.inf, f"PerFedAvg(alpha={self.alpha}): alpha must not be negative")
+        require(0 < self.delta < math.inf, f"PerFedAvg(delta={self.delta}): delta must be positive")
+        own = self.local
+        plain = LocalSGD(own.lr, own.epochs, own.batch, weight_decay=own.weight_decay, steps=own.steps)
+        if own != plain:
+            raise CombinationError(f"PerFedAvg(local={own!r}): its steps are of plain SGD; use {plain!r}")
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        w, beta = view.x, self.local.rate(key)
+        for _ in range(self.local.num_steps(len(task))):
+            here = yield self.gradient(w)._replace(aside=False)  # norm statistics and the client's loss are of these
+            ahead = yield self.gradient(w - gradient_of(here) * self.alpha)  # line 8
+            g = gradient_of(ahead)
+            if self.hessian == "HF":
+                up = yield look(w + g * self.delta, self.local)
+                down = yield look(w - g * self.delta, self.local)
+                g = g - (gradient_of(up) - gradient_of(down)) * (self.alpha / (2 * self.delta))  # eq. (18)
+            w = w - g * beta  # line 9
+        return Reply(w - view.x), state
+
+    def gradient(self, x: Params) -> Local:
+        """A request for the gradient of a mini-batch."""
+        return look(x, self.local, self.local.batch)
+
+    def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
+        here = yield self.gradient(x)
+        return x - gradient_of(here) * self.alpha
+
+
+def gradient_of(seen: Trained) -> Params:
+    """The gradient that was asked for."""
+    assert seen.momentum is not None
+    return seen.momentum

@@ -1,0 +1,64 @@
+"""pFedMe: clients' own models are Moreau envelopes of their losses around the shared one.
+
+T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv:2006.08848,
+Algorithm 1. Its beta is the rate of ``opt``: ``pFedMe(opt=SGD(2.0))``.
+
+Differences from the paper: the subproblem of a local round is solved by ``steps`` steps of ``local`` from w, each on a
+mini-batch of its own; the paper takes one mini-batch for all of them. The server's mean is over those who replied.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from ..algorithms.base import Client, Weights, own_pull
+from ..algorithms.fedavg import Reply
+from ..errors import require
+from ..key import Key
+from ..local import Local
+from ..params import Params
+from ..task import Task
+from ..wire import State
+from .base import Personal
+
+
+@dataclass(frozen=True, kw_only=True)
+class pFedMe(Personal):
+    """Each local round finds theta, near the least of the loss + lam/2 |theta - w|^2, and moves w towards it.
+
+    There are as many local rounds (the paper's R) as ``local`` has mini-batches: its ``epochs``, or its ``steps``.
+    ``steps`` is the paper's K, steps of ``local`` in each, ``lr`` their rate. w moves by ``eta * lam`` of the way to
+    theta. A client's own model is the last theta.
+
+    Raises ``ValueError`` for a ``lam`` or ``eta`` that is not positive, for ``steps`` below 1, and for a ``local`` with
+    a ``prox`` of its own.
+    """
+
+    paper = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
+
+    lam: float = 15.0
+    eta: float = 0.005
+    steps: int = 5
+    weights: Weights = field(default="uniform", kw_only=True)
+
+    def __post_init__(self) -> None:
+        require(0 < self.lam < math.inf, f"pFedMe(lam={self.lam}): lam must be positive")
+        require(0 < self.eta < math.inf, f"pFedMe(eta={self.eta}): eta must be positive")
+        require(self.steps >= 1, f"pFedMe(steps={self.steps}): steps must be at least 1")
+        own_pull(self, self.local, "lam")
+
+    def begin(self, x: Params) -> State:
+        return x
+
+    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
+        w, theta = view.x, state
+        solver = replace(self.local, steps=self.steps, prox=self.lam)
+        for _ in range(self.local.num_steps(len(task))):
+            theta = (yield Local(w, solver)).x  # line 7, eq. (7)
+            w = w - (w - theta) * (self.eta * self.lam)  # line 8
+        return Reply(w - view.x), theta
+
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
+        x: Params = server.x if client is None else own
+        return x
