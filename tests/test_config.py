@@ -24,9 +24,7 @@ WRONG = {
         "LUAR(select='best'): one of 'metric', 'uniform', 'round-robin', 'gradient-norm' is expected"
     ),
     "LUAR(TopK(), 1)": "LUAR(inner=TopK(0.01)): Algorithm such as FedAvg() is expected",
-    "LUAR(FedAvg, 1)": (
-        "LUAR(inner=<class 'thinwire.algorithms.fedavg.FedAvg'>): Algorithm such as FedAvg() is expected"
-    ),
+    "LUAR(FedAvg, 1)": ("LUAR(inner=FedAvg): FedAvg is a class, not FedAvg(); Algorithm such as FedAvg() is expected"),
     "FedAvg(weights='example')": "FedAvg(weights='example'): one of 'examples', 'uniform' is expected",
     "FedAvg(buffers='average')": "FedAvg(buffers='average'): one of 'mean', 'local' is expected",
     "FedAvg(up='TopK(0.1)')": "FedAvg(up='TopK(0.1)'): Link such as TopK(0.01) or dict[str, Link] is expected",
@@ -47,6 +45,7 @@ WRONG = {
     "LowRank(2.0)": "LowRank(rank=2.0): int is expected",
     "CountSketch(1.5, 3)": "CountSketch(rows=1.5): int is expected",
     "TopK('a')": "TopK(share='a'): float is expected",
+    "FedAvg(up=TopK)": "FedAvg(up=TopK): TopK is a class, not TopK(); Link such as TopK(0.01)",
     "TopK(True)": "TopK(share=True): float is expected",
     "RandK(0.1, unbiased=1)": "RandK(unbiased=1): bool is expected",
     "Budget(200.5)": "Budget(bytes=200.5): int is expected",
@@ -60,6 +59,10 @@ WRONG = {
     "Network('fast')": "Network(mbit='fast'): float or tuple[float, ...] is expected",
     "sets.Dirichlet('0.1')": "Dirichlet(alpha='0.1'): float is expected",
     "ddp.DEF(lam='x')": "DEF(lam='x'): float or None is expected",
+    "simulate('FedAvg()', 3, data, 1)": "'FedAvg()' is text: give the method itself, without quotation marks",
+    "simulate(TopK(0.1), 3, data, 1)": "TopK(0.1) is a link: give a method that holds it, such as FedAvg(up=TopK(0.1))",
+    "problem.standard('digits', split='iid')": "split='iid': give an object such as IID() or Dirichlet(0.3)",
+    "problem.standard('digits', split=sets.IID)": "IID'>: give an object such as IID() or Dirichlet(0.3)",
     "simulate(FedAvg(), torch.nn.Linear(6, 3), [1], 1)": "int is not a task",
     "simulate(FedAvg(), 3, data, 1)": "3 is neither a module nor makes one",
     "simulate(FedAvg(), torch.nn.Linear(6, 3), data, 1, sample=2.0)": "Setting(sample=2.0): int or None is expected",
@@ -72,7 +75,7 @@ def test_a_wrong_kind_of_argument_is_one_clear_line_for_users_of_the_library() -
     lines = [
         "from thinwire import *",
         "import torch",
-        "from thinwire import data as sets, ddp",
+        "from thinwire import data as sets, ddp, problem",
         "data = [(torch.zeros(4, 6), torch.zeros(4).long())] * 2",
     ]
     for text in WRONG:

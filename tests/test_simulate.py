@@ -1093,8 +1093,13 @@ def test_what_is_no_task_is_refused_with_what_is(x: Any) -> None:
         as_task(x)
 
 
+def test_a_dataset_without_examples_is_named() -> None:
+    with pytest.raises(ValueError, match="client 3: the data set has no examples: leave it out, or give it some"):
+        as_task(torch.utils.data.TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "client 3")
+
+
 def test_inputs_and_targets_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 inputs and 2 targets are no pairs"):
+    with pytest.raises(ValueError, match="3 inputs and 2 targets are no pairs: give a target for each input"):
         as_task((torch.zeros(3, 2), torch.zeros(2)))
 
 

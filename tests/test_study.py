@@ -251,7 +251,7 @@ def test_a_data_parallel_study_goes_on_with_resume_if_it_is_the_same(
     code, _, error = thinwire(*words, "--out", str(federated), "--resume")
     assert (code, error) == (2, f"error: {federated} is another study: kind is federated, not data-parallel\n")
     code, _, error = thinwire(*words, "--out", str(tmp_path / "new"), "--resume")
-    assert (code, error) == (2, f"error: {tmp_path / 'new'} holds no study: there is no study.json in it\n")
+    assert (code, error) == (2, f"error: {tmp_path / 'new'} does not exist\n")
     code, _, error = thinwire("resume", str(out), "--rounds", "20")
     assert (code, error) == (2, "error: --rounds: a data-parallel study cannot go on with another; leave it out\n")
 

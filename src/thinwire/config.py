@@ -129,6 +129,8 @@ def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
             expected = f"{hint(kinds[name])} is expected"
             given = repr(arguments[name])
             given = given if len(given) <= 200 else f"{given[:60]}..."
+            if isinstance(value := arguments[name], type):
+                given, expected = value.__name__, f"{value.__name__} is a class, not {value.__name__}(); {expected}"
             raise ExpressionError(f"{cls.__name__}({name}={given}): {expected}")
     return found
 

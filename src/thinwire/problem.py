@@ -58,6 +58,10 @@ def standard(
     """
     require(clients > 0, f"clients={clients}: it must be at least 1")
     require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
+    require(
+        split is None or (callable(split) and not isinstance(split, type)),
+        f"split={split!r}: give an object such as IID() or Dirichlet(0.3), from thinwire.data",
+    )
     loaded = sets.load(data, data_dir) if isinstance(data, str) else data
     shape, classes, vocabulary = tuple(loaded.inputs.shape[1:]), loaded.num_classes, loaded.vocabulary
     model = model or _suited(loaded)
@@ -111,7 +115,9 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     ]
     other = [n for n in needed if n not in known]
     require(
-        not other, f"--task {where}: it needs {', '.join(other)}; it is called with clients and seed, if it takes them"
+        not other,
+        f"--task {where}: it needs {', '.join(other)}, and is called with clients and seed alone: name its arguments "
+        f"clients and seed, or give the others defaults",
     )
     made = function(**{k: v for k, v in known.items() if k in taken})
     pair = isinstance(made, tuple) and 2 <= len(made) <= 4

@@ -80,7 +80,7 @@ def _apart(outputs: Tensor, targets: Tensor) -> Tensor:
     require(
         outputs.shape == targets.shape,
         f"the model gives {list(outputs.shape)} for targets of {list(targets.shape)}: a regression needs an output for "
-        f"each value",
+        f"each value; labels of classes are whole numbers, as targets.long() makes them",
     )
     return (wide_enough(outputs) - targets).unsqueeze(-1)
 
@@ -243,7 +243,8 @@ def as_task(x: Any, who: str = "", floats: torch.dtype = torch.float32) -> Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             pairs = [x[i] for i in range(len(x))]
-        if pairs and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        require(len(pairs) > 0, f"{said}the data set has no examples: leave it out, or give it some")
+        if all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             inputs, targets = (_stacked([pair[i] for pair in pairs], f"{said}the {n}") for i, n in enumerate(PARTS))
             return _paired(inputs, targets, said, floats)
     if isinstance(x, type):
@@ -259,7 +260,10 @@ PARTS = ("inputs", "targets")
 
 def _paired(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> Supervised:
     sizes = [len(x) if x.ndim else 0 for x in (inputs, targets)]
-    require(sizes[0] == sizes[1], f"{said}{sizes[0]} inputs and {sizes[1]} targets are no pairs")
+    require(
+        sizes[0] == sizes[1],
+        f"{said}{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input",
+    )
     if not (inputs.dtype == torch.uint8 and inputs.ndim == 4):  # pictures become floats batch by batch
         inputs = _wide(inputs, floats, floats)
     return Supervised(inputs, _wide(targets, floats, torch.int64))

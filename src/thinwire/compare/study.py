@@ -72,7 +72,7 @@ class Study(ABC):
     def __post_init__(self) -> None:
         """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option or field."""
         require(len(self.methods) > 0, f"name at least one method, such as {self.example}")
-        require(len(set(self.methods)) == len(self.methods), "a method is named twice")
+        require(len(set(self.methods)) == len(self.methods), "a method is named twice: leave one of the two out")
         found = self.parsed()
         if not self.folders:
             object.__setattr__(self, "folders", tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(found, 1)))
@@ -274,6 +274,8 @@ class Study(ABC):
 def described(out: Path) -> Record:
     """What ``study.json`` of a folder says. Raises :class:`RunError` where there is none of this version's."""
     path = out / "study.json"
+    if not out.exists():
+        raise RunError(f"{out} does not exist")
     if not path.exists():
         held = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
         raise RunError(f"{out} holds {held if _earlier(out) else 'no study: there is no study.json in it'}")

@@ -20,6 +20,7 @@ from ..algorithms.base import Algorithm
 from ..config import differing
 from ..errors import RunError, require
 from ..key import Key
+from ..links.base import Link
 from ..params import Params
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
@@ -143,6 +144,13 @@ class Simulation(Rounds):
         require(out is not None or setting.states == "memory", "states='disk' needs a folder for the run: out=...")
         if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
             raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
+        require(
+            not isinstance(algorithm, str), f"{algorithm!r} is text: give the method itself, without quotation marks"
+        )
+        require(
+            not isinstance(algorithm, Link),
+            f"{algorithm!r} is a link: give a method that holds it, such as FedAvg(up={algorithm!r})",
+        )
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
         module = model if isinstance(model, nn.Module) else made(model, setting.seed)
@@ -155,7 +163,9 @@ class Simulation(Rounds):
         require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
         self.cohort = None if cohort is None else [self._given(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
-        require(not empty, f"client {empty[:1]} has no examples: choose another split or fewer clients")
+        require(
+            not empty, f"client {empty[0] if empty else None} has no examples: choose another split or fewer clients"
+        )
         tested = None if test is None else as_task(test, "test", kind)
         apart = [as_task(task, f"client_tests[{client}]", kind) for client, task in enumerate(client_tests or ())]
         require(tested is None or len(tested) > 0, "the test set has no examples")
