@@ -661,7 +661,7 @@ def test_the_methods_of_the_page_of_results_are_those_that_its_script_trains():
     )
     words = shlex.split(command.replace("\\\n", " "))
     assert words[2 : words.index("--data")] == methods
-    assert len(methods) == 8
+    assert len(methods) == 6
 
 
 def test_the_example_of_the_readme_runs(tmp_path, capsys):
