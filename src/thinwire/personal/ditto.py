@@ -47,7 +47,7 @@ class Ditto(Personal):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local)
         own = replace(self.local, prox=self.lam, keep=False)
-        v = yield Local(state, own, anchor=view.x, aside=True)  # Alg. 1 line 7
+        v = yield Local(state, own, anchor=view.x, aside=True)  # lam pulls v to x
         return Reply(y.x - view.x), v.x
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:

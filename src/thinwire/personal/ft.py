@@ -1,7 +1,7 @@
 """FT: the model that was trained together, fine-tuned by each client on its own examples.
 
 Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated Evaluation of On-device Personalization", 2019,
-arXiv:1910.10252, section 2. It is the baseline "FT" of later papers.
+arXiv:1910.10252. It is the baseline "FT" of later papers.
 
 Differences from the paper: fine-tuning is part of the evaluation, whichever round that is in, and always of the newest
 model. The paper fine-tunes once, after the last round.

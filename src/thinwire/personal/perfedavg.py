@@ -1,7 +1,7 @@
 """Per-FedAvg: a shared model that is good after one gradient step on a client's examples.
 
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-Approach", NeurIPS 2020, arXiv:2002.07948, Algorithm 1, with the approximations FO and HF of its section 5.
+Approach", NeurIPS 2020, arXiv:2002.07948, with its approximations FO and HF.
 
 Differences from the paper: replies are averaged by ``weights``, examples by default. HF's two gradients are of all the
 client's examples, because their difference needs the same examples twice; the paper draws a mini-batch.
@@ -58,13 +58,15 @@ class PerFedAvg(Personal):
         w, beta = view.x, self.local.rate(key)
         for _ in range(self.local.num_steps(len(task))):
             here = yield self.gradient(w)._replace(aside=False)  # norm statistics and the client's loss are of these
-            ahead = yield self.gradient(w - gradient_of(here) * self.alpha)  # line 8
+            ahead = yield self.gradient(w - gradient_of(here) * self.alpha)  # at the adapted model
             g = gradient_of(ahead)
             if self.hessian == "HF":
                 up = yield look(w + g * self.delta, self.local)
                 down = yield look(w - g * self.delta, self.local)
-                g = g - (gradient_of(up) - gradient_of(down)) * (self.alpha / (2 * self.delta))  # eq. (18)
-            w = w - g * beta  # line 9
+                g = g - (gradient_of(up) - gradient_of(down)) * (
+                    self.alpha / (2 * self.delta)
+                )  # the Hessian times g, by a difference
+            w = w - g * beta  # the outer step
         return Reply(w - view.x), state
 
     def gradient(self, x: Params) -> Local:

@@ -55,8 +55,8 @@ class pFedMe(Personal):
         w, theta = view.x, state
         solver = replace(self.local, steps=self.steps, prox=self.lam)
         for _ in range(self.local.num_steps(len(task))):
-            theta = (yield Local(w, solver)).x  # line 7, eq. (7)
-            w = w - (w - theta) * (self.eta * self.lam)  # line 8
+            theta = (yield Local(w, solver)).x  # argmin of f + lam / 2 ||theta - w||^2
+            w = w - (w - theta) * (self.eta * self.lam)  # a step down the Moreau envelope
         return Reply(w - view.x), theta
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
