@@ -6,8 +6,8 @@ Regularization", ICLR 2021, arXiv:2111.04263, Algorithm 1.
 Differences from the paper: a client's gradient g_i moves by the update that the server received, not by the update that
 the client computed. So h stays the mean of all g_i when a link loses something or a reply is lost. This is exact for
 ``weights="uniform"``, which is the paper's rule and the default here. With "examples", h follows the weighted mean
-when all clients take part, and is near it otherwise. ``mean_examples`` gives each client an alpha of its own, as the
-authors' code does. The paper and the default have one for all. Each reply also carries the number 1, at most 2 bytes:
+when all clients take part, and is near it otherwise. ``mean_examples`` gives each client an alpha of its own. The
+paper and the default have one for all. Each reply also carries the number 1, at most 2 bytes:
 their sum tells the server how many clients replied.
 """
 

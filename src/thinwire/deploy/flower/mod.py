@@ -90,7 +90,7 @@ class Theirs(Node):
         trainer = request.trainer
         bent += [name for name in ("prox", "momentum", "warmup", "clip", "keep") if getattr(trainer, name, None)]
         bent += [] if isinstance(trainer, LocalSGD) else [type(trainer).__name__]
-        bent += ["bfloat16 with a float32 copy"] if slot.rounded else []
+        bent += ["parameters that are rounded copies of wider ones"] if slot.rounded else []
         if bent:
             raise CombinationError(
                 f"{self.algorithm!r} asks for more than plain training ({', '.join(bent)}), which a train function of "

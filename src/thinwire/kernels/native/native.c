@@ -734,7 +734,7 @@ i64 tw_rans_decode(const uint16_t *words, i64 length, i64 n, i64 lanes, const u3
     return at;
 }
 
-/* -- run/chain.py -------------------------------------------------------------------------------------------- */
+/* -- train/compiled.py -------------------------------------------------------------------------------------------- */
 
 enum { IDENTITY, RELU, TANH, SIGMOID };
 
