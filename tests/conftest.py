@@ -1,27 +1,17 @@
 """What every test shares: checked annotations, one thread, repeatable examples."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
+import annotations
 import guarded
+import processes
 
-# Under pytest every annotation of thinwire is checked at each call, shapes and dtypes included, but for the two modules
-# whose small functions are called a million times a run. Modules that were imported earlier would go unchecked. The
-# tower lets an int stand for a float, as mypy does.
-assert "thinwire" not in sys.modules, "thinwire was imported before its annotations could be checked"
-SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
-UNCHECKED = {"__init__", "errors", "wire"}
-install_import_hook(
-    [f"thinwire.{path.stem}" for path in SOURCE.iterdir() if path.stem not in UNCHECKED and path.name != "__pycache__"],
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
-)
+annotations.install()
 
 # The same examples in every run: a failure in CI is a failure here.
 settings.register_profile("thinwire", derandomize=True, deadline=None, print_blob=True)
@@ -30,6 +20,8 @@ settings.load_profile("thinwire")
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(guarded)
+    pluginmanager.register(annotations)
+    pluginmanager.register(processes)
     parser.addoption(
         "--golden-rewrite",
         action="store_true",
@@ -48,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     # How a sum is split over threads changes its last bits, and some tests compare those.
+    import torch  # which takes seconds, and no process needs it that only deals tests to others
+
     torch.set_num_threads(int(os.environ.get("THINWIRE_TEST_THREADS", "1")))
 
 

@@ -1,18 +1,17 @@
 """The command line, as its users meet it: output, files, one clear line for every mistake."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
+import processes
 import thinwire as tw
 from thinwire.cli import main
 
@@ -38,9 +37,10 @@ def compared(tmp_path_factory):
     """A small finished comparison, for tests that only look at it."""
     out = tmp_path_factory.mktemp("compared") / "run"
     words = ["run", "FedAvg()", "FedAvg(up=LBGM(threshold=0.9))", *SMALL, "--seeds", "0,1", "--lr", "0.2", "--out"]
-    done = subprocess.run([sys.executable, "-m", "thinwire.cli", *words, str(out), "--json"], capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    return out, json.loads(done.stdout.decode().splitlines()[-1])
+    command = [sys.executable, "-m", "thinwire.cli", *words, str(out), "--json"]  # the one that begins as a user's does
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout.splitlines()[-1])
 
 
 def test_run_leaves_a_folder_for_every_method_and_seed(compared):
@@ -131,19 +131,9 @@ def test_resume_with_more_rounds_equals_a_run_that_never_stopped(compared, thinw
 def test_a_killed_comparison_resumes_where_it_was(thinwire, tmp_path):
     out = tmp_path / "run"
     words = ["run", "FedAvg()", "SCAFFOLD()", "--clients", "5", "--rounds", "60", "--checkpoint-every", "5"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "thinwire.cli", *words, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     lines = out / "02-SCAFFOLD/seed-0/rounds.jsonl"
-    deadline = time.monotonic() + 120
-    while not (lines.exists() and len(lines.read_text().splitlines()) >= 7):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    with processes.Process(processes.typed, (*words, "--out", str(out))) as process:
+        process.until(lambda: lines.exists() and len(lines.read_text().splitlines()) >= 7)
     code, shown, error = thinwire("resume", str(out), "--json")
     assert code == 0, error
     rows = json.loads(shown.splitlines()[-1])["rows"]
@@ -292,11 +282,11 @@ def test_pictures_of_a_text_cannot_be_flipped(thinwire, tmp_path, data_dir):
         (["resume"], "Missing argument 'DIR'"),
     ],
 )
-def test_a_command_that_cannot_be_read_is_answered_with_its_usage(words, said):
-    done = subprocess.run([sys.executable, "-m", "thinwire.cli", *words], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert said in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_command_that_cannot_be_read_is_answered_with_its_usage(thinwire, words, said):
+    code, shown, error = thinwire(*words)
+    assert code == 2
+    assert said in shown + error
+    assert "Traceback" not in error
 
 
 def test_version_is_printed(thinwire):
@@ -306,22 +296,12 @@ def test_version_is_printed(thinwire):
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     words = ["run", "FedAvg()", *SMALL[:-1], "100000", "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "thinwire.cli", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # where tests run in the background it is off
-    )
-    deadline = time.monotonic() + 120
-    while not list(out.rglob("state.thinwire")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error.splitlines()[-1] == f"interrupted; `thinwire resume {out}` continues from the last checkpoint"
+    with processes.Process(processes.typed, tuple(words)) as process:
+        process.until(lambda: list(out.rglob("state.thinwire")))
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        said = process.stderr.splitlines()
+    assert said[-1] == f"interrupted; `thinwire resume {out}` continues from the last checkpoint"
 
 
 def test_a_missing_data_file_is_named_with_where_to_put_it(thinwire, tmp_path, monkeypatch):
@@ -748,7 +728,7 @@ for arguments, more in [
     except ValueError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = processes.program(code)
     device = "this machine has no CUDA device that torch can use; use cpu"
     if torch.cuda.is_available():
         device = f"this machine has {torch.cuda.device_count()} CUDA devices, counted from cuda:0"

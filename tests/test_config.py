@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import thinwire as tw
+from processes import program
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ def test_a_wrong_kind_of_argument_is_one_clear_line_for_users_of_the_library() -
     ]
     for text in WRONG:
         lines += ["try:", f"    {text}", "    print('accepted')", "except ValueError as e:", "    print(e)"]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    done = program("\n".join(lines))
     assert done.returncode == 0, done.stderr
     for said, (text, expected) in zip(done.stdout.splitlines(), WRONG.items(), strict=True):
         assert expected in said, text

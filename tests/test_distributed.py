@@ -1,16 +1,14 @@
 """The cohort shared by two processes, and states on disk: the same bits as one process with all in memory.
 
-Parts of this module are run in processes of their own: see ``two`` and ``child``.
+Parts of this module are run in processes of their own: see ``two`` and ``to_be_killed``.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,13 @@ import torch
 from safetensors.torch import load_file
 
 import thinwire as tw
+from processes import Process, torchrun, typed
 from test_simulate import Chosen, assert_same_run, blobs, mlp, normed, rounds_of, simulate
 from thinwire import Simulation
 from thinwire.errors import RunError
 from thinwire.run.ranks import barrier, join, rank
 from thinwire.run.storage import Disk
 
-HERE = Path(__file__).parent
 TASKS = blobs((3, 5, 4, 5, 2, 5, 5, 4, 4, 5))
 
 CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
@@ -72,10 +70,9 @@ def in_two(folder: str) -> None:
     barrier()
 
 
-def two(*words: str) -> str:
-    """Run a script, or a module, in two processes under torchrun; what they wrote to standard output."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
-    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=200)
+def two(function: Callable[..., object], *arguments: Any) -> str:
+    """Call a function in two processes under torchrun; what they wrote to standard output."""
+    done = torchrun(function, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -85,11 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("two")
     for name in CASES:
         part(name, where / "begun by one", 3)
-    script = where / "script.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(HERE)!r})\nimport test_distributed as t\nt.in_two({str(where)!r})\n"
-    )
-    two(str(script))
+    two(in_two, str(where))
     return where
 
 
@@ -128,7 +121,7 @@ def test_both_processes_say_why_a_folder_cannot_be_used(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_command_line_in_two_processes_writes_one_table(tmp_path: Path) -> None:
     words = ["run", "FedAvg()", "--clients", "6", "--sample", "4", "--rounds", "3", "--lr", "0.2", "--states", "disk"]
-    said = two("-m", "thinwire.cli", *words, "--json", "--out", str(tmp_path / "two"))
+    said = two(typed, (*words, "--json", "--out", str(tmp_path / "two")))
     (table,) = [json.loads(line) for line in said.splitlines() if line.startswith("{")]  # of one process
     assert [row["rounds"] for row in table["rows"]] == [3]
     names = sorted(str(p.relative_to(tmp_path / "two")) for p in (tmp_path / "two").rglob("*") if p.is_file())
@@ -196,16 +189,10 @@ def test_files_that_are_superseded_are_removed_at_the_next_checkpoint(tmp_path: 
     assert counts == [6, 12, 6, 12, 18, 6, 12, 6]
 
 
-def child(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """This module's function in a process of its own, without checked annotations."""
-    script = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_distributed as t; "
-    return subprocess.Popen([sys.executable, "-c", script + ";".join(arguments)], text=True, **options)
-
-
 def to_be_killed(folder: str) -> None:
     def linger(record: dict[str, Any]) -> None:
         if record["round"] == 8:
-            print("eight", flush=True)
+            print("eight")
             time.sleep(600)
 
     simulate(
@@ -219,13 +206,8 @@ def to_be_killed(folder: str) -> None:
 
 
 def test_after_a_kill_nothing_that_the_checkpoint_refers_to_is_missing_and_the_rest_is_dropped(tmp_path: Path) -> None:
-    process = child(f"t.to_be_killed({str(tmp_path / 'run')!r})", stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "eight\n"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    with Process(to_be_killed, str(tmp_path / "run")) as process:
+        process.until(lambda: process.stdout == "eight\n")
     states = tmp_path / "run/states"
     newer = [p for p in states.glob("*/*") if int(p.stem.partition("-")[2]) > 5]
     assert newer

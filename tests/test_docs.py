@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from processes import thinwire
 from tables import LINKS
 from thinwire.cli import app
 from thinwire.expression import vocabulary
@@ -71,15 +72,14 @@ def test_the_method_of_the_tutorial_is_not_fedavg_when_they_do_not(fednova):
 
 
 def test_the_method_of_the_tutorial_is_typed_with_use(fednova, tmp_path):
-    words = [sys.executable, "-m", "thinwire.cli"]
     run = ["run", "FedNova(up=TopK(0.1))", "--use", "fednova", "--clients", "4", "--rounds", "2", "--out", "run"]
-    done = subprocess.run([*words, *run], cwd=tmp_path, capture_output=True, text=True)
+    done = thinwire(*run, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "FedNova(up=TopK(0.1))" in (tmp_path / "run/table.md").read_text()
-    done = subprocess.run([*words, "resume", "run", "--rounds", "3"], cwd=tmp_path, capture_output=True, text=True)
+    done = thinwire("resume", "run", "--rounds", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = subprocess.run([*words, "predict", "FedAvg()", "--use", "nowhere"], cwd=tmp_path, capture_output=True)
-    assert done.stderr == b"error: --use nowhere: there is no module nowhere here or on the Python path\n"
+    done = thinwire("predict", "FedAvg()", "--use", "nowhere", cwd=tmp_path)
+    assert done.stderr == "error: --use nowhere: there is no module nowhere here or on the Python path\n"
 
 
 def test_the_method_of_the_tutorial_becomes_one_of_thinwires_own(fednova, tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from torch import Size, Tensor
 
+import processes
 import thinwire as tw
 from problems import LAYOUT, ONE, TWO, UPDATES, VECTORS, bits, drifting, eight, flags, key, packed, thousand, through
 from tables import LINKS
@@ -734,7 +733,8 @@ for text, message in {WRONG_KINDS!r}.items():
     else:
         raise AssertionError(text)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    done = processes.program(program)
+    assert done.returncode == 0, done.stderr
 
 
 def test_links_are_values() -> None:

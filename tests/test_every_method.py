@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch import Tensor
 
 import thinwire as tw
 from problems import approx, assert_same_run, handwriting, mlp, normed, path, trained
+from processes import called
 from tables import METHODS, Method
 from thinwire import Key, Params, Simulation
 from thinwire.analysis.matrix import _example
@@ -134,8 +133,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tested = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     asked = {params["expression"] for params in tested if params.get("expression") in TRAINED}
     folder, numbers = tmp_path_factory.mktemp("made"), [i for i, text in enumerate(TRAINED) if text in asked]
-    script = "import sys; sys.path.insert(0, {!r}); import test_every_method as t; t.make(t.Path({!r}), {})"
-    subprocess.run([sys.executable, "-c", script.format(str(Path(__file__).parent), str(folder), numbers)], check=True)
+    done = called(make, folder, numbers)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

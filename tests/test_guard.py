@@ -23,20 +23,21 @@ STARTS = """
 import pathlib, subprocess, sys, time
 inner = "import time; time.sleep(600)"
 outer = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True)"
-subprocess.Popen([sys.executable, "-c", outer + "; time.sleep(600)"], start_new_session=True)
+outer += "; print('both', flush=True); time.sleep(600)"
+started = subprocess.Popen([sys.executable, "-c", outer], start_new_session=True, stdout=subprocess.PIPE)
+assert started.stdout.readline() == b"both\\n"
 """
 UNGUARDED = f"""
 def test_that_leaves_processes(tmp_path):
     import pathlib, subprocess, sys, time
     subprocess.run([sys.executable, "-c", {STARTS!r}], check=True)
-    time.sleep(1)
     if pathlib.Path("wait").exists():
         pathlib.Path("started").touch()
         time.sleep(600)
 """
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to that"

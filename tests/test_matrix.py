@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from processes import thinwire
 from thinwire.analysis.matrix import Pair, show
 
 
 def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     # In a process of its own: here the checked annotations would speak first.
-    done = subprocess.run(
-        [sys.executable, "-m", "thinwire.cli", "methods", "--matrix", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = thinwire("methods", "--matrix", "--json")
+    assert done.returncode == 0, done.stderr
     pairs = json.loads(done.stdout)["pairs"]
     cells = {(p["outer"], p["inner"], p["role"]): p["reason"] for p in pairs}
     assert len(cells) == len(pairs)

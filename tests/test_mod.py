@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
 from thinwire.deploy import flower
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 def theirs(message: Message, context: Context) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tracemalloc
 from collections.abc import Generator
@@ -16,45 +17,40 @@ from safetensors import safe_open
 from torch import Size, Tensor, nn
 
 import thinwire as tw
-from test_distributed import HERE, two
+from test_distributed import two
 from test_simulate import assert_same_run, blobs, chosen, mlp, normed, simulate
 from thinwire import FedAvg, Key, Layout, LocalSGD, Params, Simulation, Supervised
 from thinwire.algorithms.fedavg import Reply
 from thinwire.algorithms.flss import combined
 from thinwire.algorithms.scaffold import Reply as Both
+from thinwire.compare import Federated
 from thinwire.errors import RunError, WireError
 from thinwire.run import storage
 from thinwire.run.folder import Folder
 from thinwire.run.identity import data_digest
 from thinwire.run.messages import Form, Mean
+from thinwire.run.ranks import join, rank
 from thinwire.run.stream import Parcel, catch_up
 
 # -- several ranks -------------------------------------------------------------------
 
 
+def one_diverges() -> Any:
+    tasks: list[Any] = blobs((5, 5, 5, 5))
+    tasks[1] = (tasks[1].inputs * float("nan"), tasks[1].targets)  # the second process trains it
+    return mlp, tasks
+
+
+def compared(folder: Path) -> None:
+    join()
+    methods = ("FedAvg(LocalSGD(0.2))", "FedAvg(LocalSGD(0.3))")
+    failures = Federated(methods, task="test_runner:one_diverges", rounds=2).run(folder)
+    os.write(1, f"{rank()} {failures}\n".encode())  # at once, so that two lines stay two
+
+
 @pytest.mark.slow
 def test_where_one_of_two_processes_diverges_both_go_on_to_the_next_method(tmp_path: Path) -> None:
-    (tmp_path / "one_diverges.py").write_text(
-        f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
-        "from test_simulate import blobs, mlp\n"
-        "def make_task():\n"
-        "    tasks = blobs((5, 5, 5, 5))\n"
-        "    tasks[1] = (tasks[1].inputs * float('nan'), tasks[1].targets)\n"  # the second process trains it
-        "    return mlp, tasks\n"
-    )
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from pathlib import Path\n"
-        "from thinwire.compare import Federated\n"
-        "from thinwire.run.ranks import join, rank\n"
-        "join()\n"
-        "methods = ('FedAvg(LocalSGD(0.2))', 'FedAvg(LocalSGD(0.3))')\n"
-        "c = Federated(methods, task='one_diverges:make_task', rounds=2)\n"
-        f"failures = c.run(Path({str(tmp_path / 'out')!r}))\n"
-        "sys.stdout.write(f'{rank()} {failures}\\n')\n"  # at once: torchrun's processes have no buffer
-    )
-    lines = sorted(line for line in two(str(script)).splitlines() if line[:1] in "01")
+    lines = sorted(line for line in two(compared, tmp_path / "out").splitlines() if line[:1] in "01")
     said = "round 1, client 1: the inputs have NaN or infinity in them"
     assert [(line[0], line.count(said), line.count("seed 0")) for line in lines] == [("0", 2, 2), ("1", 2, 2)]
 

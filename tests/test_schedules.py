@@ -18,11 +18,11 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from processes import Process
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
 from thinwire.errors import OutOfSync, RunError, WireError
@@ -382,6 +383,11 @@ def main(first: int, last: int) -> None:
     print(json.dumps({"wrong": wrong, "faults": faults}))
 
 
+def strictly(first: int, last: int) -> None:
+    warnings.simplefilter("error")
+    main(first, last)
+
+
 @pytest.mark.parametrize(
     "count",
     [
@@ -394,11 +400,11 @@ def test_whatever_is_lost_repeated_or_late_the_model_is_that_of_what_was_taken(c
     # error, and one that nobody can catch, as of a file left open, is on stderr.
     cores = os.cpu_count() or 1
     bounds = [count * i // cores for i in range(cores + 1)]
-    commands = [[sys.executable, "-W", "error", __file__, str(first), str(last)] for first, last in pairwise(bounds)]
-    with ThreadPoolExecutor(cores) as pool:
-        done = list(pool.map(lambda command: subprocess.run(command, capture_output=True, text=True), commands))
-    assert [run.stderr for run in done] == [""] * cores
-    found = [json.loads(run.stdout) for run in done]
+    with ExitStack() as stack:
+        running = [stack.enter_context(Process(strictly, first, last)) for first, last in pairwise(bounds)]
+        assert [process.wait(7200) for process in running] == [0] * cores, running[0].stderr
+        assert [process.stderr for process in running] == [""] * cores
+        found = [json.loads(process.stdout) for process in running]
     assert [part["wrong"] for part in found] == [{}] * cores
     times = {fault: sum(part["faults"].get(fault, 0) for part in found) for part in found for fault in part["faults"]}
     assert len(times) == 15, times

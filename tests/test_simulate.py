@@ -1,6 +1,6 @@
 """The simulator: resume and kill, catching up, who is billed what, workers, evaluation, what is refused.
 
-Parts of this module are run in processes of their own: see ``child``.
+Parts of this module are run in processes of their own: see ``first_halves``, ``run_slowly`` and ``hold``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from processes import Process, called
 from thinwire import FedAvg, Key, LocalSGD, Network, Simulation, Supervised
 from thinwire.data import Crop, Flip
 from thinwire.errors import NonFinite, RunError
@@ -125,12 +125,6 @@ def half_run(name: str, folder: Path, rounds: int, **more: Any) -> tw.Result:
     return simulate(expression, MODELS[model], rounds, out=folder, **options, **more)
 
 
-def child(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """This module's function in a process of its own, without checked annotations."""
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_simulate as t; "
-    return subprocess.Popen([sys.executable, "-c", script + ";".join(arguments)], text=True, **options)
-
-
 def first_halves(folder: str) -> None:
     for name in RESUMED:
         half_run(name, Path(folder) / name, 3)
@@ -140,7 +134,8 @@ def first_halves(folder: str) -> None:
 def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of runs of three rounds, made by another process."""
     folder = tmp_path_factory.mktemp("halves")
-    assert child(f"t.first_halves({str(folder)!r})").wait(120) == 0
+    done = called(first_halves, str(folder))
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -253,34 +248,25 @@ def run_slowly(name: str, folder: str, lines: int) -> None:
     half_run(name, Path(folder), LONG, resume=True, checkpoint_every=every, on_round=linger)
 
 
-def kill_at(process: subprocess.Popen[str], folder: Path, lines: int, moment: float) -> None:
+def kill_at(process: Process, folder: Path, lines: int, moment: float) -> None:
     """SIGKILL a little after so many rounds are on disk."""
-    path, end = folder / "rounds.jsonl", time.monotonic() + 120
-    while not path.exists() or path.read_bytes().count(b"\n") < lines:
-        assert process.poll() is None, "the run ended before it was killed"
-        assert time.monotonic() < end, "the run is too slow"
-        time.sleep(0.002)
+    path = folder / "rounds.jsonl"
+    process.until(lambda: path.exists() and path.read_bytes().count(b"\n") >= lines)
     time.sleep(moment)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL
+    process.kill()
+    assert process.poll() == -signal.SIGKILL
 
 
 def test_a_killed_run_resumes_to_the_very_run_it_would_have_been(tmp_path: Path) -> None:
     moments = random.Random(4)
     for attempt in (0, 1):
-        running = {
-            name: child(
-                f"t.run_slowly({name!r}, {str(tmp_path / name)!r}, {kills[attempt]})", stderr=subprocess.DEVNULL
-            )
-            for name, (_, kills) in KILLED.items()
-        }
-        try:
+        with ExitStack() as stack:
+            running = {
+                name: stack.enter_context(Process(run_slowly, name, str(tmp_path / name), kills[attempt]))
+                for name, (_, kills) in KILLED.items()
+            }
             for name, process in running.items():
                 kill_at(process, tmp_path / name, KILLED[name][1][attempt], moments.random() * 0.08)
-        finally:
-            for process in running.values():
-                process.kill()
-                process.wait(10)
     for name, (every, kills) in KILLED.items():
         assert len(rounds_of_torn(tmp_path / name)) >= kills[1]
         resumed = half_run(name, tmp_path / name, LONG, resume=True, checkpoint_every=every)
@@ -361,25 +347,19 @@ def test_a_checkpoint_without_its_records_is_refused(tmp_path: Path) -> None:
         simulate("FedAvg()", rounds=4, out=tmp_path / "run", resume=True)
 
 
+def hold(folder: str) -> None:
+    with locked(Path(folder)):
+        print("held")
+        time.sleep(600)
+
+
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with locked(tmp_path / "run"), pytest.raises(RunError, match=r"run is in use by another run: choose another"):
         simulate("FedAvg()", out=tmp_path / "run")
-    holder = child(
-        f"f = t.locked(t.Path({str(tmp_path / 'other')!r}))",
-        "f.__enter__()",
-        "print('held', flush=True)",
-        "sys.stdin.read()",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    with Process(hold, str(tmp_path / "other")) as holder:
+        holder.until(lambda: holder.stdout == "held\n")
         with pytest.raises(RunError, match="in use by another run"):
             simulate("FedAvg()", out=tmp_path / "other")
-    finally:
-        holder.kill()
-        holder.communicate()
     simulate("FedAvg()", out=tmp_path / "other", resume=True)  # a killed process lets go
 
 

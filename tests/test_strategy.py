@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from test_serve import Post, _task, post, simulated  # noqa: F401  _task: a fixture of every test
 from thinwire.deploy import flower
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_strategy_is_the_loop_in_another_shape(tmp_path: Path) -> None:

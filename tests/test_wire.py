@@ -495,7 +495,7 @@ BOMBS = {
 def test_a_hundred_bytes_that_announce_gigabytes_allocate_next_to_nothing(claim: str) -> None:
     start = h("01" + claim)
     data = start + bytes(100 - len(start)) if len(start) < 100 else start[:100]
-    began = time.perf_counter()
+    began = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -504,7 +504,7 @@ def test_a_hundred_bytes_that_announce_gigabytes_allocate_next_to_nothing(claim:
     finally:
         tracemalloc.stop()
     assert peak < 200_000
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_a_tensor_that_is_announced_but_not_there_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ class Federation:
             *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
             *("--database", str(self.folder / "superlink.db")),
         )
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600  # on a machine that has other work
         while time.monotonic() < end:
             if self.processes["superlink"].poll() is not None:
                 break

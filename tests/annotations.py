@@ -1,0 +1,73 @@
+"""A plugin of pytest: thinwire's annotations are checked as it runs, shapes and dtypes included.
+
+Every function is checked at its first ``FIRST`` calls in each test, and then ever more rarely: at each call that makes
+their number a power of two. To check all calls takes a test twice as long; ``--every-call`` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
+UNCHECKED = {"__init__", "errors", "wire"}  # of the last two small functions are called a million times a run
+FIRST = 3
+
+# Of this test, by the function's code: those that are defined in another function are made anew at each of its calls.
+calls: dict[int, int] = {}
+checked_at_every_call = jaxtyping.jaxtyped
+every_call = False
+
+
+def checked(of: Any = None, *, typechecker: Any) -> Any:
+    """``jaxtyping.jaxtyped``, which the import hook puts before all functions and classes, for the first calls."""
+    if of is None:
+        return functools.partial(checked, typechecker=typechecker)
+    if inspect.isclass(of):
+        if is_dataclass(of) and "__init__" in vars(of):
+            of.__init__ = checked(of.__init__, typechecker=typechecker)
+        return of
+    number, check = id(of.__code__), None
+
+    @functools.wraps(of)
+    def call(*arguments: Any, **named: Any) -> Any:
+        nonlocal check
+        n = calls[number] = calls.get(number, 0) + 1
+        if n > FIRST and n & (n - 1) and not every_call:
+            return of(*arguments, **named)
+        if check is None:
+            check = checked_at_every_call(of, typechecker=typechecker)
+        return check(*arguments, **named)
+
+    return call
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-call", action="store_true", help="check the annotations of thinwire at every call")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global every_call
+    every_call = config.getoption("--every-call")
+
+
+def pytest_runtest_logstart() -> None:
+    calls.clear()
+
+
+def install() -> None:
+    """Import modules of thinwire with checks from here on. The tower lets an int stand for a float, as mypy does."""
+    assert "thinwire" not in sys.modules, "thinwire was imported before its annotations could be checked"
+    jaxtyping.jaxtyped = checked
+    stems = {path.stem for path in SOURCE.iterdir() if path.name != "__pycache__"} - UNCHECKED
+    jaxtyping.install_import_hook(
+        [f"thinwire.{stem}" for stem in sorted(stems)],
+        "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    )
