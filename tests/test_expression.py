@@ -341,7 +341,7 @@ ERRORS = {
     "LUAR(TopK(), recycle=1)": "LUAR(inner=TopK(0.01)): Algorithm such as FedAvg() is expected",
     "LUAR(FedAvg(), 1, select='best')": "LUAR(select='best'): one of 'metric', 'uniform', 'round-robin', "
     "'gradient-norm' is expected",
-    "FedAvg(weights='n')": "FedAvg(weights='n'): one of 'examples', 'uniform' is expected",
+    "FedAvg(weights='n')": "FedAvg(weights='n'): one of 'examples', 'uniform', 'steps' is expected",
     "FedAvg(up=3)": "FedAvg(up=3): Link such as TopK(0.01) or dict[str, Link] is expected",
     "FedAvg(up={1: Dense()})": "'{1: Dense()}': its keys are different texts, 1 is not",
     "FedAvg(LocalSGD(batch=2.5))": "LocalSGD(batch=2.5): int or None is expected",

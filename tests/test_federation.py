@@ -41,6 +41,7 @@ METHODS = [
     "Intrinsic(40, subspaces=2, varying=True, epoch=2)",
     "SCAFFOLD()",
     "FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True))",
+    "SoftPull(FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6)), lam=0.6, personal=EF21(TopK(0.3)))",
 ]
 
 
@@ -95,7 +96,7 @@ class Parties:
 
 
 def held(run: Simulation | Deployment) -> list[bytes]:
-    ends = [[run.states.get(client).version, run.states.get(client).rx] for client in ALL]
+    ends = [[kept.version, kept.rx, kept.tx] for kept in map(run.states.get, ALL)]
     return [tw.dumps(state) for state in (run.server, run.buffers, run.stream.state(), ends)]
 
 

@@ -36,6 +36,7 @@ METHODS = [
     ("Intrinsic(20, subspaces=2, varying=True, epoch=2)", mlp),
     ("PruneFL(FedAvg(), every=2)", mlp),
     ("FedPara(FedAvg(), rank=2)", mlp),
+    ("SoftPull(FedAvg(), lam=0.6, personal=EF21(TopK(0.3)))", normed),
 ]
 
 

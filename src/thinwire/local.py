@@ -237,6 +237,7 @@ class Local(NamedTuple):
     memory: Memory | None = None  # where the trainer begins; None: at rest (FedAvgLM begins at the mean momentum)
     loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)
     aside: bool = False  # :func:`look`, no training: norm statistics and the client's loss stay as they are
+    buffers: Params | None = None  # norm statistics to begin with; None: those the client has (SoftPull)
 
 
 def look(x: Params, trainer: Trainer, batch: int | None = None) -> Local:
@@ -276,6 +277,7 @@ class Trained(NamedTuple):
     loss: float  # what was minimised, its mean over the examples seen, before each step
     memory: Memory | None = None  # where the trainer ended
     rates: float = 0.0  # the learning rates of its steps, added up
+    buffers: Params | None = None  # the norm statistics where it ended; None: the model has none, or nobody looked
 
     @property
     def momentum(self) -> Params | None:

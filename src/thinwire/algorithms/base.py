@@ -29,7 +29,7 @@ Each = Annotated[T, "each"]
 Sum = Annotated[T, "sum"]
 """A field of a reply that is summed without weights."""
 
-Weights = Literal["examples", "uniform"]
+Weights = Literal["examples", "uniform", "steps"]
 SHARED = ("up", "down", "weights", "buffers")  # the fields of every method
 Buffers = Literal["mean", "local"]
 Message = Any  # a NamedTuple of Params, tensors, numbers and such NamedTuples
@@ -53,6 +53,7 @@ class Start(NamedTuple):
     client: State
     reply: Message  # a blank one: field types, layouts, what the links open on
     message: Message = None  # a blank broadcast with all its fields; None: the first has them all
+    alone: Message = None  # a blank of what one client alone is sent; None: nothing
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Algorithm(Config, ABC):
 
     ``local`` is how clients train: a field that each method declares where it wants it. Four more fields are every
     method's, and keyword-only. ``up`` carries the Params fields of a reply, ``down`` those of a broadcast; a dict by
-    field name where they differ. ``weights`` is how replies are averaged. ``buffers`` says what becomes of float
+    field name where they differ. ``weights`` is how replies are averaged: by examples, by local steps, or all alike.
+    ``buffers`` says what becomes of float
     buffers (the statistics of norm layers): averaged with the same weights and broadcast, whole, or kept by each client
     (the model that all share is then evaluated with the statistics it started with, each client's own model with its
     own).
@@ -86,8 +88,11 @@ class Algorithm(Config, ABC):
 
     personal_models: ClassVar[bool] = False
     """Whether :meth:`model` gives clients models of their own."""
+    at_server: ClassVar[bool] = False
+    """Whether these models lie in the server's state, and none of them with its client."""
 
     local = cast("Trainer", LocalSGD())  # not annotated: no field here, but one of each method, at its own place
+    personal = cast("Link | dict[str, Link]", Dense())  # a field of those methods whose server writes to one client
 
     up: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
     down: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
@@ -120,9 +125,17 @@ class Algorithm(Config, ABC):
         """The trained module as its user wrote it: what :meth:`prepare` did is undone."""
         return module
 
+    def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
+        """:meth:`prepare`, for a method whose module depends on the number of clients."""
+        return self.prepare(module)
+
     @abstractmethod
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         """The states before round 1, for the initial model ``x``."""
+
+    def initial(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+        """:meth:`init`, for a method that keeps norm statistics itself: ``buffers`` are the initial ones, if any."""
+        return self.init(x, num_clients, key)
 
     @abstractmethod
     def broadcast(self, server: State, view: State) -> Message:
@@ -130,6 +143,21 @@ class Algorithm(Config, ABC):
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         """What a client makes of a broadcast. By default the message is the view."""
+        return msg
+
+    def alone(self, server: State, client: int) -> Message:
+        """What this client alone is sent in the round, beside the broadcast; its fields are absolute values.
+
+        ``Start.alone`` is a blank of it, and ``personal`` the link of its Params fields. It is made for sampled clients
+        only, from the newest state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says in Start.alone that it writes to single clients")
+
+    def take(self, view: State, msg: Message) -> State:
+        """What :meth:`client` is given as its view: made of the one that all share, and of what it alone was sent.
+
+        It is kept for this round only. By default the message is the view.
+        """
         return msg
 
     @abstractmethod
@@ -170,6 +198,16 @@ class Algorithm(Config, ABC):
         x: Params = server.x
         return x
 
+    def statistics(self, server: State, client: int | None = None) -> Params | None:
+        """The norm statistics that belong to :meth:`model`, where the method's server keeps them; None where not."""
+        return None
+
+    def weigh(self, examples: int) -> float:
+        """What a reply of a client with so many examples weighs, before weights are normalised."""
+        if self.weights == "steps":
+            return float(self.local.num_steps(examples))
+        return float(examples) if self.weights == "examples" else 1.0
+
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         """A client's own model as it is evaluated, made of its :meth:`model` and its examples. By default ``x`` itself.
 
@@ -207,8 +245,10 @@ class Around(Algorithm):
     remembers: ClassVar[Any] = Inner()
     chained: ClassVar[Any] = Inner()
     personal_models: ClassVar[Any] = Inner()
+    at_server: ClassVar[Any] = Inner()
     warm_up: ClassVar[Any] = Inner()
     local: ClassVar[Any] = Inner()  # type: ignore[misc]
+    personal: ClassVar[Any] = Inner()  # type: ignore[misc]
     up: ClassVar[Any] = Inner()  # type: ignore[misc]
     down: ClassVar[Any] = Inner()  # type: ignore[misc]
     weights: ClassVar[Any] = Inner()  # type: ignore[misc]
@@ -220,8 +260,18 @@ class Around(Algorithm):
     def finish(self, module: nn.Module) -> nn.Module:
         return self.inner.finish(module)
 
+    def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
+        if type(self).prepare is Around.prepare:
+            return self.inner.assemble(module, num_clients)
+        return self.prepare(module)
+
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         return self.inner.init(x, num_clients, key)
+
+    def initial(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+        if type(self).init is Around.init:
+            return self.inner.initial(x, buffers, num_clients, key)
+        return self.init(x, num_clients, key)
 
     def broadcast(self, server: State, view: State) -> Message:
         return self.inner.broadcast(server, view)
@@ -231,6 +281,12 @@ class Around(Algorithm):
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         return self.inner.supersedes(older, newer)
+
+    def alone(self, server: State, client: int) -> Message:
+        return self.inner.alone(server, client)
+
+    def take(self, view: State, msg: Message) -> State:
+        return self.inner.take(view, msg)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         return self.inner.client(view, state, task, key)
@@ -246,6 +302,9 @@ class Around(Algorithm):
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server, client, own)
+
+    def statistics(self, server: State, client: int | None = None) -> Params | None:
+        return self.inner.statistics(server, client)
 
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         return self.inner.adapt(x, task, key)

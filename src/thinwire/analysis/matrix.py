@@ -16,7 +16,7 @@ from ..expression import vocabulary
 from ..key import Key
 from ..links import Link
 from ..params import Params
-from ..run.messages import Form
+from ..run.messages import Form, private
 
 
 class Pair(NamedTuple):
@@ -56,11 +56,13 @@ def _tried(outer: str, inner: str, role: str) -> Pair:
 
 def _open(algorithm: Algorithm) -> None:
     """What a run does before its first round."""
-    module = algorithm.prepare(_model())
-    start = algorithm.init(Params.trainable(module), 2, Key(0))
+    module = algorithm.assemble(_model(), 2)
+    start = algorithm.initial(Params.trainable(module), None, 2, Key(0))
     message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
     Form.of(start.reply, algorithm.up, "up").open()
     Form.of(message, algorithm.down, "down").open()
+    if (alone := private(algorithm, start)) is not None:
+        alone.open()
 
 
 def _model() -> nn.Module:

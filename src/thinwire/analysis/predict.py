@@ -17,12 +17,11 @@ import torch
 
 from ..algorithms.base import Algorithm
 from ..errors import require
-from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import Problem
 from ..report.table import draw
-from ..run.client import ClientState, Reply, Round
+from ..run.client import Job, Reply, Round
 from ..run.ledger import Direction, Ledger
 from ..run.network import transfer
 from ..run.pool import Pool, Work
@@ -92,13 +91,10 @@ class Rehearsal(Pool):
         self.change: Params | None = None
         self.statistics: Params | None = None
 
-    def rounds(
-        self, jobs: Sequence[tuple[Key, ClientState]], view: View, sizes: Sequence[int] | None = None
-    ) -> Iterator[Reply]:
+    def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
         work = self.work
-        for key, own in jobs:
-            assert key.client is not None
-            round = Round(work.algorithm, work.form, work.tasks[key.client], view, own, key)
+        for job in jobs:
+            round = Round(work.algorithm, work.form, *work.taken(view, job))
             while round.request is not None:
                 round.take(self._told(round, round.request))
             yield round.reply(self.statistics, 0.0)

@@ -24,11 +24,11 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..errors import OutOfSync, RunError, WireError, require
 from ..key import Key
-from ..run.client import ClientState, Reply, one_round, unheard
+from ..run.client import ClientState, Job, Reply, one_round, taken, unheard
 from ..run.envelope import Answer, Call, key_of, mark, read_call
 from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
-from ..run.messages import Form, forms
+from ..run.messages import Form, forms, private
 from ..run.stream import Logged, Parcel, View, catch_up
 from ..task import Task, as_task
 from ..train.fitting import fitting
@@ -36,7 +36,7 @@ from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import restore
 
-VERSION = 2  # of the files
+VERSION = 3  # of the files
 RUNS = 16  # whose states a client keeps: who comes back to an older one is opened anew
 DRAFTS = 4  # that a client keeps of one round, where calls come again and training gives another state each time
 
@@ -140,18 +140,17 @@ class Node:
 
     def _answer(self, call: Call, number: int, began: float) -> Answer:
         algorithm = self.algorithm
-        slot = Slot(
-            algorithm.prepare(self.model if isinstance(self.model, nn.Module) else made(self.model, call.seed)),
-            self.device,
-        )
+        model = self.model if isinstance(self.model, nn.Module) else made(self.model, call.seed)
+        slot = Slot(algorithm.assemble(model, call.clients), self.device)
         digest = run_digest(algorithm, model_digest(slot.module), call.seed, call.clients)
         if digest != call.run:
             raise RunError("the server runs another method or another model: start this client with the server's")
         self.probe(slot)
         statistics = slot.buffers()
         shared = statistics if algorithm.buffers == "mean" else None
-        start = algorithm.init(slot.params(), call.clients, Key(call.seed))
+        start = algorithm.initial(slot.params(), statistics, call.clients, Key(call.seed))
         up, down = forms(algorithm, start, shared)
+        alone = private(algorithm, start)
         heard = View(start.view, down.open()[1], shared)
         fresh = Held(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
 
@@ -161,11 +160,14 @@ class Node:
             self.lost = kept.after(call.base)
         except OutOfSync:
             return Answer.to(call, number)
-        parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])
+        pieces, own = (call.pieces, b"") if alone is None else (call.pieces[:-1], call.pieces[-1].blob)
+        parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in pieces])
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
-        reply = self.round(slot, up, view, held.own, key_of(call.seed, call.client, call.round, call.mbit))
-        state = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
-        return Answer.to(call, number, reply, state, time.perf_counter() - began)
+        key = key_of(call.seed, call.client, call.round, call.mbit)
+        mine, state = taken(algorithm, alone, view, Job(key, held.own, own, call.base == 0))
+        reply = self.round(slot, up, mine, state, key)
+        name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
+        return Answer.to(call, number, reply, name, time.perf_counter() - began)
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""

@@ -112,7 +112,8 @@ class Deployment(Rounds):
             f"most_examples={most_examples}: a positive number, or one for each of the {clients} clients",
         )
         require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
-        slot = Slot(algorithm.prepare(model if isinstance(model, nn.Module) else made(model, seed)), device)
+        module = algorithm.assemble(model if isinstance(model, nn.Module) else made(model, seed), clients)
+        slot = Slot(module, device)
         tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
@@ -141,7 +142,7 @@ class Deployment(Rounds):
 
     def ends(self) -> Ends:
         """The server's end of a client's wire before its first reply."""
-        return Ends(0, self.up.open()[1], ClientState(None, None, None))
+        return Ends(0, self.up.open()[1], ClientState(None, None, None), self.private_end())
 
     @property
     def most(self) -> int:
@@ -263,6 +264,7 @@ class Deployment(Rounds):
         for client, ends in moved.items():
             self.states.put(client, ends)
             self.marks[client] = self.taken[client].answer.state
+            self.pending.pop(client, None)
         used = len([client for client in now if client in moved])
         record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
@@ -282,7 +284,7 @@ class Deployment(Rounds):
         for client in clients:
             answer, body = self.taken[client]
             rx = self.add(answer, body, self.states.get(client).rx, late=answer.round < key.round)
-            moved[client] = Ends(answer.round, rx, self.ends().own)
+            moved[client] = Ends(answer.round, rx, self.ends().own, self.pending.get(client))
         return moved
 
     def _mended(self, clients: list[int]) -> dict[int, Ends]:
@@ -373,7 +375,7 @@ class Deployment(Rounds):
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
         mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
-        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners}
+        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners, "pending": self.pending}
         return {**super().state(), **mine}
 
     def restore(self, packet: Packet) -> None:
@@ -382,3 +384,5 @@ class Deployment(Rounds):
         self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
         self.secret, self.marks, self.owners = packet["secret"], packet["marks"], packet["owners"]
         self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
+        end = self.private_end()
+        self.pending = {client: restore(tx, end) for client, tx in packet["pending"].items()}

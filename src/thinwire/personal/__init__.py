@@ -5,6 +5,7 @@ from .ditto import Ditto
 from .ft import FT
 from .perfedavg import PerFedAvg
 from .pfedme import pFedMe
+from .softpull import SoftPull
 from .staying import FedBN, FedPer, FedRep
 
-__all__ = ["APFL", "FT", "Ditto", "FedBN", "FedPer", "FedRep", "PerFedAvg", "pFedMe"]
+__all__ = ["APFL", "FT", "Ditto", "FedBN", "FedPer", "FedRep", "PerFedAvg", "SoftPull", "pFedMe"]

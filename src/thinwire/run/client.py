@@ -17,7 +17,7 @@ from ..task import Task
 from ..train.many import batchable, train_many
 from ..train.one import Slot, train
 from ..wire import MOST, State, dumps, modest
-from .messages import Form
+from .messages import Form, heard, private
 from .stream import View
 
 
@@ -28,13 +28,35 @@ class ClientState(NamedTuple):
     tx: State  # the sending ends of `up`
     buffers: Params | None  # norm statistics, where they stay with the client
     memory: Memory | None = None  # the trainer's, where it goes on from round to round
+    rx: State = None  # the receiving ends of `personal`
 
 
 def unheard(algorithm: Algorithm, start: Start, form: Form, statistics: Params | None) -> ClientState:
     """What a client keeps before its first round."""
     kept = statistics if algorithm.buffers == "local" else None
     memory = algorithm.local.begin(algorithm.model(start.server).layout) if algorithm.local.keep else None
-    return ClientState(start.client, form.open()[0], kept, memory)
+    alone = private(algorithm, start)
+    return ClientState(start.client, form.open()[0], kept, memory, None if alone is None else alone.open()[1])
+
+
+class Job(NamedTuple):
+    """A client's round that is to be made: who, when, from what state, and what it alone was sent."""
+
+    key: Key
+    own: ClientState
+    alone: bytes = b""
+    anew: bool = False  # whether client and server hold nothing in common yet
+
+
+def taken(algorithm: Algorithm, form: Form | None, view: View, job: Job) -> tuple[View, ClientState]:
+    """What a client goes by in its round: the view, with what it alone was sent, and its state. Raises ``WireError``.
+
+    ``form`` is that of what one client alone is sent; None where the method sends nothing of the kind.
+    """
+    if form is None:
+        return view, job.own
+    msg, rx = heard(form, job.alone, job.own.rx, job.key, job.anew)
+    return view._replace(state=algorithm.take(view.state, msg)), job.own._replace(rx=rx)
 
 
 class Reply(NamedTuple):
@@ -118,7 +140,7 @@ class Round:
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
         kept = statistics if algorithm.buffers == "local" else None
-        after = ClientState(algorithm.sent(self.state, self.seen[0]), tx, kept, self.memory)
+        after = ClientState(algorithm.sent(self.state, self.seen[0]), tx, kept, self.memory, self.own.rx)
         return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, found, after)
 
 
@@ -201,16 +223,16 @@ def many_rounds(
     form: Form,
     slot: Slot,
     tasks: Sequence[Task],
-    view: View,
+    views: Sequence[View],
     owns: Sequence[ClientState],
     keys: Sequence[Key],
     manner: Manner = PLAIN,
 ) -> list[Reply]:
     """:func:`one_round` for many clients at once, where their requests can be trained as one."""
-    began, clients = time.perf_counter(), list(zip(tasks, owns, keys, strict=True))
+    began, clients = time.perf_counter(), list(zip(tasks, views, owns, keys, strict=True))
     if slot.first or slot.random or manner.train:  # with buffers or dice of their own they are trained one by one
-        return [one_round(algorithm, form, slot, task, view, own, key, manner) for task, own, key in clients]
-    rounds = [Round(algorithm, form, task, view, own, key) for task, own, key in clients]
+        return [one_round(algorithm, form, slot, *client, manner) for client in clients]
+    rounds = [Round(algorithm, form, *client) for client in clients]
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
         if batchable(slot, [round.task for round in waiting], requests):

@@ -32,10 +32,13 @@ from ..task import as_task
 from ..train.one import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, loads, modest
-from .client import ClientState, Training, played
-from .messages import Form, Mean, forms
+from .client import ClientState, Job, Training, played, taken
+from .messages import Form, Letter, Mean, forms, private, written
 from .simulate import Simulation
 from .stream import Stream, View
+
+Letters = dict[int, State]
+"""The sending ends of `personal`, of each client that has replied."""
 
 
 class Setup(NamedTuple):
@@ -49,6 +52,23 @@ class Setup(NamedTuple):
         """The forms of replies and of broadcasts."""
         return forms(algorithm, self.begun, self.buffers)
 
+    def letter(self, algorithm: Algorithm, state: State, kept: Letters, key: Key) -> Letter | None:
+        """What the key's client alone is sent, if the method sends anything: from the server's state, and the ends."""
+        form = private(algorithm, self.begun)
+        if form is None:
+            return None
+        assert key.client is not None
+        anew = key.client not in kept
+        tx = form.open()[0] if anew else kept[key.client]
+        return written(form, algorithm.alone(state, key.client), tx, key, anew)
+
+
+class Alone(NamedTuple):
+    """What a round's messages to single clients are made of: each is made when its client takes part."""
+
+    server: State  # the method's
+    kept: Letters
+
 
 class ClientView(NamedTuple):
     """What every client holds once it has a round's broadcast."""
@@ -61,6 +81,7 @@ class ClientView(NamedTuple):
     rx: State  # the receiving ends of `down`
     buffers: Params | None  # the mean norm statistics, where they are averaged
     setup: Setup
+    alone: Alone  # of methods that write to single clients too
 
 
 class ClientReply(NamedTuple):
@@ -76,6 +97,7 @@ class ClientReply(NamedTuple):
     floats: float  # the papers' count: 32-bit floats' worth of values in the blob
     looks: list[dict[str, Any]]  # how LBGM tested the update: field, layer, sin2, rho, recycled
     mbit: float | None = None  # the client's uplink, as given
+    alone: bytes = b""  # what this client alone was sent beside the broadcast, as it is sent, without a header
 
 
 class ServerState(NamedTuple):
@@ -88,6 +110,7 @@ class ServerState(NamedTuple):
     buffers: Params | None  # the mean norm statistics, where they are averaged
     tx: State  # the sending ends of `down`
     rx: dict[int, State]  # the receiving ends of `up`, of each client that has replied
+    letters: Letters  # the sending ends of `personal`, likewise
 
 
 @one_thread()
@@ -107,7 +130,7 @@ def start(
     setup = Setup(run.slot, run.start, run.buffers)
     _, down = setup.forms(algorithm)
     stream = Stream(algorithm, down, run.start.view, run.buffers)
-    server = _published(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1))
+    server = _published(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1), {})
     return server, run.ends().own
 
 
@@ -135,12 +158,17 @@ def client_round(
     up, _ = view.setup.forms(algorithm)
     key = Key(view.seed, view.round, client, mbit=mbit)
     held = View(view.state, view.rx, view.buffers)
+    letter = view.setup.letter(algorithm, view.alone.server, view.alone.kept, key)
+    if letter is not None:
+        job = Job(key, state, letter.blob, client not in view.alone.kept)
+        held, state = taken(algorithm, private(algorithm, view.setup.begun), held, job)
     with torch.random.fork_rng(devices=[], enabled=slot.random):
         round = played(algorithm, up, slot, task, held, state, key, train)
     reply = round.reply(slot.buffers(), 0.0, looks=True)
     message, buffers = round.seen
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
-    return ClientReply(client, message, buffers, reply.blob, *about, mbit), reply.next
+    sent = b"" if letter is None else letter.blob
+    return ClientReply(client, message, buffers, reply.blob, *about, mbit, sent), reply.next
 
 
 @one_thread()
@@ -152,14 +180,19 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
     """
     setup, key = server.view.setup, Key(server.view.seed, server.round)
     up, down = setup.forms(algorithm)
-    taken = sorted(replies, key=lambda reply: reply.client)
-    require(len({reply.client for reply in taken}) == len(taken), "a client has two replies: give each client's once")
+    replied = sorted(replies, key=lambda reply: reply.client)
+    require(
+        len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
+    )
     state, buffers, message, rx, mean = server.state, server.buffers, None, dict(server.rx), Mean(up)
-    for reply in taken:
-        weight = float(reply.examples) if algorithm.weights == "examples" else 1.0
+    letters = dict(server.letters)
+    for reply in replied:
+        weight = algorithm.weigh(reply.examples)
         end = rx[reply.client] if reply.client in rx else up.open()[1]
         own = key._replace(client=reply.client, mbit=reply.mbit)
         rx[reply.client] = mean.add(reply.client, weight, loads(reply.blob), end, own)
+        letter = setup.letter(algorithm, server.state, server.letters, own)
+        letters |= {} if letter is None else {reply.client: letter.tx}
     if mean.whole:
         message, found = mean.result(key)
         state = algorithm.server(state, server.view.state, message, key)
@@ -172,14 +205,21 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
     stream = Stream(algorithm, down, server.view.state, server.view.buffers)
     stream.version, stream.tx = server.round, server.tx
     stream.view = View(server.view.state, server.view.rx, server.view.buffers)
-    after = _published(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1))
+    after = _published(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1), letters)
     return after._replace(mean=message, rx=rx)
 
 
 def _published(
-    algorithm: Algorithm, setup: Setup, stream: Stream, state: State, buffers: Params | None, key: Key
+    algorithm: Algorithm,
+    setup: Setup,
+    stream: Stream,
+    state: State,
+    buffers: Params | None,
+    key: Key,
+    letters: Letters,
 ) -> ServerState:
     """A round's broadcast in the stream, and the server then."""
     stream.publish(algorithm.broadcast(state, stream.view.state), buffers, key)
-    view = ClientView(key.seed, key.round, stream.last, stream.log[-1].blob, *stream.view, setup)
-    return ServerState(key.round, state, view, None, buffers, stream.tx, {})
+    alone = Alone(state, letters)
+    view = ClientView(key.seed, key.round, stream.last, stream.log[-1].blob, *stream.view, setup, alone)
+    return ServerState(key.round, state, view, None, buffers, stream.tx, {}, letters)

@@ -20,9 +20,10 @@ from ..key import Key
 from ..links import Dense, Link
 from ..links.base import floats
 from ..params import Layout, Params, fold
-from ..wire import MOST, Packet, State, conform, largest, modest, restore
+from ..wire import MOST, Packet, State, clone, conform, dumps, largest, loads, modest, restore
 
 Message = Any  # a NamedTuple
+BUFFERS = "buffers"  # the name of a field of norm statistics
 
 
 class Leaf(NamedTuple):
@@ -40,15 +41,16 @@ class Form:
 
     blank: Message
     leaves: tuple[Leaf, ...]
-    where: str  # "up" or "down"
+    where: str  # "up", "down", or "personal" for what one client alone is sent
 
     @staticmethod
     def of(blank: Message, links: Link | Mapping[str, Link], where: str, buffers: Params | None = None) -> Form:
         """``links`` is one for every Params field, or a dict by field name (Dense for the others).
 
-        ``buffers``, where given, are a last leaf of their own, always dense.
+        ``buffers``, where given, are a last leaf of their own. Norm statistics, which any field of this name is, are
+        always dense.
         """
-        names = {name.rpartition("/")[2] for name, value, _ in _walk(blank) if isinstance(value, Params)}
+        names = {name.rpartition("/")[2] for name, value, _ in _walk(blank) if isinstance(value, Params)} - {BUFFERS}
         if isinstance(links, Mapping) and (unknown := set(links) - names):
             raise ValueError(
                 f"{where}= names {sorted(unknown)[0]!r}, but the fields it can carry are {', '.join(sorted(names))}"
@@ -57,7 +59,15 @@ class Form:
         for name, value, kind in _walk(blank):
             link = None
             if isinstance(value, Params):
-                link = links if isinstance(links, Link) else links.get(name.rpartition("/")[2], Dense())
+                last = name.rpartition("/")[2]
+                link = links if isinstance(links, Link) else links.get(last, Dense())
+                link = Dense() if last == BUFFERS else link
+                if where == "personal" and not link.absolute:
+                    raise CombinationError(
+                        f"personal={link!r} cannot carry a message to one client: its fields are absolute values, of "
+                        f"which it would lose most; send differences with EF21(...), e.g. "
+                        f"personal=EF21(TopK(0.1)), or use Half()"
+                    )
                 if where == "down" and not link.absolute:
                     raise CombinationError(
                         f"down={link!r} cannot carry a broadcast: its fields are absolute values, of which it would "
@@ -65,7 +75,7 @@ class Form:
                     )
             leaves.append(Leaf(name, value, link, kind))
         if buffers is not None and buffers.names:
-            leaves.append(Leaf("buffers", buffers, Dense()))
+            leaves.append(Leaf(BUFFERS, buffers, Dense()))
         return Form(blank, tuple(leaves), where)
 
     @property
@@ -83,6 +93,11 @@ class Form:
         queue = iter(values)
         msg = _build(self.blank, queue)
         return msg, next(queue, None)
+
+    def filled(self, values: Sequence[Any]) -> list[Any]:
+        """Values all of whose layers are there: those that are not are the blank's."""
+        pairs = zip(self.leaves, values, strict=True)
+        return [leaf.blank.replace(value) if isinstance(value, Params) else value for leaf, value in pairs]
 
     def open(self, like: Sequence[Any] | None = None) -> tuple[State, State]:
         """The states of both ends of every leaf's link, opened on ``like`` or on the blank."""
@@ -155,6 +170,52 @@ def forms(algorithm: Algorithm, start: Start, buffers: Params | None) -> tuple[F
     message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
     up = Form.of(start.reply, algorithm.up, "up", buffers)
     return up, Form.of(message, algorithm.down, "down", buffers)
+
+
+def private(algorithm: Algorithm, start: Start) -> Form | None:
+    """The form of what a method sends to one client alone; None where it sends nothing."""
+    return None if start.alone is None else Form.of(start.alone, algorithm.personal, "personal")
+
+
+class Letter(NamedTuple):
+    """What one client alone is sent: bytes, the papers' figure, and the sending ends once it has been taken."""
+
+    blob: bytes
+    floats: float
+    tx: State
+
+
+def written(form: Form, msg: Message, tx: State, key: Key, anew: bool) -> Letter:
+    """The server's half: a message for one client, whose link's sending ends are ``tx``.
+
+    A pair that is opened ``anew`` holds nothing in common. Where links have a memory it is then sent everything, as it
+    is, and both ends open at that: :func:`heard`.
+    """
+    values = form.values(msg)
+    if anew and form.memory:
+        packet = [
+            [_which(value.layout, leaf.blank.layout), value.flat] if leaf.link is not None else value
+            for leaf, value in zip(form.leaves, values, strict=True)
+        ]
+        count = floats([part[1] if leaf.link else part for leaf, part in zip(form.leaves, packet, strict=True)])
+        return Letter(dumps(packet), count, form.open(form.filled(values))[0])
+    body, _, tx = form.send(values, tx, key)
+    return Letter(dumps(body), form.floats(body), tx)
+
+
+def heard(form: Form, blob: bytes, rx: State, key: Key, anew: bool) -> tuple[Message, State]:
+    """A client's half: the message, and the next receiving ends. Raises ``WireError``."""
+    if anew and form.memory:
+        values = []
+        for leaf, packet in zip(form.leaves, form.check(loads(blob)), strict=True):
+            if leaf.link is None:
+                values.append(restore(packet, leaf.blank))
+            else:
+                layout, flat = present(packet, leaf)
+                values.append(restore(flat, leaf.blank.only(layout.names)))
+        return form.build(values)[0], form.open(form.filled(values))[1]
+    values, rx = form.recv(loads(blob), rx, key)
+    return form.build([clone(value) for value in values])[0], clone(rx)
 
 
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
@@ -277,7 +338,8 @@ class Mean:
         """The values of a reply, none of which does more than a vector of norm ``clip``."""
         values = list(values)
         for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
-            if isinstance(value, Params) and leaf.name != "buffers" and (norm := value.norm()) > clip:
+            statistics = leaf.name.rpartition("/")[2] == BUFFERS
+            if isinstance(value, Params) and not statistics and (norm := value.norm()) > clip:
                 values[i] = value * (clip / norm)
                 self.clipped.append((client, leaf.name, norm))
         if admit is None:
@@ -333,14 +395,15 @@ def _folded(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:
     return {**groups, group: leaf.link.fold(groups.get(group), packet, weight)}
 
 
-def _walk(msg: Message, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(name, value, kind) of every leaf."""
+def _walk(msg: Message, prefix: str = "", outer: str = "mean") -> Iterator[tuple[str, Any, str]]:
+    """(name, value, kind) of every leaf. What is inside of a field that is marked is of its kind."""
     averaged = kinds(type(msg))  # type: ignore[arg-type]  # a class has a hash
     for name, value in zip(msg._fields, msg, strict=True):
+        kind = averaged[name] if outer == "mean" else outer
         if hasattr(value, "_fields"):
-            yield from _walk(value, f"{prefix}{name}/")
+            yield from _walk(value, f"{prefix}{name}/", kind)
         else:
-            yield f"{prefix}{name}", value, averaged[name]
+            yield f"{prefix}{name}", value, kind
 
 
 def _build(blank: Message, queue: Iterator[Any]) -> Message:

@@ -35,7 +35,7 @@ from ..train.many import batchable, chained, train_many
 from ..train.one import Slot, evaluate, train
 from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
-from .client import PLAIN, ClientState, Manner, Reply, Round, many_rounds, one_round
+from .client import PLAIN, ClientState, Job, Manner, Reply, Round, many_rounds, one_round, taken
 from .folder import release
 from .messages import Form
 from .stream import View
@@ -50,6 +50,12 @@ class Work(NamedTuple):
     view: View  # templates, for what comes as bytes
     own: ClientState
     manner: Manner = PLAIN
+    private: Form | None = None  # of what one client alone is sent
+
+    def taken(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
+        """What a client's round is made of."""
+        assert job.key.client is not None
+        return self.tasks[job.key.client], *taken(self.algorithm, self.private, view, job), job.key
 
 
 Plan = Literal["each", "together"]
@@ -122,9 +128,7 @@ class Pool:
         together = self.plan == "together" and not self.random
         return _chunks(jobs) if together else [(i, i + 1) for i in range(jobs)]
 
-    def rounds(
-        self, jobs: Sequence[tuple[Key, ClientState]], view: View, sizes: Sequence[int] | None = None
-    ) -> Iterator[Reply]:
+    def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
         """The replies of clients, in the order of ``jobs``; ``sizes`` are those of the units they make."""
         sizes = [stop - start for start, stop in self.units(len(jobs))] if sizes is None else sizes
         crew = self.crew
@@ -135,18 +139,21 @@ class Pool:
                 yield from replies
             return
         if crew.processes is None:
-            yield from self._ordered(crew.threads, [(self._round, view, key, own) for key, own in jobs])
+            yield from self._ordered(crew.threads, [(self._round, view, job) for job in jobs])
             return
         crew.version += 1
         crew.views.seek(0)
         crew.views.truncate()
         crew.views.writelines(pieces(view))
         crew.views.flush()
-        calls = [(_forked_round, crew.version, k, dumps(own)) for k, own in jobs]
+        calls = [
+            (_forked_round, crew.version, job._replace(own=ClientState(None, None, None)), dumps(job.own))
+            for job in jobs
+        ]
         for reply, own in self._ordered(crew.processes, calls):
             yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
 
-    def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View, measured: bool = False) -> Plan:
+    def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
         """One by one or together: by a rule from model and sizes, the same every time, or by timing a few steps.
 
         Together is taken for clients that can be trained as one, of a small model of linear layers alone; where
@@ -156,10 +163,7 @@ class Pool:
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
         if self.random or work.manner.train is not None or len(jobs) < 2:
             return "each"
-        tasks = [work.tasks[key.client] for key, _ in jobs if key.client is not None]
-        rounds = [
-            Round(work.algorithm, work.form, task, view, own, key) for task, (key, own) in zip(tasks, jobs, strict=True)
-        ]
+        rounds = [Round(work.algorithm, work.form, *work.taken(view, job)) for job in jobs]
         rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
@@ -194,18 +198,16 @@ class Pool:
         parts = list(self._ordered(self.crew.threads, [(self._evaluate, x, buffers, task, start) for start in starts]))
         return {name: sum(part[name] for part in parts) / len(task) for name in parts[0]}
 
-    def _round(self, view: View, key: Key, own: ClientState) -> Reply:
-        assert key.client is not None
+    def _round(self, view: View, job: Job) -> Reply:
         work = self.work
         with _Borrowed(self.crew.slots) as slot, torch.random.fork_rng(devices=[], enabled=slot.random):
-            task = work.tasks[key.client]
-            return one_round(work.algorithm, work.form, slot, task, view, own, key, work.manner)
+            return one_round(work.algorithm, work.form, slot, *work.taken(view, job), work.manner)
 
-    def _rounds(self, view: View, jobs: Sequence[tuple[Key, ClientState]]) -> list[Reply]:
-        tasks = [self.work.tasks[key.client] for key, _ in jobs if key.client is not None]
-        owns, keys, work = [own for _, own in jobs], [key for key, _ in jobs], self.work
+    def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
+        work = self.work
+        tasks, views, owns, keys = zip(*(work.taken(view, job) for job in jobs), strict=True)
         with _Borrowed(self.crew.slots) as slot:
-            return many_rounds(work.algorithm, work.form, slot, tasks, view, owns, keys, work.manner)
+            return many_rounds(work.algorithm, work.form, slot, tasks, views, owns, keys, work.manner)
 
     def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int) -> dict[str, float]:
         with _Borrowed(self.crew.slots) as slot:
@@ -293,14 +295,12 @@ def _orphaned_never() -> None:
 PR_SET_PDEATHSIG = 1
 
 
-def _forked_round(version: int, key: Key, own: bytes) -> tuple[Reply, bytes]:
+def _forked_round(version: int, job: Job, own: bytes) -> tuple[Reply, bytes]:
     """:meth:`Pool._round` in a forked process: states come and go as bytes."""
     assert _forked is not None
-    assert key.client is not None
     slot, work, _ = _forked
-    task, view = work.tasks[key.client], _newest(version)
-    state = restore(loads(own, max_values=None, finite=False), work.own)
-    reply = one_round(work.algorithm, work.form, slot, task, view, state, key, work.manner)
+    job = job._replace(own=restore(loads(own, max_values=None, finite=False), work.own))
+    reply = one_round(work.algorithm, work.form, slot, *work.taken(_newest(version), job), work.manner)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
 
 

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CombinationError, DataError, NonFinite, RunError, WireError
-from ..key import Key
 from ..wire import Packet, State, dumps, loads, restore
-from .client import ClientState, Reply
+from .client import ClientState, Job, Reply
 from .pool import Plan, Pool
 from .stream import View
 
@@ -56,9 +55,7 @@ def barrier() -> None:
 class Ranks(Pool):
     """A pool whose jobs are dealt to all ranks in turn."""
 
-    def rounds(
-        self, jobs: Sequence[tuple[Key, ClientState]], view: View, sizes: Sequence[int] | None = None
-    ) -> Iterator[Reply]:
+    def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
         """All replies, in the order of ``jobs``, on every rank."""
         units = self.units(len(jobs))
         mine = [i for i in range(len(units)) if i % size() == rank()]
@@ -73,7 +70,7 @@ class Ranks(Pool):
             for packet in next(gathered[i % size()]):
                 yield _unpacked(packet, self.work.own)
 
-    def choose(self, jobs: Sequence[tuple[Key, ClientState]], view: View, measured: bool = False) -> Plan:
+    def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
         """Rank 0's choice."""
         plans: list[Plan] = shared(lambda: super(Ranks, self).choose(jobs, view, measured) if rank() == 0 else "each")
         return plans[0]

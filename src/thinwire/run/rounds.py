@@ -35,7 +35,7 @@ from .envelope import Answer, Call, Piece, key_of
 from .folder import Folder
 from .identity import model_digest, run_digest
 from .ledger import Direction, Entry, Ledger
-from .messages import Form, Mean, Message, forms
+from .messages import Form, Letter, Mean, Message, forms, private, written
 from .pool import Plan, Pool
 from .privacy import Privacy
 from .result import Record, Result
@@ -74,9 +74,11 @@ class Rounds(ABC):
         self.by_client: Record | None = None  # the last evaluation of their tests: a list by metric
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
-        self.start = algorithm.init(slot.params(), num_clients, Key(seed))
+        self.start = algorithm.initial(slot.params(), self.initial_buffers, num_clients, Key(seed))
         self.server = self.start.server
         self.up, down = forms(algorithm, self.start, self.buffers)
+        self.private = private(algorithm, self.start)
+        self.pending = dict[int, State]()  # the sending ends of `personal` after calls that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
@@ -93,7 +95,12 @@ class Rounds(ABC):
 
     def ends(self) -> Ends:
         """Both ends of a client's wire before its first reply."""
-        return Ends(0, self.up.open()[1], unheard(self.algorithm, self.start, self.up, self.initial_buffers))
+        own = unheard(self.algorithm, self.start, self.up, self.initial_buffers)
+        return Ends(0, self.up.open()[1], own, self.private_end())
+
+    def private_end(self) -> State:
+        """The sending ends of `personal` before a client's first message."""
+        return None if self.private is None else self.private.open()[0]
 
     # -- the loop -------------------------------------------------------------
 
@@ -162,12 +169,26 @@ class Rounds(ABC):
         """A client's uplink in Mbit/s; 0 where it is not known."""
 
     def call_to(self, client: int) -> tuple[Call, Parcel]:
-        """What a client is sent in the round that was published: all that it misses. It is not yet in the ledger."""
-        base = self.states.version(client)
-        parcel = self.stream.parcel(base)
-        pieces = Several([Piece(m.round, m.blob) for m in parcel.messages], Piece(0, b""))
-        about = self.digest, self.incarnation, self.seed, self.num_clients, client, self.round + 1, base
-        return Call(*about, self.rate(client), parcel.snapshot, pieces, self.mark_of(client, base)), parcel
+        """What a client is sent in the round that was published: all that it misses, and what is for it alone.
+
+        It is not yet in the ledger. What is for it alone is the last piece, if there is any.
+        """
+        base, number = self.states.version(client), self.round + 1
+        parcel = self.stream.parcel(base)._replace(own=self.letter(client, base))
+        pieces = [Piece(m.round, m.blob) for m in parcel.messages]
+        pieces += [] if parcel.own is None else [Piece(number, parcel.own.blob)]
+        about = self.digest, self.incarnation, self.seed, self.num_clients, client, number, base, self.rate(client)
+        return Call(*about, parcel.snapshot, Several(pieces, Piece(0, b"")), self.mark_of(client, base)), parcel
+
+    def letter(self, client: int, base: int) -> Letter | None:
+        """What a client alone is sent, made from the newest state and for what this client holds."""
+        if self.private is None:
+            return None
+        key = key_of(self.seed, client, self.round + 1, self.rate(client))
+        message = self.algorithm.alone(self.server, client)
+        letter = written(self.private, message, self.states.get(client).tx, key, anew=base == 0)
+        self.pending[client] = letter.tx
+        return letter
 
     @abstractmethod
     def mark_of(self, client: int, base: int) -> int:
@@ -189,7 +210,7 @@ class Rounds(ABC):
         Raises ``WireError``, naming round and client.
         """
         key, examples = self.at(answer.client, answer), answer.examples
-        weight = float(examples) if self.algorithm.weights == "examples" else 1.0
+        weight = self.algorithm.weigh(examples)
         try:
             rx = self.mean.add(answer.client, weight, body, rx, key, late, partial(self.admit, examples))
         except WireError as error:
@@ -281,10 +302,11 @@ class Rounds(ABC):
         """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""
         statistics = self.buffers if self.algorithm.buffers == "mean" else self.initial_buffers
         if client is None or not self.personal:
-            return self.algorithm.model(self.server), statistics
-        own = self.states.get(client).own
-        model = self.algorithm.model(self.server, client, own.state)
-        return model, statistics if self.algorithm.buffers == "mean" else own.buffers
+            kept = self.algorithm.statistics(self.server)
+            return self.algorithm.model(self.server), statistics if kept is None else kept
+        own, kept = self.states.get(client).own, self.algorithm.statistics(self.server, client)
+        statistics = statistics if self.algorithm.buffers == "mean" else own.buffers
+        return self.algorithm.model(self.server, client, own.state), statistics if kept is None else kept
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
@@ -298,7 +320,7 @@ class Rounds(ABC):
         params, module = self.algorithm.model(self.server).clone(), self.module()  # the caller's own
         facts = {**self.facts(), "plan": self.plan}
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path)
-        if self.personal and self.clients_here:
+        if self.personal and (self.clients_here or self.algorithm.at_server):
             result.clients, result.own_module = self.num_clients, self.module
         return result
 

@@ -27,7 +27,7 @@ from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import loads
-from .client import Manner, Training, adapted
+from .client import Job, Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
 from .identity import data_digest, name_of
@@ -175,7 +175,7 @@ class Simulation(Rounds):
             f"client_tests has {len(apart)} entries for {len(tasks)} clients",
         )
 
-        slot = Slot(algorithm.prepare(module), placed(setting.device))
+        slot = Slot(algorithm.assemble(module, len(tasks)), placed(setting.device))
         fitting(slot, ((f"client {client}", task) for client, task in enumerate(self.tasks)))
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
@@ -187,7 +187,7 @@ class Simulation(Rounds):
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
         self.manner = Manner(train, setting.record == "looks")
-        work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own, self.manner)
+        work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own, self.manner, self.private)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
         self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
 
@@ -218,7 +218,7 @@ class Simulation(Rounds):
         calls = {client: self._deliver(client) for client in cohort}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
-        jobs = [(self.at(client, calls[client]), ends[client].own) for client in active]
+        jobs = [self._job(calls[client], ends[client]) for client in active]
         if self.plan is None:
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
@@ -233,7 +233,9 @@ class Simulation(Rounds):
             slowest = max(slowest, seconds)
             looks += [{"client": client, **look} for look in reply.looks]
             rx = self.add(answer, loads(answer.blob), ends[client].rx)
-            self.states.put(client, Ends(self.stream.version, rx, reply.next))  # both ends move on, and only now
+            tx = self.pending.pop(client, None)
+            self.states.put(client, Ends(self.stream.version, rx, reply.next, tx))  # both ends move on, and only now
+        self.pending.clear()
         self.serve(key)
         network = self.setting.network
         if network is not None and lost and network.deadline is not None:
@@ -243,6 +245,11 @@ class Simulation(Rounds):
         if self.manner.looks:
             record["looks"] = looks
         return record
+
+    def _job(self, call: Call, ends: Ends) -> Job:
+        """A call as the pool takes it."""
+        alone = b"" if self.private is None else call.pieces[-1].blob
+        return Job(self.at(call.client, call), ends.own, alone, call.base == 0)
 
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where there is no network."""

@@ -26,6 +26,7 @@ class Ends(NamedTuple):
     version: int  # of the broadcasts, that the client acknowledged
     rx: State  # the server's: the receiving ends of `up`
     own: ClientState  # the client's
+    tx: State = None  # the server's: the sending ends of `personal`
 
 
 class Stored(NamedTuple):

@@ -18,7 +18,7 @@ from ..key import Key
 from ..links.base import floats
 from ..params import Params
 from ..wire import Packet, Several, State, clone, dumps, length, loads, restore
-from .messages import Form
+from .messages import Form, Letter
 
 SLACK = 8  # bytes: a single message is not replaced by a snapshot for less
 
@@ -42,20 +42,26 @@ class Logged(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What one client is sent: a snapshot of the view, or the messages it needs, oldest first."""
+    """What one client is sent: a snapshot of the view, or the messages it needs, oldest first; and its own."""
 
     snapshot: bool
     messages: list[Logged]
+    own: Letter | None = None
 
     @property
     def size(self) -> int:
         """Bytes of payload."""
-        return sum(len(m.blob) for m in self.messages)
+        return sum(len(m.blob) for m in self.parts)
 
     @property
     def floats(self) -> float:
         """The papers' figure."""
-        return sum(m.floats for m in self.messages)
+        return sum(m.floats for m in self.parts)
+
+    @property
+    def parts(self) -> list[Logged | Letter]:
+        """All that has bytes, in the order in which it is sent."""
+        return [*self.messages, *([] if self.own is None else [self.own])]
 
 
 class Stream:

@@ -181,6 +181,8 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     """Local training from ``request.x``, as its :class:`Trainer` says. Raises :class:`NonFinite`."""
     trainer, w, g = request.trainer, slot.flat, slot.grad
     slot.load(request.x)
+    if request.buffers is not None:
+        slot.load_buffers(request.buffers)
     slot.module.train()
     offset = None if request.offset is None else request.offset.flat.to(slot.device)
     anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
@@ -226,7 +228,7 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     if not math.isfinite(loss) or not x.finite():
         raise NonFinite(diverged(task, trainer, loss, key))
     ended = Memory(tuple(Params(slot.layout, v.to("cpu", copy=True)) for v in vectors), taken + steps)
-    return Trained(x, steps, loss, ended, lr * shares)
+    return Trained(x, steps, loss, ended, lr * shares, slot.buffers())
 
 
 def diverged(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
