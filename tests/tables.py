@@ -1427,6 +1427,7 @@ METHODS = [
             "FedPer()",
             "FedPer(stay=('1.*', '*.bias'), opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)), down=EF21(TopK(0.5)))",
             "FedPer(up=LBGM(threshold=0.5), buffers='local')",
+            "LUAR(FedPer(opt=Adam(0.03)), recycle=1, layers='tensors')",
         ),
         same={
             "FedPer with nothing at home is FedAvg": ("FedPer(stay=())", "FedAvg()"),
@@ -1434,14 +1435,15 @@ METHODS = [
                 f"FedPer(stay=(), opt=Adam(0.03), up={LOSSY})",
                 f"FedAvg(opt=Adam(0.03), up={LOSSY})",
             ),
+            "LUAR that recycles nothing leaves FedPer as it is": ("LUAR(FedPer(), recycle=0)", "FedPer()"),
         },
         refused={
             "FedPer(stay=('head.*',))": (
                 "FedPer(stay=...): no layer is named 'head.*'; the layers are 1.weight, 1.bias, 3.weight, 3.bias"
             ),
             "FedPer(stay=('*',))": "FedPer: every layer stays with its client, nothing would be sent",
-            "LUAR(FedPer(), recycle=1)": "LUAR needs a reply with an update of the model; FedPer() has none",
-            "FLSS(FedPer(), rank=2, start=2)": "FLSS goes around FedAvg...FedPer() sends more than one update, or...",
+            "LUAR(FedPer(), recycle=1)": "LUAR(recycle=1): at most 0, the model has 1 kernels and one must be sent",
+            "FLSS(FedPer(), rank=2, start=2)": "...FedPer gives clients models of their own, which do not lie there",
         },
         payload={
             # the first module's 780 parameters: 3120 bytes, and 12

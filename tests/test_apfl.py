@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from problems import LOCAL, PAIR, TWICE, Point, approx, handwriting, mlp
-from thinwire import APFL, Ditto, Simulation
+from problems import LOCAL, PAIR, TWICE, Point, approx, handwriting, mlp, normed
+from thinwire import APFL, Key, Local, Simulation
+from thinwire.local import Memory, Trained
+from thinwire.train.one import train
 
 # x, v, al = x0, [x0, x0], [0.5, 0.5]
 # for _ in range(2):
@@ -47,20 +51,54 @@ def test_the_model_that_is_evaluated_is_the_mixture_with_the_newest_shared_one(c
         assert run.whose(client)[0].flat.tolist() == approx([0.57159375, -0.592 if client == 0 else -0.499])
 
 
-def test_alpha_one_trains_alone() -> None:
-    tasks, _ = handwriting()
-    models = []
-    for method in (APFL(LOCAL, alpha=1.0), Ditto(LOCAL, lam=0.0)):  # the same mini-batches
-        run = Simulation(method, mlp, tasks, workers=1, plan="each")
-        with run.pool:
+@pytest.mark.parametrize("model", [mlp, normed])
+def test_alpha_one_trains_alone_bit_for_bit(model: Any) -> None:
+    tasks = handwriting()[0][:2]
+    run = Simulation(APFL(LOCAL, alpha=1.0), model, tasks, workers=1, plan="each")
+    alone = run.slot.twin()
+    v, statistics = alone.params(), alone.buffers()
+    with run.pool:
+        for number in (1, 2):
             run.step()
-            run.step()
-            models.append(run.whose(3)[0].flat)
-    torch.testing.assert_close(*models, atol=1e-6, rtol=0)
+            alone.load_buffers(statistics)
+            v, statistics = train(alone, tasks[1], Local(v, LOCAL), Key(0, number, 1)).x, alone.buffers()
+            own = run.whose(1)
+            assert torch.equal(own.x.flat, v.flat)
+            assert (own.statistics is None) == (statistics is None)
+            assert statistics is None or torch.equal(own.statistics.flat, statistics.flat)
+    assert (v - run.whose(None).x).norm() > 0.1
 
 
-def test_alpha_zero_evaluates_the_shared_model() -> None:
-    run = Simulation(APFL(LOCAL, alpha=0.0), mlp, handwriting()[0], workers=1, plan="each")
+@pytest.mark.parametrize("model", [mlp, normed])
+def test_alpha_zero_evaluates_the_shared_model(model: Any) -> None:
+    run = Simulation(APFL(LOCAL, alpha=0.0), model, handwriting()[0][:3], workers=1, plan="each")
     with run.pool:
         run.step()
-        assert torch.equal(run.whose(3)[0].flat, run.whose(None)[0].flat)
+        (own, theirs), (x, statistics) = run.whose(2), run.whose(None)
+        assert torch.equal(own.flat, x.flat)
+        assert theirs is statistics
+
+
+def test_norm_statistics_are_those_of_the_mixtures_training() -> None:
+    run = Simulation(APFL(LOCAL, alpha=0.5), normed, handwriting()[0][:3], workers=1, plan="each")
+    first = run.initial_buffers
+    with run.pool:
+        run.step()
+        own, shared = run.whose(2).statistics, run.whose(None).statistics
+        assert (own - first).norm() > 0.1
+        assert (own - shared).norm() > 0.1
+
+
+def test_the_mixture_and_the_slope_in_alpha_are_of_the_shared_models_mini_batches() -> None:
+    asked: list[Key] = []
+
+    def answer(request: Local, task: Any, key: Key) -> Trained:
+        asked.append(key)
+        return Trained(request.x, 1, 0.0, Memory((request.x.zeros(),), 1))
+
+    for adaptive, number in ((False, 2), (True, 3)):
+        asked.clear()
+        run = Simulation(APFL(LOCAL, adaptive=adaptive), mlp, handwriting()[0][:1], workers=1, train=answer)
+        with run.pool:
+            run.step()
+        assert asked == [Key(0, 1, 0)] * number

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from problems import LOCAL, PAIR, TWICE, Point, approx, handwriting, mlp, normed
-from thinwire import Ditto, Simulation
+from thinwire import Ditto, Key, Local, Simulation
+from thinwire.train.one import train
 
 
 # v = [sgd(k, v[k], lam=0.5, to=x) for k in (0, 1)], then x = (1 * sgd(0, x) + 3 * sgd(1, x)) / 4, twice, where
@@ -35,7 +36,24 @@ def test_a_strong_pull_keeps_a_clients_model_at_the_shared_one() -> None:
     assert distances[1] < 0.7 * distances[0]
 
 
-def test_norm_statistics_are_those_of_the_shared_models_training() -> None:
+def test_without_a_pull_model_and_norm_statistics_are_those_of_training_alone() -> None:
+    tasks = handwriting()[0][:2]
+    run = Simulation(Ditto(LOCAL, lam=0.0), normed, tasks, workers=1, plan="each")
+    alone = run.slot.twin()
+    v, statistics = alone.params(), alone.buffers()
+    with run.pool:
+        for number in (1, 2):
+            run.step()
+            alone.load_buffers(statistics)
+            v = train(alone, tasks[1], Local(v, LOCAL), Key(0, number, 1).at("training1")).x
+            statistics = alone.buffers()
+            own = run.whose(1)
+            assert torch.equal(own.x.flat, v.flat)
+            assert torch.equal(own.statistics.flat, statistics.flat)
+    assert (statistics - run.whose(None).statistics).norm() > 0.1
+
+
+def test_shared_norm_statistics_are_those_of_the_shared_models_training() -> None:
     tasks, _ = handwriting()
     statistics = []
     for lam in (0.0, 3.0):

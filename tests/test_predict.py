@@ -86,7 +86,10 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "floats_up": 291e6,
         "client_accuracy": None,
         "client_accuracy_spread": None,
+        "client_accuracy_p10": None,
         "client_accuracy_worst": None,
+        "client_accuracy_before": None,
+        "client_accuracy_shared": None,
     }
     table.show([row], "a title")
     lines = shown.getvalue().splitlines()

@@ -36,6 +36,7 @@ STAY = ("head",)
     ("method", "bodies", "heads"),
     [
         (FedPer(TWICE, stay=STAY), [0.595, 0.67195], [[-0.64, -0.28], [-0.4096, 0.1808]]),
+        (FedBN(TWICE, stay=STAY), [0.595, 0.67195], [[-0.64, -0.28], [-0.4096, 0.1808]]),
         (FedRep(TWICE, stay=STAY, head_epochs=3), [0.595, 0.67195], [[-0.512, -0.024], [-0.262144, 0.475712]]),
     ],
     ids=repr,
@@ -79,3 +80,12 @@ def test_the_last_module_stays_where_nothing_is_named() -> None:
 def test_a_wrapper_changes_the_names_that_patterns_are_of() -> None:
     method = tw.parse("FedPara(FedPer(stay=('3.*',)), rank=2)")
     assert trained(method, rounds=1).ledger.bytes("up") > 0
+
+
+def test_layers_that_stay_are_neither_sent_nor_recycled() -> None:
+    # 780 parameters of 910 are shared, in two tensors: one of 12 and one of 768
+    whole = trained(tw.LUAR(FedPer(), recycle=1, layers="tensors"), rounds=6, sample=8)
+    sizes = {entry.payload for entry in whole.ledger if entry.direction == "up"}
+    assert min(sizes) < 100  # a bias alone
+    one, two = (whole.personal(client).state_dict() for client in (0, 1))
+    assert [name for name in one if not torch.equal(one[name], two[name])] == ["3.weight", "3.bias"]

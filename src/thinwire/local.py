@@ -225,7 +225,12 @@ class LocalAdamW(LocalAdam):
 
 
 class Local(NamedTuple):
-    """Train from ``x``. The other fields bend every step; None leaves it alone."""
+    """Train from ``x``. Most of the other fields bend every step; None leaves it alone.
+
+    A client's own model (``own``) has norm statistics of its own, which stay with the client. With ``aside`` training
+    begins with them, and those of the shared model stay as they are. Without it, training begins with those of the
+    round and moves them too.
+    """
 
     x: Params
     trainer: Trainer
@@ -238,6 +243,8 @@ class Local(NamedTuple):
     loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)
     aside: bool = False  # :func:`look`, no training: norm statistics and the client's loss stay as they are
     buffers: Params | None = None  # norm statistics to begin with; None: those the client has (SoftPull)
+    own: bool = False  # ``x`` is the client's own model: the norm statistics that come of it are kept as that model's
+    again: int = 0  # on the mini-batches of the round's request so many before this one; 0: on its own
 
 
 def look(x: Params, trainer: Trainer, batch: int | None = None) -> Local:

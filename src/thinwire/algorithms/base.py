@@ -208,6 +208,22 @@ class Algorithm(Config, ABC):
             return float(self.local.num_steps(examples))
         return float(examples) if self.weights == "examples" else 1.0
 
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        """:meth:`model` as a client knows it, which has a ``view`` in place of the server's state.
+
+        ``own`` is what the client keeps, or for the shared model (``client`` None) the client's state of ``init``. By
+        default it is what ``model`` makes of the view, which has to have what that reads: ``x``, unless it is written
+        otherwise.
+        """
+        return self.model(view, client, own)
+
+    def own_statistics(self, own: State) -> bool:
+        """Whether a client's own model has norm statistics of its own: those of its training as ``Local(own=True)``.
+
+        ``own`` is what the client keeps. By default they are those of the shared model.
+        """
+        return False
+
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         """A client's own model as it is evaluated, made of its :meth:`model` and its examples. By default ``x`` itself.
 
@@ -305,6 +321,12 @@ class Around(Algorithm):
 
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         return self.inner.statistics(server, client)
+
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        return self.inner.at_client(view, client, own)
+
+    def own_statistics(self, own: State) -> bool:
+        return self.inner.own_statistics(own)
 
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         return self.inner.adapt(x, task, key)

@@ -139,6 +139,11 @@ class FLSS(Around):
         require(self.every is None or self.every >= 1, f"FLSS(every={self.every}): every must be at least 1, or None")
         require(0 < self.decay <= 1, f"FLSS(decay={self.decay}): decay must be above 0 and at most 1")
         require(self.scale > 0, f"FLSS(scale={self.scale}): scale must be positive")
+        if self.inner.personal_models:
+            raise CombinationError(
+                f"FLSS sends coefficients in a subspace of the shared updates, and bends all of a client's training to "
+                f"it; {type(self.inner).__name__} gives clients models of their own, which do not lie there"
+            )
         if not isinstance(self.inner, FedAvg):
             raise CombinationError(
                 f"FLSS goes around FedAvg and what its arguments make of it (FedProx, FedNTD, MOON, FedAdam, SignSGD "
@@ -250,6 +255,9 @@ class FLSS(Around):
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server.inner, client, own)
+
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        return self.inner.at_client(view.inner, client, own)
 
     @property
     def rounding(self) -> float:

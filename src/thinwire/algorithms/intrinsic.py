@@ -161,6 +161,9 @@ class Intrinsic(Algorithm):
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self._point(server.base, server.sigma, server.seed, self._epoch(server.round))
 
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        return self._point(view.base, view.sigma, view.seed, self._epoch(view.round))
+
     def _epoch(self, round: int) -> int:
         return round // self.epoch if self.varying else 0
 

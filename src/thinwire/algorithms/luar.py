@@ -86,21 +86,22 @@ class LUAR(Around):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         inner = self.inner.init(x, num_clients, key)
         update = getattr(inner.reply, "update", None)
-        if not isinstance(update, Params) or update.layout != x.layout:
+        if not isinstance(update, Params) or not _layers_of(update.layout, x.layout):
             raise CombinationError(f"LUAR needs a reply with an update of the model; {self.inner!r} has none")
+        shared = update.layout  # all layers, but for those that stay with their clients
         if kinds(type(inner.reply))["update"] == "each":  # type: ignore[arg-type]  # a class has a hash
             raise CombinationError(
                 f"LUAR recycles layers of one aggregated update; {self.inner!r} has an update of each client's own "
                 f"(Each[...]), and no aggregate of it"
             )
-        num = len(self.units(x.layout))
+        num = len(self.units(shared))
         require(num > 0, f"LUAR(layers={self.layers!r}): the model has no {self.layers}; try layers='tensors'")
         require(
             self.recycle < num,
             f"LUAR(recycle={self.recycle}): at most {num - 1}, the model has {num} {self.layers} and one must be sent",
         )
-        nothing = torch.zeros(len(x.names), dtype=torch.bool)
-        server = Server(inner.server, x.zeros(), torch.zeros(num, dtype=torch.float64), nothing)
+        nothing = torch.zeros(len(shared.names), dtype=torch.bool)
+        server = Server(inner.server, shared.zeros(), torch.zeros(num, dtype=torch.float64), nothing)
         message = None if inner.message is None else Broadcast(inner.message, nothing)
         return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply, message)
 
@@ -121,7 +122,7 @@ class LUAR(Around):
         return self.inner.admit(view.inner, reply, examples, clip)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        x = self.inner.model(server.inner)
+        x = self.inner.model(server.inner).only(server.last.names)
         unsent = x.zeros() if self.drop else server.last
         update = unsent.replace(mean.update)  # Alg. 1 line 5
         units = self.units(x.layout)
@@ -134,6 +135,9 @@ class LUAR(Around):
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server.inner, client, own)
+
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        return self.inner.at_client(view.inner, client, own)
 
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""
@@ -162,3 +166,8 @@ class LUAR(Around):
             return [(key.round * self.recycle + i) % num for i in range(self.recycle)]
         p = torch.ones_like(score) if self.select == "uniform" else 1 / score.clamp_min(1e-30)  # equation (2)
         return torch.multinomial(p, self.recycle, generator=key.generator("recycle")).tolist()
+
+
+def _layers_of(part: Layout, whole: Layout) -> bool:
+    """Whether one layout is of some layers of another, in their order."""
+    return set(part.names) <= set(whole.names) and bool(part.names) and whole.only(part.names) == part

@@ -21,18 +21,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, Start
 from ..errors import OutOfSync, RunError, WireError, require
 from ..key import Key
-from ..run.client import ClientState, Job, Reply, one_round, taken, unheard
+from ..params import Params
+from ..run.client import ClientState, Job, Reply, adapted, one_round, statistics_of, taken, unheard
 from ..run.envelope import Answer, Call, key_of, mark, read_call
 from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..run.messages import Form, forms, private
+from ..run.own_tests import Model, packed, tested
 from ..run.stream import Logged, Parcel, View, catch_up
 from ..task import Task, as_task
 from ..train.fitting import fitting
-from ..train.one import Slot, floats, made
+from ..train.one import Slot, evaluate, floats, made
 from ..train.threads import one_thread
 from ..wire import restore
 
@@ -113,6 +115,12 @@ class Node:
     ``model`` and the method must be the server's: a call of another run is refused. The
     folder is the client's identity: it must outlive restarts, and no two clients share one. While a
     call is answered it is locked: a second process that would answer from it gets a :class:`RunError`.
+
+    ``test`` is the client's own test set, a task as ``task`` is. What the client holds when it is called, before it
+    trains, is evaluated on it: its own model, with what the newest broadcast changed in it, and the model that all
+    share. So in round t + 1 that is the model after round t, as in a simulation with ``client_tests``. It is done in
+    the calls of rounds 1 + ``evaluate_every``, 1 + 2 ``evaluate_every`` and so on. The means of the metrics go to the
+    server in the answer, as numbers of 8 bytes with their names. Examples do not.
     """
 
     def __init__(
@@ -122,14 +130,20 @@ class Node:
         task: Any,
         folder: str | Path,
         device: str = "cpu",
+        *,
+        test: Any = None,
+        evaluate_every: int = 1,
     ) -> None:
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
-        if isinstance(task, type) or not isinstance(task, Task):
-            task = as_task(task, floats=floats(model if isinstance(model, nn.Module) else made(model, 0)))
+        require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
+        if any(isinstance(given, type) or not isinstance(given, Task) for given in (task, test) if given is not None):
+            kind = floats(model if isinstance(model, nn.Module) else made(model, 0))
+            task, test = as_task(task, floats=kind), None if test is None else as_task(test, "test", kind)
         self.algorithm, self.model, self.task, self.folder = algorithm, model, task, Path(folder)
-        self.device = device
+        self.device, self.test, self.evaluate_every = device, test, evaluate_every
         self.lost = False  # whether the answer before the newest was, as far as the newest call tells
         require(len(self.task) > 0, "this client's task has no examples")
+        require(test is None or len(test) > 0, "this client's test has no examples")
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
@@ -165,13 +179,37 @@ class Node:
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = key_of(call.seed, call.client, call.round, call.mbit)
         mine, state = taken(algorithm, alone, view, Job(key, held.own, own, call.base == 0))
+        metrics = self.tested(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
         name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
-        return Answer.to(call, number, reply, name, time.perf_counter() - began)
+        return Answer.to(call, number, reply, name, time.perf_counter() - began, metrics)
+
+    def tested(
+        self, slot: Slot, start: Start, initial: Params | None, view: View, own: ClientState, call: Call
+    ) -> bytes:
+        """What this client's test says of what it holds before it trains; nothing in rounds without an evaluation."""
+        algorithm, test, done = self.algorithm, self.test, call.round - 1  # the round that the model is of
+        if test is None or done == 0 or done % self.evaluate_every:
+            return b""
+        statistics = view.buffers if algorithm.buffers == "mean" else initial
+        shared = held = model = Model(algorithm.at_client(view.state, None, start.client), statistics)
+        if algorithm.personal_models or algorithm.buffers == "local":
+            x = algorithm.at_client(view.state, call.client, own.state)
+            held = model = Model(x, statistics_of(algorithm, own, statistics))
+        if algorithm.personal_models:
+            key = Key(call.seed, done, call.client).at("adapt")
+            model = Model(*adapted(algorithm, slot, self.task, *held, key))
+
+        def means(x: Params, buffers: Params | None) -> dict[str, float]:
+            slot.load(x)
+            slot.load_buffers(buffers)
+            return {name: total / len(test) for name, total in evaluate(slot, test).items()}
+
+        return packed(tested(means, model, held, shared if algorithm.personal_models else held))
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""
-        fitting(slot, [("this client", self.task)])
+        fitting(slot, [("this client", self.task)] + ([] if self.test is None else [("its test", self.test)]))
         slot.probe(self.task)
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:

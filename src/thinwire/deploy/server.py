@@ -28,6 +28,7 @@ from ..run.client import ClientState
 from ..run.envelope import SMALL, Answer, mark, read_answer
 from ..run.identity import data_digest
 from ..run.network import measured
+from ..run.own_tests import unpacked
 from ..run.pool import Pool, Work
 from ..run.privacy import Privacy
 from ..run.result import Record
@@ -76,6 +77,10 @@ class Deployment(Rounds):
     ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
     see which of them training moves. With ``states``, a folder, what is kept of every client
     lies there between its rounds.
+
+    Clients that have tests of their own (``Node(test=...)``) send what these say with their answers to this round. The
+    record has it as ``client_accuracy`` and so on, over the ``evaluated_clients`` alone, of the models with which the
+    round began. These are clients' own words.
 
     A reply to an earlier round is used if the method allows it (``Algorithm.late``) and its
     client was not called again; else it is dropped, and the record counts it.
@@ -229,6 +234,7 @@ class Deployment(Rounds):
             body = loads(answer.blob, max_bytes=self.most, max_values=self._sizes[1])
             self.admit(answer.examples, self.mean.check(body, self.states.get(client).rx, self.at(client, answer)))
             floats = self.up.floats(body)
+            unpacked(answer.metrics)  # which checks them
         except OutOfSync:
             raise
         except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
@@ -268,6 +274,9 @@ class Deployment(Rounds):
         used = len([client for client in now if client in moved])
         record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
+        said = {client: self.taken[client].answer.metrics for client in sorted(now) if client in moved}
+        found = {client: unpacked(metrics) for client, metrics in said.items() if metrics}
+        record |= self.over_clients(found) | ({"evaluated_clients": len(found)} if found else {})
         self.key = None
         return record
 

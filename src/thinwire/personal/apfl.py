@@ -2,11 +2,13 @@
 
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv:2003.13461, Algorithm 1.
 
-Differences from the paper: the listing moves w and v in turn, mini-batch by mini-batch. Here w is trained to its end
-first, as in FedAvg, and while v is trained, w moves along the straight line between its two ends, by an equal part
-after each step. v has mini-batches of its own. The mixture that is evaluated has the newest shared model in it, not a
-mean over rounds. alpha is learnt once a round, after w's training, at the mixture of v and the shared model. Norm
-statistics are those of w.
+Differences from the paper: the listing moves w and v in turn, on the same mini-batches. Here w is trained to its end
+first, as in FedAvg, and then v on the same mini-batches again, while w moves along the straight line between its two
+ends, by an equal part after each step. w and v are not projected on a set; alpha is kept in [0, 1]. alpha is learnt
+once a round, at the mixture of v and the shared model, before v is trained. The mean over replies is weighted by
+``weights``, examples by default; the paper's is uniform. The mixture that is evaluated has the newest shared model in
+it, not a mean over rounds. Weight decay and the clip of ``local`` act on the mixture. The paper has no norm statistics:
+here a client's own model has its own, those of the mixture in v's training, which stay with it.
 """
 
 from __future__ import annotations
@@ -65,20 +67,23 @@ class APFL(Personal):
         x, (v, alpha), rate = view.x, state, self.local.rate(key)
         w = (yield Local(x, self.local)).x
         if self.adaptive:
-            seen = yield look(mixed(v, x, alpha), self.local, self.local.batch)
+            seen = yield look(mixed(v, x, alpha), self.local, self.local.batch)._replace(again=1)  # of w's first step
             assert seen.momentum is not None
             alpha = min(max(alpha - rate * (seen.momentum @ (v - x)), 0.0), 1.0)  # a step down the slope in alpha
         if alpha >= LEAST:
             start, shift = mixed(v, x, alpha), (w - x) * (1 - alpha)
             # v moves by lr alpha times the gradient at the mixture, and the mixture by alpha times that
             trainer = replace(self.local, lr=rate * alpha**2, prox=0.0, keep=False)
-            end = yield Local(start, trainer, shift=shift, aside=True)
-            v = v + (end.x - start - shift) / alpha
+            end = yield Local(start, trainer, shift=shift, aside=True, own=True, again=2 if self.adaptive else 1)
+            v = (end.x - w * (1 - alpha)) / alpha
         return Reply(w - x), Own(v, alpha)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x
         return x if client is None else mixed(own.v, x, own.alpha)
+
+    def own_statistics(self, own: State) -> bool:
+        return bool(own.alpha >= LEAST)
 
 
 def mixed(v: Params, w: Params, alpha: float) -> Params:

@@ -5,7 +5,7 @@ arXiv:2012.04221, Algorithm 1.
 
 Differences from the paper: the shared model is FedAvg's, as in the listing, with any optimiser at the server. Both
 models are trained as ``local`` says; the paper may give them different numbers of steps. Each has mini-batches of its
-own. Norm statistics are those of the shared model.
+own. The paper has no norm statistics: here a client's own model has its own, from its own training, which stay with it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ class Ditto(Personal):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local)
         own = replace(self.local, prox=self.lam, keep=False)
-        v = yield Local(state, own, anchor=view.x, aside=True)  # lam pulls v to x
+        v = yield Local(state, own, anchor=view.x, aside=True, own=True)  # lam pulls v to x
         return Reply(y.x - view.x), v.x
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x if client is None else own
         return x
+
+    def own_statistics(self, own: State) -> bool:
+        return True

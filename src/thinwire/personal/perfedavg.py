@@ -3,8 +3,9 @@
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach", NeurIPS 2020, arXiv:2002.07948, with its approximations FO and HF.
 
-Differences from the paper: replies are averaged by ``weights``, examples by default. HF's two gradients are of all the
-client's examples, because their difference needs the same examples twice; the paper draws a mini-batch.
+Differences from the paper: replies are averaged by ``weights``, examples by default; the paper averages uniformly. A
+client's own model is made by one step on a mini-batch of its examples; the paper says one step, or a few. The paper has
+no norm statistics: here they are those of the forward passes at w, and a client's own model has the shared model's.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class PerFedAvg(Personal):
 
     ``local`` says how many steps a client takes, their rate (the paper's beta) and the size of mini-batches, of which
     each gradient has a new one. "FO" leaves the Hessian out; "HF" takes its product with the gradient from two more
-    gradients, ``delta`` times the gradient before and behind. A step costs two gradients, or four, of which two are of
-    all the client's examples, in memory at once.
+    gradients, ``delta`` times the gradient before and behind, both on one mini-batch. A step costs two gradients, or
+    four.
 
     A client's own model is made when it is evaluated: the shared model after one step of rate ``alpha`` on a mini-batch
     of its examples. ``alpha`` = 0 is FedAvg, whose mini-batches are drawn anew for each step.
@@ -61,8 +62,8 @@ class PerFedAvg(Personal):
             ahead = yield self.gradient(w - gradient_of(here) * self.alpha)  # at the adapted model
             g = gradient_of(ahead)
             if self.hessian == "HF":
-                up = yield look(w + g * self.delta, self.local)
-                down = yield look(w - g * self.delta, self.local)
+                up = yield self.gradient(w + g * self.delta)
+                down = yield self.gradient(w - g * self.delta)._replace(again=1)
                 g = g - (gradient_of(up) - gradient_of(down)) * (
                     self.alpha / (2 * self.delta)
                 )  # the Hessian times g, by a difference

@@ -3,8 +3,10 @@
 T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv:2006.08848,
 Algorithm 1. Its beta is the rate of ``opt``: ``pFedMe(opt=SGD(2.0))``.
 
-Differences from the paper: the subproblem of a local round is solved by ``steps`` steps of ``local`` from w, each on a
-mini-batch of its own; the paper takes one mini-batch for all of them. The server's mean is over those who replied.
+Differences from the paper: the subproblem of a local round is solved by ``steps`` steps of ``local`` from w, all on one
+mini-batch; the paper asks for a solution of some accuracy, from anywhere. Only the clients of a round train; in the
+paper all clients train in every round, and the server's mean is over some of them. The paper has no norm statistics:
+here those of a client's own model are what its round ended with, and stay with it; the shared model has their mean.
 """
 
 from __future__ import annotations
@@ -53,12 +55,18 @@ class pFedMe(Personal):
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         w, theta = view.x, state
-        solver = replace(self.local, steps=self.steps, prox=self.lam)
+        solver = replace(self.local, steps=1, prox=self.lam)
         for _ in range(self.local.num_steps(len(task))):
-            theta = (yield Local(w, solver)).x  # argmin of f + lam / 2 ||theta - w||^2
+            theta, memory = w, None
+            for k in range(self.steps):  # towards argmin of f + lam / 2 ||theta - w||^2, f of one mini-batch
+                found = yield Local(theta, solver, anchor=w, memory=memory, own=True, again=k)
+                theta, memory = found.x, found.memory
             w = w - (w - theta) * (self.eta * self.lam)  # a step down the Moreau envelope
         return Reply(w - view.x), theta
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x if client is None else own
         return x
+
+    def own_statistics(self, own: State) -> bool:
+        return True

@@ -78,6 +78,10 @@ class Staying(Personal):
         x: Params = server.x
         return x if client is None else x.replace(own.only(self.home(x.layout)))
 
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        x: Params = own.replace(view.x)
+        return x
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(Staying):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..expression import parse
 from ..links import Dense
 from ..optimizers import SGD
 from ..run.folder import write_atomic
+from ..run.result import CLIENTS
 from .read import Arm, Run
 
 Row = dict[str, Any]
@@ -85,8 +87,6 @@ def _best(run: Run, name: str) -> float | None:
 
 # -- federated training -------------------------------------------------------
 
-CLIENTS = ("client_accuracy", "client_accuracy_spread", "client_accuracy_worst")
-
 
 def _federated_plain(expression: str) -> bool:
     """FedAvg with nothing compressed."""
@@ -107,20 +107,34 @@ def _federated(arm: Arm) -> Row:
     }
 
 
+OTHERS = {"before": "before adapting", "shared": "shared model"}
+"""Models besides the clients' own ones that their tests are of, and the titles of the columns."""
+
+
 def _by_client(found: Sequence[Row]) -> bool:
     """Whether clients have tests of their own."""
     return any(row["client_accuracy"] is not None for row in found)
 
 
 def _own_tests(row: Row) -> str:
-    mean, spread, _ = (row[name] for name in CLIENTS)
+    mean, spread = row["client_accuracy"], row["client_accuracy_spread"]
     return _percent(mean) + ("" if spread is None else f" ± {100 * spread:.1f}")
+
+
+def _cell(name: str, row: Row) -> str:
+    return _percent(row[name])
 
 
 def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
     own: tuple[Column, ...] = (
         ("own tests", _own_tests),
+        ("lowest tenth", lambda row: _percent(row["client_accuracy_p10"])),
         ("worst client", lambda row: _percent(row["client_accuracy_worst"])),
+        *(
+            (title, partial(_cell, f"client_accuracy_{part}"))
+            for part, title in OTHERS.items()
+            if any(row[f"client_accuracy_{part}"] is not None for row in found)
+        ),
     )
     return (
         *(own if _by_client(found) else ()),
@@ -137,7 +151,15 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _federated_note(found: Sequence[Row]) -> str:
-    own = "Own tests: the mean over clients of the accuracy on each one's own, ± the standard deviation over clients. "
+    own = (
+        "Own tests: the mean over clients of the accuracy on each one's own, ± the standard deviation over clients. "
+        "Lowest tenth: the 10th percentile over clients. "
+    )
+    if any(row["client_accuracy_shared"] is not None for row in found):
+        own += (
+            "Shared model: the mean over clients' own tests of the model that all share. Before adapting: that of what "
+            "a client's own model is made of, before it is fine-tuned. "
+        )
     return (own if _by_client(found) else "") + (
         "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
         "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no "
@@ -186,7 +208,17 @@ FORMS = {
         _federated_plain,
         _federated,
         _federated_columns,
-        ("M floats up", "s here", "10", "100", "best", "s at 1 Mbit/s", "up / FedAvg", "total / FedAvg"),
+        (
+            "M floats up",
+            "s here",
+            "10",
+            "100",
+            "best",
+            "s at 1 Mbit/s",
+            "up / FedAvg",
+            "total / FedAvg",
+            "lowest tenth",
+        ),
         _federated_note,
     ),
     "step": Form(

@@ -29,6 +29,7 @@ class ClientState(NamedTuple):
     buffers: Params | None  # norm statistics, where they stay with the client
     memory: Memory | None = None  # the trainer's, where it goes on from round to round
     rx: State = None  # the receiving ends of `personal`
+    own_buffers: Params | None = None  # norm statistics of the client's own model, where it may have one
 
 
 def unheard(algorithm: Algorithm, start: Start, form: Form, statistics: Params | None) -> ClientState:
@@ -36,7 +37,16 @@ def unheard(algorithm: Algorithm, start: Start, form: Form, statistics: Params |
     kept = statistics if algorithm.buffers == "local" else None
     memory = algorithm.local.begin(algorithm.model(start.server).layout) if algorithm.local.keep else None
     alone = private(algorithm, start)
-    return ClientState(start.client, form.open()[0], kept, memory, None if alone is None else alone.open()[1])
+    rx = None if alone is None else alone.open()[1]
+    own_buffers = statistics if algorithm.personal_models else None
+    return ClientState(start.client, form.open()[0], kept, memory, rx, own_buffers)
+
+
+def statistics_of(algorithm: Algorithm, own: ClientState, shared: Params | None) -> Params | None:
+    """The norm statistics of a client's own model, given those of the shared one."""
+    if algorithm.own_statistics(own.state):
+        return own.own_buffers
+    return shared if algorithm.buffers == "mean" else own.buffers
 
 
 class Job(NamedTuple):
@@ -92,6 +102,7 @@ class Round:
     def __init__(self, algorithm: Algorithm, form: Form, task: Task, view: View, own: ClientState, key: Key) -> None:
         self.algorithm, self.form, self.task, self.own, self.key = algorithm, form, task, own, key
         self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
+        self.own_buffers = own.own_buffers
         self.steps, self.loss, self.asked, self.memory = 0, 0.0, 0, own.memory
         self.work = algorithm.client(view.state, own.state, task, key)
         self.request: Local | None = None  # the training it waits for; None when it is done
@@ -124,8 +135,10 @@ class Round:
         return request.trainer.keep and not request.aside
 
     def draws(self) -> Key:
-        """The key of the training it waits for: another one each time it asks."""
-        return self.key.at(f"training{self.asked}") if self.asked else self.key
+        """The key of the training it waits for: another one each time it asks, unless it asks for the same again."""
+        assert self.request is not None
+        number = batches_of(self.asked, self.request)
+        return self.key.at(f"training{number}") if number else self.key
 
     def reply(self, statistics: Params | None, seconds: float, looks: bool = False) -> Reply:
         """The bytes for the server, and the client's next state. Raises :class:`NonFinite`."""
@@ -140,7 +153,8 @@ class Round:
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
         kept = statistics if algorithm.buffers == "local" else None
-        after = ClientState(algorithm.sent(self.state, self.seen[0]), tx, kept, self.memory, self.own.rx)
+        state = algorithm.sent(self.state, self.seen[0])
+        after = ClientState(state, tx, kept, self.memory, self.own.rx, self.own_buffers)
         return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, found, after)
 
 
@@ -175,16 +189,24 @@ def played(
         torch.manual_seed(key.number("layers"))
     round = Round(algorithm, form, task, view, own, key)
     slot.load_buffers(round.buffers)
-    while round.request is not None:
-        before = slot.buffers() if round.request.aside else None
-        if answer is None:
-            trained = train(slot, task, round.request, round.draws())
-        else:
-            trained = answer(round.request, task, round.draws())
-        if round.request.aside:
+    while (request := round.request) is not None:
+        before = slot.buffers() if request.aside else None
+        if request.own and request.aside:
+            slot.load_buffers(round.own_buffers)
+        trained = train(slot, task, request, round.draws()) if answer is None else answer(request, task, round.draws())
+        if request.own:
+            round.own_buffers = slot.buffers()
+        if request.aside:
             slot.load_buffers(before)
         round.take(trained)
     return round
+
+
+def batches_of(asked: int, request: Local) -> int:
+    """The number, from 0, of the request whose mini-batches a round's request of number ``asked`` is trained on."""
+    fits = 0 <= request.again <= asked
+    require(fits, f"Local(again={request.again}): there are {asked} requests of this round before it")
+    return asked - request.again
 
 
 def adapted(
@@ -207,7 +229,7 @@ def adapted(
         if slot.random:
             torch.manual_seed(key.number("layers"))
         while True:
-            own, before = key.at(f"training{asked}"), slot.buffers()
+            own, before = key.at(f"training{batches_of(asked, request)}"), slot.buffers()
             trained = train(slot, task, request, own) if answer is None else answer(request, task, own)
             asked += 1
             if request.aside:

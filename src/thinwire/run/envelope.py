@@ -77,19 +77,32 @@ class Answer(NamedTuple):
     blob: bytes
     call: int = 0  # the mark of the call that it answers
     state: int = 0  # the mark of what the client holds if the answer is taken
+    metrics: bytes = b""  # of the client's own test; an answer without any has one field less
 
     @staticmethod
-    def to(call: Call, number: int, reply: Reply | None = None, state: int = 0, seconds: float = 0.0) -> Answer:
+    def to(
+        call: Call,
+        number: int,
+        reply: Reply | None = None,
+        state: int = 0,
+        seconds: float = 0.0,
+        metrics: bytes = b"",
+    ) -> Answer:
         """The answer to a call whose mark is ``number``. None for ``reply``: the client does not hold the base."""
         about = call.run, call.incarnation, call.client, call.round, call.base, call.mbit
         if reply is None:
             return Answer(*about, False, 0, 0.0, 0, seconds, b"", number, state)
         loss = reply.loss if reply.steps else 0.0  # of a client that has not trained there is none
-        return Answer(*about, True, reply.examples, loss, reply.steps, seconds, reply.blob, number, state)
+        return Answer(*about, True, reply.examples, loss, reply.steps, seconds, reply.blob, number, state, metrics)
 
     def write(self) -> bytes:
         """The bytes of it."""
-        return dumps(self)
+        return dumps(self.written)
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        """The fields that are written."""
+        return self if self.metrics else self[:-1]
 
     @property
     def payload(self) -> int:
@@ -122,7 +135,8 @@ class Scales:
         """All bytes of a message but its payload."""
         alike = _lengths(message)
         if alike not in self.known:
-            self.known[alike] = length(message) - message.payload
+            written = message.written if isinstance(message, Answer) else message
+            self.known[alike] = length(written) - message.payload
         return self.known[alike]
 
     def size(self, message: Call | Answer) -> int:
@@ -158,7 +172,10 @@ def read_call(data: bytes) -> Call:
 def read_answer(data: bytes, most: int) -> Answer:
     """An answer from its bytes, of which there may be ``most``. Raises ``WireError``."""
     like = Answer("", 0, 0, 0, 0, 0.0, False, 0, 0.0, 0, 0.0, b"", 0, 0)
-    answer: Answer = restore(loads(data, max_depth=1, max_bytes=most, max_values=2 * len(like)), like)
+    fields = loads(data, max_depth=1, max_bytes=most, max_values=2 * len(like))
+    if isinstance(fields, list) and len(fields) == len(like) - 1:
+        fields.append(like.metrics)
+    answer: Answer = restore(fields, like)
     check(0 < answer.examples <= EXAMPLES or not answer.held, f"1 to {EXAMPLES} examples")
     check(answer.steps >= 0 and 0 <= answer.seconds < math.inf and abs(answer.loss) <= MOST, "steps, seconds, a loss")
     check(len(data) - len(answer.blob) <= SMALL, f"a header of at most {SMALL} bytes")

@@ -105,5 +105,5 @@ class Result:
         }
 
 
-CLIENTS = ("client_accuracy", "client_accuracy_spread", "client_accuracy_worst")
+CLIENTS = tuple(f"client_accuracy{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")

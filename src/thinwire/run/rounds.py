@@ -30,12 +30,13 @@ from ..task import Task
 from ..train.one import Slot
 from ..version import code_version
 from ..wire import MOST, Packet, Several, State, modest, restore
-from .client import unheard
+from .client import statistics_of, unheard
 from .envelope import Answer, Call, Piece, key_of
 from .folder import Folder
 from .identity import model_digest, run_digest
 from .ledger import Direction, Entry, Ledger
 from .messages import Form, Letter, Mean, Message, forms, private, written
+from .own_tests import Metrics, Model, finite, over_clients, tested
 from .pool import Plan, Pool
 from .privacy import Privacy
 from .result import Record, Result
@@ -281,32 +282,40 @@ class Rounds(ABC):
         if self.test is not None:
             found = self.pool.evaluate(*self.whose(None), self.test)
             values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
-        if self.client_tests:
-            found_by = [self.pool.evaluate(*self.whose(client), task) for client, task in enumerate(self.client_tests)]
-            for name in found_by[0]:
-                each = torch.tensor([found[name] for found in found_by], dtype=torch.float64)
-                values[f"client_{name}"] = float(each.mean())
-                values[f"client_{name}_spread"] = float(each.std(correction=0))  # over all the clients there are
-                values[f"client_{name}_p10"] = float(each.quantile(0.1))
-                values[f"client_{name}_worst"] = float(each.max() if name == "loss" else each.min())
-            by_client = {name: [_number(found[name]) for found in found_by] for name in found_by[0]}
-            self.by_client = {"round": self.round, **by_client}
-        return {name: _number(value) for name, value in values.items()}
+        values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
+        return {name: finite(value) for name, value in values.items()}
+
+    def tested(self, client: int) -> Metrics:
+        """What a client's test says."""
+        shared = self.held(None) if self.algorithm.personal_models else None
+        before, own = self.held(client), self.whose(client)
+        task = self.client_tests[client]
+        return tested(lambda x, statistics: self.pool.evaluate(x, statistics, task), own, before, shared or before)
+
+    def over_clients(self, found: Mapping[int, Metrics]) -> Record:
+        """A record's fields of clients' tests. Each client's own values are the next line of ``clients.jsonl``."""
+        values, by_client = over_clients(found, self.num_clients)
+        self.by_client = {"round": self.round, **by_client} if found else None
+        return values
 
     @property
     def personal(self) -> bool:
         """Whether clients have models, or norm statistics, of their own."""
         return self.algorithm.personal_models or self.algorithm.buffers == "local"
 
-    def whose(self, client: int | None) -> tuple[Params, Params | None]:
-        """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""
+    def held(self, client: int | None) -> Model:
+        """The model of a client, or for None the shared one, before it is adapted."""
         statistics = self.buffers if self.algorithm.buffers == "mean" else self.initial_buffers
         if client is None or not self.personal:
             kept = self.algorithm.statistics(self.server)
-            return self.algorithm.model(self.server), statistics if kept is None else kept
+            return Model(self.algorithm.model(self.server), statistics if kept is None else kept)
         own, kept = self.states.get(client).own, self.algorithm.statistics(self.server, client)
-        statistics = statistics if self.algorithm.buffers == "mean" else own.buffers
-        return self.algorithm.model(self.server, client, own.state), statistics if kept is None else kept
+        x = self.algorithm.model(self.server, client, own.state)
+        return Model(x, statistics_of(self.algorithm, own, statistics) if kept is None else kept)
+
+    def whose(self, client: int | None) -> Model:
+        """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""
+        return self.held(client)
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
@@ -425,8 +434,3 @@ def clippable(algorithm: Algorithm, form: Form) -> None:
             f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
             f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
         )
-
-
-def _number(value: float) -> float | None:
-    """Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null."""
-    return value if math.isfinite(value) else None

@@ -21,7 +21,6 @@ from ..config import differing
 from ..errors import RunError, require
 from ..key import Key
 from ..links.base import Link
-from ..params import Params
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
@@ -31,6 +30,7 @@ from .client import Job, Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
 from .identity import data_digest, name_of
+from .own_tests import Model
 from .pool import Pool, Work
 from .ranks import Ranks, barrier, placed, rank, size
 from .result import Record, Result
@@ -66,7 +66,9 @@ def simulate(
     ``test`` and ``client_tests`` are evaluated every ``evaluate_every`` rounds and after the last. ``client_tests``
     are one a client, each evaluated with the client's own model where the method has some. Their mean, spread (standard
     deviation over clients), lowest tenth and worst are in the records as ``client_accuracy``,
-    ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in the folder's ``clients.jsonl``.
+    ``client_accuracy_spread``, ``_p10`` and ``_worst``, and each client's own in the folder's ``clients.jsonl``. Of a
+    method with models of clients' own, ``client_accuracy_shared`` is the mean for the model that all share, and
+    ``client_accuracy_before`` that for what the models of FT and Per-FedAvg are made of.
 
     ``cohort`` names the clients of each round, round 1 first, in place of those that are drawn: ``[[3, 7], [0, 3]]``
     is two rounds of two clients. With ``dropout`` some of them do not reply. The order of a client's examples is the
@@ -294,13 +296,13 @@ class Simulation(Rounds):
         self.enter(client, "up", answer.payload, framing, floats, used)
         return used, seconds
 
-    def whose(self, client: int | None) -> tuple[Params, Params | None]:
+    def whose(self, client: int | None) -> Model:
         """As of :class:`Rounds`; a client's own model as the method adapts it to the client's examples."""
-        x, statistics = super().whose(client)
+        held = super().whose(client)
         if client is None or not self.algorithm.personal_models:
-            return x, statistics
+            return held
         key = Key(self.seed, max(self.round, 1), client).at("adapt")
-        return adapted(self.algorithm, self.slot, self.tasks[client], x, statistics, key, self.manner.train)
+        return Model(*adapted(self.algorithm, self.slot, self.tasks[client], *held, key, self.manner.train))
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""

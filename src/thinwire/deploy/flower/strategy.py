@@ -57,6 +57,8 @@ class Strategy(Base):
         found.arrays = ArrayRecord(result.module.state_dict())
         for record in result.rounds:
             found.train_metrics_clientapp[record["round"]] = _metrics(record, ("train_loss", "up_bytes", "down_bytes"))
+            own = [name for name in record if name.startswith("client_")]
+            found.evaluate_metrics_clientapp[record["round"]] = _metrics(record, own)
             found.evaluate_metrics_serverapp[record["round"]] = _metrics(record, ("accuracy", "test_loss"))
         return found
 

@@ -1,0 +1,90 @@
+"""What clients' own tests say, wherever they lie: with the simulator, or with a client that sends the figures alone.
+
+A client's own model is tested; beside it, where the method gives clients models of their own, the model that all share
+(``_shared``), and where that method makes them anew for each use (FT, Per-FedAvg), what they are made of (``_before``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import check
+from ..params import Params
+from ..wire import MOST, dumps, loads
+
+Metrics = dict[str, float]
+PARTS = ("_spread", "_p10", "_worst")  # of clients, in a record
+MANY = 24  # metrics in one answer, at most
+NAME = re.compile("[a-z][a-z0-9_]{0,31}")
+
+
+class Model(NamedTuple):
+    """What is tested."""
+
+    x: Params
+    statistics: Params | None  # of its norm layers
+
+
+def tested(evaluate: Callable[[Params, Params | None], Metrics], own: Model, before: Model, shared: Model) -> Metrics:
+    """Every metric of a client's test: of its own model, ``_before`` of what that is made of, ``_shared``.
+
+    What is the same object as the one before it is not tested twice: where ``before`` is ``own`` it is left out, and
+    so is ``shared``.
+    """
+    found = evaluate(*own)
+    known, others = [(own, found)], {"_before": before, "_shared": shared}
+    for suffix, model in others.items():
+        if model.x is own.x and model.statistics is own.statistics:
+            continue
+        values = next((v for m, v in known if m.x is model.x and m.statistics is model.statistics), None)
+        values = evaluate(*model) if values is None else values
+        known.append((model, values))
+        found = found | {f"{name}{suffix}": value for name, value in values.items() if name in known[0][1]}
+    return found
+
+
+def over_clients(found: Mapping[int, Metrics], num_clients: int) -> tuple[dict[str, float], dict[str, list[Any]]]:
+    """A record's fields, and each client's own values by metric: a list over all clients, None for who has none.
+
+    Of every metric there are the mean over clients, each as good as another, their standard deviation, the tenth
+    percentile and the worst client. Of those with a suffix there is the mean.
+    """
+    values: dict[str, float] = {}
+    by_client: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for metrics in found.values() for name in metrics):
+        each = {client: metrics[name] for client, metrics in found.items() if name in metrics}
+        by_client[name] = [finite(each.get(client)) for client in range(num_clients)]
+        column = torch.tensor(list(each.values()), dtype=torch.float64)
+        values[f"client_{name}"] = float(column.mean())
+        if not name.endswith(("_before", "_shared")):
+            values[f"client_{name}_spread"] = float(column.std(correction=0))  # over all the clients there are
+            values[f"client_{name}_p10"] = float(column.quantile(0.1))
+            values[f"client_{name}_worst"] = float(column.max() if name == "loss" else column.min())
+    return values, by_client
+
+
+def finite(value: float | None) -> float | None:
+    """Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def packed(metrics: Metrics) -> bytes:
+    """Metrics as they travel with an answer; those that are no numbers stay."""
+    return dumps({name: value for name, value in metrics.items() if abs(value) <= MOST})
+
+
+def unpacked(data: bytes) -> Metrics:
+    """What :func:`packed` packed, by a client that may lie. Raises ``WireError``."""
+    if not data:
+        return {}
+    found = loads(data, max_depth=1, max_values=2 * MANY + 1)
+    check(isinstance(found, dict) and len(found) <= MANY, f"at most {MANY} metrics")
+    for name, value in found.items():
+        check(isinstance(name, str) and NAME.fullmatch(name) and not name.endswith(PARTS), "the name of a metric")
+        check(type(value) is float and abs(value) <= MOST, f"numbers of at most {MOST:.0e} as metrics")
+    return dict(found)
