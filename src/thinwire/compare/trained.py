@@ -47,6 +47,8 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     about = json.loads(files[0].read_text())
     known = _study(path)
     algorithm = parse(about["method"]) if known is None else known.method(about["method"], known.use)
+    if not isinstance(algorithm, Algorithm):
+        raise RunError(f"{path} is no run of a federated method, but of {algorithm!r}")
     if model is None:
         require(known is not None, f"{path} is the run of no study: give its model too, load({str(path)!r}, model)")
         assert known is not None

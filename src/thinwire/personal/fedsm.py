@@ -167,11 +167,13 @@ class FedSM(Algorithm):
         first = Held(-1, Model(model, buffers))
         server = Server(x, self.opt.init(model), moments, first, Several([], first), 0)
         change = Change(model.zeros(), buffers)
-        view = Broadcast(x.zeros(), *moments.vectors, 0)
-        return Start(server, view, None, Reply(x.zeros(), *moments.vectors, change), None, Model(model, buffers))
+        m, v = moments.vectors
+        blank = Reply(x.zeros(), m, v, change)
+        return Start(server, Broadcast(x.zeros(), m, v, 0), None, blank, None, first.model)
 
     def broadcast(self, server: State, view: State) -> Message:
-        return Broadcast(server.x, *server.moments.vectors, server.moments.steps)
+        m, v = server.moments.vectors
+        return Broadcast(server.x, m, v, server.moments.steps)
 
     def alone(self, server: State, client: int) -> Message:
         return self.held(server, client).model
@@ -184,7 +186,8 @@ class FedSM(Algorithm):
         assert key.client is not None
         update, change = yield from self.trained(x, own)
         s = yield self.asked(x, Labelled(key.client), view.shared)._replace(aside=True)  # line 11
-        return Reply((s.x - x).replace(update), *self.moments_of(s.memory, view.shared), change), state
+        m, v = self.moments_of(s.memory, view.shared)
+        return Reply((s.x - x).replace(update), m, v, change), state
 
     def trained(self, x: Params, own: Model) -> Generator[Local, Trained, tuple[Params, Change]]:
         """The change of the global model, and that of the client's own: lines 8 and 9."""

@@ -237,7 +237,7 @@ class Folder:
         """Write ``summary.json``: the run is complete."""
         self.write("summary.json", (json.dumps(values, indent=2) + "\n").encode())
 
-    def model(self, name: str, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+    def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model") -> None:
         """Write ``name.safetensors``."""
         from safetensors.torch import save
 

@@ -138,11 +138,11 @@ class Rounds(ABC):
         result = self.result(None if folder is None else folder.path)
         if folder is not None:
             about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
-            folder.model("model", result.module.state_dict(), about)
+            folder.model(result.module.state_dict(), about)
             for name, module in result.beside.items():
-                folder.model(name, module.state_dict(), about)
+                folder.model(module.state_dict(), about, name)
             for client in self.owners_here():
-                folder.model(f"personal/{client}", result.personal(client).state_dict(), about)
+                folder.model(result.personal(client).state_dict(), about, f"personal/{client}")
             folder.summary(result.summary())
         return result
 
