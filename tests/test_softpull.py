@@ -79,7 +79,7 @@ def test_lam_of_one_is_each_clients_own_training_bit_for_bit() -> None:
     cohorts = [[0, 1, 2]] * 3
     together = made(SoftPull(FedAvg(LOCAL), lam=1.0), cohorts)
     for client in range(3):
-        alone = made(FedAvg(LOCAL), [[client]] * 3)
+        alone = made(FedAvg(LOCAL, weights="uniform"), [[client]] * 3)  # other weights round in their mean of one
         for one, other in zip(together.whose(client), alone.whose(None), strict=True):  # the model, the norm statistics
             assert one is not None
             assert other is not None

@@ -436,7 +436,7 @@ def clippable(algorithm: Algorithm, form: Form) -> None:
     inner = algorithm
     while isinstance(inner, Around):
         inner = inner.inner
-    numbers = [leaf.name for leaf in form.leaves if leaf.link is None]
+    numbers = [leaf.name for leaf in form.leaves if leaf.link is None and leaf.blank is not None]
     if numbers and type(inner).admit is Algorithm.admit:
         raise CombinationError(
             f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
