@@ -1529,6 +1529,67 @@ METHODS = [
         payload={"PerFedAvg()": (3652, 3652)},
     ),
     Method(
+        "SoftPull",
+        trained=(
+            "SoftPull(FedAvg(), lam=0.6)",
+            "SoftPull(SCAFFOLD(up=LBGM(threshold=0.5)), lam=0.7, personal=EF21(TopK(0.3)))",
+        ),
+        by_hand={
+            # the mean of the models: each begins where the mean is, and pulling leaves the mean where it is
+            f"SoftPull(FedAvg({TWICE}), lam=0.7)": [[0.595, -0.46], [0.67195, -0.1144]],
+        },
+        refused={
+            "SoftPull(lam=1.5)": "SoftPull(lam=1.5): lam must be in [0, 1]",
+            "SoftPull(Ditto())": "SoftPull over Ditto: its clients have models of their own already",
+            "SoftPull(LUAR(FedAvg(), recycle=1))": (
+                "SoftPull over LUAR: its clients make their view of every broadcast they have heard, and here each is "
+                "sent a model of its own"
+            ),
+            "SoftPull(FedAvg(down=EF21(TopK(0.1))))": (
+                "SoftPull over a method with down=EF21(TopK(0.1)): no model is sent to everyone; give the link to "
+                "SoftPull, personal=EF21(TopK(0.1))"
+            ),
+            "SoftPull(personal=TopK(0.1))": "personal=TopK(0.1) cannot carry a message to one client:...",
+            "LUAR(SoftPull(), recycle=1)": "LUAR needs a reply with an update of the model;...has none",
+            "FLSS(SoftPull(), rank=2, start=2)": "FLSS goes around FedAvg...",
+        },
+        payload={
+            # 3640 bytes of a model and 12; down the empty broadcast, of 3 bytes, too
+            "SoftPull()": (3652, 3655),
+            "SoftPull(personal=Half())": (3652, 1861),
+        },
+    ),
+    Method(
+        "FedSM",
+        trained=(
+            "FedSM(lam=0.6)",
+            "FedSM(LocalAdam(0.01), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
+            "LUAR(FedSM(weights='steps'), recycle=1)",
+        ),
+        refused={
+            "FedSM(lam=-0.1)": "FedSM(lam=-0.1): lam must be in [0, 1]",
+            "FedSM(gamma=2)": "FedSM(gamma=2.0): gamma is a share, 0 to 1",
+            "FedSM(selecting=LocalAdam(keep=True))": "FedSM(selecting=...leave keep at False",
+            "FedSM(form='epoch', selecting=LocalSGD(0.1))": (
+                "FedSM(form='epoch') averages the moments of Adam, which LocalSGD has not: use "
+                "selecting=LocalAdam(0.001)"
+            ),
+            "FedSM(selector='resnet19')": "no model 'resnet19'...",
+            "SoftPull(FedSM())": "SoftPull over FedSM: its clients have models of their own already",
+            "FLSS(FedSM(), rank=2, start=2)": "FLSS goes around FedAvg...",
+        },
+    ),
+    Method(
+        "FedSMExtra",
+        trained=("FedSMExtra(lam=0.6, start=4)",),
+        refused={
+            "FedSMExtra(start=0)": "FedSMExtra(start=0): start must be at least 1",
+            "FedSMExtra(gamma=0.5)": ("FedSMExtra(gamma=0.5): the selector has an output for the global model itself"),
+            "FedSMExtra(form='epoch')": "FedSMExtra(form='epoch'): its selector takes a step a mini-batch",
+        },
+    ),
+    Method("Ensemble", trained=("Ensemble(lam=0.6, start=4, personal=EF21(TopK(0.3)))",)),
+    Method(
         "pFedMe",
         trained=(
             "pFedMe(lam=2.0, eta=0.25)",

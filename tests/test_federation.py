@@ -113,7 +113,15 @@ def without(expression: str, client: int, rounds: Collection[int], of: int, mode
 # -- the same as a simulation ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(("expression", "model"), [*((m, normed) for m in METHODS), (METHODS[1], random_layers)])
+@pytest.mark.parametrize(
+    ("expression", "model"),
+    [
+        *((m, normed) for m in METHODS),
+        (METHODS[1], random_layers),
+        ("FedSM(form='epoch', personal=Half())", normed),
+        ("FedSMExtra(start=2, down=EF21(TopK(0.5)), personal=EF21(TopK(0.3)))", normed),
+    ],
+)
 def test_a_deployment_is_a_simulation_bit_for_bit_and_byte_for_byte(
     expression: str, model: Any, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ METHODS = [
     ("PruneFL(FedAvg(), every=2)", mlp),
     ("FedPara(FedAvg(), rank=2)", mlp),
     ("SoftPull(FedAvg(), lam=0.6, personal=EF21(TopK(0.3)))", normed),
+    ("FedSM(form='epoch')", normed),
 ]
 
 

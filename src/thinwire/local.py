@@ -264,8 +264,11 @@ class Net(Protocol):
     module: nn.Module
     generator: torch.Generator  # of this client's training, on the CPU: for what a loss draws
 
-    def other(self, x: Params) -> nn.Module:
-        """The module holding ``x``, in evaluation mode: it is not trained. Loaded once a training."""
+    def other(self, x: Params, buffers: Params | None = None) -> nn.Module:
+        """The module holding ``x``, in evaluation mode: it is not trained. Loaded once a training.
+
+        ``buffers`` are its norm statistics; None: those that training begins with.
+        """
 
 
 class Loss(ABC):

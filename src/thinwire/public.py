@@ -2,6 +2,7 @@
 
 from . import algorithms, errors, links, local, optimizers, params, personal, run, schedules, task, wire
 from .algorithms import *
+from .compare.trained import load
 from .config import complete
 from .expression import parse
 from .key import Key
@@ -16,7 +17,7 @@ from .task import *
 from .version import code_version as code_version
 from .wire import dumps, loads, restore
 
-__all__ = ["Key", "complete", "dumps", "errors", "loads", "parse", "restore", "wire"]
+__all__ = ["Key", "complete", "dumps", "errors", "load", "loads", "parse", "restore", "wire"]
 __all__ += algorithms.__all__
 __all__ += links.__all__
 __all__ += local.__all__

@@ -7,12 +7,23 @@ An algorithm is a frozen dataclass; its states go in and come out. Most need onl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    cast,
+    get_type_hints,
+    runtime_checkable,
+)
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import Config
 from ..errors import CombinationError, require
@@ -54,6 +65,18 @@ class Start(NamedTuple):
     reply: Message  # a blank one: field types, layouts, what the links open on
     message: Message = None  # a blank broadcast with all its fields; None: the first has them all
     alone: Message = None  # a blank of what one client alone is sent; None: nothing
+
+
+@runtime_checkable
+class Models(Protocol):
+    """What a run comes to, as a prediction needs it: modules on the CPU, in evaluation mode."""
+
+    module: nn.Module  # that all share
+    clients: int  # how many there are
+    beside: Mapping[str, nn.Module]
+
+    def personal(self, client: int) -> nn.Module:
+        """The module with a client's own model."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +156,7 @@ class Algorithm(Config, ABC):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         """The states before round 1, for the initial model ``x``."""
 
-    def initial(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         """:meth:`init`, for a method that keeps norm statistics itself: ``buffers`` are the initial ones, if any."""
         return self.init(x, num_clients, key)
 
@@ -224,6 +247,18 @@ class Algorithm(Config, ABC):
         """
         return False
 
+    def beside(self, module: nn.Module) -> Mapping[str, nn.Module]:
+        """What is trained beside the user's module in the one that :meth:`assemble` made, by name: FedSM's selector."""
+        return {}
+
+    def predict(self, models: Models, inputs: Any) -> Any:
+        """What the trained models make of a batch of inputs. By default the one that all share is asked."""
+        return models.module(inputs)
+
+    def selected(self, models: Models, inputs: Any) -> Tensor:
+        """The client whose model :meth:`predict` takes for each example, -1 for the shared one; [examples], int64."""
+        raise ValueError(f"{self!r} selects no client's model: it has one answer for all examples")
+
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         """A client's own model as it is evaluated, made of its :meth:`model` and its examples. By default ``x`` itself.
 
@@ -284,9 +319,9 @@ class Around(Algorithm):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         return self.inner.init(x, num_clients, key)
 
-    def initial(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         if type(self).init is Around.init:
-            return self.inner.initial(x, buffers, num_clients, key)
+            return self.inner.init_with(x, buffers, num_clients, key)
         return self.init(x, num_clients, key)
 
     def broadcast(self, server: State, view: State) -> Message:
@@ -328,8 +363,24 @@ class Around(Algorithm):
     def own_statistics(self, own: State) -> bool:
         return self.inner.own_statistics(own)
 
+    def beside(self, module: nn.Module) -> Mapping[str, nn.Module]:
+        return self.inner.beside(module)
+
+    def predict(self, models: Models, inputs: Any) -> Any:
+        return self.inner.predict(models, inputs)
+
+    def selected(self, models: Models, inputs: Any) -> Tensor:
+        return self.inner.selected(models, inputs)
+
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         return self.inner.adapt(x, task, key)
+
+
+def adapts(algorithm: Algorithm) -> bool:
+    """Whether a client's own model is made of its examples when it is asked for (``adapt``), and lies nowhere."""
+    while isinstance(algorithm, Around) and type(algorithm).adapt is Around.adapt:
+        algorithm = algorithm.inner
+    return type(algorithm).adapt is not Algorithm.adapt
 
 
 def asking(work: Client, change: Callable[[Local], Local]) -> Client:

@@ -109,7 +109,14 @@ class FedPara(Around):
             inner = inner.inner
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        module = copy.deepcopy(self.inner.prepare(module))
+        return self.factored(self.inner.prepare(module))
+
+    def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
+        return self.factored(self.inner.assemble(module, num_clients))
+
+    def factored(self, module: nn.Module) -> nn.Module:
+        """A copy whose large weights are products."""
+        module = copy.deepcopy(module)
         owners = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
         changed = 0
         for layer in list(module.modules()):

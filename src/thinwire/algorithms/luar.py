@@ -84,7 +84,10 @@ class LUAR(Around):
             )
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        inner = self.inner.init(x, num_clients, key)
+        return self.init_with(x, None, num_clients, key)
+
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+        inner = self.inner.init_with(x, buffers, num_clients, key)
         update = getattr(inner.reply, "update", None)
         if not isinstance(update, Params) or not _layers_of(update.layout, x.layout):
             raise CombinationError(f"LUAR needs a reply with an update of the model; {self.inner!r} has none")
@@ -103,7 +106,7 @@ class LUAR(Around):
         nothing = torch.zeros(len(shared.names), dtype=torch.bool)
         server = Server(inner.server, shared.zeros(), torch.zeros(num, dtype=torch.float64), nothing)
         message = None if inner.message is None else Broadcast(inner.message, nothing)
-        return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply, message)
+        return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply, message, inner.alone)
 
     def broadcast(self, server: State, view: State) -> Message:
         return Broadcast(self.inner.broadcast(server.inner, view.inner), server.recycled)
@@ -113,6 +116,12 @@ class LUAR(Around):
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         return self.inner.supersedes(older.inner, newer.inner)
+
+    def alone(self, server: State, client: int) -> Message:
+        return self.inner.alone(server.inner, client)
+
+    def take(self, view: State, msg: Message) -> State:
+        return Broadcast(self.inner.take(view.inner, msg), view.recycled)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         reply, state = yield from self.inner.client(view.inner, state, task, key)
@@ -138,6 +147,9 @@ class LUAR(Around):
 
     def at_client(self, view: State, client: int | None, own: State) -> Params:
         return self.inner.at_client(view.inner, client, own)
+
+    def statistics(self, server: State, client: int | None = None) -> Params | None:
+        return self.inner.statistics(server.inner, client)
 
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""

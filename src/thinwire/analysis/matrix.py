@@ -57,7 +57,7 @@ def _tried(outer: str, inner: str, role: str) -> Pair:
 def _open(algorithm: Algorithm) -> None:
     """What a run does before its first round."""
     module = algorithm.assemble(_model(), 2)
-    start = algorithm.initial(Params.trainable(module), None, 2, Key(0))
+    start = algorithm.init_with(Params.trainable(module), None, 2, Key(0))
     message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
     Form.of(start.reply, algorithm.up, "up").open()
     Form.of(message, algorithm.down, "down").open()

@@ -162,7 +162,7 @@ class Node:
         self.probe(slot)
         statistics = slot.buffers()
         shared = statistics if algorithm.buffers == "mean" else None
-        start = algorithm.initial(slot.params(), statistics, call.clients, Key(call.seed))
+        start = algorithm.init_with(slot.params(), statistics, call.clients, Key(call.seed))
         up, down = forms(algorithm, start, shared)
         alone = private(algorithm, start)
         heard = View(start.view, down.open()[1], shared)

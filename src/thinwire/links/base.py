@@ -220,6 +220,8 @@ class Wrapper(Link):
 
 def floats(packet: Packet) -> float:
     """32-bit floats' worth of floating-point values anywhere in a packet."""
+    if isinstance(packet, Params):
+        packet = packet.flat
     if isinstance(packet, Tensor):
         return packet.numel() * packet.dtype.itemsize / 4 if packet.is_floating_point() else 0.0
     if isinstance(packet, dict):

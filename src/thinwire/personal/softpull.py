@@ -158,9 +158,9 @@ class SoftPull(Around):
         return self.inner.buffers == "mean"
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.initial(x, None, num_clients, key)
+        return self.init_with(x, None, num_clients, key)
 
-    def initial(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         require(
             num_clients > 1,
             "SoftPull pulls a client's model towards the mean of the others', and there is one client: use its inner "

@@ -2,7 +2,8 @@
 
 ``run.json`` (what it is), ``rounds.jsonl`` and ``ledger.jsonl`` (a line a round; a line a
 message), ``clients.jsonl`` (where clients have tests of their own: a line an evaluation, every metric's values
-in the order of clients), ``summary.json`` and ``model.safetensors`` (when complete), ``checkpoint/``.
+in the order of clients), ``summary.json`` and ``model.safetensors`` (when complete; where the method
+has such, ``selector.safetensors`` and ``personal/<client>.safetensors`` beside it), ``checkpoint/``.
 
 Everything is written so that a process killed at any moment leaves a run that can be
 resumed: whole files replace each other, lines past the last checkpoint are cut off.
@@ -236,8 +237,8 @@ class Folder:
         """Write ``summary.json``: the run is complete."""
         self.write("summary.json", (json.dumps(values, indent=2) + "\n").encode())
 
-    def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-        """Write ``model.safetensors``."""
+    def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model") -> None:
+        """Write ``name.safetensors``."""
         from safetensors.torch import save
 
         apart = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights are one tensor of two names
@@ -246,4 +247,4 @@ class Folder:
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
-        self.write("model.safetensors", len(header).to_bytes(8, "little") + header + data[start:])
+        self.write(f"{name}.safetensors", len(header).to_bytes(8, "little") + header + data[start:])

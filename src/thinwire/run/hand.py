@@ -52,22 +52,22 @@ class Setup(NamedTuple):
         """The forms of replies and of broadcasts."""
         return forms(algorithm, self.begun, self.buffers)
 
-    def letter(self, algorithm: Algorithm, state: State, kept: Letters, key: Key) -> Letter | None:
-        """What the key's client alone is sent, if the method sends anything: from the server's state, and the ends."""
+    def letter(self, algorithm: Algorithm, alone: Alone, key: Key) -> Letter | None:
+        """What the key's client alone is sent, if the method sends anything."""
         form = private(algorithm, self.begun)
         if form is None:
             return None
         assert key.client is not None
-        anew = key.client not in kept
-        tx = form.open()[0] if anew else kept[key.client]
-        return written(form, algorithm.alone(state, key.client), tx, key, anew)
+        anew = key.client not in alone.kept
+        tx = form.open()[0] if anew else alone.kept[key.client]
+        return written(form, algorithm.alone(alone.server, key.client), tx, key, anew)
 
 
 class Alone(NamedTuple):
     """What a round's messages to single clients are made of: each is made when its client takes part."""
 
     server: State  # the method's
-    kept: Letters
+    kept: Letters  # of what was sent in rounds before
 
 
 class ClientView(NamedTuple):
@@ -110,7 +110,6 @@ class ServerState(NamedTuple):
     buffers: Params | None  # the mean norm statistics, where they are averaged
     tx: State  # the sending ends of `down`
     rx: dict[int, State]  # the receiving ends of `up`, of each client that has replied
-    letters: Letters  # the sending ends of `personal`, likewise
 
 
 @one_thread()
@@ -158,7 +157,7 @@ def client_round(
     up, _ = view.setup.forms(algorithm)
     key = Key(view.seed, view.round, client, mbit=mbit)
     held = View(view.state, view.rx, view.buffers)
-    letter = view.setup.letter(algorithm, view.alone.server, view.alone.kept, key)
+    letter = view.setup.letter(algorithm, view.alone, key)
     if letter is not None:
         job = Job(key, state, letter.blob, client not in view.alone.kept)
         held, state = taken(algorithm, private(algorithm, view.setup.begun), held, job)
@@ -185,13 +184,14 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
         len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
     )
     state, buffers, message, rx, mean = server.state, server.buffers, None, dict(server.rx), Mean(up)
-    letters = dict(server.letters)
+    alone = server.view.alone
+    letters = dict(alone.kept)
     for reply in replied:
         weight = algorithm.weigh(reply.examples)
         end = rx[reply.client] if reply.client in rx else up.open()[1]
         own = key._replace(client=reply.client, mbit=reply.mbit)
         rx[reply.client] = mean.add(reply.client, weight, loads(reply.blob), end, own)
-        letter = setup.letter(algorithm, server.state, server.letters, own)
+        letter = setup.letter(algorithm, alone, own)
         letters |= {} if letter is None else {reply.client: letter.tx}
     if mean.whole:
         message, found = mean.result(key)
@@ -222,4 +222,4 @@ def _published(
     stream.publish(algorithm.broadcast(state, stream.view.state), buffers, key)
     alone = Alone(state, letters)
     view = ClientView(key.seed, key.round, stream.last, stream.log[-1].blob, *stream.view, setup, alone)
-    return ServerState(key.round, state, view, None, buffers, stream.tx, {}, letters)
+    return ServerState(key.round, state, view, None, buffers, stream.tx, {})

@@ -194,7 +194,7 @@ def written(form: Form, msg: Message, tx: State, key: Key, anew: bool) -> Letter
     values = form.values(msg)
     if anew and form.memory:
         packet = [
-            [_which(value.layout, leaf.blank.layout), value.flat] if leaf.link is not None else value
+            [_which(value.layout, leaf.blank.layout), value.flat if value.names else None] if leaf.link else value
             for leaf, value in zip(form.leaves, values, strict=True)
         ]
         count = floats([part[1] if leaf.link else part for leaf, part in zip(form.leaves, packet, strict=True)])
@@ -212,7 +212,7 @@ def heard(form: Form, blob: bytes, rx: State, key: Key, anew: bool) -> tuple[Mes
                 values.append(restore(packet, leaf.blank))
             else:
                 layout, flat = present(packet, leaf)
-                values.append(restore(flat, leaf.blank.only(layout.names)))
+                values.append(restore(flat, layout.zeros()) if layout.names else leaf.blank.only(()))
         return form.build(values)[0], form.open(form.filled(values))[1]
     values, rx = form.recv(loads(blob), rx, key)
     return form.build([clone(value) for value in values])[0], clone(rx)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import ABC
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm
 from ..config import complete
@@ -22,19 +23,19 @@ Record = dict[str, Any]
 RATES = (1, 10, 100)  # Mbit/s of the tables
 
 
-@dataclass
-class Result:
-    """The records of every round, the ledger, the final model."""
+class Trained(ABC):
+    """What was trained, ready to predict: modules on the CPU, in evaluation mode."""
 
     algorithm: Algorithm
-    setting: dict[str, Any]
-    rounds: list[Record]
-    ledger: Ledger
-    params: Params
-    module: nn.Module
-    path: Path | None = None
-    clients: int = 0  # that have models of their own here
-    own_module: Callable[[int], nn.Module] | None = None
+    module: nn.Module  # that all share
+    clients: int  # that have models of their own here
+    own_module: Callable[[int], nn.Module] | None
+    beside: Mapping[str, nn.Module]  # trained beside the module: FedSM's ``selector``
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that all share: another name of ``module``."""
+        return self.module
 
     def personal(self, client: int) -> nn.Module:
         """The module with a client's own model, on the CPU and in evaluation mode: another copy at each call.
@@ -51,11 +52,38 @@ class Result:
         require(0 <= client < self.clients, f"client {client}: the run has clients 0 to {self.clients - 1}")
         return self.own_module(client)
 
+    @torch.no_grad()
     def predict(self, inputs: Any, client: int | None = None) -> Any:
-        """What the module makes of a batch of ``inputs``, on the CPU; with ``client``, that client's own module."""
-        module = self.module if client is None else self.personal(client)
-        with torch.no_grad():
-            return module(inputs)
+        """What the trained models make of a batch of ``inputs``, on the CPU; with ``client``, that client's own module.
+
+        Without ``client`` it is the method's prediction. Of most methods it is that of the module that all share. FedSM
+        asks its selector for each example, Ensemble all models.
+        """
+        return self.algorithm.predict(self, inputs) if client is None else self.personal(client)(inputs)
+
+    @torch.no_grad()
+    def selected(self, inputs: Any) -> Tensor:
+        """The client whose model :meth:`predict` takes for each example, -1 for the shared one; [examples], int64.
+
+        Raises ``ValueError`` for a method that does not select.
+        """
+        return self.algorithm.selected(self, inputs)
+
+
+@dataclass
+class Result(Trained):
+    """The records of every round, the ledger, the final model."""
+
+    algorithm: Algorithm
+    setting: dict[str, Any]
+    rounds: list[Record]
+    ledger: Ledger
+    params: Params
+    module: nn.Module
+    path: Path | None = None
+    clients: int = 0  # that have models of their own here
+    own_module: Callable[[int], nn.Module] | None = None
+    beside: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:

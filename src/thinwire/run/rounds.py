@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..algorithms.base import Algorithm, Around
+from ..algorithms.base import Algorithm, Around, adapts
 from ..config import complete, differing
 from ..errors import CombinationError, NonFinite, RunError, WireError
 from ..key import Key
@@ -75,7 +75,7 @@ class Rounds(ABC):
         self.by_client: Record | None = None  # the last evaluation of their tests: a list by metric
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
-        self.start = algorithm.initial(slot.params(), self.initial_buffers, num_clients, Key(seed))
+        self.start = algorithm.init_with(slot.params(), self.initial_buffers, num_clients, Key(seed))
         self.server = self.start.server
         self.up, down = forms(algorithm, self.start, self.buffers)
         self.private = private(algorithm, self.start)
@@ -140,6 +140,10 @@ class Rounds(ABC):
         if folder is not None:
             about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
             folder.model(result.module.state_dict(), about)
+            for name, module in result.beside.items():
+                folder.model(module.state_dict(), about, name)
+            for client in self.owners_here():
+                folder.model(result.personal(client).state_dict(), about, f"personal/{client}")
             folder.summary(result.summary())
         return result
 
@@ -298,6 +302,14 @@ class Rounds(ABC):
         self.by_client = {"round": self.round, **by_client} if found else None
         return values
 
+    def owners_here(self) -> list[int]:
+        """The clients that took part and whose own models can be written down here.
+
+        A model that is made of its client's examples (``Algorithm.adapt``) is not written: it would have to be trained.
+        """
+        here = self.personal and not adapts(self.algorithm) and (self.clients_here or self.algorithm.at_server)
+        return self.states.known() if here else []
+
     @property
     def personal(self) -> bool:
         """Whether clients have models, or norm statistics, of their own."""
@@ -319,16 +331,21 @@ class Rounds(ABC):
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
+        return self.algorithm.finish(self.trained(client))
+
+    def trained(self, client: int | None = None) -> nn.Module:
+        """A copy of the module as it is trained, with the model of :meth:`whose`, on the CPU."""
         params, statistics = self.whose(client)
         self.slot.load(params)
         self.slot.load_buffers(statistics)
-        return self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
+        return copy.deepcopy(self.slot.module).to("cpu").eval()
 
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
-        params, module = self.algorithm.model(self.server).clone(), self.module()  # the caller's own
+        params, whole = self.algorithm.model(self.server).clone(), self.trained()  # the caller's own
+        beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
         facts = {**self.facts(), "plan": self.plan}
-        result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path)
+        result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
         if self.personal and (self.clients_here or self.algorithm.at_server):
             result.clients, result.own_module = self.num_clients, self.module
         return result
@@ -428,7 +445,7 @@ def clippable(algorithm: Algorithm, form: Form) -> None:
     inner = algorithm
     while isinstance(inner, Around):
         inner = inner.inner
-    numbers = [leaf.name for leaf in form.leaves if leaf.link is None]
+    numbers = [leaf.name for leaf in form.leaves if leaf.link is None and leaf.blank is not None]
     if numbers and type(inner).admit is Algorithm.admit:
         raise CombinationError(
             f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "

@@ -58,6 +58,10 @@ class Memory:
         """Commit."""
         self.ends[client] = ends
 
+    def known(self) -> list[int]:
+        """The clients that have replied."""
+        return sorted(self.ends)
+
     kind = "memory"
 
     def state(self) -> State:
@@ -93,6 +97,9 @@ class Disk(Memory):
 
     def version(self, client: int) -> int:
         return self.versions.get(client, 0)
+
+    def known(self) -> list[int]:
+        return sorted(self.versions)
 
     def get(self, client: int) -> Ends:
         if client not in self.versions:

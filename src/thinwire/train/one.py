@@ -75,13 +75,15 @@ class Slot:
         other.first, other.moving, other.random = self.first, self.moving, self.random
         return other
 
-    def spare(self, number: int, x: Params) -> nn.Module:
-        """A module beside this one that holds another model, to look at: with this one's buffers, not training."""
+    def spare(self, number: int, x: Params, buffers: Params | None = None) -> nn.Module:
+        """A module beside this one that holds another model, to look at: it is not training. Its buffers are these,
+        or those of this one.
+        """
         while len(self.spares) <= number:
             self.spares.append(self.twin())
         spare = self.spares[number]
         spare.load(x)
-        spare.load_buffers(self.buffers())
+        spare.load_buffers(self.buffers() if buffers is None else buffers)
         spare.module.requires_grad_(False).eval()
         return spare.module
 
@@ -266,9 +268,9 @@ class _Net:
         self.slot, self.module, self.generator = slot, slot.module, key.generator("loss")
         self.others: dict[int, nn.Module] = {}
 
-    def other(self, x: Params) -> nn.Module:
+    def other(self, x: Params, buffers: Params | None = None) -> nn.Module:
         if id(x) not in self.others:  # the request holds it: no other takes its place
-            self.others[id(x)] = self.slot.spare(len(self.others), x)
+            self.others[id(x)] = self.slot.spare(len(self.others), x, buffers)
         return self.others[id(x)]
 
 

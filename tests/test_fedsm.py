@@ -1,0 +1,288 @@
+"""FedSM and its kin: three models a client, and which of them an example is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from problems import handwriting, mlp, normed
+from thinwire import Ensemble, FedAvg, FedSM, FedSMExtra, LocalAdam, LocalSGD, Params, Simulation, Supervised
+from thinwire.errors import CombinationError, RunError
+from thinwire.local import Memory
+from thinwire.models import linear
+from thinwire.personal.fedsm import Change, Held, Reply, Server
+from thinwire.personal.selector import Labelled, Mixture, Nearest, joined
+from thinwire.personal.softpull import Model
+from thinwire.wire import Several
+
+LOCAL = LocalSGD(0.1, batch=16)
+WG, WS = 910, 64 * 64 + 64 + 64 * 3 + 3  # the model; a selector of three outputs
+
+
+def run_of(method: tw.Algorithm, rounds: int, model: Any = mlp, tasks: Any = None, **more: Any) -> Simulation:
+    run = Simulation(method, model, handwriting()[0][:3] if tasks is None else tasks, workers=1, plan="each", **more)
+    with run.pool:
+        for _ in range(rounds):
+            run.step(evaluate=False)
+    return run
+
+
+# -- training -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [mlp, normed])
+def test_the_global_model_is_that_of_fedavg_bit_for_bit(model: Any) -> None:
+    global_model = run_of(FedSM(LOCAL), 2, model).result().module.state_dict()
+    for name, value in run_of(FedAvg(LOCAL), 2, model).result().module.state_dict().items():
+        assert torch.equal(value, global_model[name])
+
+
+def layers(**named: list[float]) -> Params:
+    return Params.of([(name.replace("_", "."), torch.tensor(value)) for name, value in named.items()])
+
+
+def test_the_servers_step_is_that_worked_out_by_hand() -> None:
+    first = Held(-1, Model(layers(model_w=[1.0, 2.0]), layers(v=[4.0])))
+    held = Several([Held(0, Model(layers(model_w=[0.0, 4.0]), layers(v=[2.0])))], first)
+    x, no = layers(model_w=[1.0, 1.0], selector_w=[5.0]), layers(model_w=[0.0]).only(())
+    server = Server(x, None, Memory((no, no), 0), first, held, 3)
+    own = Change(
+        {0: layers(model_w=[2.0, 2.0]), 1: layers(model_w=[1.0, 0.0])}, {0: layers(v=[8.0]), 1: layers(v=[6.0])}
+    )
+    mean = Reply(layers(model_w=[0.5, -1.0], selector_w=[2.0]), no, no, own)
+    after = FedSM(lam=0.75).server(server, None, mean, tw.Key(0, 4))
+    assert after.x.flat.tolist() == [1.5, 0.0, 7.0]
+    # client 0: 0 + 2, 4 + 2; client 1 begins at 1, 2: 1 + 1, 2 + 0. Then .75 and .25 of (2, 6) and (2, 2), of 8 and 6
+    assert [(one.client, one.model.x.flat.tolist(), one.model.buffers.flat.tolist()) for one in after.held] == [
+        (0, [2.0, 5.0], [7.5]),
+        (1, [2.0, 3.0], [6.5]),
+    ]
+
+
+@pytest.mark.parametrize(("form", "selectors"), [("batch", 1), ("epoch", 3)])
+def test_a_round_takes_two_models_and_one_or_three_selectors_each_way(form: Any, selectors: int) -> None:
+    for entry in run_of(FedSM(LOCAL, form=form), 1).ledger:
+        assert entry.floats == 2 * WG + selectors * WS
+
+
+def test_an_epoch_of_the_selector_is_one_step_of_adam_along_the_whole_gradient() -> None:
+    method = FedSM(LOCAL, selecting=LocalAdam(0.01), form="epoch", selector="linear", weights="uniform")
+    tasks = handwriting()[0][:2]
+    run = run_of(method, 2, tasks=tasks)
+    begun = run.slot.module.selector[1]
+    start = {name: run.start.server.x[f"selector.1.{name}"].clone() for name in ("weight", "bias")}
+    assert begun.weight.shape == (2, 64)
+    # the same with torch.optim.Adam, whose moments are averaged over the two clients after each round
+    state: dict[str, Any] = {}
+    for _ in range(2):
+        ends = []
+        for label, task in enumerate(tasks):
+            layer = nn.Linear(64, 2)
+            layer.load_state_dict(start)
+            adam = torch.optim.Adam(layer.parameters(), lr=0.01)
+            for parameter, (m, v, steps) in zip(layer.parameters(), state.values(), strict=False):
+                adam.state[parameter] = {
+                    "step": torch.tensor(float(steps)),
+                    "exp_avg": m.clone(),
+                    "exp_avg_sq": v.clone(),
+                }
+            inputs, _ = task.batch(torch.arange(len(task)))
+            nn.functional.cross_entropy(layer(inputs.flatten(1)), torch.full((len(task),), label)).backward()
+            adam.step()
+            ends.append((layer, [adam.state[p] for p in layer.parameters()]))
+        start = {name: sum(layer.state_dict()[name] for layer, _ in ends) / 2 for name in start}
+        pairs = zip(*(states for _, states in ends), strict=True)
+        state = {
+            str(i): (*(sum(s[kind] for s in pair) / 2 for kind in ("exp_avg", "exp_avg_sq")), int(pair[0]["step"]))
+            for i, pair in enumerate(pairs)
+        }
+    for name, value in start.items():
+        assert torch.allclose(run.server.x[f"selector.1.{name}"], value, atol=1e-6)
+    assert run.server.moments.steps == 2
+
+
+def test_replies_weigh_by_examples_by_steps_or_alike() -> None:
+    assert [FedSM(LOCAL, weights=how).weigh(33) for how in ("examples", "steps", "uniform")] == [33.0, 3.0, 1.0]
+
+
+def test_moments_that_a_lossy_link_made_negative_do_no_harm() -> None:
+    run = run_of(FedSM(LOCAL, form="epoch", up=tw.ErrorFeedback(tw.ScaledSign())), 3)
+    assert run.server.x.finite()
+
+
+# -- prediction ---------------------------------------------------------------------------
+
+
+def sites(num: int = 3) -> list[Supervised]:
+    """Clients whose inputs lie in places of their own, and whose labels mean different things."""
+    draw, found = torch.Generator().manual_seed(5), []
+    for site in range(num):
+        x = torch.randn(40, 4, generator=draw) + 4 * torch.eye(4)[site]
+        found.append(Supervised(x, ((x[:, 3] > 0).long() + site) % 2))
+    return found
+
+
+def small() -> nn.Module:
+    return linear(4, 2)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[tw.Result, Path]:
+    folder = tmp_path_factory.mktemp("fedsm")
+    method = FedSM(LocalSGD(0.2, batch=8), lam=0.9, selecting=LocalAdam(0.1), selector="linear")
+    return tw.simulate(method, small, sites(), 8, workers=1, plan="each", out=folder), folder
+
+
+def test_the_selector_tells_clients_apart_and_its_client_answers(trained: tuple[tw.Result, Path]) -> None:
+    result, _ = trained
+    for site, task in enumerate(sites()):
+        chosen = result.selected(task.inputs)
+        assert (chosen == site).float().mean() > 0.8
+        answer = result.predict(task.inputs)
+        for client in range(3):
+            own = result.predict(task.inputs, client)
+            assert torch.equal(answer[chosen == client], own[chosen == client])
+    right = [(result.predict(task.inputs).argmax(1) == task.targets).float().mean().item() for task in sites()]
+    alone = [(result.module(task.inputs).argmax(1) == task.targets).float().mean().item() for task in sites()]
+    assert np.mean(right) > np.mean(alone) + 0.1
+
+
+def test_below_gamma_the_global_model_answers(trained: tuple[tw.Result, Path]) -> None:
+    result, _ = trained
+    sure = replace(result, algorithm=replace(result.algorithm, gamma=1.0))
+    x = sites()[1].inputs
+    assert sure.selected(x).tolist() == [-1] * 40  # no confidence is above 1
+    assert torch.equal(sure.predict(x), result.module(x))
+
+
+def test_a_run_that_is_loaded_predicts_to_the_bit_what_it_did(trained: tuple[tw.Result, Path]) -> None:
+    result, folder = trained
+    loaded, x = tw.load(folder, small), sites()[2].inputs
+    assert torch.equal(loaded.predict(x), result.predict(x))
+    assert torch.equal(loaded.model(x), result.model(x))
+    for client in range(3):
+        assert torch.equal(loaded.personal(client)(x), result.personal(client)(x))
+    assert sorted(path.name for path in folder.glob("**/*.safetensors")) == [
+        "0.safetensors",
+        "1.safetensors",
+        "2.safetensors",
+        "model.safetensors",
+        "selector.safetensors",
+    ]
+
+
+def test_what_cannot_be_loaded_says_what_is_missing(trained: tuple[tw.Result, Path], tmp_path: Path) -> None:
+    _, folder = trained
+    with pytest.raises(ValueError, match="is the run of no study: give its model too"):
+        tw.load(folder)
+    with pytest.raises(ValueError, match="was trained with another model"):
+        tw.load(folder, linear(4, 3))
+    with pytest.raises(RunError, match="has no complete run"):
+        tw.load(tmp_path, small)
+
+
+# -- the selector after the models ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[FedSMExtra, Ensemble])
+def later(request: pytest.FixtureRequest) -> Simulation:
+    method = request.param(LocalSGD(0.2, batch=8), selecting=LocalAdam(0.02), selector="linear", start=2)
+    return run_of(method, 4, small, sites())
+
+
+def test_models_come_first_then_all_of_them_once_then_the_selector_alone(later: Simulation) -> None:
+    wg, ws = 4 * 2 + 2, 4 * 4 + 4  # an output for the global model too
+    floats = {(e.direction, e.round): e.floats for e in later.ledger}
+    assert [floats["up", number] for number in (1, 2, 3, 4)] == [2 * wg, 2 * wg, ws, ws]
+    assert [floats["down", number] for number in (1, 2, 3, 4)] == [2 * wg, 2 * wg, wg + ws + 3 * wg, ws]
+
+
+def test_models_stand_still_while_the_selector_is_trained(later: Simulation) -> None:
+    before = run_of(later.algorithm, 2, small, sites())
+    for client in (None, 0, 1, 2):
+        one, other = (run.whose(client)[0] for run in (before, later))
+        names = [name for name in one.names if name.startswith("model.")]
+        assert torch.equal(one.only(names).flat, other.only(names).flat)
+    assert not torch.equal(before.server.x["selector.1.weight"], later.server.x["selector.1.weight"])
+
+
+def test_an_ensemble_adds_up_outputs_by_the_selectors_shares() -> None:
+    class Constant(nn.Module):
+        def __init__(self, *values: float) -> None:
+            super().__init__()
+            self.values = torch.tensor(values)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.values.expand(len(x), -1)
+
+    mixture = Mixture([Constant(1.0, 2.0), Constant(5.0, -2.0)], Constant(0.0, float(np.log(3.0))))
+    assert mixture(torch.zeros(2, 1)).tolist() == [pytest.approx([4.0, -1.0])] * 2  # a quarter and three quarters
+
+
+def test_the_label_of_fedsm_extra_is_the_model_with_the_smallest_loss() -> None:
+    whole = joined(linear(1, 2), "linear", None, 2)
+
+    class Net:
+        module, generator = whole, torch.Generator()
+
+        def other(self, x: Params, buffers: Params | None = None) -> nn.Module:
+            found = linear(1, 2)
+            nn.init.zeros_(found[1].weight)
+            found[1].bias.data.copy_(x["b"])
+            return found
+
+    models = [Params.of([("b", torch.tensor(b))]) for b in ([2.0, 0.0], [0.0, 2.0])]  # for class 0, for class 1
+    task = Supervised(torch.tensor([[1.0], [1.0]]), torch.tensor([1, 0]))
+    losses = Nearest(models, [None, None])(Net(), task, task.batch(torch.arange(2)))
+    scores = whole.selector(torch.tensor([[1.0]])).log_softmax(1)[0]
+    assert losses.tolist() == pytest.approx([-scores[1].item(), -scores[0].item()])
+    labelled = Labelled(1)(Net(), task, task.batch(torch.arange(2)))
+    assert labelled.tolist() == pytest.approx([-scores[1].item()] * 2)
+
+
+# -- selectors, and what is refused -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(nn.Sequential(nn.Conv2d(3, 4, 3)), (2, 3, 16, 24)), (nn.Linear(7, 2), (2, 7)), (nn.Embedding(9, 4), (2, 5))],
+    ids=["pictures", "rows", "texts"],
+)
+def test_the_selector_follows_from_the_models_first_layer(model: nn.Module, shape: tuple[int, ...]) -> None:
+    inputs = torch.ones(shape, dtype=torch.int64 if isinstance(model, nn.Embedding) else torch.float32)
+    one, other = joined(model, "", None, 5), joined(model, "", None, 5)
+    assert one.selector(inputs).shape == (2, 5)
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)  # every process makes the same
+
+
+def twice(outputs: int) -> nn.Module:
+    return nn.Linear(7, 2 * outputs)
+
+
+def test_a_selector_may_be_ones_own_and_must_have_no_norm_statistics() -> None:
+    assert joined(nn.Linear(7, 2), "test_fedsm:twice", None, 5).selector(torch.ones(1, 7)).shape == (1, 10)
+    with pytest.raises(ValueError, match="has norm statistics"):
+        joined(nn.Conv2d(3, 4, 3), "vgg16", None, 5)
+    with pytest.raises(ValueError, match="the model begins with LSTM, for which there is no selector"):
+        joined(nn.LSTM(3, 4), "", None, 5)
+
+
+def test_a_single_client_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is one client: use FedAvg"):
+        Simulation(FedSM(), mlp, handwriting()[0][:1])
+
+
+def test_a_method_without_a_selector_selects_nothing() -> None:
+    result = tw.simulate(FedAvg(LOCAL), mlp, handwriting()[0][:2], 1, workers=1)
+    with pytest.raises(ValueError, match="selects no client's model"):
+        result.selected(handwriting()[0][0].inputs)
+    with pytest.raises(CombinationError, match="averages the moments of Adam"):
+        FedSM(form="epoch", selecting=LocalSGD(0.1))
