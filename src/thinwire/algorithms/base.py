@@ -240,6 +240,10 @@ class Algorithm(Config, ABC):
         """
         return self.model(view, client, own)
 
+    def statistics_at_client(self, view: State, client: int) -> Params | None:
+        """:meth:`statistics` of a client's own model as the client knows them; None where the server keeps none."""
+        return None
+
     def own_statistics(self, own: State) -> bool:
         """Whether a client's own model has norm statistics of its own: those of its training as ``Local(own=True)``.
 
@@ -359,6 +363,9 @@ class Around(Algorithm):
 
     def at_client(self, view: State, client: int | None, own: State) -> Params:
         return self.inner.at_client(view, client, own)
+
+    def statistics_at_client(self, view: State, client: int) -> Params | None:
+        return self.inner.statistics_at_client(view, client)
 
     def own_statistics(self, own: State) -> bool:
         return self.inner.own_statistics(own)

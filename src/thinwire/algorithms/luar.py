@@ -148,6 +148,9 @@ class LUAR(Around):
     def at_client(self, view: State, client: int | None, own: State) -> Params:
         return self.inner.at_client(view.inner, client, own)
 
+    def statistics_at_client(self, view: State, client: int) -> Params | None:
+        return self.inner.statistics_at_client(view.inner, client)
+
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         return self.inner.statistics(server.inner, client)
 

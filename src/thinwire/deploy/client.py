@@ -195,7 +195,8 @@ class Node:
         shared = held = model = Model(algorithm.at_client(view.state, None, start.client), statistics)
         if algorithm.personal_models or algorithm.buffers == "local":
             x = algorithm.at_client(view.state, call.client, own.state)
-            held = model = Model(x, statistics_of(algorithm, own, statistics))
+            kept = algorithm.statistics_at_client(view.state, call.client)
+            held = model = Model(x, statistics_of(algorithm, own, statistics) if kept is None else kept)
         if algorithm.personal_models:
             key = Key(call.seed, done, call.client).at("adapt")
             model = Model(*adapted(algorithm, slot, self.task, *held, key))

@@ -253,6 +253,18 @@ class FedSM(Algorithm):
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         return None if client is None else self.held(server, client).model.buffers
 
+    def sent_to(self, view: State, client: int) -> Model:
+        """The client's own model, as it was sent."""
+        model: Model = view.own
+        return model
+
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        x: Params = view.shared.x
+        return x if client is None else x.replace(self.sent_to(view, client).x)
+
+    def statistics_at_client(self, view: State, client: int) -> Params | None:
+        return self.sent_to(view, client).buffers
+
     # -- prediction ---------------------------------------------------------
 
     def selected(self, models: Models, inputs: Any) -> Tensor:
@@ -377,6 +389,10 @@ class FedSMExtra(FedSM):
             return after._replace(x=server.x.replace(server.x.only(names) + mean.update))
         model, opt = self.opt.step(server.x.only(names), mean.update, server.opt)
         return after._replace(x=server.x.replace(model), opt=opt, held=self.pulled(server, mean.own))
+
+    def sent_to(self, view: State, client: int) -> Model:
+        model: Model = view.shared.models[client] if view.shared.models else view.own
+        return model
 
     def selected(self, models: Models, inputs: Any) -> Tensor:
         """The client whose model each example is for, -1 for the global one: Algorithm 5."""

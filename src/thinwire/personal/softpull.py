@@ -243,6 +243,13 @@ class SoftPull(Around):
         buffers: Params | None = server.buffers if client is None else self.held(server, client).buffers
         return buffers
 
+    def at_client(self, view: State, client: int | None, own: State) -> Params:
+        return self.inner.at_client(view.inner, None, own)  # of the mean of all models a client knows nothing
+
+    def statistics_at_client(self, view: State, client: int) -> Params | None:
+        buffers: Params | None = view.buffers
+        return buffers
+
 
 def of(reply: Message, client: int) -> Message:
     """One client's reply, of those of all, as the mean of itself."""
