@@ -103,8 +103,8 @@ def test_the_means_come_back_in_the_answers_header_and_are_billed(tmp_path: Path
         parties.round()
         parties.round()
     bills = [list(p.server.ledger.of("up", 2)) for p in (with_test, without)]
-    # a version, a dict, a name of 8 and one of 4 letters with 2 bytes each, two numbers of 9: 36, and 3 of a tensor
-    assert [a.framing - b.framing for a, b in zip(*bills, strict=True)] == [39, 39, 39]
+    # a version, 2 of a dict, names of 8 and 4 letters with 2 bytes each, two numbers of 9: 37, and 3 of a tensor
+    assert [a.framing - b.framing for a, b in zip(*bills, strict=True)] == [40, 40, 40]
     assert [a.payload for a in bills[0]] == [b.payload for b in bills[1]]
     assert [p.server.ledger.of("up", 1)[0].framing for p in (with_test, without)] == [93, 93]
     assert "evaluated_clients" not in without.server.records[1]
@@ -143,7 +143,7 @@ def test_of_clients_without_a_test_there_is_nothing_in_the_lines(tmp_path: Path)
         ({"accuracy": 1}, "as metrics"),
         ({"accuracy": 1e30}, "as metrics"),
         ({"accuracy": torch.ones(2)}, "as metrics"),
-        ({f"m{i}": 1.0 for i in range(25)}, "at most 24 metrics"),
+        ({f"m{i}": 1.0 for i in range(25)}, "more values than are accepted"),
         ([1.0], "at most 24 metrics"),
         ({"accuracy": [1.0]}, "nested deeper than 1"),
         ({"accuracy": float("nan")}, "NaN or infinity"),
@@ -156,7 +156,7 @@ def test_metrics_that_lie_about_their_form_are_refused_with_their_answer(
     parties.round()
     call = parties.server.begin(range(3))[0]
     answer = read_answer(parties.node(0).answer(call), 1 << 20)._replace(metrics=tw.dumps(metrics))
-    with pytest.raises(WireError, match=said if len(answer.metrics) < 400 else "."):
+    with pytest.raises(WireError, match=said):
         parties.server.accept(0, answer.write())
     assert parties.server.refused == 1
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire import Key, Local
 from thinwire.algorithms.fedavg import Reply
 from thinwire.task import Supervised
+from thinwire.train.one import Slot, train
 
 
 def tasks(sizes: tuple[int, ...] = (8, 12, 16, 20), seed: int = 0) -> list[Supervised]:
@@ -112,3 +114,31 @@ def test_a_second_training_in_a_round_draws_other_batches() -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     tw.simulate(Twice(tw.LocalSGD(batch=4)), linear, tasks()[3:], 1)
     assert not torch.equal(*seen[0])
+
+
+class Watched(Supervised):
+    """Notes for which parameters gradients are computed."""
+
+    seen: list[list[bool]] = []  # noqa: RUF012
+
+    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.seen.append([p.requires_grad for p in module.parameters()])
+        return super().loss(module, batch)
+
+
+def test_no_gradient_is_computed_of_what_a_mask_holds_and_the_steps_have_the_same_bits() -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    slot, task = Slot(module), tasks()[3]
+    x = slot.params()
+    head = x.zeros().replace(x.only(["2.weight", "2.bias"]).map(torch.ones_like))
+    whole, masked = tw.LocalSGD(0.5, steps=1, batch=None), Local(x, tw.LocalSGD(0.5, steps=3, batch=None), mask=head)
+    watched = Watched(task.inputs, task.targets, task.indices)
+    found = train(slot, watched, masked, Key(0, 1, 0)).x
+    assert Watched.seen == [[False, False, True, True]] * 3
+    assert all(p.requires_grad for p in slot.module.parameters())
+    y = x
+    for _ in range(3):  # a step of everything, of which the head's part is kept
+        y = y.replace(train(slot, task, Local(y, whole), Key(0, 1, 0)).x.only(["2.weight", "2.bias"]))
+    assert torch.equal(found.flat, y.flat)
+    still = train(slot, task, masked._replace(mask=x.zeros()), Key(0, 1, 0)).x
+    assert torch.equal(still.flat, x.flat)
