@@ -5,7 +5,7 @@ The digits that come with scikit-learn, 20 clients with labels dealt by Dirichle
 give each client a model of its own are tested on a quarter of each client's examples, which are kept for that; their
 lines, and FedAvg's beside them, are in a file of their own.
 
-    python experiments/everything/digits.py [--rounds 40] [--only FedGen]
+    python experiments/everything/digits.py [--rounds 40] [--only FedGen] [--personal]
 """
 
 from __future__ import annotations
@@ -90,13 +90,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--only", action="append", help="expressions with this in them")
+    parser.add_argument("--personal", action="store_true", help="only methods with models of clients' own")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     o = parser.parse_args()
     problem = standard("digits", clients=20, split=Dirichlet(0.5))
     into = o.into / "digits.jsonl"
     expressions = [line.strip() for line in METHODS.strip().splitlines()]
     expressions += [f"FedAvg(up={link})" for link in LINKS.split()]
-    for expression in expressions:
+    for expression in () if o.personal else expressions:
         if o.only is None or any(word in expression for word in o.only):
             row = {"experiment": "everything", "data": "digits", "row": expression}
             method = tw.parse(expression, {"lr": 0.1})

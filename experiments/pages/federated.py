@@ -52,7 +52,9 @@ def flss_baselines() -> list[str]:
 
 @table
 def personal_digits() -> list[str]:
-    results = read("experiments/everything/results/personal.jsonl", "python experiments/everything/digits.py")
+    results = read(
+        "experiments/everything/results/personal.jsonl", "python experiments/everything/digits.py --personal"
+    )
     rows = []
     for line in results.all():
         figures = [line.get(f"client_accuracy{part}") for part in ("", "_p10", "_worst", "_before", "_shared")]
