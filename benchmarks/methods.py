@@ -19,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -160,13 +160,15 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
     return {**STEPS, **{name: cost / fedavg for name, cost in found.items()}}
 
 
-def measure(rounds: int, tiny: bool = False) -> dict[str, dict[str, float]]:
+def measure(rounds: int, tiny: bool = False, only: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
     """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second).
 
-    ``tiny``: of three methods, with two clients.
+    ``tiny``: of three methods, with two clients. ``only``: of those with one of these words in their names, beside
+    FedAvg and FedGen, which are measured in any case.
     """
     torch.set_num_threads(1)
-    chosen = ("FedAvg", "MOON", "FedGen") if tiny else METHODS
+    wanted = [name for name in METHODS if only is None or any(word in name for word in only)]
+    chosen = ("FedAvg", "MOON", "FedGen") if tiny else dict.fromkeys(["FedAvg", *wanted, "FedGen"])
     dealt = tasks(2 if tiny else CLIENTS)
     runs = {name: tw.Simulation(METHODS[name], model, dealt, workers=1, plan="each") for name in chosen}
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -193,12 +195,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
     parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
+    parser.add_argument("--only", action="append", help="methods with this in their names")
     arguments = parser.parse_args()
     sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
     import record
 
     key = {"benchmark": "methods", "rounds": arguments.rounds} | ({"tiny": True} if arguments.tiny else {})
-    line = record.measured(arguments.into, key, lambda: {"found": measure(arguments.rounds, arguments.tiny)}, "numpy")
+    key |= {"only": arguments.only} if arguments.only else {}
+
+    def found_now() -> record.Line:
+        return {"found": measure(arguments.rounds, arguments.tiny, arguments.only)}
+
+    line = record.measured(arguments.into, key, found_now, "numpy")
     found = line["found"]
     print(f"{'method':14} {'ratio':>7} {'adds':>7} {'goal':>7}")
     for name, row in found.items():
