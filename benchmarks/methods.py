@@ -4,7 +4,10 @@
 and each is compared with FedAvg's of its turn; the figures are medians of processor time, so that a busy neighbour
 counts little. ``adds`` is what a method's own definition asks for beyond FedAvg's steps, measured here too: forward
 passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator
-(FedGen), weights composed of factors (FedPara), sparse messages (PruneFL). The goal is a ratio of at most 1.15 + adds.
+(FedGen), weights composed of factors (FedPara), sparse messages (PruneFL). Of the methods that give clients models of
+their own it is counted in FedAvg's steps: a second model to train (Ditto, APFL), a second gradient a step (Per-FedAvg;
+HF has four), five steps for each mini-batch (pFedMe). FedRep's steps of the head alone are measured. Evaluating a
+client's own model, and fine-tuning it for that (FT), is no part of a round. The goal is a ratio of at most 1.15 + adds.
 
     python benchmarks/methods.py [--rounds 15] [--json] [--into FILE]
 """
@@ -16,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +30,7 @@ import thinwire as tw
 GOAL = 1.15
 CLIENTS, EACH, EPOCHS, BATCH = 8, 96, 2, 32
 LOCAL = tw.LocalSGD(0.05, epochs=EPOCHS, batch=BATCH)
+HEAD = 2.0  # FedRep's epochs of the head
 HEAVY = tw.LocalSGD(0.02, epochs=EPOCHS, batch=BATCH, momentum=0.6)
 METHODS: dict[str, tw.Algorithm] = {
     "FedAvg": tw.FedAvg(LOCAL),
@@ -53,6 +57,25 @@ METHODS: dict[str, tw.Algorithm] = {
     "LUAR": tw.LUAR(tw.FedAvg(LOCAL), recycle=2),
     "FLSS": tw.FLSS(tw.FedAvg(LOCAL), rank=4, start=5, every=5),
     "Intrinsic": tw.Intrinsic(1000, local=LOCAL),
+    "FedBN": tw.FedBN(LOCAL),
+    "FedPer": tw.FedPer(LOCAL),
+    "FedRep": tw.FedRep(LOCAL, head_epochs=HEAD),
+    "Ditto": tw.Ditto(LOCAL),
+    "APFL": tw.APFL(LOCAL),
+    "APFL, learnt": tw.APFL(LOCAL, adaptive=True),
+    "PerFedAvg FO": tw.PerFedAvg(LOCAL),
+    "PerFedAvg HF": tw.PerFedAvg(LOCAL, hessian="HF"),
+    "pFedMe": tw.pFedMe(LOCAL, steps=5),
+    "FT": tw.FT(tw.FedAvg(LOCAL)),
+}
+# Steps besides FedAvg's, as a share of them.
+STEPS = {
+    "Ditto": 1.0,
+    "APFL": 1.0,
+    "APFL, learnt": 1.0 + BATCH / (EPOCHS * EACH),  # and a gradient of one mini-batch
+    "PerFedAvg FO": 1.0,
+    "PerFedAvg HF": 3.0,
+    "pFedMe": 4.0,
 }
 
 
@@ -115,6 +138,9 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
         return statistics.median(seconds(lambda: module(batch).sum().backward()) for _ in range(times))
 
     composing = step(METHODS["FedPara"].prepare(model())) - step(net)
+    last = model()
+    for layer in list(last.children())[:-1]:
+        layer.requires_grad_(False)
     sparse, pruned = tw.Sparse(), zero.map(lambda f: torch.randn(f.shape) * (torch.rand(f.shape) < 0.5))
 
     def carry() -> None:
@@ -128,18 +154,21 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
         "FedNTD": forward,
         "FedGen": taught,
         "FedPara": composing * CLIENTS * EPOCHS * EACH / BATCH,
+        "FedRep": step(last) * CLIENTS * HEAD * EACH / BATCH,
         "PruneFL": statistics.median(seconds(carry) for _ in range(times)) * CLIENTS,
     }
-    return {name: cost / fedavg for name, cost in found.items()}
+    return {**STEPS, **{name: cost / fedavg for name, cost in found.items()}}
 
 
-def measure(rounds: int, tiny: bool = False) -> dict[str, dict[str, float]]:
+def measure(rounds: int, tiny: bool = False, only: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
     """Rounds of all in turn, after two of each that are not timed (FedMut and MOON begin in the second).
 
-    ``tiny``: of three methods, with two clients.
+    ``tiny``: of three methods, with two clients. ``only``: of those with one of these words in their names, beside
+    FedAvg and FedGen, which are measured in any case.
     """
     torch.set_num_threads(1)
-    chosen = ("FedAvg", "MOON", "FedGen") if tiny else METHODS
+    wanted = [name for name in METHODS if only is None or any(word in name for word in only)]
+    chosen = ("FedAvg", "MOON", "FedGen") if tiny else dict.fromkeys(["FedAvg", *wanted, "FedGen"])
     dealt = tasks(2 if tiny else CLIENTS)
     runs = {name: tw.Simulation(METHODS[name], model, dealt, workers=1, plan="each") for name in chosen}
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -166,12 +195,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
     parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
+    parser.add_argument("--only", action="append", help="methods with this in their names")
     arguments = parser.parse_args()
     sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
     import record
 
     key = {"benchmark": "methods", "rounds": arguments.rounds} | ({"tiny": True} if arguments.tiny else {})
-    line = record.measured(arguments.into, key, lambda: {"found": measure(arguments.rounds, arguments.tiny)}, "numpy")
+    key |= {"only": arguments.only} if arguments.only else {}
+
+    def found_now() -> record.Line:
+        return {"found": measure(arguments.rounds, arguments.tiny, arguments.only)}
+
+    line = record.measured(arguments.into, key, found_now, "numpy")
     found = line["found"]
     print(f"{'method':14} {'ratio':>7} {'adds':>7} {'goal':>7}")
     for name, row in found.items():

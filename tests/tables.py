@@ -1479,7 +1479,7 @@ METHODS = [
         ),
         same={
             "Ditto's shared model is FedAvg's": ("Ditto(lam=0.5)", "FedAvg()"),
-            "so it is over links and servers": (
+            "Ditto's is FedAvg's over links and servers too": (
                 f"Ditto(opt=Adam(0.03), up={LOSSY}, lam=2.0)",
                 f"FedAvg(opt=Adam(0.03), up={LOSSY})",
             ),

@@ -332,3 +332,4 @@ def test_every_row_is_of_a_method_that_there_is() -> None:
     assert {row.name for row in ROWS} <= {name for room in ROOMS for name in room.__all__}
     assert all(re.search(rf"\b{row.name}\(", expression) for row in ROWS for expression in row.trained)
     assert len(set(TRAINED)) == len(TRAINED)
+    assert len(SAME) == sum(len(row.same) for row in ROWS)  # no title hides another row's identity

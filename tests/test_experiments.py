@@ -309,3 +309,21 @@ def test_every_extra_can_be_installed_under_the_constraints() -> None:
     assert (found["pfl"], found["dp-accounting"]) == ("0.6.0", "0.5.1")
     assert SpecifierSet("<24,>=22").contains(found["attrs"])
     assert SpecifierSet("<3.0,>=1.21").contains(found["numpy"])
+
+
+def test_a_site_that_is_left_out_comes_with_a_tenth_of_its_examples(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--split", "Dirichlet(0.5)", "--clients", "3", "--rounds", "1", "--alone", "1"]
+    methods = ["--method", "FedAvg()", "--method", "FT(Ditto(), epochs=2.0)", "--site", "0", "--site", "2"]
+    said = run("personal/unseen.py", *arguments, *methods, "--into", str(tmp_path))
+    lines = written(tmp_path / "unseen_digits.jsonl")
+    assert [(line["row"][:2], line["site"]) for line in lines] == [("Fe", 0), ("Fe", 2), ("FT", 0), ("FT", 2)]
+    assert lines[0]["found"].keys() == {"loss", "accuracy"}
+    assert lines[2]["found"].keys() == {
+        f"{name}{part}" for name in ("loss", "accuracy") for part in ("", "_before", "_shared")
+    }
+    # Ditto's shared model is FedAvg's, and the site was not there.
+    assert lines[2]["found"]["loss_shared"] == pytest.approx(lines[0]["found"]["loss"])
+    assert lines[2]["found"]["loss_before"] != lines[2]["found"]["loss"]
+    assert said.count("mean ") == 2
+    again = run("personal/unseen.py", *arguments, *methods, "--into", str(tmp_path))
+    assert again.count("site 0") == 2

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire import Key, Local
 from thinwire.algorithms.fedavg import Reply
 from thinwire.task import Supervised
+from thinwire.train import one
+from thinwire.train.one import Slot, train
 
 
 def tasks(sizes: tuple[int, ...] = (8, 12, 16, 20), seed: int = 0) -> list[Supervised]:
@@ -112,3 +115,34 @@ def test_a_second_training_in_a_round_draws_other_batches() -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     tw.simulate(Twice(tw.LocalSGD(batch=4)), linear, tasks()[3:], 1)
     assert not torch.equal(*seen[0])
+
+
+class Watched(Supervised):
+    """Notes for which parameters gradients are computed."""
+
+    seen: list[list[bool]] = []  # noqa: RUF012
+
+    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.seen.append([p.requires_grad for p in module.parameters()])
+        return super().loss(module, batch)
+
+
+def test_no_gradient_is_computed_of_what_a_mask_holds_and_the_steps_have_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, task = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), tasks()[3]
+    slot, watched = Slot(module), Watched(task.inputs, task.targets, task.indices)
+    x = slot.params()
+    head = x.zeros().replace(x.only(["2.weight", "2.bias"]).map(torch.ones_like))
+    masked = Local(x, tw.LocalSGD(0.5, steps=3, batch=8, momentum=0.5, weight_decay=0.1), mask=head)
+    Watched.seen.clear()
+    found = train(slot, watched, masked, Key(0, 1, 0)).x
+    assert Watched.seen == [[False, False, True, True]] * 3
+    assert all(p.requires_grad for p in slot.module.parameters())
+    assert torch.equal(found.only(["0.weight", "0.bias"]).flat, x.only(["0.weight", "0.bias"]).flat)
+    assert (found - x).norm() > 0.1
+    still = train(slot, task, masked._replace(mask=x.zeros()), Key(0, 1, 0)).x
+    assert torch.equal(still.flat, x.flat)
+    monkeypatch.setattr(one, "held", lambda *_: [])
+    assert torch.equal(train(slot, watched, masked, Key(0, 1, 0)).x.flat, found.flat)
+    assert Watched.seen[3:] == [[True] * 4] * 3

@@ -1,9 +1,11 @@
 """Every method and every link, one short run each: whether it learns, and what it sends both ways.
 
 The digits that come with scikit-learn, 20 clients with labels dealt by Dirichlet(0.5), 10 of them a round, a network of
-4,810 parameters. No method is tuned: this shows that each of them trains on real data, not which is best.
+4,810 parameters. No method is tuned: this shows that each of them trains on real data, not which is best. Methods that
+give each client a model of its own are tested on a quarter of each client's examples, which are kept for that; their
+lines, and FedAvg's beside them, are in a file of their own.
 
-    python experiments/everything/digits.py [--rounds 40] [--only FedGen]
+    python experiments/everything/digits.py [--rounds 40] [--only FedGen] [--personal]
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import record
 import thinwire as tw
 from thinwire.data import Dirichlet
 from thinwire.problem import standard
+from thinwire.run.result import CLIENTS
 
 METHODS = """
     FedAvg()
@@ -60,6 +63,20 @@ METHODS = """
     FedAvg(up=ErrorFeedback(STC(0.05)), down=EF21(STC(0.1)))
     FedAvg(down=EF21(TopK(0.1)))
 """
+PERSONAL = """
+    FedAvg()
+    FT(FedAvg(), epochs=3.0)
+    FedPer()
+    FedRep(head_epochs=2)
+    Ditto(lam=0.1)
+    APFL(alpha=0.5)
+    APFL(adaptive=True)
+    PerFedAvg(alpha=0.1)
+    PerFedAvg(alpha=0.1, hessian='HF')
+    pFedMe(lam=5.0, eta=0.1)
+    LUAR(Ditto(lam=0.1), recycle=1)
+    FedPer(up=ErrorFeedback(TopK(0.1)))
+"""
 LINKS = """
     Half() BF16() Sparse() TopK(0.1) TopK(0.1,sampled=True) RandK(0.3) RandomBlock(4.0) ScaledSign() QSGD(16) Ternary()
     Int8() DropoutAvg(0.5) ATOMO(4) Projection(500) CountSketch(3,400) PowerSGD(4) LBGM(threshold=0.4)
@@ -73,17 +90,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--only", action="append", help="expressions with this in them")
+    parser.add_argument("--personal", action="store_true", help="only methods with models of clients' own")
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     o = parser.parse_args()
     problem = standard("digits", clients=20, split=Dirichlet(0.5))
     into = o.into / "digits.jsonl"
     expressions = [line.strip() for line in METHODS.strip().splitlines()]
     expressions += [f"FedAvg(up={link})" for link in LINKS.split()]
-    for expression in expressions:
+    for expression in () if o.personal else expressions:
         if o.only is None or any(word in expression for word in o.only):
             row = {"experiment": "everything", "data": "digits", "row": expression}
             method = tw.parse(expression, {"lr": 0.1})
             record.run(method, problem, o.rounds, into, row, sample=10, evaluate_every=o.rounds)
+    kept = standard("digits", clients=20, split=Dirichlet(0.5), holdout=0.25)
+    for expression in (line.strip() for line in PERSONAL.strip().splitlines()):
+        if o.only is None or any(word in expression for word in o.only):
+            row = {"experiment": "everything", "data": "digits", "row": expression, "holdout": 0.25}
+            options = {"sample": 10, "evaluate_every": o.rounds, "client_tests": kept.client_tests}
+            into, method = o.into / "personal.jsonl", tw.parse(expression, {"lr": 0.1})
+            record.run(method, kept, o.rounds, into, row, own_tests, **options)
+
+
+def own_tests(result: tw.Result) -> record.Line:
+    """What clients reach on their own tests, each with its own model."""
+    last = result.rounds[-1]
+    return {name: last[name] for name in CLIENTS if name in last}
 
 
 if __name__ == "__main__":

@@ -51,6 +51,28 @@ def flss_baselines() -> list[str]:
 
 
 @table
+def personal_digits() -> list[str]:
+    results = read(
+        "experiments/everything/results/personal.jsonl", "python experiments/everything/digits.py --personal"
+    )
+    rows = []
+    for line in results.all():
+        figures = [line.get(f"client_accuracy{part}") for part in ("", "_p10", "_worst", "_before", "_shared")]
+        rows.append([f"`{line['row']}`", *map(percent, figures), *sent(line)])
+    head = [
+        "method",
+        "own tests",
+        "lowest tenth",
+        "worst client",
+        "before adapting",
+        "shared model",
+        "MB up",
+        "MB down",
+    ]
+    return markdown(head, rows)
+
+
+@table
 def luar_baselines() -> list[str]:
     results = read(
         "experiments/luar/results/baselines_emnist_letters.jsonl",

@@ -8,7 +8,8 @@ Personalization Layers", 2019, arXiv:1912.00818, Algorithms 1 and 2. FedRep: Col
 Differences from the papers: clients send the change of the shared layers, not the layers. Replies are averaged by
 ``weights``, examples by default; FedBN's and FedRep's listings average alike. All clients begin with the same layers
 at home, those of the initial model; FedPer's and FedRep's begin with their own. FedRep's replies are averaged over the
-clients that took part, and a client that is drawn trains head and body; the listing is the same.
+clients that took part, and a client that is drawn trains head and body; the listing is the same. FedRep's head goes on
+from where the client left it, and the body is trained as ``local`` says, where the listing has one step.
 """
 
 from __future__ import annotations

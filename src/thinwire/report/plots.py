@@ -71,10 +71,10 @@ def plot(
     """Accuracy against rounds or steps, bytes up, all bytes and simulated seconds; loss; all in one.
 
     Steps of data-parallel training have no simulated seconds. Where clients have tests of their own, their
-    accuracies too: the mean, one standard deviation over clients around it, and the worst client. ``out`` is a folder
-    for all of these, or a file for the overview alone, in the format of its suffix. ``form`` is that of files in a
-    folder (png), ``title`` a line above the curves, ``size`` width and height in inches. Raises ``ValueError`` for a
-    format that matplotlib cannot write.
+    accuracies too: the mean, one standard deviation over clients around it, the lowest tenth and the worst client.
+    ``out`` is a folder for all of these, or a file for the overview alone, in the format of its suffix. ``form`` is
+    that of files in a folder (png), ``title`` a line above the curves, ``size`` width and height in inches. Raises
+    ``ValueError`` for a format that matplotlib cannot write.
     """
     known = plt.figure().canvas.get_supported_filetypes()
     plt.close()
@@ -179,9 +179,10 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> No
             middle = _trailing(middle)
         place.plot(x, middle, style, color=colour, label=arm.label, linewidth=1.6)
         if value == OWN:
-            spread, worst = (scale * _over_seeds(arm, f"{OWN}_{part}", length) for part in ("spread", "worst"))
+            spread = scale * _over_seeds(arm, f"{OWN}_spread", length)
             place.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
-            place.plot(x, worst, ":", color=colour, linewidth=1.2)
+            for part, dots in (("p10", "-."), ("worst", ":")):
+                place.plot(x, scale * _over_seeds(arm, f"{OWN}_{part}", length), dots, color=colour, linewidth=1.2)
         elif len(curves) > 1:
             place.fill_between(x, scale * y.min(0), scale * y.max(0), color=colour, alpha=0.15, linewidth=0)
     if label.startswith(("MB", "seconds")):
@@ -191,7 +192,7 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> No
         "accuracy": "test accuracy, %",
         "test_loss": "test loss",
         "train_loss": "training loss",
-        OWN: "accuracy on clients' own tests, %\n(band: one deviation, dots: worst client)",
+        OWN: "accuracy on clients' own tests, %\n(band: one deviation, dash-dots: lowest tenth, dots: worst client)",
     }
     long = any(len(run.rounds) >= SMOOTHED for arm in arms for run in arm.runs)
     place.set_ylabel(names[value] + (f" (thick: mean of the last {WINDOW})" if long else ""))

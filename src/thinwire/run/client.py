@@ -103,7 +103,7 @@ class Round:
         self.algorithm, self.form, self.task, self.own, self.key = algorithm, form, task, own, key
         self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
         self.own_buffers = own.own_buffers
-        self.steps, self.loss, self.asked, self.memory = 0, 0.0, 0, own.memory
+        self.steps, self.counted, self.loss, self.asked, self.memory = 0, 0, 0.0, 0, own.memory
         self.work = algorithm.client(view.state, own.state, task, key)
         self.request: Local | None = None  # the training it waits for; None when it is done
         self._go(None)
@@ -112,7 +112,9 @@ class Round:
         """Hand it what it asked for."""
         assert self.request is not None
         self.steps, self.asked = self.steps + trained.steps, self.asked + 1
-        self.loss = self.loss if self.request.aside else trained.loss
+        if not self.request.aside and trained.steps:  # the mean over all steps
+            self.counted += trained.steps
+            self.loss += (trained.loss - self.loss) * (trained.steps / self.counted)
         self.memory = trained.memory if self.keeps(self.request) else self.memory
         self._go(trained)
 

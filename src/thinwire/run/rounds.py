@@ -292,8 +292,8 @@ class Rounds(ABC):
     def tested(self, client: int) -> Metrics:
         """What a client's test says."""
         shared = self.held(None) if self.algorithm.personal_models else None
-        before, own = self.held(client), self.whose(client)
-        task = self.client_tests[client]
+        before, task = self.held(client), self.client_tests[client]
+        own = self.adapted(client, before)
         return tested(lambda x, statistics: self.pool.evaluate(x, statistics, task), own, before, shared or before)
 
     def over_clients(self, found: Mapping[int, Metrics]) -> Record:
@@ -327,7 +327,12 @@ class Rounds(ABC):
 
     def whose(self, client: int | None) -> Model:
         """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""
-        return self.held(client)
+        held = self.held(client)
+        return held if client is None else self.adapted(client, held)
+
+    def adapted(self, client: int, held: Model) -> Model:
+        """A client's own model as the method makes it of what is held. Here it is that: examples are elsewhere."""
+        return held
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""

@@ -296,10 +296,9 @@ class Simulation(Rounds):
         self.enter(client, "up", answer.payload, framing, floats, used)
         return used, seconds
 
-    def whose(self, client: int | None) -> Model:
-        """As of :class:`Rounds`; a client's own model as the method adapts it to the client's examples."""
-        held = super().whose(client)
-        if client is None or not self.algorithm.personal_models:
+    def adapted(self, client: int, held: Model) -> Model:
+        """A client's own model as the method adapts it to the client's examples."""
+        if not self.algorithm.personal_models:
             return held
         key = Key(self.seed, max(self.round, 1), client).at("adapt")
         return Model(*adapted(self.algorithm, self.slot, self.tasks[client], *held, key, self.manner.train))

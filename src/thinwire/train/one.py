@@ -7,10 +7,11 @@ is not used: its first optimiser costs a second of imports.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 
@@ -205,11 +206,13 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     rows = order(task, request, key, generator, fewest)
     if request.shift is not None:
         part = request.shift.flat.to(slot.device) / len(rows)
+    still = [] if request.mask is None or request.loss is not None else held(slot, request.mask)
     for row in rows:
         indices = row if row[-1] >= 0 else row[row >= 0]
         g.zero_()
-        losses = loss_of(slot.batch(task, indices, generator))
-        losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
+        with without_gradients(still):
+            losses = loss_of(slot.batch(task, indices, generator))
+            losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
         slot.collect()
         total += losses.detach().sum()
         steps += 1
@@ -231,6 +234,25 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         raise NonFinite(diverged(task, trainer, loss, key))
     ended = Memory(tuple(Params(slot.layout, v.to("cpu", copy=True)) for v in vectors), taken + steps)
     return Trained(x, steps, loss, ended, lr * shares, slot.buffers())
+
+
+def held(slot: Slot, mask: Params) -> list[nn.Parameter]:
+    """The parameters that a mask holds where they are, whole: their gradients need not be computed (FedRep's body)."""
+    moved = {name for name, part in mask.items() if part.any()}
+    pairs = zip(slot.layout.names, slot.slopes, strict=True)
+    return [p for name, (p, _) in pairs if name not in moved] if moved else []
+
+
+@contextlib.contextmanager
+def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Compute no gradients for these parameters."""
+    for p in parameters:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in parameters:
+            p.requires_grad_(True)
 
 
 def diverged(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
