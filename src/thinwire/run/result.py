@@ -94,6 +94,7 @@ class Result:
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,
             **{name: next(iter(self._values(name)[::-1]), None) for name in CLIENTS},
+            **{name: self._values(name)[-1] for name in DICE if self._values(name)},
             "test_loss": next(iter(self._values("test_loss")[::-1]), None),
             "train_loss": last.get("train_loss"),
             "bytes_up": self.bytes_up,
@@ -106,4 +107,5 @@ class Result:
 
 
 CLIENTS = ("client_accuracy", "client_accuracy_spread", "client_accuracy_worst")
+DICE = tuple(name.replace("accuracy", "dice") for name in ("accuracy", *CLIENTS))  # where pictures are segmented
 COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")
