@@ -3,16 +3,12 @@
 The same classes everywhere, other pixels: what differs between hospitals with different machines (X. Li et al.,
 "FedBN", ICLR 2021, arXiv:2102.07623, call it feature shift). Site by site:
 
-====  ===========  ======================================================================================
-site  camera       what it makes of a value v of 0 to 255
-====  ===========  ======================================================================================
-0     contrast     two fifths of it, 76 added: values of 76 to 178
-1     blur         the mean of its 9 x 9 neighbours by binomial weights (a deviation of 1.4 pixels)
-2     rotation     pictures turned by 30 degrees around their middle, black at the corners
-3     noise        noise of standard deviation 50 added, cut at 0 and 255
-4     background   at least 120 in every other square of 4 x 4 pixels
-5     inversion    255 - v
-====  ===========  ======================================================================================
+- 0, contrast: two fifths of a value of 0 to 255, 76 added.
+- 1, blur: the mean of 9 x 9 pixels by binomial weights, a deviation of 1.4 pixels.
+- 2, rotation: turned by 30 degrees around the middle, black at the corners.
+- 3, noise: noise of standard deviation 50 added, cut at 0 and 255.
+- 4, background: at least 120 in every other square of 4 x 4 pixels.
+- 5, inversion: 255 less the value.
 
 All of it is computed in whole numbers, or in 64-bit floats before it is rounded, so every machine has the same bytes.
 """

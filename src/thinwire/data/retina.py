@@ -1,18 +1,14 @@
 """Blood vessels of the retina: 162 + 81 colour photographs from seven sites, each pixel labelled by hand.
 
-The sites are published sets with cameras, countries, diseases and annotators of their own:
+The sites are published sets with cameras, countries, diseases and annotators of their own. Training + test pictures:
 
-====  =========  ========  ====  ==========================================================
-site  set        training  test  source
-====  =========  ========  ====  ==========================================================
-0     DRIVE            20    20  Staal et al., IEEE TMI 2004
-1     CHASE_DB1        20     8  Owen et al., 2009; Fraz et al., 2012
-2     STARE            14     6  Hoover, Kouznetsova, Goldbaum, IEEE TMI 2000
-3     HRF              30    15  Budai et al., International Journal of Biomedical Imaging 2013
-4     LES-AV           15     7  Orlando et al., MICCAI 2018
-5     DR HAGIS         27    12  Holm et al., Journal of Medical Imaging 2017
-6     ORVS             36    13  Sarhan et al., ICPR 2020
-====  =========  ========  ====  ==========================================================
+- 0, DRIVE: 20 + 20. Staal et al., IEEE TMI 2004.
+- 1, CHASE_DB1: 20 + 8. Owen et al., 2009; Fraz et al., 2012.
+- 2, STARE: 14 + 6. Hoover, Kouznetsova, Goldbaum, IEEE TMI 2000.
+- 3, HRF: 30 + 15. Budai et al., International Journal of Biomedical Imaging 2013.
+- 4, LES-AV: 15 + 7. Orlando et al., MICCAI 2018.
+- 5, DR HAGIS: 27 + 12. Holm et al., Journal of Medical Imaging 2017.
+- 6, ORVS: 36 + 13. Sarhan et al., ICPR 2020.
 
 Their licences do not let the pictures be passed on, so they are neither in the package nor downloaded. They are read
 from one file, ``retina_vessels/retina_256.npz``, which holds of all n photographs, padded with black to a square and
