@@ -101,7 +101,7 @@ def expression(row: Row, lr: float, o: argparse.Namespace) -> str:
         adam=f"LocalAdam({common})",
         kept=f"LocalAdam({common}, keep=True)",
         sgd=f"LocalSGD({common})",
-        selector=f'selector="{o.selector}"{shape}',
+        selector=f'selector="{o.selector or ("vgg11_group" if shape else "vgg_small")}"{shape}',
         start=max(1, 2 * o.rounds // 3),
     )
 
@@ -332,7 +332,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--tune-rounds", type=int, default=15, help="rounds of the runs that choose a rate")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, help="this rate for every row, and no tuning")
-    parser.add_argument("--selector", default="vgg11_group", help="FedSM's: a model by its name (the thesis: VGG-11)")
+    parser.add_argument("--selector", help="FedSM's: a model by its name (vgg11_group; of Fashion-MNIST vgg_small)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", action="append", help="rows with this in their names")
     parser.add_argument("--sweep", action="store_true", help="FedSM with other lam, too")
