@@ -28,7 +28,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -253,7 +253,7 @@ def at_unseen(result: tw.Result, unseen: int, lr: float, o: argparse.Namespace) 
 def selector_of(result: tw.Result) -> nn.Module | None:
     """The selector that FedSM trained beside the model, where there is one."""
     beside = getattr(result, "beside", None) or {}
-    found = beside.get("selector") if isinstance(beside, dict) else None
+    found = beside.get("selector") if isinstance(beside, Mapping) else None
     return found if isinstance(found, nn.Module) else None
 
 
