@@ -654,7 +654,7 @@ def hospitals(data_dir=None, download=True):
 def test_hospitals_have_their_dice_in_table_progress_json_and_folder(thinwire, tmp_path, monkeypatch):
     monkeypatch.setitem(LOADERS, "retina", hospitals)
     out, words = tmp_path / "out", ["--data", "retina", "--rounds", "2", "--batch", "2", "--json"]
-    code, shown, error = thinwire("run", "FedAvg(LocalAdam(0.01))", *words, "--out", str(out))
+    code, shown, error = thinwire("run", "FedAvg()", *words, "--out", str(out))
     assert code == 0, error
     assert "round 1 dice 0." in error
     row = json.loads(shown.splitlines()[-1])["rows"][0]
