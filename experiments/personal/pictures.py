@@ -42,7 +42,8 @@ def trained(name: str, o: argparse.Namespace, problem: Problem) -> tw.Result | N
     """The complete run of a row in ``--out``, at the rate of its line in the results; None, with a word, without."""
     row = {**table.ROWS, **table.SWEEP}.get(name)
     key = {"experiment": "table", "data": "retina", "row": name, "seed": o.seed, "rounds": o.rounds, "size": o.size}
-    line = record.found(o.into, key)
+    lines = [line for line in record.read(o.into) if all(line.get(part) == value for part, value in key.items())]
+    line = next((line for line in reversed(lines) if "unseen" not in line), None)
     if row is None or line is None or "own" not in line:
         print(f"left out: {name} has no line of {o.rounds} rounds at {o.size} pixels in {o.into}")
         return None
