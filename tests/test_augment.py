@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from thinwire.data import Augment, Crop, Flip
+from thinwire.data import Augment, Crop, Flip, Rotate90
 
-BOTH: list[Augment] = [Crop(), Flip()]
-PICTURES = torch.arange(1, 1 + 200 * 3 * 6 * 5).remainder(251).add(1).byte().reshape(200, 3, 6, 5)  # no zero in them
+EVERY: list[Augment] = [Crop(), Flip(), Rotate90()]
+PICTURES = torch.arange(1, 1 + 200 * 3 * 6 * 6).remainder(251).add(1).byte().reshape(200, 3, 6, 6)  # no zero in them
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -57,7 +58,18 @@ def test_a_flip_mirrors_about_every_second_picture_and_all_its_channels() -> Non
     assert 75 <= int(mirrored.sum()) <= 125
 
 
-@pytest.mark.parametrize("augment", BOTH, ids=repr)
+def test_a_rotation_turns_about_every_fourth_picture_by_each_angle_and_all_its_channels() -> None:
+    out, counts = Rotate90()(PICTURES, seeded()), []
+    for turns in range(4):
+        turned = torch.from_numpy(np.rot90(PICTURES.numpy(), turns, (2, 3)).copy())
+        counts.append(int((out == turned).flatten(1).all(1).sum()))
+    assert sum(counts) == 200
+    assert 30 < min(counts) <= max(counts) < 75
+    with pytest.raises(ValueError, match=r"Rotate90\(\) turns square pictures, not 6 x 5"):
+        Rotate90()(PICTURES[..., :5], seeded())
+
+
+@pytest.mark.parametrize("augment", EVERY, ids=repr)
 def test_the_generator_decides_and_nothing_else_is_touched(augment: Augment) -> None:
     before, original = torch.get_rng_state(), PICTURES.clone()
     first = augment(PICTURES, seeded(1))
@@ -70,21 +82,21 @@ def test_the_generator_decides_and_nothing_else_is_touched(augment: Augment) -> 
     assert not torch.equal(first, augment(PICTURES, generator))  # the next batch is drawn anew
 
 
-@pytest.mark.parametrize("augment", BOTH, ids=repr)
+@pytest.mark.parametrize("augment", EVERY, ids=repr)
 def test_bytes_and_floats_are_changed_alike(augment: Augment) -> None:
     out = augment(PICTURES.float() / 255, seeded())
     assert out.dtype == torch.float32
     assert torch.equal(out, augment(PICTURES, seeded()).float() / 255)
 
 
-@pytest.mark.parametrize("augment", BOTH, ids=repr)
+@pytest.mark.parametrize("augment", EVERY, ids=repr)
 def test_a_batch_of_one_and_an_empty_one_are_taken(augment: Augment) -> None:
-    assert augment(PICTURES[:1], seeded()).shape == (1, 3, 6, 5)
-    assert augment(PICTURES[:0], seeded()).shape == (0, 3, 6, 5)
+    assert augment(PICTURES[:1], seeded()).shape == (1, 3, 6, 6)
+    assert augment(PICTURES[:0], seeded()).shape == (0, 3, 6, 6)
 
 
 def test_their_names_can_be_typed_back() -> None:
-    assert [repr(augment) for augment in (Crop(), Crop(2), Flip())] == ["Crop(4)", "Crop(2)", "Flip()"]
+    assert [repr(augment) for augment in (*EVERY, Crop(2))] == ["Crop(4)", "Flip()", "Rotate90()", "Crop(2)"]
     assert Crop(2) == eval("Crop(2)")
 
 

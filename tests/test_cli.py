@@ -14,6 +14,8 @@ import torch
 import processes
 import thinwire as tw
 from thinwire.cli import main
+from thinwire.data import DataSet
+from thinwire.data.sets import LOADERS
 
 SMALL = ["--data", "digits", "--clients", "5", "--sample", "3", "--rounds", "3"]
 
@@ -420,6 +422,8 @@ def test_help_and_version_do_not_wait_for_torch():
 import sys
 sys.argv = ["thinwire", sys.argv[1]]
 from thinwire.cli import main
+from thinwire.data import DataSet
+from thinwire.data.sets import LOADERS
 try:
     main()
 finally:
@@ -618,6 +622,38 @@ def test_what_clients_reach_on_their_own_tests_is_in_table_plots_json_and_folder
     again = [json.loads(line) for line in (folder / "clients.jsonl").read_text().splitlines()]
     assert [line["round"] for line in again] == [2, 3, 4]
     assert again[:2] == lines
+
+
+def hospitals(data_dir=None, download=True):
+    """Two sites of three training and two test pictures, whose bright pixels are the object."""
+    x = torch.randint(256, (10, 1, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    y, site = (x[:, 0] > 127).to(torch.uint8), torch.tensor([0, 0, 0, 1, 1, 1])
+    return DataSet("retina", x[:6], y[:6], x[6:], y[6:], 2, site, (0.5,), (0.3,), None, torch.tensor([0, 1, 0, 1]))
+
+
+def test_hospitals_have_their_dice_in_table_progress_json_and_folder(thinwire, tmp_path, monkeypatch):
+    monkeypatch.setitem(LOADERS, "retina", hospitals)
+    out, words = tmp_path / "out", ["--data", "retina", "--rounds", "2", "--batch", "2", "--json"]
+    code, shown, error = thinwire("run", "FedAvg()", *words, "--out", str(out))
+    assert code == 0, error
+    assert "round 1 dice 0." in error
+    row = json.loads(shown.splitlines()[-1])["rows"][0]
+    last = json.loads((out / "01-FedAvg/seed-0/rounds.jsonl").read_text().splitlines()[-1])
+    each = json.loads((out / "01-FedAvg/seed-0/clients.jsonl").read_text().splitlines()[-1])["dice"]
+    assert (row["measure"], row["dice"], row["client_dice_worst"]) == ("dice", last["dice"], min(each))
+    assert row["by_client"] == each
+    page = (out / "table.md").read_text()
+    assert page.startswith("| method | dice | best | own tests | worst client | client 0 | client 1 | MB up |")
+    assert f" | {last['dice']:.4f} | " in page
+    assert f" | {each[0]:.4f} | {each[1]:.4f} | " in page
+    assert "the dice on each one's own" in page
+    summary = json.loads((out / "01-FedAvg/seed-0/summary.json").read_text())
+    assert (summary["dice"], summary["client_dice"]) == (last["dice"], row["client_dice"])
+    code, shown, error = thinwire("run", "FedAvg()", *words, "--unseen", "1", "--out", str(tmp_path / "unseen"))
+    assert code == 0, error
+    assert len(json.loads(shown.splitlines()[-1])["rows"][0]["by_client"]) == 1
+    code, _, error = thinwire("run", "FedAvg()", *words, "--unseen", "2", "--out", str(tmp_path / "none"))
+    assert (code, error) == (2, "error: unseen=2: retina has the sites 0 to 1\n")
 
 
 def test_without_tests_of_their_own_nothing_is_said_of_clients(compared):

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from packaging.requirements import Requirement
@@ -168,6 +169,39 @@ def test_an_experiment_that_was_stopped_trains_what_is_missing_and_what_no_commi
     # Two rounds: what crossed until the end of the second is what crossed in all.
     for line in written(path):
         assert [point[:1] + point[4:] for point in line["curve"]][-1] == [2, line["bytes_up"], line["bytes_down"]]
+
+
+def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g, site = np.random.default_rng(0), np.repeat(np.arange(2, dtype=np.uint8), 4)
+    vessel = np.repeat(np.repeat(g.integers(0, 2, (8, 16, 16), np.uint8), 16, 1), 16, 2)
+    arrays = {"image": np.stack([255 * vessel] * 3, -1), "vessel": vessel, "fov": np.ones_like(vessel), "site": site}
+    (tmp_path / "retina_vessels").mkdir()
+    np.savez(tmp_path / "retina_vessels/retina_256.npz", **arrays, test=np.tile([0, 0, 0, 1], 2).astype(np.uint8))
+    monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
+    script, into = "personal/retina.py", tmp_path / "table.jsonl"
+    options = ["--size", 16, "--rounds", 1, "--tune-rounds", 1, "--workers", 1, "--into", into]
+    said = run(
+        script, *options, "--lr", "0.003", "--only", "centralised", "--only", "FedAvg", "--out", tmp_path / "runs"
+    )
+    lines = {line["row"]: line for line in written(into)}
+    assert list(lines) == ["centralised", "FedAvg", "Per-FedAvg"]
+    assert all(line["measure"] == "dice" and len(line["own"]) == len(line["any"]) == 2 for line in lines.values())
+    assert lines["FedAvg"]["own"] == lines["FedAvg"]["any"]
+    assert lines["FedAvg"]["bytes_up"] > 2 * 4 * 1_942_577 > lines["centralised"]["bytes_up"]
+    assert said.count("own 0.") == 3
+    run(script, *options, "--lr", "0.003", "--only", "FedAvg", "--unseen", "1")
+    unseen = [line for line in written(into) if "unseen" in line]
+    assert [line["row"] for line in unseen] == ["FedAvg", "Per-FedAvg"]
+    assert all((line["unseen"], len(line["own"]), line["tuned_on"]) == (1, 1, 2) for line in unseen)
+    assert all(0 <= line["tuned"] <= 1 for line in unseen)
+    shown = run(script, *options, "--table").splitlines()
+    assert shown[0].startswith("| row | lr | rounds | seeds | DRIVE | CHASE | mean | worst | any | all tests |")
+    assert [line.split(" | ")[0] for line in shown[2:]] == ["| centralised", "| FedAvg", "| Per-FedAvg"]
+    drawn = run("personal/pictures.py", *options, "--out", tmp_path / "runs", "--to", tmp_path / "drawn")
+    assert "left out: FedSM has no line of 1 rounds at 16 pixels" in drawn
+    assert (tmp_path / "drawn/segmentations.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_method_and_link_is_a_row(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def built(name: str) -> tuple[nn.Module, torch.Tensor, tuple[int, ...]]:
     if "vocabulary" in takes:
         return models.build(name, (6,), 4, vocabulary=9), torch.tensor([[3, 8, 1, 3, 0, 0], [2] * 6]), (2, 4)
     assert {"shape", "inputs"} & set(takes)
-    return models.build(name, (3, 32, 32), 10), torch.rand(2, 3, 32, 32), (2, 10)
+    expected = (2, 10) if {"classes"} <= set(takes) else (2, 1, 32, 32)
+    return models.build(name, (3, 32, 32), 10), torch.rand(2, 3, 32, 32), expected
 
 
 @pytest.mark.parametrize("name", models.names())

@@ -59,6 +59,18 @@ def test_vgg16_has_thirteen_convolutions_and_one_dense_layer() -> None:
     assert list(models.vgg16(norm="group").buffers()) == []
 
 
+def test_vgg11_has_eight_convolutions_and_one_dense_layer() -> None:
+    # 3*64 + 64*128 + 128*256 + 256*256 + 256*512 + 3*512*512 = 1,024,192 (times 9); 2,752 channels; dense 5,130
+    assert size(models.vgg11(norm="none")) == 1_024_192 * 9 + 2_752 + 5_130 == 9_225_610
+    for norm in ("batch", "group"):
+        assert size(models.vgg11(norm=norm)) == 1_024_192 * 9 + 2 * 2_752 + 5_130 == 9_228_362
+
+
+@pytest.mark.parametrize("side", [128, 256])
+def test_vgg11_takes_the_retina_s_pictures_and_one_class_a_site(side: int) -> None:
+    assert models.vgg11((3, side, side), 7)(torch.rand(2, 3, side, side)).shape == (2, 7)
+
+
 def test_the_small_vgg_has_a_quarter_of_a_million_parameters() -> None:
     # 9 * (3*32 + 32*64 + 64*128 + 128*128) = 240,480; 352 channels; dense 1,290
     assert size(models.vgg_small()) == 240_480 + 2 * 352 + 1_290 == 242_474
@@ -126,6 +138,11 @@ def test_a_mask_has_the_size_of_its_picture(norm: str) -> None:
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
     with pytest.raises(ValueError, match="sides are multiples of 16 pixels, not 64 x 40"):
         models.unet((3, 64, 40))
+
+
+def test_the_unet_s_norm_layers_are_those_that_fedbn_keeps_at_home() -> None:
+    names = [name for name, _ in models.unet((3, 32, 32), widths=(2, 4)).named_parameters() if "norm" in name]
+    assert len(names) == 3 * 2 * 2  # down, down, up: two norms each, of weights and biases
 
 
 # ---- fastText -----------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from thinwire.data import DataSet
+from thinwire.data import IID, DataSet, Natural
 from thinwire.models import build
 from thinwire.problem import standard
+from thinwire.task import Supervised, dice_loss
 
 
 def loaded(shape: tuple[int, ...], targets: tuple[int, ...] = (), vocabulary: int | None = None) -> DataSet:
@@ -36,3 +39,57 @@ def test_the_model_follows_from_the_examples(data: DataSet, model: str) -> None:
     assert type(made) is type(same)
     assert [p.shape for p in made.parameters()] == [p.shape for p in same.parameters()]
     made(data.inputs)
+
+
+def sites() -> DataSet:
+    """Three sites of 4, 2 and 3 training pictures with masks, and 1, 2 and 1 test pictures."""
+    groups, test_groups = torch.tensor([0, 1, 2, 0, 0, 1, 2, 2, 0]), torch.tensor([2, 1, 0, 1])
+    x, y = torch.zeros(9, 1, 16, 16, dtype=torch.uint8), torch.zeros(9, 16, 16, dtype=torch.uint8)
+    return DataSet("mine", x, y, x[:4], y[:4], 2, groups, (0.5,), (0.5,), None, test_groups)
+
+
+def indices(tasks: Sequence[Supervised] | None) -> list[list[int]]:
+    assert tasks is not None
+    return [task.indices.tolist() for task in tasks if task.indices is not None]
+
+
+def test_a_client_is_a_site_with_its_own_test_and_the_model_segments() -> None:
+    problem = standard(sites())
+    assert indices(problem.tasks) == [[0, 3, 4, 8], [1, 5], [2, 6, 7]]
+    assert indices(problem.client_tests) == [[2], [1, 3], [0]]
+    assert (problem.test.indices, len(problem.test)) == (None, 4)
+    assert problem.tasks[0].loss_of is dice_loss
+    assert type(problem.model()).__name__ == "UNet"
+
+
+def test_fewer_clients_are_the_largest_sites_each_with_its_own_test() -> None:
+    problem = standard(sites(), clients=2)
+    assert (indices(problem.tasks), indices(problem.client_tests)) == ([[0, 3, 4, 8], [2, 6, 7]], [[2], [0]])
+
+
+def test_an_unseen_site_does_not_train_and_is_the_shared_test() -> None:
+    problem = standard(sites(), unseen=1)
+    assert indices(problem.tasks) == [[0, 3, 4, 8], [2, 6, 7]]
+    assert indices(problem.client_tests) == [[2], [0]]
+    assert problem.test.indices.tolist() == [1, 3]
+    mixed = standard(sites(), clients=3, split=IID(), unseen=0)
+    assert sorted(i for part in indices(mixed.tasks) for i in part) == [1, 2, 5, 6, 7]
+    assert mixed.client_tests is None
+    assert mixed.test.indices.tolist() == [2]
+
+
+def test_a_held_out_share_takes_the_place_of_the_sites_tests() -> None:
+    problem = standard(sites(), holdout=0.5, split=Natural())
+    trained, kept = indices(problem.tasks), indices(problem.client_tests)
+    assert [sorted(a + b) for a, b in zip(trained, kept, strict=True)] == [[0, 3, 4, 8], [1, 5], [2, 6, 7]]
+
+
+def test_an_unseen_site_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="unseen=3: mine has the sites 0 to 2"):
+        standard(sites(), unseen=3)
+    with pytest.raises(ValueError, match="unseen=0: digits has no sites with tests of their own, as retina has"):
+        standard("digits", unseen=0)
+
+
+def test_a_set_without_sites_has_twenty_clients_where_no_number_is_given() -> None:
+    assert len(standard("digits").tasks) == 20

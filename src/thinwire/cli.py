@@ -190,7 +190,7 @@ def _federated(methods: list[str], given: dict[str, Any], local: dict[str, Any],
     from .run.setting import Setting
 
     if given["task"] is not None:
-        for name in ("data", "model", "split", "holdout", "augment", "data_dir"):
+        for name in ("data", "model", "split", "holdout", "unseen", "augment", "data_dir"):
             if name in given["typed"]:
                 option, why = f"--{name.replace('_', '-')}", "which makes model, data and clients' shares itself"
                 raise ValueError(f"{option} is not used with --task {given['task']}, {why}: leave {option} out")
@@ -372,8 +372,8 @@ def _log(name: str, record: dict[str, Any]) -> None:
     """A line now and then, where nobody watches: of every tenth round, and of all evaluations of steps."""
     unit = "step" if "step" in record else "round"
     if unit == "step" or record["round"] % 10 == 0 or record["round"] == 1:
-        accuracy = record.get("accuracy")
-        shown = "" if accuracy is None else f" accuracy {accuracy:.3f}"
+        measures = [name for name in ("accuracy", "dice") if record.get(name) is not None]
+        shown = "".join(f" {name} {record[name]:.3f}" for name in measures)
         typer.echo(f"{name} {unit} {record[unit]}{shown} up {record['up_bytes']} B", err=True)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from . import data as sets
@@ -20,7 +21,9 @@ from .data import Augment, DataSet, Split
 from .errors import require
 from .key import Key
 from .models.cnn import SMALLEST
-from .task import Supervised
+from .task import Supervised, masks
+
+CLIENTS = 20  # of a set without sites, where no number is given
 
 
 @dataclass(frozen=True)
@@ -41,22 +44,27 @@ class Problem:
 def standard(
     data: str | DataSet,
     model: str | None = None,
-    clients: int = 100,
+    clients: int | None = None,
     split: Split | None = None,
     seed: int = 0,
     holdout: float = 0.0,
     data_dir: str | Path | None = None,
     augment: Sequence[Augment] = (),
+    unseen: int | None = None,
 ) -> Problem:
     """A data set that thinwire loads, dealt to clients, with one of its models.
 
-    ``model`` defaults to ``fedavg_cnn`` for pictures of 16 x 16 pixels and more, ``fasttext`` for texts to classify,
-    ``char_transformer`` for texts to continue and ``mlp`` for anything else.
+    ``model`` defaults to ``unet`` for pictures with masks, ``fedavg_cnn`` for other pictures of 16 x 16 pixels and
+    more, ``fasttext`` for texts to classify, ``char_transformer`` for texts to continue and ``mlp`` for anything else.
+    ``clients`` defaults to the number of sites of a set that has sites (:class:`thinwire.data.DataSet`), else to 20.
     ``split`` defaults to the owners the data came with, else IID. ``holdout`` is the share
-    of each client's examples that are kept for its own test. ``augment`` changes the pictures
-    of every training batch.
+    of each client's examples that are kept for its own test. Without it a client that is a site has the site's test
+    examples as its own test. ``augment`` changes the pictures of every training batch.
+
+    ``unseen`` is a site that takes no part: its training examples are left out, and the shared test is its own test
+    alone. Raises ``ValueError`` for it where the set has no sites.
     """
-    require(clients > 0, f"clients={clients}: it must be at least 1")
+    require(clients is None or clients > 0, f"clients={clients}: it must be at least 1")
     require(0 <= holdout < 1, f"holdout={holdout}: it is a share below 1")
     require(
         split is None or (callable(split) and not isinstance(split, type)),
@@ -65,19 +73,41 @@ def standard(
     loaded = sets.load(data, data_dir) if isinstance(data, str) else data
     shape, classes, vocabulary = tuple(loaded.inputs.shape[1:]), loaded.num_classes, loaded.vocabulary
     model = model or _suited(loaded)
+    sites, targets, groups, there = loaded.sites, loaded.targets, loaded.groups, None
+    if unseen is not None:
+        require(
+            sites is not None and sites > 1,
+            f"unseen={unseen}: {loaded.name} has no sites with tests of their own, as retina has",
+        )
+        assert groups is not None
+        assert sites is not None
+        require(0 <= unseen < sites, f"unseen={unseen}: {loaded.name} has the sites 0 to {sites - 1}")
+        there, sites = (groups != unseen).nonzero().flatten(), sites - 1
+        targets, groups = targets[there], groups[there]
+    clients = clients or sites or CLIENTS
 
     def build() -> nn.Module:
         return models.build(model, shape, classes, vocabulary=vocabulary)
 
     split = split or (sets.Natural() if loaded.groups is not None else sets.IID())
-    parts = split(loaded.targets, loaded.groups, clients, Key(seed).number("split") % 2**31)
+    parts = split(targets, groups, clients, Key(seed).number("split") % 2**31)
+    if there is not None:
+        parts = [there[part] for part in parts]
 
     def task(indices: Tensor, augment: Sequence[Augment] = ()) -> Supervised:
         return Supervised(
             loaded.inputs, loaded.targets, indices, mean=loaded.mean, std=loaded.std, augment=tuple(augment)
         )
 
+    owners = torch.empty(0) if loaded.test_groups is None else loaded.test_groups
+
+    def tested(site: int | None) -> Supervised:
+        rows = None if site is None else torch.eq(owners, site).nonzero().flatten()
+        return Supervised(loaded.test_inputs, loaded.test_targets, rows, mean=loaded.mean, std=loaded.std)
+
     tests = None
+    if sites is not None and isinstance(split, sets.Natural) and loaded.groups is not None:
+        tests = [tested(int(loaded.groups[part[0]])) for part in parts]
     if holdout:
         draws = [Key(seed, client=k).number("holdout") for k in range(clients)]
         cut = [sets.holdout(part, holdout, draw) for part, draw in zip(parts, draws, strict=True)]
@@ -85,14 +115,15 @@ def standard(
         short = [k for k, part in enumerate(kept) if len(part) == 0]
         require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
         tests = [task(part) for part in kept]
-    test = Supervised(loaded.test_inputs, loaded.test_targets, mean=loaded.mean, std=loaded.std)
-    return Problem(build, [task(part, augment) for part in parts], test, tests)
+    return Problem(build, [task(part, augment) for part in parts], tested(unseen), tests)
 
 
 def _suited(loaded: DataSet) -> str:
     """The model where none is named. It follows from what the examples are, whatever the name of the set."""
     if loaded.vocabulary is not None:
         return "fasttext" if loaded.targets.ndim == 1 else "char_transformer"
+    if masks(loaded.targets):
+        return "unet"
     _, *shape = loaded.inputs.shape
     return "fedavg_cnn" if len(shape) == 3 and min(shape[1:]) >= SMALLEST else "mlp"
 

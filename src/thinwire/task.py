@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .data.augment import Augment
+from .data.dataset import VOID
 from .errors import require
 
 __all__ = ["Supervised", "Task"]
@@ -73,6 +74,46 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return _apart(outputs, targets).abs().flatten(1).mean(1)
 
 
+def dice_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 - the soft Dice coefficient of each picture: of the probabilities that ``outputs`` are logits of.
+
+    ``outputs`` are [b, 1, h, w], ``targets`` masks, uint8 [b, h, w] of 0, 1 and ``VOID`` (255), whose pixels do not
+    count. With p the sigmoid of the outputs and t the mask it is 1 - (2 sum pt + 1) / (sum p + sum t + 1), one value a
+    picture, in 32 bits. The 1 makes it smooth, and 0 for an empty mask that nothing was found in.
+
+    Milletari, Navab, Ahmadi, "V-Net", 3DV 2016, arXiv:1606.04797, Section 3.
+
+    Differences from the paper: p and t are not squared in the denominator, and the 1, which the paper does not have.
+    Raises ``ValueError`` for outputs of another shape.
+    """
+    logits, counted, t = _pixels(outputs, targets)
+    p = torch.sigmoid(logits) * counted
+    return 1 - (2 * (p * t).sum(1) + 1) / (p.sum(1) + t.sum(1) + 1)
+
+
+def dice(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The Dice coefficient of each picture, 0 to 1: twice the pixels in both masks over the sum of pixels in each.
+
+    A pixel is in the model's mask where its probability is above .5. Arguments and errors are those of
+    :func:`dice_loss`; pixels that are ``VOID`` do not count. 1 where both masks are empty.
+    """
+    logits, counted, t = _pixels(outputs, targets)
+    found = (logits > 0) * counted
+    both, sizes = (found * t).sum(1), found.sum(1) + t.sum(1)
+    return torch.where(sizes > 0, 2 * both / sizes.clamp(min=1), torch.ones_like(both))
+
+
+def _pixels(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, whether a pixel counts, and the mask: floats [b, pixels]."""
+    require(
+        outputs.ndim == 4 and outputs.shape == (len(targets), 1, *targets.shape[1:]),
+        f"the model gives {list(outputs.shape)} for masks of {list(targets.shape)}: to segment pictures it needs one "
+        f"output for each pixel, [pictures, 1, height, width], as the model unet has",
+    )
+    logits = wide_enough(outputs).flatten(1)
+    return logits, (targets != VOID).flatten(1).to(logits), (targets == 1).flatten(1).to(logits)
+
+
 def _apart(outputs: Tensor, targets: Tensor) -> Tensor:
     """The differences, [b, values]."""
     if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
@@ -90,9 +131,28 @@ def wide_enough(outputs: Tensor) -> Tensor:
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
+def masks(targets: Tensor) -> bool:
+    """Whether targets are masks of pictures: uint8 [n, height, width]."""
+    return targets.dtype == torch.uint8 and targets.ndim == 3
+
+
 def suited(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss that the targets' type says: :func:`squared_error` for floats, else :func:`cross_entropy`."""
-    return (squared_error if targets.is_floating_point() else cross_entropy)(outputs, targets)
+    """The loss that the targets' type says: of masks, of floats, and of whole numbers."""
+    return _loss_of(targets)(outputs, targets)
+
+
+def _loss_of(targets: Tensor) -> LossOf:
+    if masks(targets):
+        return dice_loss
+    return squared_error if targets.is_floating_point() else cross_entropy
+
+
+MEASURE: dict[LossOf, dict[str, LossOf]] = {
+    cross_entropy: {"accuracy": accuracy},
+    squared_error: {"mae": absolute_error},
+    dice_loss: {"dice": dice},
+}
+"""By the loss that targets' type says: what the model is judged by."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +160,14 @@ class Supervised:
     """Inputs and targets in memory, shared by all clients; ``indices`` are this client's.
 
     Targets of whole numbers (int64) are classes: the loss is :func:`cross_entropy`, the metric ``accuracy``. Targets of
-    floats are values: the loss is :func:`squared_error`, the metric ``mae``, the mean absolute error. ``loss_of`` and
-    ``metrics_of`` are others; for probabilities of classes as targets write ``loss_of=cross_entropy``.
+    floats are values: the loss is :func:`squared_error`, the metric ``mae``, the mean absolute error. Targets of bytes
+    with three dimensions (uint8 [n, height, width]) are masks of pictures: the loss is :func:`dice_loss`, the metric
+    ``dice``. ``loss_of`` and ``metrics_of`` are others; for probabilities of classes as targets write
+    ``loss_of=cross_entropy``.
 
     ``inputs`` of type uint8 with four dimensions are images: they become floats in [0, 1]
     and are normalised by ``mean`` and ``std`` (per channel) batch by batch. ``augment`` changes
-    the pictures of training batches, before they are normalised.
+    the pictures of training batches, before they are normalised, and masks with their pictures.
 
     ``order``, where given, has the batches of each round, round 1 first: lists of positions among this client's
     examples, in place of the batches that are drawn. ``order=[[[0, 1], [2]], [[2, 1]]]`` is two steps in round 1 and
@@ -125,12 +187,12 @@ class Supervised:
     order: Sequence[Sequence[Sequence[int] | Tensor]] | None = None
 
     def __post_init__(self) -> None:
-        values = self.targets.is_floating_point()
+        found = _loss_of(self.targets)
         if self.loss_of is suited:
-            object.__setattr__(self, "loss_of", squared_error if values else cross_entropy)
+            object.__setattr__(self, "loss_of", found)
         if self.metrics_of == {"": suited}:
-            regression = values and self.loss_of is not cross_entropy
-            object.__setattr__(self, "metrics_of", {"mae": absolute_error} if regression else {"accuracy": accuracy})
+            soft = found is squared_error and self.loss_of is cross_entropy
+            object.__setattr__(self, "metrics_of", MEASURE[cross_entropy if soft else found])
         require(
             not self.augment or self.inputs.ndim == 4,
             f"augment={list(self.augment)} changes pictures, [examples, channels, height, width]; these inputs are "
@@ -156,11 +218,18 @@ class Supervised:
 
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         where = indices if self.indices is None else self.indices[indices]
-        inputs = self.inputs[where]
-        if generator is not None:
-            for change in self.augment:
-                inputs = change(inputs, generator)
-        return self.normalised(inputs), self.targets[where]
+        inputs, targets = self.inputs[where], self.targets[where]
+        if generator is not None and self.augment:
+            inputs, targets = self._augmented(inputs, targets, generator)
+        return self.normalised(inputs), targets
+
+    def _augmented(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        masked = masks(targets)
+        if masked:  # as one more channel; VOID + 1 is 0 in a byte, so the zeros of a padding do not count
+            inputs = torch.cat([inputs, (targets + 1).unsqueeze(1).to(inputs.dtype)], dim=1)
+        for change in self.augment:
+            inputs = change(inputs, generator)
+        return (inputs[:, :-1], inputs[:, -1].to(torch.uint8) - 1) if masked else (inputs, targets)
 
     def normalised(self, x: Tensor) -> Tensor:
         """Inputs as the model takes them: pictures of bytes as floats."""
@@ -225,7 +294,7 @@ def as_task(x: Any, who: str = "", floats: torch.dtype = torch.float32) -> Task:
 
     Whole numbers as targets are classes, floats are values to predict (:class:`Supervised`). Numbers become what models
     take: floats of the type ``floats``, whole numbers int64, but for pictures of bytes (uint8 with four dimensions) as
-    inputs.
+    inputs, and for masks of bytes or truth values with three dimensions as targets of pictures, which become uint8.
 
     A Dataset is read here, once: a random transform in it is drawn once too, and alike in every run that draws
     from torch's generator. Pictures that change from epoch to epoch are ``augment`` of :class:`Supervised`, or a
@@ -264,9 +333,13 @@ def _paired(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> 
         sizes[0] == sizes[1],
         f"{said}{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input",
     )
+    if inputs.ndim == 4 and targets.ndim == 3 and targets.dtype in (torch.uint8, torch.bool):
+        targets = targets.to(torch.uint8)
+    else:
+        targets = _wide(targets, floats, torch.int64)
     if not (inputs.dtype == torch.uint8 and inputs.ndim == 4):  # pictures become floats batch by batch
         inputs = _wide(inputs, floats, floats)
-    return Supervised(inputs, _wide(targets, floats, torch.int64))
+    return Supervised(inputs, targets)
 
 
 def _wide(x: Tensor, floats: torch.dtype, truth: torch.dtype) -> Tensor:

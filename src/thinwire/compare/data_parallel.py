@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..algorithms import Algorithm
 from ..config import complete, differing
+from ..data import IID
 from ..ddp.methods import METHODS, Method
 from ..ddp.simulate import Record, Result, Worker, enough, simulate
 from ..errors import ExpressionError, RunError, nearest, require
@@ -100,7 +101,7 @@ class DataParallel(Study):
 
     def problem(self, seed: int) -> Problem:
         """Model, one task of all examples, and the test."""
-        return standard(self.data, self.model, 1, seed=seed, data_dir=self.data_dir, augment=self.augments())
+        return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir, augment=self.augments())
 
     def rehearse(self, method: Method, problem: Problem) -> None:
         enough(len(problem.tasks[0]), self.workers, self.batch)

@@ -13,7 +13,7 @@ from ..data import Split
 from ..ddp.methods import METHODS
 from ..errors import ExpressionError, require
 from ..expression import settings
-from ..problem import Problem, custom, standard
+from ..problem import CLIENTS, Problem, custom, standard
 from ..report.read import Record
 from ..run.setting import Setting
 from ..run.simulate import Simulation, simulate
@@ -25,7 +25,7 @@ class Federated(Study):
     """A study of federated methods.
 
     - ``task``: ``my_module:make_task`` in place of data and model.
-    - ``clients``, ``split``, ``holdout``: who has what of the data.
+    - ``clients``, ``split``, ``holdout``, ``unseen``: who has what of the data.
     - ``rounds``: of each run. They may become more when the study goes on.
     - ``setting``: how a run goes. ``seeds`` take the place of its seed, which is that of the first run.
     """
@@ -35,21 +35,23 @@ class Federated(Study):
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
-    clients: int = asked(20, "How many clients there are.")
+    clients: int | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
     split: str | None = asked(None, "IID(), Dirichlet(0.1), Shards(2), Natural()...")
     rounds: int = asked(50, "Rounds to train.")
     holdout: float = asked(0.0, "Share of each client's examples kept for its own test.")
+    unseen: int | None = asked(None, "A site that does not train: the test is then its own (retina, fashion_sites).")
     setting: Setting = Setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.clients > 0, f"--clients {self.clients}: it must be at least 1")
+        require(self.clients is None or self.clients > 0, f"--clients {self.clients}: it must be at least 1")
         require(self.rounds > 0, f"--rounds {self.rounds}: it must be at least 1")
         require(0 <= self.holdout < 1, f"--holdout {self.holdout:g}: it is a share below 1")
         for seed in self.seeds:
             replace(self.setting, seed=seed)  # which checks it
         object.__setattr__(self, "setting", replace(self.setting, seed=self.seeds[0]))
-        if self.task is None:
+        require(self.unseen is None or self.unseen >= 0, f"--unseen {self.unseen}: sites are counted from 0")
+        if self.task is None and self.clients is not None:
             self.setting.cohort(self.clients)
         self._split()
 
@@ -66,9 +68,10 @@ class Federated(Study):
 
     def problem(self, seed: int) -> Problem:
         if self.task is not None:
-            return custom(self.task, self.clients, seed)
+            return custom(self.task, self.clients or CLIENTS, seed)
+        held, augments = self.holdout, self.augments()
         return standard(
-            self.data, self.model, self.clients, self._split(), seed, self.holdout, self.data_dir, self.augments()
+            self.data, self.model, self.clients, self._split(), seed, held, self.data_dir, augments, self.unseen
         )
 
     def rehearse(self, method: Algorithm, problem: Problem) -> None:

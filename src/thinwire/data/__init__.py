@@ -7,8 +7,9 @@ train, test = holdout(parts[0], share=0.2, seed=1)
 
 from __future__ import annotations
 
-from .augment import Augment, Crop, Flip
+from .augment import Augment, Crop, Flip, Rotate90
 from .dataset import DataSet
+from .feature_shift import feature_shifted
 from .sets import load, names
 from .splits import IID, Dirichlet, Natural, Pathological, Shards, Similarity, Split, holdout
 
@@ -21,9 +22,11 @@ __all__ = [
     "Flip",
     "Natural",
     "Pathological",
+    "Rotate90",
     "Shards",
     "Similarity",
     "Split",
+    "feature_shifted",
     "holdout",
     "load",
     "names",

@@ -2,7 +2,9 @@
 
 The draws come from the generator given, so that a batch can be made again; uint8 and float
 pictures are taken alike. ``Crop(padding=4)`` and ``Flip()`` together are the usual training
-of CIFAR-10 (He et al., CVPR 2016, Section 4.2).
+of CIFAR-10 (He et al., CVPR 2016, Section 4.2). ``Flip()`` and ``Rotate90()`` together are the
+usual training of pictures without an upright, as those of an eye. A mask is changed with its
+picture.
 """
 
 from __future__ import annotations
@@ -56,3 +58,18 @@ class Flip(Augment):
     def __call__(self, x: Shaped[Tensor, "b c h w"], generator: torch.Generator) -> Shaped[Tensor, "b c h w"]:
         draws = torch.randint(2, (len(x), 1, 1, 1), generator=generator, device=generator.device)
         return torch.where(draws.to(x.device) == 1, x.flip(3), x)
+
+
+@dataclass(frozen=True)
+class Rotate90(Augment):
+    """Turned to the left by 0, 90, 180 or 270 degrees, each as likely. Raises ValueError for pictures not square."""
+
+    def __call__(self, x: Shaped[Tensor, "b c h w"], generator: torch.Generator) -> Shaped[Tensor, "b c h w"]:
+        *_, h, w = x.shape
+        require(h == w, f"Rotate90() turns square pictures, not {h} x {w}: leave it out")
+        turns = torch.randint(4, (len(x),), generator=generator, device=generator.device).to(x.device)
+        out = x.clone()
+        for quarter in (1, 2, 3):
+            which = turns == quarter
+            out[which] = x[which].rot90(quarter, (2, 3))
+        return out

@@ -6,22 +6,29 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+VOID = 255  # in a mask: a pixel that nobody labelled
+
 
 @dataclass(frozen=True)
 class DataSet:
     """A data set in memory, training part and test part.
 
-    Pictures are ``inputs`` uint8 [n, channels, height, width] with int64 ``targets`` [n];
-    a training task makes floats of a batch by ``(x.float() / 255 - mean) / std``. Inputs
-    that are float32 already have ``mean`` and ``std`` None.
+        Pictures are ``inputs`` uint8 [n, channels, height, width] with int64 ``targets`` [n];
+        a training task makes floats of a batch by ``(x.float() / 255 - mean) / std``. Inputs
+        that are float32 already have ``mean`` and ``std`` None.
 
-    Texts to continue are int64 characters or words [n, context], with those that follow them,
-    int64 [n, context], as targets. Texts to classify are int64 words [n, length], filled up
-    with 0, with int64 targets [n]. ``vocabulary`` is the number of ids that inputs of texts
-    may hold, None for pictures.
+    Pictures to segment have masks as targets, uint8 [n, height, width]: 0 is background, 1 the object, and 255
+    (``VOID``) a pixel that nobody labelled, which no loss and no measure counts.
 
-    ``groups`` is the natural owner of each training example (int64 [n], counted from 0),
-    None where the set has none. ``mean`` and ``std`` are per channel, for values 0 to 1.
+        Texts to continue are int64 characters or words [n, context], with those that follow them,
+        int64 [n, context], as targets. Texts to classify are int64 words [n, length], filled up
+        with 0, with int64 targets [n]. ``vocabulary`` is the number of ids that inputs of texts
+        may hold, None for pictures.
+
+        ``groups`` is the natural owner of each training example (int64 [n], counted from 0),
+        None where the set has none. ``test_groups`` is that of each test example, where owners have
+        tests of their own: such owners are called sites. ``mean`` and ``std`` are per channel, for
+        values 0 to 1.
     """
 
     name: str
@@ -34,3 +41,9 @@ class DataSet:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     vocabulary: int | None = None
+    test_groups: Tensor | None = None
+
+    @property
+    def sites(self) -> int | None:
+        """The number of owners that have tests of their own; None for a set without such."""
+        return None if self.groups is None or self.test_groups is None else int(self.groups.max()) + 1

@@ -11,8 +11,10 @@ from .cifar import cifar10
 from .dataset import DataSet
 from .digits import digits
 from .emnist import emnist_letters
+from .feature_shift import fashion_sites
 from .mnist import fashion_mnist, mnist
 from .personachat import personachat, personachat_words
+from .retina import retina, retina_256
 from .shakespeare import shakespeare
 from .sst2 import sst2
 
@@ -22,9 +24,12 @@ LOADERS: dict[str, Callable[[str | Path | None, bool], DataSet]] = {
     "digits": digits,
     "emnist_letters": emnist_letters,
     "fashion_mnist": fashion_mnist,
+    "fashion_sites": fashion_sites,
     "mnist": mnist,
     "personachat": personachat,
     "personachat_words": personachat_words,
+    "retina": retina,
+    "retina_256": retina_256,
     "shakespeare": shakespeare,
     "sst2": sst2,
 }

@@ -21,7 +21,7 @@ from .resnet import resnet20, resnet56
 from .resnet9 import resnet9
 from .transformer import char_transformer
 from .unet import unet
-from .vgg import vgg16, vgg_small
+from .vgg import vgg11, vgg16, vgg_small
 
 __all__ = [
     "build",
@@ -36,6 +36,7 @@ __all__ = [
     "resnet20",
     "resnet56",
     "unet",
+    "vgg11",
     "vgg16",
     "vgg_small",
 ]
@@ -52,6 +53,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet56": resnet56,
     "resnet56_group": partial(resnet56, norm="group"),
     "resnet9": resnet9,
+    "unet": unet,
+    "unet_group": partial(unet, norm="group"),
+    "vgg11": vgg11,
+    "vgg11_group": partial(vgg11, norm="group"),
     "vgg16": vgg16,
     "vgg16_group": partial(vgg16, norm="group"),
     "vgg16_none": partial(vgg16, norm="none"),
@@ -61,6 +66,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 - ``inputs``, ``classes``: examples of any shape, of so many numbers each
 - ``shape``, ``classes``: pictures (channels, height, width)
+- ``shape`` alone: pictures of which every pixel has a label
 - ``vocabulary``, ``classes``: texts to classify, whose words have ids below ``vocabulary``
 - ``vocabulary``, ``context``: texts of at most ``context`` ids to continue
 """

@@ -10,6 +10,8 @@ has the size of the input; a norm after each of them.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +27,8 @@ def unet(
 ) -> nn.Module:
     """Pictures [n, channels, height, width] to logits [n, outputs, height, width].
 
-    1,942,577 parameters by default. ``norm`` is "batch" or "group". Raises ValueError for another
-    one, or for sides that cannot be halved once for each width after the first.
+    By default one output for each pixel and 1,942,577 parameters. ``norm`` is "batch" or "group".
+    Raises ValueError for another one, or for sides that cannot be halved once for each width after the first.
     """
     channels, height, width = shape
     side = 2 ** (len(widths) - 1)
@@ -64,10 +66,10 @@ class UNet(nn.Module):
 
 
 def _two(inputs: int, outputs: int, norm: str) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for _ in range(2):
+    layers: dict[str, nn.Module] = {}
+    for i in (1, 2):
         conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-        layers += [conv, normalise(norm, outputs), nn.ReLU()]
+        layers |= {f"conv{i}": conv, f"norm{i}": normalise(norm, outputs), f"relu{i}": nn.ReLU()}
         inputs = outputs
-    return nn.Sequential(*layers)
+    return nn.Sequential(OrderedDict(layers))

@@ -1,10 +1,11 @@
-"""VGG-16 for small pictures, and a small one for CPUs.
+"""VGG-11 and VGG-16 for small pictures, and a small one for CPUs.
 
 K. Simonyan, A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition",
-ICLR 2015, arXiv:1409.1556, configuration D.
+ICLR 2015, arXiv:1409.1556, configurations A and D. VGG-11 selects among models in FedSM (A. Xu et al.,
+CVPR 2022; thesis, chapter 3).
 
 Differences from the paper: those usual for CIFAR-10, one dense layer instead of three, which
-takes the mean of what the last pool leaves (one pixel at 32 x 32). A norm may follow each
+takes the mean of what the last pool leaves (one pixel at 32 x 32, 8 x 8 at 256 x 256). A norm may follow each
 convolution, whose bias is left out then, being undone by the norm.
 """
 
@@ -16,8 +17,17 @@ from ..errors import require
 from .norm import normalise
 
 # Convolutions of 3 x 3 by their channels; 0 is a pool of 2 x 2.
+_VGG11 = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 _SMALL = (32, 0, 64, 0, 128, 128, 0)
+
+
+def vgg11(shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, norm: str = "batch") -> nn.Module:
+    """9,228,362 parameters at 3 channels and 10 classes, 9,225,610 without norms; 32 x 32 pixels or more.
+
+    ``norm`` is "batch", "group" or "none". Raises ValueError for another one, or smaller pictures.
+    """
+    return VGG("vgg11", _VGG11, shape, classes, norm)
 
 
 def vgg16(shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, norm: str = "batch") -> nn.Module:

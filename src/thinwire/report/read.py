@@ -8,7 +8,8 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
   server to clients, once for each client. Of data-parallel training up is what one worker gave to collectives, and
   down what it got back;
 - ``train_loss``, the mean since the line before, or null;
-- ``accuracy`` (0 to 1), ``test_loss`` and further metrics of the model on the test set, where it was evaluated;
+- ``accuracy`` (0 to 1; where pictures are segmented ``dice``, 0 to 1), ``test_loss`` and further metrics of the model
+  on the test set, where it was evaluated;
 - ``seconds``, what it took here since the line before.
 
 Further keys belong to one kind: ``clients``, ``clock``, ``up_payload`` and others to rounds; ``reduced_bytes``,
@@ -106,12 +107,7 @@ def _runs(folder: Path) -> list[Run]:
         raise RunError(f"{folder} does not exist")
     found = []
     for path in sorted(folder.rglob("rounds.jsonl")):
-        rounds = []
-        for line in path.read_text().splitlines():
-            try:
-                rounds.append(json.loads(line))
-            except json.JSONDecodeError:
-                break  # the line that a kill cut short
+        rounds = read_lines(path)
         about = read(path.parent / "run.json")
         if missing := [name for name in ("method", "seed") if name not in about]:
             raise RunError(f"{path.parent / 'run.json'} is no run's: {missing[0]} is missing")
@@ -119,6 +115,17 @@ def _runs(folder: Path) -> list[Run]:
             raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(UNITS)}")
         summary_path = path.parent / "summary.json"
         found.append(Run(path.parent, about, rounds, read(summary_path) if summary_path.exists() else None))
+    return found
+
+
+def read_lines(path: Path) -> list[Record]:
+    """The objects in a file of JSON lines, up to one that a kill cut short."""
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
     return found
 
 

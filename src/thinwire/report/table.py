@@ -1,4 +1,4 @@
-"""The table of a study: accuracy beside the bytes it cost, both ways."""
+"""The table of a study: accuracy (of segmented pictures the Dice coefficient) beside the bytes it cost, both ways."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ..expression import parse
 from ..links import Dense
 from ..optimizers import SGD
 from ..run.folder import write_atomic
-from ..run.result import CLIENTS
-from .read import Arm, Run
+from .read import Arm, Run, read_lines
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -46,8 +45,8 @@ def rows(arms: list[Arm]) -> list[Row]:
 
 
 def _row(arm: Arm) -> Row:
-    finals = [_last(run, "accuracy") for run in arm.runs]
-    accuracies = [value for value in finals if value is not None]
+    measure = judged(arm)
+    finals = [value for run in arm.runs if (value := _last(run, measure)) is not None]
     up, down = mean(arm, "up_bytes"), mean(arm, "down_bytes")
     return {
         "method": arm.label,
@@ -56,14 +55,24 @@ def _row(arm: Arm) -> Row:
         "seeds": [run.seed for run in arm.runs],
         f"{arm.unit}s": min(run.length for run in arm.runs),
         "complete": all(run.summary is not None for run in arm.runs),
-        "accuracy": statistics.fmean(accuracies) if accuracies else None,
-        "accuracy_deviation": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        "best_accuracy": _averaged(_best(run, "accuracy") for run in arm.runs),
+        "measure": measure,
+        measure: statistics.fmean(finals) if finals else None,
+        f"{measure}_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
+        f"best_{measure}": _averaged(_best(run, measure) for run in arm.runs),
         "bytes_up": up,
         "bytes_down": down,
         "bytes_total": up + down,
         "seconds": mean(arm, "seconds"),
     }
+
+
+def judged(arm: Arm) -> str:
+    """What a model is judged by: "accuracy", or "dice" where pictures were segmented."""
+    return (
+        "dice"
+        if any("dice" in line or "client_dice" in line for run in arm.runs for line in run.rounds)
+        else "accuracy"
+    )
 
 
 def mean(arm: Arm, name: str) -> float:
@@ -87,6 +96,9 @@ def _best(run: Run, name: str) -> float | None:
 
 # -- federated training -------------------------------------------------------
 
+CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
+FEW = 10  # clients, each of which has a column
+
 
 def _federated_plain(expression: str) -> bool:
     """FedAvg with nothing compressed."""
@@ -98,9 +110,11 @@ def _federated_plain(expression: str) -> bool:
 
 
 def _federated(arm: Arm) -> Row:
-    slowest = mean(arm, "slowest_bytes")
+    slowest, measure = mean(arm, "slowest_bytes"), judged(arm)
+    own = (name.replace("client", f"client_{measure}") for name in CLIENTS)
     return {
-        **{name: _averaged(_last(run, name) for run in arm.runs) for name in CLIENTS},
+        **{name: _averaged(_last(run, name) for run in arm.runs) for name in own},
+        "by_client": _each_client(arm, measure),
         "floats_up": mean(arm, "up_floats"),
         "network_seconds": {str(rate): slowest * 8 / (rate * 1e6) for rate in (1, 10, 100)},
         "clock": statistics.fmean(run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs),
@@ -111,33 +125,61 @@ OTHERS = {"before": "before adapting", "shared": "shared model"}
 """Models besides the clients' own ones that their tests are of, and the titles of the columns."""
 
 
+def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
+    """Of few clients with tests of their own, each one's value at the last evaluation, the mean over seeds."""
+    paths = [run.path / "clients.jsonl" for run in arm.runs]
+    lasts = [read_lines(path)[-1:] for path in paths if path.exists()]
+    each = [line[measure] for lines in lasts for line in lines if measure in line]
+    if not each or len(each) < len(paths) or not len(each[0]) <= FEW:
+        return None
+    return [_averaged(values) for values in zip(*each, strict=True)]
+
+
 def _by_client(found: Sequence[Row]) -> bool:
     """Whether clients have tests of their own."""
-    return any(row["client_accuracy"] is not None for row in found)
+    return any(_of(row, "client") is not None for row in found)
+
+
+def _of(row: Row, name: str) -> float | None:
+    """A value by what the row is judged by: of "client_worst" that of "client_accuracy_worst"."""
+    value: float | None = row[name.replace("client", f"client_{row['measure']}")]
+    return value
 
 
 def _own_tests(row: Row) -> str:
-    mean, spread = row["client_accuracy"], row["client_accuracy_spread"]
-    return _percent(mean) + ("" if spread is None else f" ± {100 * spread:.1f}")
+    mean, spread = (_of(row, name) for name in CLIENTS[:2])
+    return _value(row, mean) + ("" if spread is None else f" ± {_deviation(row, spread)}")
+
+
+def _client_columns(found: Sequence[Row]) -> tuple[Column, ...]:
+    """A column a client, where there are few in all rows."""
+    each = [row["by_client"] for row in found]
+    if not all(each) or len({len(values) for values in each}) > 1:
+        return ()
+
+    def column(client: int) -> Column:
+        return f"client {client}", lambda row: _value(row, row["by_client"][client])
+
+    return tuple(column(client) for client in range(len(each[0])))
 
 
 def _cell(name: str, row: Row) -> str:
-    return _percent(row[name])
+    return _value(row, _of(row, name))
 
 
 def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
     own: tuple[Column, ...] = (
         ("own tests", _own_tests),
-        ("lowest tenth", lambda row: _percent(row["client_accuracy_p10"])),
-        ("worst client", lambda row: _percent(row["client_accuracy_worst"])),
+        ("lowest tenth", partial(_cell, "client_p10")),
+        ("worst client", partial(_cell, "client_worst")),
         *(
-            (title, partial(_cell, f"client_accuracy_{part}"))
+            (title, partial(_cell, f"client_{part}"))
             for part, title in OTHERS.items()
-            if any(row[f"client_accuracy_{part}"] is not None for row in found)
+            if any(_of(row, f"client_{part}") is not None for row in found)
         ),
     )
     return (
-        *(own if _by_client(found) else ()),
+        *((*own, *_client_columns(found)) if _by_client(found) else ()),
         ("MB up", lambda row: _megabytes(row["bytes_up"])),
         ("MB down", lambda row: _megabytes(row["bytes_down"])),
         ("up / FedAvg", lambda row: _percent(row["share_up"])),
@@ -151,11 +193,12 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _federated_note(found: Sequence[Row]) -> str:
+    measure = found[0]["measure"]
     own = (
-        "Own tests: the mean over clients of the accuracy on each one's own, ± the standard deviation over clients. "
+        f"Own tests: the mean over clients of the {measure} on each one's own, ± the standard deviation over clients. "
         "Lowest tenth: the 10th percentile over clients. "
     )
-    if any(row["client_accuracy_shared"] is not None for row in found):
+    if any(_of(row, "client_shared") is not None for row in found):
         own += (
             "Shared model: the mean over clients' own tests of the model that all share. Before adapting: that of what "
             "a client's own model is made of, before it is fine-tuned. "
@@ -209,15 +252,9 @@ FORMS = {
         _federated,
         _federated_columns,
         (
-            "M floats up",
-            "s here",
-            "10",
-            "100",
-            "best",
-            "s at 1 Mbit/s",
-            "up / FedAvg",
-            "total / FedAvg",
+            *("M floats up", "s here", "10", "100", "best", "s at 1 Mbit/s", "up / FedAvg", "total / FedAvg"),
             "lowest tenth",
+            *(f"client {client}" for client in reversed(range(FEW))),
         ),
         _federated_note,
     ),
@@ -237,8 +274,8 @@ BORDER = 3  # characters around a cell
 def _columns(found: Sequence[Row]) -> list[Column]:
     first: list[Column] = [
         ("method", _method),
-        ("accuracy", _accuracy),
-        ("best", lambda row: _percent(row["best_accuracy"])),
+        (found[0]["measure"], _accuracy),
+        ("best", lambda row: _value(row, row[f"best_{row['measure']}"])),
     ]
     return [*first, *FORMS[found[0]["unit"]].columns(found)]
 
@@ -249,8 +286,17 @@ def _method(row: Row) -> str:
 
 
 def _accuracy(row: Row) -> str:
-    deviation = row["accuracy_deviation"]
-    return _percent(row["accuracy"]) + ("" if deviation is None else f" ± {100 * deviation:.1f}")
+    deviation = row[f"{row['measure']}_deviation"]
+    return _value(row, row[row["measure"]]) + ("" if deviation is None else f" ± {_deviation(row, deviation)}")
+
+
+def _value(row: Row, x: float | None) -> str:
+    """An accuracy in percent; a Dice coefficient as it is."""
+    return _percent(x) if row["measure"] == "accuracy" or x is None else f"{x:.4f}"
+
+
+def _deviation(row: Row, x: float) -> str:
+    return f"{100 * x:.1f}" if row["measure"] == "accuracy" else f"{x:.4f}"
 
 
 def _percent(x: float | None) -> str:
@@ -297,7 +343,7 @@ def draw(
     widths[head[0]] = min(widths[head[0]], BORDER + NAME)  # names are folded, numbers are not
     for name in least:
         if sum(widths[n] for n in columns) >= console.width:
-            del columns[name]
+            columns.pop(name, None)
     table = Table(title=title, caption=caption, caption_justify="left")
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)

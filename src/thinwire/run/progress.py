@@ -27,10 +27,10 @@ def live(rounds: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
         def line(name: str, record: dict[str, Any]) -> None:
             nonlocal up, down
             up, down = up + record["up_bytes"], down + record["down_bytes"]
-            accuracy = record.get("accuracy")
             found = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
-            if accuracy is not None:
-                found = f"accuracy {accuracy:.3f}, {found}"
+            for name in ("accuracy", "dice"):
+                if record.get(name) is not None:
+                    found = f"{name} {record[name]:.3f}, {found}"
             progress.update(task, description=name, completed=record["round"], found=found)
 
         yield line

@@ -122,6 +122,7 @@ class Result(Trained):
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,
             **{name: next(iter(self._values(name)[::-1]), None) for name in CLIENTS},
+            **{name: self._values(name)[-1] for name in DICE if self._values(name)},
             "test_loss": next(iter(self._values("test_loss")[::-1]), None),
             "train_loss": last.get("train_loss"),
             "bytes_up": self.bytes_up,
@@ -134,4 +135,5 @@ class Result(Trained):
 
 
 CLIENTS = tuple(f"client_accuracy{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
+DICE = tuple(name.replace("accuracy", "dice") for name in ("accuracy", *CLIENTS))  # where pictures are segmented
 COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")

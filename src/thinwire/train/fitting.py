@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import require
-from ..task import Supervised, Task, cross_entropy, squared_error
+from ..task import Supervised, Task, cross_entropy, dice_loss, squared_error
 from .one import Slot
 
 IGNORED = -100  # a target that torch's cross-entropy leaves out
@@ -25,7 +25,9 @@ def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
     outputs: dict[Any, Tensor] = {}  # of the first task with such inputs
     within: dict[tuple[int, int], bool] = {}  # whether all targets in a tensor that many share are among the classes
     for who, task in tasks:
-        known = isinstance(task, Supervised) and len(task) > 0 and task.loss_of in (cross_entropy, squared_error)
+        known = (
+            isinstance(task, Supervised) and len(task) > 0 and task.loss_of in (cross_entropy, squared_error, dice_loss)
+        )
         if not known:
             continue
         assert isinstance(task, Supervised)
@@ -33,6 +35,14 @@ def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
         if shape not in outputs:
             outputs[shape] = _outputs(slot, task, who)
         given = outputs[shape]
+        if task.loss_of is dice_loss:
+            fits = given.shape[1:] == (1, *targets.shape[1:])
+            require(
+                fits,
+                f"{who}: for masks of {list(targets.shape)} the model should give one output for each pixel, "
+                f"[examples, 1, height, width], as unet does; it gives {list(given.shape)} for {len(given)} examples",
+            )
+            continue
         if task.loss_of is squared_error or targets.is_floating_point():
             continue
         require(
