@@ -136,10 +136,10 @@ def of_subspace(
 
     Needs a run with --record gradients or all, of any method.
     """
-    from . import figures, subspace
+    from . import figures, spectra
 
     def one(run: Any, into: Path) -> dict[str, Any]:
-        found = subspace.recorded(run, rank, start, decay)
+        found = spectra.recorded(run, rank, start, decay)
         marks = [r for r in (1, 2, 5, 10, 20, 50, 100, 200) if r <= len(found.rho)]
         _table(
             f"{len(found.sigma)} updates",
@@ -166,10 +166,10 @@ def of_feedback(folder: Dir, out: Out = None, as_json: Json = False) -> None:
 
     Needs a study of `thinwire ddp-sim` with a method that keeps residuals, such as DEF(64).
     """
-    from . import feedback, figures
+    from . import figures, residuals
 
     def one(run: Any, into: Path) -> dict[str, Any]:
-        found = feedback.recorded(run)
+        found = residuals.recorded(run)
         _table(
             run.about.get("name", run.expression),
             ("step", "residual", "||x - y||", "lambda*", "lambda"),
@@ -212,7 +212,7 @@ def of_dimension(
     from ..compare.federated import Federated
     from ..run.setting import Setting
     from ..run.simulate import simulate
-    from . import figures, subspace
+    from . import figures, spectra
 
     require(0 < share <= 1, f"--share {share}: it must be above 0, and 1 at most")
     setting = Setting(sample=sample, seed=seed)
@@ -232,12 +232,12 @@ def of_dimension(
     whole = best(FedAvg(made.local)) if target is None else target
     goal = share * whole
     most = high or sum(p.numel() for p in _module(problem.model, seed).parameters() if p.requires_grad)
-    found, tried = subspace.smallest(lambda dim: best(replace(made, dim=dim)), goal, min(low, most), most)
+    found, tried = spectra.smallest(lambda dim: best(replace(made, dim=dim)), goal, min(low, most), most)
     rows = [[e.dim, f"{100 * e.reached:.1f} %", "yes" if e.enough else "no"] for e in sorted(tried)]
     _table(f"at least {100 * goal:.1f} %", ("dimension", "best accuracy", "enough"), rows)
     typer.echo(f"no dimension up to {most} is enough" if found is None else f"measured intrinsic dimension: {found}")
     drawn = [] if out is None else [figures.dimension(tried, goal, out / "dimension.png")]
-    _said(as_json, {"dimension": found, "goal": goal, "whole": whole, "tried": subspace.shown(tried)}, drawn)
+    _said(as_json, {"dimension": found, "goal": goal, "whole": whole, "tried": spectra.shown(tried)}, drawn)
 
 
 @look.command("leakage")

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from ..report.plots import COLOURS
-from . import feedback, gradients, layers, leakage, subspace
+from . import gradients, layers, leakage, residuals, spectra
 from .gradients import WHOLE, Kind, Space
 
 MOST = 12  # layers side by side, those with the most entries
@@ -172,7 +172,7 @@ def scores(found: Sequence[layers.Layer], kappas: Sequence[layers.Kappa], path: 
     return _save(figure, path)
 
 
-def spectrum(found: subspace.Subspace, path: Path) -> Path:
+def spectrum(found: spectra.Subspace, path: Path) -> Path:
     """Singular values, rho_R, and the cosine of each gradient to the basis that was there before it."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")
     sigma = found.sigma.numpy()
@@ -194,7 +194,7 @@ def spectrum(found: subspace.Subspace, path: Path) -> Path:
     return _save(figure, path)
 
 
-def dimension(tried: Sequence[subspace.Tried], goal: float, path: Path) -> Path:
+def dimension(tried: Sequence[spectra.Tried], goal: float, path: Path) -> Path:
     """What trainings in spaces of some dimensions reached."""
     figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
     ordered = sorted(tried)
@@ -205,7 +205,7 @@ def dimension(tried: Sequence[subspace.Tried], goal: float, path: Path) -> Path:
     return _save(figure, path)
 
 
-def owed(found: Sequence[feedback.Owed], path: Path) -> Path:
+def owed(found: Sequence[residuals.Owed], path: Path) -> Path:
     """Residuals and the distance of x and y by step, and lambda* beside the lambda in use."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
     x, nothing = [e.step for e in found], float("nan")
