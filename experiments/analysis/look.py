@@ -1,7 +1,7 @@
 """What ``thinwire look`` shows of small real runs: the figures and the table of docs/analysis.md.
 
-A job is commands of thinwire, the last of which looks. Its line has these commands, what the look found, and what made it.
-The figures are copied to ``--figures``. Minutes on two cores, all on the digits of scikit-learn.
+A job is commands of thinwire, the last of which looks. Its line has these commands, what the look found, and what made
+it. The figures are copied to ``--figures``. Minutes on two cores, all on the digits of scikit-learn.
 
     python experiments/analysis/look.py --figures docs/analysis
 """
@@ -26,7 +26,6 @@ from record import Line, about, found, replace
 from thinwire.cli import app
 
 INTO = Path(__file__).resolve().parent / "results"
-LEAKS = '"FedAvg()" "FedAvg(up=TopK(0.01))" "Intrinsic(1024)" "Intrinsic(4096)" "FedAvg(up=QSGD(16))" "FedAvg(up=SignSGD())"'
 JOBS: dict[str, list[str]] = {
     "gradients": [
         'run "FedAvg()" --data digits --clients 1 --rounds 60 --lr 0.1 --record gradients --out DIR',
@@ -37,7 +36,7 @@ JOBS: dict[str, list[str]] = {
         "look gradients DIR",
     ],
     "layers": [
-        'run "LUAR(FedAvg(), recycle=8)" --data digits --model resnet20_group --clients 4 --rounds 15 --lr 0.1 '
+        "run \"LUAR(FedAvg(), recycle=1, layers='tensors')\" --data digits --clients 10 --rounds 40 --lr 0.1 "
         "--record layers --out DIR",
         "look layers DIR",
     ],
@@ -51,7 +50,10 @@ JOBS: dict[str, list[str]] = {
         'ddp-sim "DEF(64)" --data digits --workers 4 --steps 300 --evaluate-every 10 --lr 0.05 --out DIR',
         "look feedback DIR",
     ],
-    "leakage": [f"look leakage {LEAKS} --data digits --lr 0.1 --out DIR"],
+    "leakage": [
+        'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "FedAvg(up=QSGD(16))" "FedAvg(up=SignSGD())" "Intrinsic(1024)" '
+        '"Intrinsic(4096)" --data digits --lr 0.1 --out DIR'
+    ],
     "leakage_privacy": [
         'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "Intrinsic(1024)" --data digits --lr 0.1 '
         '--privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
@@ -108,7 +110,7 @@ def shortened(words: list[str]) -> list[str]:
     """The same at a size that says nothing."""
     small = {"--rounds": "3", "--steps": "20", "--iterations": "2"}
     words = [small.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-    words = [word.replace("start=20", "start=5").replace("resnet20_group", "mlp").replace("=8", "=1") for word in words]
+    words = [word.replace("start=20", "start=5") for word in words]
     return [*words, "--iterations", "2", "--tries", "1"] if "leakage" in words else words
 
 
