@@ -100,7 +100,16 @@ def test_the_table_says_how_near_a_gradient_is_to_the_next_and_to_a_direction() 
 
 def look(client: int, sin2: float | None, recycled: bool, norm: float = 2.0) -> dict:
     rho = None if sin2 is None else 0.5
-    return {"client": client, "sin2": sin2, "rho": rho, "recycled": recycled, "norm": norm, "steps": 4, "rates": 0.4}
+    return {
+        "client": client,
+        "field": "update",
+        "sin2": sin2,
+        "rho": rho,
+        "recycled": recycled,
+        "norm": norm,
+        "steps": 4,
+        "rates": 0.4,
+    }
 
 
 def test_what_a_scalar_loses_is_held_against_corollary_1() -> None:

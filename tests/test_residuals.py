@@ -39,9 +39,10 @@ def test_one_worker_owes_itself_its_whole_residual() -> None:
     assert [e.lam for e in found] == [1.0, 1.0]
 
 
-def test_several_workers_have_a_best_lambda_between_one_in_k_and_one() -> None:
+def test_the_mean_of_residuals_is_shorter_than_they_are() -> None:
     found = owed(ran(DEF(4.0), 3).records)
-    assert all(e.best is not None and 1 / 3 <= e.best < 1 for e in found)
+    assert all(0 < e.distance < e.residual for e in found)
+    assert [e.best for e in found] == [pytest.approx((e.distance / e.residual) ** 2) for e in found]
 
 
 def test_where_everything_is_sent_nothing_is_owed() -> None:

@@ -51,15 +51,16 @@ JOBS: dict[str, list[str]] = {
         "look feedback DIR",
     ],
     "leakage": [
-        'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "FedAvg(up=QSGD(16))" "FedAvg(up=SignSGD())" "Intrinsic(1024)" '
-        '"Intrinsic(4096)" --data digits --lr 0.1 --out DIR'
+        'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "FedAvg(up=QSGD(16))" "FedAvg(up=SignSGD())" '
+        '"Intrinsic(1024)" "Intrinsic(4096)" --data digits --lr 0.1 --out DIR'
     ],
     "leakage_privacy": [
         'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "Intrinsic(1024)" --data digits --lr 0.1 '
         '--privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
     ],
     "leakage_recycled": [
-        'look leakage "FedAvg(up=LBGM(threshold=0.99))" --data digits --lr 0.1 --round 2 --attack label --out DIR'
+        'look leakage "FedAvg(up=LBGM(threshold=0.99))" --data digits --lr 0.1 --round 2 --attack label '
+        "--distance cosine --out DIR"
     ],
 }
 FIGURES = {

@@ -32,6 +32,7 @@ from ..run.changes import kept
 Kind = Literal["values", "variance"]
 WHOLE = "*"  # all layers as one vector
 POINTS = 100  # of a progression
+HELD = 1 << 23  # numbers in memory at a time, in double precision
 
 
 def spectrum(products: Float[Tensor, "t t"]) -> Float[Tensor, " t"]:
@@ -100,12 +101,12 @@ class Space(NamedTuple):
 
     @staticmethod
     def of(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int] | None = None) -> Space:
-        """Of vectors [d], one a gradient. Each block of 262,144 entries is read once and held in double precision."""
-        products = {
-            name: gram([row[start : start + size] for row in rows])
-            for name, (start, size, _) in layout.spans.items()
-            if size
-        }
+        """Of vectors [d], one a gradient. They are read once, and 64 MB of them are in memory at a time."""
+        products, piece = {}, max(1, HELD // max(1, len(rows)))
+        for name, (start, size, _) in layout.spans.items():
+            for begin in range(start, start + size, piece):
+                part = gram([row[begin : min(begin + piece, start + size)] for row in rows])
+                products[name] = products[name] + part if name in products else part
         whole = torch.stack(list(products.values())).sum(0)
         sizes = dict(zip(layout.names, layout.sizes, strict=True))
         numbers = list(range(1, len(rows) + 1)) if rounds is None else list(rounds)
@@ -173,11 +174,12 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
         tests = [look for look in line.get("looks", ()) if look["sin2"] is not None]
         if not line.get("looks"):
             continue
-        lost: dict[int, float] = {}
+        lost: dict[tuple[int, str], float] = {}
         for look in tests:
             if look.get("rates"):
                 d = look["norm"] / look["rates"]  # change / (lr tau)
-                lost[look["client"]] = lost.get(look["client"], 0.0) + d * d * look["sin2"]
+                own = look["client"], look["field"]
+                lost[own] = lost.get(own, 0.0) + d * d * look["sin2"]
         steps = [look["steps"] for look in line["looks"] if "steps" in look] or [1]
         tau = sum(steps) / len(steps)
         found.append(

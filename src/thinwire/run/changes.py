@@ -43,7 +43,7 @@ def noted(x: Params, trained: Trained, unsent: Sequence[str]) -> dict[str, Packe
         "weights": [layer.norm().item() for _, layer in x.items()],
         "steps": trained.steps,
         "rates": trained.rates,
-        "unsent": list(unsent),
+        "unsent": [name for name in dict.fromkeys(unsent) if name in x.layout.spans],
     }
 
 
