@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from record import Line, about, found, replace
+from record import Line, code, found, hardware, replace
 
 from thinwire.cli import app
 
@@ -59,8 +59,7 @@ JOBS: dict[str, list[str]] = {
         '--privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
     ],
     "leakage_recycled": [
-        'look leakage "FedAvg(up=LBGM(threshold=0.99))" --data digits --lr 0.1 --round 2 --attack label '
-        "--distance cosine --out DIR"
+        'look leakage "FedAvg(up=LBGM(threshold=0.99))" --data digits --lr 0.1 --round 2 --distance cosine --out DIR'
     ],
 }
 FIGURES = {
@@ -102,7 +101,7 @@ def job(name: str, into: Path, figures: Path | None, tiny: bool) -> Line:
                     shutil.copyfile(path, figures / f"{name if path.stem == 'leakage' else path.stem}.png")
     answer.pop("files")
     answer = next(iter(answer["runs"].values())) if "runs" in answer else answer
-    line = {**key, **answer, **about(name, began)}
+    line = {**key, **answer, **code(), "seconds": round(time.time() - began, 1), "hardware": hardware()}
     replace(into, line, key)
     return line
 
