@@ -45,6 +45,12 @@ def _panels(count: int, width: float = 3.2, height: float = 3.0) -> tuple[Any, l
     return figure, places[:count]
 
 
+def _map(place: Any, values: Any, across: Sequence[int], down: Sequence[int], **how: Any) -> Any:
+    """A heat map whose columns and rows have these numbers, one after the other."""
+    sides = (across[0] - 0.5, across[-1] + 0.5, down[-1] + 0.5, down[0] - 0.5)
+    return place.imshow(values, aspect="auto", interpolation="nearest", extent=sides, **how)
+
+
 def _largest(space: Space) -> list[str]:
     """All layers as one, and the largest ones, in the model's order."""
     names = [name for name in space.products if name != WHOLE]
@@ -82,7 +88,8 @@ def _heat(space: Space, path: Path, made: Callable[[Tensor], Tensor], x: str, y:
     for place, name in zip(places, names, strict=True):
         values = made(space.products[name])
         kind = "viridis" if low == 0 else "RdBu_r"
-        shown = place.imshow(values.numpy(), aspect="auto", vmin=low, vmax=1, cmap=kind, interpolation="nearest")
+        down = space.rounds if len(values) == len(space.rounds) else range(1, len(values) + 1)
+        shown = _map(place, values.numpy(), space.rounds, down, vmin=low, vmax=1, cmap=kind)
         place.set_title(_title(space, name), fontsize=8)
         place.set_xlabel(x)
         place.set_ylabel(y)
@@ -96,12 +103,12 @@ def overlap(space: Space, path: Path, of: Kind) -> Path:
     def made(products: Tensor) -> Tensor:
         return gradients.overlap(products, of=of).abs().T
 
-    return _heat(space, path, made, "gradient", "principal direction", 0, "|cosine|")
+    return _heat(space, path, made, "round", "principal direction", 0, "|cosine|")
 
 
 def cosines(space: Space, path: Path) -> Path:
     """Heat maps of the cosine of each gradient with each other, by layer (Figure 3)."""
-    return _heat(space, path, gradients.cosines, "gradient", "gradient", -1, "cosine")
+    return _heat(space, path, gradients.cosines, "round", "round", -1, "cosine")
 
 
 def recycling(found: Sequence[gradients.Recycling], lines: Sequence[Any], path: Path) -> Path:
@@ -114,7 +121,9 @@ def recycling(found: Sequence[gradients.Recycling], lines: Sequence[Any], path: 
         for i, client in enumerate(clients):
             own = [look["sin2"] for look in line["looks"] if look["client"] == client and look["sin2"] is not None]
             heat[i, j] = float(np.mean(own)) if own else np.nan
-    shown = left.imshow(heat, aspect="auto", vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+    shown = _map(left, heat, rounds, range(len(clients)), vmin=0, vmax=1, cmap="viridis")
+    if len(clients) <= 30:
+        left.set_yticks(range(len(clients)), [str(client) for client in clients], fontsize=7)
     figure.colorbar(shown, ax=left, label="sin², mean over layers")
     left.set_xlabel("round")
     left.set_ylabel("client")
@@ -161,7 +170,7 @@ def scores(found: Sequence[layers.Layer], kappas: Sequence[layers.Kappa], path: 
         place.invert_yaxis()
         _plain(place, title, "")
     heat = np.array([[name in e.unsent for e in kappas] for name in names], dtype=float)
-    grid[1, 0].imshow(heat, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+    _map(grid[1, 0], heat, [e.round for e in kappas], range(len(names)), vmin=0, vmax=1, cmap="Greys")
     grid[1, 0].set_yticks(places, names, fontsize=7)
     grid[1, 0].set_xlabel("round (black: recycled)")
     line = grid[1, 1]
