@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,7 @@ def pictures(leaks: Sequence[leakage.Leak], path: Path) -> Path:
     _picture(places[0], leaks[0].original, "the client's picture")
     for place, found in zip(places[1:], leaks, strict=True):
         alike = "" if found.ssim is None else f", SSIM {found.ssim:.2f}"
-        name = "\n".join(found.method[i : i + 34] for i in range(0, min(102, len(found.method)), 34))
+        name = "\n".join(textwrap.wrap(found.method, 36, break_long_words=False)[:3])
         _picture(place, found.rebuilt, f"{name}\nPSNR {found.psnr:.1f} dB{alike}")
     return _save(figure, path)
 

@@ -102,7 +102,8 @@ class Space(NamedTuple):
     @staticmethod
     def of(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int] | None = None) -> Space:
         """Of vectors [d], one a gradient. They are read once, and 64 MB of them are in memory at a time."""
-        products, piece = {}, max(1, HELD // max(1, len(rows)))
+        products: dict[str, Tensor] = {}
+        piece = max(1, HELD // max(1, len(rows)))
         for name, (start, size, _) in layout.spans.items():
             for begin in range(start, start + size, piece):
                 part = gram([row[begin : min(begin + piece, start + size)] for row in rows])
