@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from pages import ROOT, TABLES, Missing, data_parallel, federated, users  # noqa: F401  the last three fill TABLES
+from pages import ROOT, TABLES, Missing, analysis, data_parallel, federated, users  # noqa: F401  the last fill TABLES
 
 PAGES = [
     "experiments/README.md",
@@ -25,6 +25,7 @@ PAGES = [
     "docs/ddp.md",
     "docs/federation.md",
     "docs/links.md",
+    "docs/analysis.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
 

@@ -1,4 +1,4 @@
-"""The command line: ``thinwire run``, ``resume``, ``plot``, ``methods``, ``predict``, ``ddp-sim``."""
+"""The command line: ``thinwire run``, ``resume``, ``plot``, ``methods``, ``predict``, ``ddp-sim``, ``look``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from .analysis.commands import look
 from .errors import ThinwireError
 from .report.blame import expected, theirs
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(look, name="look")
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]

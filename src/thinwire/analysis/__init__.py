@@ -1,1 +1,1 @@
-"""Looking, not training: what a run will send, what goes with what, and all that can be written."""
+"""Looking, not training: what a run will send, what goes with what, all that can be written, and what a run did."""

@@ -75,7 +75,7 @@ class Federated(Study):
         )
 
     def rehearse(self, method: Algorithm, problem: Problem) -> None:
-        setting, tests = replace(self.setting, workers=1, plan=None, states="memory"), problem.client_tests
+        setting, tests = replace(self.setting, workers=1, plan=None, states="memory", record=None), problem.client_tests
         run = Simulation(method, problem.model, problem.tasks, setting, test=problem.test, client_tests=tests)
         run.pool.close()
 

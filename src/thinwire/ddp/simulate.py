@@ -175,7 +175,8 @@ def simulate(
     ``on_record`` is called after each evaluation with its record, a line of ``rounds.jsonl`` (see
     :mod:`thinwire.report.read`). Bytes, the loss and seconds in it are those since the record before. Bytes up are what
     one worker gave to collectives (``reduced_bytes`` and ``gathered_bytes`` of them), bytes down what it got back. Of
-    DEF a record has ``lam`` and ``lam_star`` too.
+    DEF a record has ``lam`` and ``lam_star`` too. Of methods that keep a residual e_k at each rank it has ``residual``,
+    the root of the mean over ranks of ||e_k||^2, and ``distance``, the norm of their mean: of DEF that is ||x - y||.
 
     ``on_state`` is called next, with all that the following steps depend on. Its tensors are not copies: they are
     written to disk, or copied, before it returns. ``resume`` is such a state, after bytes and back. The training goes
@@ -227,7 +228,7 @@ def simulate(
                 }
                 if isinstance(method, Feedback) and method.measured:
                     record |= {"lam": team[0].rank.lam, "lam_star": team[0].rank.lam_star}
-                record |= _tested(team, test) if test is not None else {}
+                record |= _owed(team) | (_tested(team, test) if test is not None else {})
                 now = time.monotonic()
                 record["seconds"] = now - began
                 losses, before, began = 0.0, copy.copy(result.traffic), now
@@ -249,6 +250,19 @@ def _sent(now: Traffic, before: Traffic, workers: int) -> Record:
         "reduced_bytes": reduced,
         "gathered_bytes": gathered,
     }
+
+
+@torch.no_grad()
+def _owed(team: Sequence[Worker]) -> Record:
+    """How long residuals are, and how long their mean is. Nothing for a method that keeps an estimate instead."""
+    method = team[0].method
+    if not isinstance(method, Feedback) or method.estimate:
+        return {}
+    total, squares = torch.zeros_like(team[0].rank.e, dtype=torch.float64), 0.0
+    for worker in team:
+        total.add_(worker.rank.e)
+        squares += float(torch.linalg.vector_norm(worker.rank.e, dtype=torch.float64)) ** 2
+    return {"residual": math.sqrt(squares / len(team)), "distance": float(total.norm()) / len(team)}
 
 
 def _state(result: Result, team: Sequence[Worker], step: int) -> State:

@@ -22,6 +22,7 @@ class Look(NamedTuple):
     sin2: float | None  # the squared sine of the angle between them; None: there is nothing to compare with
     rho: float | None  # the multiple of the one before that is nearest
     recycled: bool  # whether rho alone is sent
+    norm: float  # of the update
 
 
 class Link(Config, ABC):

@@ -154,12 +154,12 @@ def compared(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
     """
     gg, ll, gl = g @ g, l @ l, g @ l
     if ll == 0 or not math.isfinite(gg):
-        return Look(None, None, False)  # nothing to look back on, or nothing to compare
+        return Look(None, None, False, math.sqrt(gg))  # nothing to look back on, or nothing to compare
     if gg == 0:
-        return Look(0.0, 0.0, True)
+        return Look(0.0, 0.0, True, 0.0)
     sine = min(1.0, max(0.0, 1 - gl * gl / (gg * ll)))  # squared
     rho = torch.tensor(gl / ll, dtype=g.layout.dtype)
-    return Look(sine, gl / ll, sine <= threshold and bool(rho.isfinite()))
+    return Look(sine, gl / ll, sine <= threshold and bool(rho.isfinite()), math.sqrt(gg))
 
 
 def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741

@@ -17,6 +17,7 @@ from ..errors import nearest, require
 from .cnn import fedavg_cnn, lbgm_cnn
 from .dense import linear, mlp
 from .fasttext import fasttext
+from .lenet import dlg_lenet
 from .resnet import resnet20, resnet56
 from .resnet9 import resnet9
 from .transformer import char_transformer
@@ -26,6 +27,7 @@ from .vgg import vgg11, vgg16, vgg_small
 __all__ = [
     "build",
     "char_transformer",
+    "dlg_lenet",
     "fasttext",
     "fedavg_cnn",
     "lbgm_cnn",
@@ -43,6 +45,7 @@ __all__ = [
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "char_transformer": char_transformer,
+    "dlg_lenet": dlg_lenet,
     "fasttext": fasttext,
     "fedavg_cnn": fedavg_cnn,
     "lbgm_cnn": lbgm_cnn,

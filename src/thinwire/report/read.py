@@ -13,7 +13,7 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
 - ``seconds``, what it took here since the line before.
 
 Further keys belong to one kind: ``clients``, ``clock``, ``up_payload`` and others to rounds; ``reduced_bytes``,
-``gathered_bytes``, ``accuracy_x``, ``lam`` and others to steps.
+``gathered_bytes``, ``accuracy_x``, ``lam``, ``residual`` and others to steps.
 """
 
 from __future__ import annotations

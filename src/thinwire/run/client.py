@@ -16,7 +16,8 @@ from ..params import Params
 from ..task import Task
 from ..train.many import batchable, train_many
 from ..train.one import Slot, train
-from ..wire import MOST, State, dumps, modest
+from ..wire import MOST, Packet, State, dumps, modest
+from .changes import noted
 from .messages import Form, heard, private
 from .stream import View
 
@@ -79,6 +80,7 @@ class Reply(NamedTuple):
     floats: float  # the papers' count for the blob
     seconds: float  # of wall time
     looks: list[dict[str, Any]]  # LBGM's tests, where they are asked for: a line for each field and layer
+    noted: Packet  # what training did, where that is asked for (`changes.noted`)
     next: ClientState
 
 
@@ -91,6 +93,7 @@ class Manner(NamedTuple):
 
     train: Training | None = None  # answers requests; None: they are trained
     looks: bool = False  # whether replies say how their links tested them
+    changes: bool = False  # whether they say what training did
 
 
 PLAIN = Manner()
@@ -104,6 +107,7 @@ class Round:
         self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
         self.own_buffers = own.own_buffers
         self.steps, self.counted, self.loss, self.asked, self.memory = 0, 0, 0.0, 0, own.memory
+        self.first: tuple[Params, Trained] | None = None  # the first training: where it began, what came of it
         self.work = algorithm.client(view.state, own.state, task, key)
         self.request: Local | None = None  # the training it waits for; None when it is done
         self._go(None)
@@ -111,6 +115,8 @@ class Round:
     def take(self, trained: Trained) -> None:
         """Hand it what it asked for."""
         assert self.request is not None
+        if self.first is None and not self.request.aside:
+            self.first = self.request.x, trained
         self.steps, self.asked = self.steps + trained.steps, self.asked + 1
         if not self.request.aside and trained.steps:  # the mean over all steps
             self.counted += trained.steps
@@ -142,7 +148,7 @@ class Round:
         number = batches_of(self.asked, self.request)
         return self.key.at(f"training{number}") if number else self.key
 
-    def reply(self, statistics: Params | None, seconds: float, looks: bool = False) -> Reply:
+    def reply(self, statistics: Params | None, seconds: float, manner: Manner = PLAIN) -> Reply:
         """The bytes for the server, and the client's next state. Raises :class:`NonFinite`."""
         algorithm, form, key = self.algorithm, self.form, self.key
         values = form.values(self.message, statistics)
@@ -151,13 +157,17 @@ class Round:
                 raise NonFinite(
                     f"round {key.round}, client {key.client}: {leaf.name} has numbers beyond {MOST:.0e}; lower lr"
                 )
-        found = form.look(values, self.own.tx, key) if looks else []
+        found = form.look(values, self.own.tx, key) if manner.looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
         kept = statistics if algorithm.buffers == "local" else None
         state = algorithm.sent(self.state, self.seen[0])
         after = ClientState(state, tx, kept, self.memory, self.own.rx, self.own_buffers)
-        return Reply(dumps(body), len(self.task), self.loss, self.steps, form.floats(body), seconds, found, after)
+        if self.first is not None:
+            found = [{**line, "steps": self.first[1].steps, "rates": self.first[1].rates} for line in found]
+        change = noted(*self.first, form.unsent(values)) if manner.changes and self.first is not None else None
+        about = len(self.task), self.loss, self.steps, form.floats(body), seconds
+        return Reply(dumps(body), *about, found, change, after)
 
 
 def one_round(
@@ -173,7 +183,7 @@ def one_round(
     """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
     began = time.perf_counter()
     round = played(algorithm, form, slot, task, view, own, key, manner.train)
-    return round.reply(slot.buffers(), time.perf_counter() - began, manner.looks)
+    return round.reply(slot.buffers(), time.perf_counter() - began, manner)
 
 
 def played(
@@ -267,4 +277,4 @@ def many_rounds(
         for round, trained in zip(waiting, found, strict=True):
             round.take(trained)
     each = (time.perf_counter() - began) / len(rounds)
-    return [round.reply(None, each, manner.looks) for round in rounds]
+    return [round.reply(None, each, manner) for round in rounds]

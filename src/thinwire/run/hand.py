@@ -32,7 +32,7 @@ from ..task import as_task
 from ..train.one import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, loads, modest
-from .client import ClientState, Job, Training, played, taken
+from .client import ClientState, Job, Manner, Training, played, taken
 from .messages import Form, Letter, Mean, forms, private, written
 from .simulate import Simulation
 from .stream import Stream, View
@@ -95,7 +95,7 @@ class ClientReply(NamedTuple):
     loss: float  # the mean training loss before each step
     steps: int
     floats: float  # the papers' count: 32-bit floats' worth of values in the blob
-    looks: list[dict[str, Any]]  # how LBGM tested the update: field, layer, sin2, rho, recycled
+    looks: list[dict[str, Any]]  # how LBGM tested the update: field, layer, sin2, rho, recycled, norm
     mbit: float | None = None  # the client's uplink, as given
     alone: bytes = b""  # what this client alone was sent beside the broadcast, as it is sent, without a header
 
@@ -163,7 +163,7 @@ def client_round(
         held, state = taken(algorithm, private(algorithm, view.setup.begun), held, job)
     with torch.random.fork_rng(devices=[], enabled=slot.random):
         round = played(algorithm, up, slot, task, held, state, key, train)
-    reply = round.reply(slot.buffers(), 0.0, looks=True)
+    reply = round.reply(slot.buffers(), 0.0, Manner(looks=True))
     message, buffers = round.seen
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
     sent = b"" if letter is None else letter.blob

@@ -134,6 +134,14 @@ class Form:
                 lines += [{"field": leaf.name, "layer": layer, **look._asdict()} for layer, look in found.items()]
         return lines
 
+    def unsent(self, values: Sequence[Any]) -> list[str]:
+        """The layers that fields leave out of which they have others: LUAR's recycled ones."""
+        found: list[str] = []
+        for leaf, value in zip(self.leaves, values, strict=True):
+            if leaf.link is not None and value.names:
+                found += [name for name in leaf.blank.names if name not in value.layout.spans]
+        return found
+
     def recv(self, body: Packet, rx: State, key: Key) -> tuple[list[Any], State]:
         """The value of each leaf, the next states. Raises ``WireError``."""
         values, ends = [], []

@@ -123,5 +123,5 @@ def _packed(reply: Reply) -> Packet:
 
 
 def _unpacked(packet: Packet, like: ClientState) -> Reply:
-    blob, examples, loss, steps, floats, seconds, looks, after = packet
-    return Reply(blob.numpy().tobytes(), examples, loss, steps, floats, seconds, looks, restore(after, like))
+    blob, examples, loss, steps, floats, seconds, looks, change, after = packet
+    return Reply(blob.numpy().tobytes(), examples, loss, steps, floats, seconds, looks, change, restore(after, like))

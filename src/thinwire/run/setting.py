@@ -43,9 +43,12 @@ class Setting(Config):
     - ``workers``: how many clients are trained at once. None: one a core.
     - ``states``: where what is kept of every client lies between its rounds. "disk" is for more clients than fit in
       memory.
-    - ``record``: what else a round's record has. "looks" is how LBGM tested each client's update, by layer: its
-      ``looks`` are a list with ``client``, ``field``, ``layer`` (``*``: all as one vector), ``sin2``, ``rho`` and
-      ``recycled`` each, of replies that were taken. Links then encode what they test twice.
+    - ``record``: what else a round's record has, for ``thinwire look``. "looks" is how LBGM tested each client's
+      update, by layer: its ``looks`` are a list with ``client``, ``field``, ``layer`` (``*``: all as one vector),
+      ``sin2``, ``rho``, ``recycled`` and ``norm`` (of the update) each, and the client's ``steps`` and ``rates`` (its
+      learning rates added up), of replies that were taken. Links then encode what they test twice. "layers" is what
+      local training did to each layer, in norms (:mod:`thinwire.run.changes`). "gradients" is the same and, in the
+      run's folder, the mean change of every round whole: 4 bytes times the model a round. "all" is everything.
 
     A run that is resumed must agree on every field that is not in ``may_change``. It keeps the type of its device, and
     the plan and the place of states that it began with.
@@ -78,7 +81,11 @@ class Setting(Config):
         "by default a rule chooses from the model and its size.",
     )
     states: Literal["memory", "disk"] = _field("memory", "Where clients' states lie between rounds: memory or disk.")
-    record: Literal["looks"] | None = _field(None, "What rounds record besides: looks (LBGM's test, layer by layer).")
+    record: Literal["looks", "layers", "gradients", "all"] | None = _field(
+        None,
+        "What rounds record besides, for `thinwire look`: looks (LBGM's test, layer by layer), layers (norms of the "
+        "mean change, layer by layer), gradients (layers, and the mean change itself, on disk) or all.",
+    )
 
     def __post_init__(self) -> None:
         for name in ("sample", "evaluate_every", "checkpoint_every", "workers"):
@@ -96,6 +103,10 @@ class Setting(Config):
                 near = nearest(name, known)
                 raise TypeError(f"a run has no setting {name!r}{near}; the fields of Setting are {', '.join(known)}")
         return replace(self, **fit(Setting, changed)) if changed else self
+
+    def records(self, what: str) -> bool:
+        """Whether ``record`` asks for "looks", "layers" or "gradients"."""
+        return self.record in (what, "all") or (what == "layers" and self.record == "gradients")
 
     def cohort(self, clients: int) -> int:
         """How many of so many clients take part in a round. Raises ``ValueError`` where there are fewer than asked."""

@@ -26,6 +26,7 @@ from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import loads
+from .changes import Changes, keep
 from .client import Job, Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
@@ -144,6 +145,8 @@ class Simulation(Rounds):
     ) -> None:
         self.setting = setting = _settled(setting, fields)
         require(out is not None or setting.states == "memory", "states='disk' needs a folder for the run: out=...")
+        vectors = setting.records("gradients")
+        require(out is not None or not vectors, f"record={setting.record!r} needs a folder for the run: out=...")
         if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
             raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
         require(
@@ -188,7 +191,7 @@ class Simulation(Rounds):
         self.plan = None if setting.plan == "measured" else setting.plan
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
-        self.manner = Manner(train, setting.record == "looks")
+        self.manner = Manner(train, setting.records("looks"), setting.records("layers"))
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own, self.manner, self.private)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
         self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
@@ -226,6 +229,7 @@ class Simulation(Rounds):
         self.pool.plan = self.plan
 
         lost, slowest, looks = len(silent), 0.0, list[Record]()
+        changes = Changes(self.slot.layout) if self.manner.changes else None
         for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
             answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
             used, seconds = self._arrive(calls[client], answer, reply.floats)
@@ -234,10 +238,13 @@ class Simulation(Rounds):
                 continue
             slowest = max(slowest, seconds)
             looks += [{"client": client, **look} for look in reply.looks]
+            if changes is not None:
+                changes.add(reply.noted, self.algorithm.weigh(reply.examples))
             rx = self.add(answer, loads(answer.blob), ends[client].rx)
             tx = self.pending.pop(client, None)
             self.states.put(client, Ends(self.stream.version, rx, reply.next, tx))  # both ends move on, and only now
         self.pending.clear()
+        before = self.algorithm.model(self.server) if self.manner.changes else None
         self.serve(key)
         network = self.setting.network
         if network is not None and lost and network.deadline is not None:
@@ -246,6 +253,10 @@ class Simulation(Rounds):
         record = self.finish(slowest, len(active), lost, evaluate)
         if self.manner.looks:
             record["looks"] = looks
+        if changes is not None and before is not None:
+            record |= changes.record((self.algorithm.model(self.server) - before).norm())
+            if self.setting.records("gradients") and self.folder is not None and self.folder.writes:
+                keep(self.folder.path, self.round, changes.mean())
         return record
 
     def _job(self, call: Call, ends: Ends) -> Job:

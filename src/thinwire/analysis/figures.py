@@ -1,0 +1,253 @@
+"""The figures of ``thinwire look``, as files. What they show is computed in the other modules of this package."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from torch import Tensor
+
+from ..report.plots import COLOURS
+from . import gradients, layers, leakage, residuals, spectra
+from .gradients import WHOLE, Kind, Space
+
+MOST = 12  # layers side by side, those with the most entries
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _plain(place: Any, x: str, y: str) -> None:
+    place.set_xlabel(x)
+    place.set_ylabel(y)
+    place.grid(alpha=0.25)
+    place.spines[["top", "right"]].set_visible(False)
+
+
+def _panels(count: int, width: float = 3.2, height: float = 3.0) -> tuple[Any, list[Any]]:
+    """A figure of so many panels, in rows of four."""
+    columns = min(4, count)
+    rows = math.ceil(count / columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(width * columns + 0.6, height * rows), layout="constrained", squeeze=False
+    )
+    places = list(grid.flat)
+    for place in places[count:]:
+        place.set_visible(False)
+    return figure, places[:count]
+
+
+def _map(place: Any, values: Any, across: Sequence[int], down: Sequence[int], **how: Any) -> Any:
+    """A heat map whose columns and rows have these numbers, one after the other."""
+    sides = (across[0] - 0.5, across[-1] + 0.5, down[-1] + 0.5, down[0] - 0.5)
+    return place.imshow(values, aspect="auto", interpolation="nearest", extent=sides, **how)
+
+
+def _largest(space: Space) -> list[str]:
+    """All layers as one, and the largest ones, in the model's order."""
+    names = [name for name in space.products if name != WHOLE]
+    keep = set(sorted(names, key=lambda name: space.sizes[name], reverse=True)[: MOST - 1])
+    return [WHOLE, *(name for name in names if name in keep)]
+
+
+def _title(space: Space, name: str) -> str:
+    return f"{'all layers' if name == WHOLE else name}, {space.sizes[name]:,}"
+
+
+def components(space: Space, path: Path, of: Kind, accuracy: Sequence[tuple[int, float]] = ()) -> Path:
+    """N95- and N99-PCA after each round, and the test accuracy below (paper 000's Figure 1)."""
+    figure, grid = plt.subplots(
+        1 + bool(accuracy), 1, figsize=(6, 3.4 * (1 + bool(accuracy))), layout="constrained", squeeze=False, sharex=True
+    )
+    found = gradients.progression(space.products[WHOLE], (0.95, 0.99), of)
+    x = [space.rounds[t - 1] for t, _ in found]
+    top = grid[0, 0]
+    for i, (name, colour) in enumerate((("N95-PCA", COLOURS[1]), ("N99-PCA", COLOURS[0]))):
+        top.plot(x, [counts[i] for _, counts in found], color=colour, label=name)
+    top.plot(x, [t for t, _ in found], ":", color=COLOURS[6], label="gradients so far")
+    top.legend(frameon=False)
+    _plain(top, "" if accuracy else "round", "principal components")
+    if accuracy:
+        grid[1, 0].plot(*zip(*accuracy, strict=True), color=COLOURS[0])
+        _plain(grid[1, 0], "round", "test accuracy")
+    return _save(figure, path)
+
+
+def _heat(space: Space, path: Path, made: Callable[[Tensor], Tensor], x: str, y: str, low: float, title: str) -> Path:
+    names = _largest(space)
+    figure, places = _panels(len(names))
+    shown = None
+    for place, name in zip(places, names, strict=True):
+        values = made(space.products[name])
+        kind = "viridis" if low == 0 else "RdBu_r"
+        down = space.rounds if len(values) == len(space.rounds) else range(1, len(values) + 1)
+        shown = _map(place, values.numpy(), space.rounds, down, vmin=low, vmax=1, cmap=kind)
+        place.set_title(_title(space, name), fontsize=8)
+        place.set_xlabel(x)
+        place.set_ylabel(y)
+    figure.colorbar(shown, ax=places, shrink=0.7, label=title)
+    return _save(figure, path)
+
+
+def overlap(space: Space, path: Path, of: Kind) -> Path:
+    """Heat maps of |cosine| of gradients with principal directions, by layer (Figure 2)."""
+
+    def made(products: Tensor) -> Tensor:
+        return gradients.overlap(products, of=of).abs().T
+
+    return _heat(space, path, made, "round", "principal direction", 0, "|cosine|")
+
+
+def cosines(space: Space, path: Path) -> Path:
+    """Heat maps of the cosine of each gradient with each other, by layer (Figure 3)."""
+    return _heat(space, path, gradients.cosines, "round", "round", -1, "cosine")
+
+
+def recycling(found: Sequence[gradients.Recycling], lines: Sequence[Any], path: Path) -> Path:
+    """The look-back test by round, client by client, and what it would lose beside what Corollary 1 allows."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 3.8), layout="constrained")
+    clients = sorted({look["client"] for line in lines for look in line.get("looks", ())})
+    rounds = [line["round"] for line in lines if line.get("looks")]
+    heat = np.full((len(clients), len(rounds)), np.nan)
+    for j, line in enumerate(line for line in lines if line.get("looks")):
+        for i, client in enumerate(clients):
+            own = [look["sin2"] for look in line["looks"] if look["client"] == client and look["sin2"] is not None]
+            heat[i, j] = float(np.mean(own)) if own else np.nan
+    shown = _map(left, heat, rounds, range(len(clients)), vmin=0, vmax=1, cmap="viridis")
+    if len(clients) <= 30:
+        left.set_yticks(range(len(clients)), [str(client) for client in clients], fontsize=7)
+    figure.colorbar(shown, ax=left, label="sin², mean over layers")
+    left.set_xlabel("round")
+    left.set_ylabel("client")
+    x = [each.round for each in found]
+    nothing = float("nan")
+    middle.plot(x, [nothing if e.sin2 is None else e.sin2 for e in found], color=COLOURS[0], label="sin², median")
+    middle.plot(x, [nothing if e.rho is None else e.rho for e in found], color=COLOURS[2], label="rho, median")
+    middle.plot(x, [e.recycled for e in found], ":", color=COLOURS[1], label="share recycled")
+    middle.legend(frameon=False)
+    _plain(middle, "round", "")
+    label = "largest ‖d‖² sin²"
+    right.semilogy(x, [e.error or nothing for e in found], color=COLOURS[0], label=label)
+    right.semilogy(x, [e.allowed for e in found], "--", color=COLOURS[1], label="1 / √(τT)")
+    right.legend(frameon=False)
+    _plain(right, "round", "")
+    return _save(figure, path)
+
+
+def bounds(found: Sequence[gradients.Step], path: Path) -> Path:
+    """The learning rate beside Equation 45."""
+    figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    x = [each.round for each in found]
+    place.semilogy(x, [e.rate for e in found], color=COLOURS[0], label="learning rate")
+    place.semilogy(x, [e.bound for e in found], "--", color=COLOURS[1], label="Equation 45, at most")
+    place.legend(frameon=False)
+    _plain(place, "round", "")
+    return _save(figure, path)
+
+
+def scores(found: Sequence[layers.Layer], kappas: Sequence[layers.Kappa], path: Path) -> Path:
+    """Norms and scores of layers (paper 001's Figure 1), which were recycled when, and kappa by round."""
+    names = [layer.layer for layer in found]
+    figure, grid = plt.subplots(2, 2, figsize=(13, 2.6 + 0.5 * min(30, len(names)) ** 0.9 + 3.4), layout="constrained")
+    places = np.arange(len(names))
+    norms = grid[0, 0]
+    norms.barh(places - 0.2, [e.weights for e in found], 0.4, color=COLOURS[6], label="‖x‖")
+    norms.barh(places + 0.2, [e.change for e in found], 0.4, color=COLOURS[0], label="‖Δ‖")
+    norms.set_xscale("log")
+    norms.legend(frameon=False)
+    own = grid[0, 1]
+    own.barh(places, [e.score for e in found], color=COLOURS[1])
+    for place, title in ((norms, "norm, mean over rounds"), (own, "s = ‖Δ‖ / ‖x‖, mean over rounds")):
+        place.set_yticks(places, names, fontsize=7)
+        place.invert_yaxis()
+        _plain(place, title, "")
+    heat = np.array([[name in e.unsent for e in kappas] for name in names], dtype=float)
+    _map(grid[1, 0], heat, [e.round for e in kappas], range(len(names)), vmin=0, vmax=1, cmap="Greys")
+    grid[1, 0].set_yticks(places, names, fontsize=7)
+    grid[1, 0].set_xlabel("round (black: recycled)")
+    line = grid[1, 1]
+    line.plot([e.round for e in kappas], [e.kappa for e in kappas], color=COLOURS[0], label="kappa")
+    line.axhline(layers.KAPPA, linestyle="--", color=COLOURS[1], label="1/16")
+    line.legend(frameon=False)
+    _plain(line, "round", "recycled layers' share of ‖g‖²")
+    return _save(figure, path)
+
+
+def spectrum(found: spectra.Subspace, path: Path) -> Path:
+    """Singular values, rho_R, and the cosine of each gradient to the basis that was there before it."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")
+    sigma = found.sigma.numpy()
+    x = np.arange(1, len(sigma) + 1)
+    left.semilogy(x, np.maximum(sigma / sigma[0], 1e-8), color=COLOURS[0], label="recorded gradients")
+    if found.kept is not None:
+        own = found.kept.numpy()
+        left.semilogy(
+            np.arange(1, len(own) + 1), np.maximum(own / own[0], 1e-8), ".", color=COLOURS[1], label="server.sigma"
+        )
+    left.legend(frameon=False)
+    _plain(left, "direction", "singular value, by the largest")
+    middle.semilogy(x, np.maximum(found.rho.numpy(), 1e-12), color=COLOURS[0])
+    _plain(middle, "R", "rho: share of σ² after the first R")
+    there = [each for each in found.followed if each.cosine > 0]
+    right.plot([e.round for e in there], [e.cosine for e in there], color=COLOURS[0])
+    right.set_ylim(0, 1.02)
+    _plain(right, "round", f"‖Pᵀg‖ / ‖g‖, {found.rank} directions")
+    return _save(figure, path)
+
+
+def dimension(tried: Sequence[spectra.Tried], goal: float, path: Path) -> Path:
+    """What trainings in spaces of some dimensions reached."""
+    figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    ordered = sorted(tried)
+    place.semilogx([e.dim for e in ordered], [100 * e.reached for e in ordered], "o-", color=COLOURS[0])
+    place.axhline(100 * goal, linestyle="--", color=COLOURS[1], label=f"{100 * goal:.1f} %")
+    place.legend(frameon=False)
+    _plain(place, "dimension", "best test accuracy, %")
+    return _save(figure, path)
+
+
+def owed(found: Sequence[residuals.Owed], path: Path) -> Path:
+    """Residuals and the distance of x and y by step, and lambda* beside the lambda in use."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    x, nothing = [e.step for e in found], float("nan")
+    left.plot(x, [e.residual for e in found], color=COLOURS[0], label="residual, root of mean ‖e‖²")
+    left.plot(x, [e.distance for e in found], color=COLOURS[1], label="‖x - y‖ = ‖mean e‖")
+    right.plot(x, [nothing if e.best is None else e.best for e in found], color=COLOURS[0], label="λ*")
+    if any(e.lam is not None for e in found):
+        right.plot(x, [nothing if e.lam is None else e.lam for e in found], "--", color=COLOURS[1], label="λ in use")
+    for place in (left, right):
+        place.legend(frameon=False)
+        place.set_ylim(bottom=0)
+        _plain(place, "step", "")
+    return _save(figure, path)
+
+
+def pictures(leaks: Sequence[leakage.Leak], path: Path) -> Path:
+    """The picture, and what was rebuilt of it from what each method sends."""
+    figure, places = _panels(1 + len(leaks), 2.6, 3.1)
+    _picture(places[0], leaks[0].original, "the client's picture")
+    for place, found in zip(places[1:], leaks, strict=True):
+        alike = "" if found.ssim is None else f", SSIM {found.ssim:.2f}"
+        name = "\n".join(textwrap.wrap(found.method, 36, break_long_words=False)[:3])
+        _picture(place, found.rebuilt, f"{name}\nPSNR {found.psnr:.1f} dB{alike}")
+    return _save(figure, path)
+
+
+def _picture(place: Any, picture: Tensor, title: str) -> None:
+    image = picture.numpy()
+    if image.ndim == 3:
+        image = image[0] if len(image) == 1 else image[:3].transpose(1, 2, 0)
+    elif image.ndim == 1:
+        image = image[None]
+    place.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    place.set_title(title, fontsize=7)
+    place.set_axis_off()

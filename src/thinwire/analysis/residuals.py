@@ -1,0 +1,54 @@
+"""What workers owe each other: residuals, the distance of x and y, and the best lambda.
+
+An Xu, "New Efficient and Privacy-Preserving Methods for Distributed Training", PhD thesis, University of Pittsburgh,
+2023, Equation 2-9 and the remarks that follow it.
+
+Differences from the thesis: none. lambda* is that of the moment, over all residuals whole; ``lam_star`` of a record is
+the mean of the last steps, over the entries that were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import RunError
+from ..report.read import Run
+
+
+class Owed(NamedTuple):
+    """The residuals e_k of K workers at one moment."""
+
+    step: int
+    residual: float  # the root of mean ||e_k||^2
+    distance: float  # ||mean e_k||: of DEF ||x - y||
+    best: float | None  # lambda* = ||mean e_k||^2 / mean ||e_k||^2; None where nothing is owed
+    lam: float | None  # the one in use, of methods that have one
+
+
+def best(residuals: Float[Tensor, "k d"]) -> float | None:
+    """lambda* of Equation 2-9 for the residuals of K workers: 1 if all are the same, 1/K if they are orthogonal."""
+    whole = float(residuals.double().square().sum(1).mean())
+    return float(residuals.double().mean(0).square().sum()) / whole if whole else None
+
+
+def owed(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
+    """Of a data-parallel run's records."""
+    found = []
+    for line in lines:
+        if "residual" in line:
+            residual, distance = line["residual"], line["distance"]
+            star = (distance / residual) ** 2 if residual else None
+            found.append(Owed(line["step"], residual, distance, star, line.get("lam")))
+    return found
+
+
+def recorded(run: Run) -> list[Owed]:
+    """Of a run of ``thinwire ddp-sim``. Raises :class:`RunError` for one whose method keeps no residuals."""
+    found = owed(run.rounds)
+    if not found:
+        raise RunError(f"{run.path}: its method keeps no residuals; look at one such as DEF(64) of thinwire ddp-sim")
+    return found

@@ -1,0 +1,116 @@
+"""What local training did in a round, whatever of it was sent: recorded for those who look at a run later.
+
+With ``record="layers"`` a round's record has
+
+- ``layers``: by name ``[change, weights]``: the norm of the mean change of the layer over the round's clients, and that
+  of the layer in the model they began from;
+- ``unsent``: the layers that no client sent while others of the same field were (LUAR's recycled ones);
+- ``change``: ``norm`` of the mean change of all layers, ``square``, the mean of the clients' squared norms, ``steps``
+  and ``rates``, the means of local steps and of their learning rates added up, and ``moved``, how far the server's
+  model went.
+
+With ``record="gradients"`` the mean change itself is on disk too: row ``round - 1`` of ``gradients.f32`` in the run's
+folder, 32-bit floats in little-endian order, one row a round. ``gradients.json`` has the names and shapes of the layers
+in the order of a row. Divided by minus the learning rate, the change of plain SGD is the accumulated gradient of Azam
+et al. (ICLR 2022, Algorithm 2). With one client and one local epoch a round is an epoch of central training.
+
+The change of a client is that of the first training that its method asks for. Means are weighted as the method's are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Size, Tensor
+
+from ..errors import RunError
+from ..local import Trained
+from ..params import Layout, Params
+from ..wire import Packet
+
+ROWS, ABOUT = "gradients.f32", "gradients.json"
+
+
+def noted(x: Params, trained: Trained, unsent: Sequence[str]) -> dict[str, Packet]:
+    """What one client's training from ``x`` did, in a form that crosses processes."""
+    return {
+        "change": trained.x.flat - x.flat,
+        "weights": [layer.norm().item() for _, layer in x.items()],
+        "steps": trained.steps,
+        "rates": trained.rates,
+        "unsent": [name for name in dict.fromkeys(unsent) if name in x.layout.spans],
+    }
+
+
+class Changes:
+    """The mean over a round's clients of what :func:`noted` says."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.total = layout, torch.zeros(layout.size, dtype=torch.float64)
+        self.whole = self.square = self.steps = self.rates = 0.0
+        self.weights: list[float] = []
+        self.unsent: list[str] = []
+
+    def add(self, found: Packet, weight: float) -> None:
+        """One client that replied."""
+        if not found:  # its method asked for no training
+            return
+        change: Tensor = found["change"]
+        self.total.add_(change, alpha=weight)
+        self.square += weight * float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
+        self.steps += weight * found["steps"]
+        self.rates += weight * found["rates"]
+        self.whole += weight
+        self.weights = self.weights or found["weights"]
+        self.unsent = found["unsent"]
+
+    def mean(self) -> Params:
+        """The mean change; zero where nobody trained."""
+        return Params(self.layout, (self.total / (self.whole or 1.0)).to(self.layout.dtype))
+
+    def record(self, moved: float) -> dict[str, Any]:
+        """What a round's record has of it; nothing where nobody trained."""
+        if not self.whole:
+            return {}
+        mean = self.mean()
+        norms = [layer.double().norm().item() for _, layer in mean.items()]
+        change = {name: getattr(self, name) / self.whole for name in ("square", "steps", "rates")}
+        return {
+            "layers": {n: list(pair) for n, *pair in zip(self.layout.names, norms, self.weights, strict=True)},
+            "unsent": self.unsent,
+            "change": {"norm": mean.norm(), **change, "moved": moved},
+        }
+
+
+def keep(folder: Path, round: int, mean: Params) -> None:
+    """Write a round's row. It is in the file, and the rows before it are as they were, when this returns."""
+    about = json.dumps({"names": mean.names, "shapes": mean.layout.shapes, "dtype": "<f4"}) + "\n"
+    if not (folder / ABOUT).exists() or (folder / ABOUT).read_text() != about:
+        (folder / ABOUT).write_text(about)
+    path = folder / ROWS
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.seek((round - 1) * mean.layout.size * 4)
+        file.write(mean.flat.numpy().astype("<f4").tobytes())
+
+
+def kept(folder: Path, rounds: Sequence[int]) -> tuple[Layout, list[Tensor]]:
+    """The layout, and the rows of these rounds: 32-bit vectors that are read from the disk where they are used.
+
+    Raises :class:`RunError` where there are none.
+    """
+    if not (folder / ABOUT).exists() or not rounds:
+        raise RunError(
+            f"{folder} has no recorded gradients: train it with --record gradients (simulate(record='gradients'))"
+        )
+    about = json.loads((folder / ABOUT).read_text())
+    layout = Layout(tuple(about["names"]), tuple(map(Size, about["shapes"])))
+    size, path = layout.size, folder / ROWS
+    if path.stat().st_size < 4 * size * max(rounds):
+        raise RunError(f"{path} is shorter than its {max(rounds)} rounds: it is damaged, so train the run anew")
+    found = np.memmap(path, "<f4", "c", shape=(max(rounds), size))  # "c": torch takes no read-only memory
+    return layout, [torch.from_numpy(found[round - 1]) for round in rounds]

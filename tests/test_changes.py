@@ -1,0 +1,122 @@
+"""What a run records of its clients' changes: by hand, on disk, and the same after a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from problems import Supervised
+from thinwire.errors import RunError
+from thinwire.key import Key
+from thinwire.local import Local, Trained
+from thinwire.params import Params
+from thinwire.run.changes import kept
+from thinwire.task import Task
+
+
+def tasks(*sizes: int) -> list[Supervised]:
+    draw = torch.Generator().manual_seed(4)
+    return [Supervised(torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw)) for n in sizes]
+
+
+def model() -> nn.Module:
+    module = nn.Linear(4, 3)
+    nn.init.constant_(module.weight, 0.5)  # 12 of them: their norm is sqrt 3
+    nn.init.constant_(module.bias, 0.0)
+    return module
+
+
+def ones(request: Local, task: Task, key: Key) -> Trained:
+    """Client 0 adds 1 to every weight, client 1 takes 3; biases stay."""
+    change = request.x.zeros().replace(Params.of([("weight", torch.full((3, 4), (1.0, -3.0)[key.client or 0]))]))
+    return Trained(request.x + change, 2, 0.0, None, 0.25)
+
+
+def ran(method: tw.Algorithm, out: Path, rounds: int = 1, **more: Any) -> list[dict]:
+    run = tw.simulate(method, model(), tasks(30, 10), rounds, out=out, workers=1, **more)
+    assert [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()] == run.rounds
+    return run.rounds
+
+
+def test_a_round_has_the_mean_change_of_its_clients_by_layer(tmp_path: Path) -> None:
+    (line,) = ran(tw.FedAvg(), tmp_path, record="layers", train=ones)
+    # (30 * 1 - 10 * 3) / 40 is 0 of weights; with equal weights it is -1.
+    assert line["layers"] == {"weight": [0.0, pytest.approx(3**0.5)], "bias": [0.0, 0.0]}
+    (line,) = ran(tw.FedAvg(weights="uniform"), tmp_path / "uniform", record="layers", train=ones)
+    assert line["layers"]["weight"][0] == pytest.approx(12**0.5)
+    # The clients' squared norms are 12 and 108.
+    change = {"norm": 12**0.5, "square": 60, "steps": 2.0, "rates": 0.25, "moved": 12**0.5}
+    assert line["change"] == pytest.approx(change)
+    assert line["unsent"] == []
+    assert not (tmp_path / "gradients.f32").exists()
+
+
+def test_gradients_are_rows_of_32_bit_floats_with_the_layers_beside_them(tmp_path: Path) -> None:
+    ran(tw.FedAvg(weights="uniform"), tmp_path, 2, record="gradients", train=ones)
+    rows = np.fromfile(tmp_path / "gradients.f32", "<f4").reshape(2, 15)
+    assert rows.tolist() == [[-1.0] * 12 + [0.0] * 3] * 2
+    layout, found = kept(tmp_path, [2])
+    assert (layout.names, layout.shapes) == (("weight", "bias"), ((3, 4), (3,)))
+    assert found[0].tolist() == rows[1].tolist()
+
+
+def test_a_run_that_goes_on_has_the_same_rows(tmp_path: Path) -> None:
+    method = tw.FedAvg(tw.LocalSGD(0.1, batch=5), up=tw.LBGM(threshold=0.5))
+    whole = ran(method, tmp_path / "whole", 3, record="all", plan="each")
+    ran(method, tmp_path / "parts", 2, record="all", plan="each")
+    parts = ran(method, tmp_path / "parts", 3, record="all", plan="each", resume=True)
+    assert [{**line, "seconds": 0} for line in parts] == [{**line, "seconds": 0} for line in whole]
+    rows = [(tmp_path / name / "gradients.f32").read_bytes() for name in ("whole", "parts")]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 3 * 15 * 4
+    assert {"norm", "steps", "rates", "sin2"} <= whole[0]["looks"][0].keys()
+
+
+def test_recording_changes_no_result(tmp_path: Path) -> None:
+    runs = [
+        tw.simulate(tw.FedAvg(), model(), tasks(30, 10), 2, out=tmp_path / str(record), record=record, workers=1)
+        for record in (None, "all")
+    ]
+    assert torch.equal(runs[0].params.flat, runs[1].params.flat)
+    assert runs[0].bytes_up == runs[1].bytes_up
+
+
+def test_clients_that_are_trained_as_one_record_the_same_changes(tmp_path: Path) -> None:
+    each, together = (
+        ran(tw.FedAvg(tw.LocalSGD(0.1, batch=5)), tmp_path / plan, record="layers", plan=plan)[0]
+        for plan in ("each", "together")
+    )
+    assert together["change"] == pytest.approx(each["change"], rel=1e-5)
+
+
+def test_layers_that_were_recycled_are_recorded_as_not_sent(tmp_path: Path) -> None:
+    method = tw.LUAR(tw.FedAvg(weights="uniform"), recycle=1, layers="tensors", select="round-robin")
+    lines = ran(method, tmp_path, 3, record="layers", train=ones)
+    assert [line["unsent"] for line in lines] == [[], ["bias"], ["weight"]]
+    # What nobody sent was trained all the same.
+    assert lines[2]["layers"]["weight"][0] == pytest.approx(12**0.5)
+
+
+def test_a_projected_round_leaves_out_the_whole_field_and_recycles_nothing(tmp_path: Path) -> None:
+    method = tw.FLSS(tw.FedAvg(tw.LocalSGD(0.1, batch=5)), rank=1, start=1, every=None)
+    assert [line["unsent"] for line in ran(method, tmp_path, 2, record="layers")] == [[], []]
+
+
+def test_gradients_without_a_folder_are_refused() -> None:
+    with pytest.raises(ValueError, match="record='gradients' needs a folder for the run: out="):
+        tw.simulate(tw.FedAvg(), model(), tasks(5), 1, record="gradients")
+
+
+def test_a_folder_without_rows_or_with_too_few_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="has no recorded gradients: train it with --record gradients"):
+        kept(tmp_path, [1])
+    ran(tw.FedAvg(), tmp_path, record="gradients", train=ones)
+    with pytest.raises(RunError, match="is shorter than its 2 rounds"):
+        kept(tmp_path, [1, 2])

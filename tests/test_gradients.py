@@ -1,0 +1,147 @@
+"""Inner products are enough: components, overlaps, bounds by hand, by numpy's SVD and by scikit-learn's PCA."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Size
+
+from thinwire.analysis.gradients import (
+    Space,
+    centred,
+    components,
+    cosines,
+    overlap,
+    progression,
+    recycling,
+    spectrum,
+    steps,
+    table,
+)
+from thinwire.params import Layout
+
+LAYOUT = Layout(("a", "b"), (Size([4, 5]), Size([10])))
+
+
+def rows(count: int = 7, size: int = 30) -> torch.Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(3))
+
+
+def products(g: torch.Tensor) -> torch.Tensor:
+    return g.double() @ g.double().T
+
+
+def test_a_set_of_rank_three_has_three_components() -> None:
+    mix = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+    assert components(spectrum(products(mix @ rows(3))), 0.99) == 3
+
+
+def test_components_are_counted_until_their_values_reach_the_share() -> None:
+    sigma = torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64)
+    assert [components(sigma, share) for share in (0.4, 0.41, 0.7, 0.71, 0.9, 0.95)] == [1, 2, 2, 3, 3, 4]
+    # The squares are 16, 9, 4 and 1 of 30.
+    assert [components(sigma, share, "variance") for share in (0.53, 0.54, 0.83, 0.84, 0.97)] == [1, 2, 2, 3, 4]
+    assert components(torch.zeros(3), 0.99) == 0
+    with pytest.raises(ValueError, match=r"share=1\.0: it must be between 0 and 1"):
+        components(sigma, 1.0)
+
+
+def test_singular_values_and_overlap_are_those_of_the_stacked_matrix() -> None:
+    g = rows()
+    _, sigma, right = np.linalg.svd(g.double().numpy(), full_matrices=False)
+    assert spectrum(products(g)).numpy() == pytest.approx(sigma)
+    lengths = np.linalg.norm(g.double().numpy(), axis=1, keepdims=True)
+    expected = np.abs(g.double().numpy() @ right.T / lengths)
+    found = overlap(products(g), 0.999).abs().numpy()
+    assert found == pytest.approx(expected[:, : found.shape[1]])
+    assert found.shape[1] == 7
+
+
+def test_gradients_that_are_orthogonal_are_their_own_directions() -> None:
+    g = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    assert torch.allclose(overlap(products(g)).abs(), torch.eye(3, dtype=torch.float64))
+    assert torch.equal(cosines(products(g)), torch.eye(3, dtype=torch.float64))
+
+
+def test_centred_singular_values_are_those_of_scikit_learns_pca() -> None:
+    pca = pytest.importorskip("sklearn.decomposition").PCA().fit(rows().double().numpy())
+    assert spectrum(centred(products(rows()))).numpy() == pytest.approx(pca.singular_values_, abs=1e-6)
+
+
+def test_the_progression_counts_the_components_of_the_gradients_so_far() -> None:
+    e = torch.eye(3)
+    # Values: 1; sqrt 2; sqrt 2 and 1; sqrt 2, 1 and 1.
+    found = progression(products(torch.stack([e[0], e[0], e[1], e[2]])), (0.5, 0.99))
+    assert found == [(1, (1, 1)), (2, (1, 1)), (3, (1, 2)), (4, (2, 3))]
+    assert [t for t, _ in progression(torch.eye(300, dtype=torch.float64))][:2] == [3, 6]
+
+
+def test_a_gradient_of_zero_has_cosine_zero_with_all() -> None:
+    found = cosines(products(torch.tensor([[1.0, 0.0], [0.0, 0.0], [-2.0, 0.0]])))
+    assert found.tolist() == [[1, 0, -1], [0, 0, 0], [-1, 0, 1]]
+
+
+def test_all_layers_as_one_are_the_sum_of_the_layers() -> None:
+    g = rows()
+    space = Space.of(list(g), LAYOUT)
+    assert list(space.products) == ["*", "a", "b"]
+    assert torch.allclose(space.products["*"], products(g))
+    assert torch.allclose(space.products["b"], products(g[:, 20:]))
+    assert [(layer.layer, layer.entries) for layer in table(space)] == [("*", 30), ("a", 20), ("b", 10)]
+
+
+def test_the_table_says_how_near_a_gradient_is_to_the_next_and_to_a_direction() -> None:
+    e = torch.eye(30)
+    (whole, *_) = table(Space.of([e[0], e[0], e[1] * 2], LAYOUT))
+    # Directions are e1 and e0, each gradient is one of them; cosines to the next are 1 and 0.
+    assert (whole.n95, whole.n99, whole.consecutive, whole.nearest) == (2, 2, 0.5, pytest.approx(1.0))
+
+
+def look(client: int, sin2: float | None, recycled: bool, norm: float = 2.0) -> dict:
+    rho = None if sin2 is None else 0.5
+    return {
+        "client": client,
+        "field": "update",
+        "sin2": sin2,
+        "rho": rho,
+        "recycled": recycled,
+        "norm": norm,
+        "steps": 4,
+        "rates": 0.4,
+    }
+
+
+def test_what_a_scalar_loses_is_held_against_corollary_1() -> None:
+    lines = [
+        {"round": 1, "looks": [look(0, None, False), look(1, None, False)]},
+        {"round": 2, "looks": [look(0, 0.25, True), look(1, 0.5, False, 1.0)]},
+        {"round": 3},
+    ]
+    first, second = recycling(lines)
+    assert (first.sin2, first.rho, first.recycled, first.error) == (None, None, 0.0, None)
+    # d is 2 / .4 = 5, so 25 * .25; of the other client 6.25 * .5. Allowed is 1 / sqrt(4 * 3).
+    assert (second.sin2, second.rho, second.recycled, second.error) == (0.375, 0.5, 0.5, pytest.approx(6.25))
+    assert second.allowed == pytest.approx(0.288675)
+
+
+def test_the_losses_of_a_clients_layers_add_up() -> None:
+    (found,) = recycling([{"round": 1, "looks": [look(0, 0.25, True), look(0, 0.5, True)]}])
+    assert found.error == pytest.approx(18.75)
+
+
+def test_equation_45_of_gradient_descent_on_a_quadratic() -> None:
+    # F = |x|^2, whose smoothness is 2, from x = (1, 0) with a rate of .1: gradients 2 and 1.6, changes -.2 and -.16.
+    g = torch.zeros(2, 30)
+    g[:, 0] = torch.tensor([-0.2, -0.16])
+    changes = [
+        {"norm": 0.2, "square": 0.04, "steps": 1.0, "rates": 0.1, "moved": 0.2},
+        {"norm": 0.16, "square": 0.0512, "steps": 1.0, "rates": 0.1, "moved": 0.16},
+    ]
+    lines = [{"round": t, "change": change} for t, change in enumerate(changes, 1)]
+    (found,) = steps(Space.of(list(g), LAYOUT), lines)
+    assert (found.round, found.rate) == (2, 0.1)
+    assert found.beta == pytest.approx(2.0, rel=1e-5)
+    assert found.upsilon2 == pytest.approx(2.0)
+    # min(1/2, 1 / sqrt(2 (1 + 8))) / 2
+    assert found.bound == pytest.approx(0.1178511, rel=1e-5)

@@ -1,0 +1,135 @@
+"""``thinwire look``, as its users meet it: tables, figures, one JSON object, one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from thinwire.cli import main
+
+Look = Callable[..., tuple[int, str, str]]
+METHODS = ("FedAvg(up=LBGM(threshold=0.9))", "LUAR(FedAvg(), recycle=1)")
+
+
+@pytest.fixture
+def thinwire(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Look:
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out = capsys.readouterr()
+        return int(stop.value.code or 0), out.out, out.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, everything recorded."""
+    out = tmp_path_factory.mktemp("look") / "study"
+    words = ["--clients", "3", "--rounds", "4", "--record", "all", "--workers", "1", "--out", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["thinwire", "run", *METHODS, *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
+    return out
+
+
+def found(out: str) -> dict:
+    answer: dict = json.loads(out.splitlines()[-1])
+    assert all(Path(path).read_bytes()[:4] == b"\x89PNG" for path in answer["files"])
+    return answer
+
+
+def test_gradients_of_a_study_are_looked_at_run_by_run(thinwire: Look, study: Path, tmp_path: Path) -> None:
+    code, out, _ = thinwire("look", "gradients", str(study), "--out", str(tmp_path), "--json")
+    assert code == 0
+    answer = found(out)
+    first, second = answer["runs"].values()
+    assert {"layers", "progression", "steps", "recycling"} == first.keys()
+    assert "recycling" not in second
+    assert [layer["layer"] for layer in first["layers"]] == ["*", "1.weight", "1.bias", "3.weight", "3.bias"]
+    assert first["progression"][-1][0] == 4
+    shared = {"bounds.png", "components.png", "cosines.png", "overlap.png"}
+    drawn = [sorted(path.name for path in folder.iterdir()) for folder in sorted(tmp_path.glob("*/seed-0"))]
+    assert drawn == [sorted({*shared, "look_back.png"}), sorted(shared)]
+    assert "look-back tests:" in out
+    assert "Equation 45: smoothness of at least" in out
+
+
+def test_layers_of_a_run_are_drawn_into_its_own_folder(thinwire: Look, study: Path) -> None:
+    run = next(study.glob("02-*/seed-0"))
+    code, out, _ = thinwire("look", "layers", str(run), "--json")
+    assert code == 0
+    answer = found(out)
+    assert answer["files"] == [str(run / "look/layers.png")]
+    kappa = answer["runs"]["."]["kappa"]
+    assert [len(line["unsent"]) for line in kappa] == [0, 1, 1, 1]
+    assert "kappa: mean" in out
+
+
+def test_subspaces_take_a_rank(thinwire: Look, study: Path, tmp_path: Path) -> None:
+    run = next(study.glob("01-*/seed-0"))
+    code, out, _ = thinwire(
+        "look", "subspace", str(run), "--rank", "1", "--start", "2", "--out", str(tmp_path), "--json"
+    )
+    assert code == 0
+    answer = found(out)["runs"]["."]
+    assert len(answer["sigma"]) == 4
+    assert answer["server_sigma"] is None
+    assert [line["cosine"] > 0 for line in answer["followed"]] == [False, False, True, True]
+    assert "cosine to 1 directions: mean" in out
+
+
+def test_a_leak_has_its_bytes_and_its_picture(thinwire: Look, tmp_path: Path) -> None:
+    words = ["--model", "mlp", "--iterations", "3", "--tries", "1", "--out", str(tmp_path), "--json"]
+    code, out, error = thinwire("look", "leakage", "FedAvg()", "FedAvg(up=TopK(0.1))", *words)
+    assert code == 0
+    assert "note: this model has ReLU, whose second derivatives are zero nearly everywhere" in error
+    dense, sparse = found(out)["leaks"]
+    assert dense["method"] == "FedAvg()"
+    assert dense["bytes"] > 4 * sparse["bytes"] > 0
+
+
+def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:
+    words = ["--clients", "2", "--rounds", "1", "--target", "0.05", "--low", "8", "--high", "16"]
+    code, out, error = thinwire("look", "dimension", *words, "--out", str(tmp_path), "--json")
+    assert code == 0
+    assert error.startswith("Intrinsic(8): best accuracy")
+    assert found(out)["dimension"] in (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gradients", "nowhere"], "nowhere does not exist"),
+        (["leakage", "TopK(0.1)"], "TopK(0.1) is not a method; try FedAvg(up=TopK(0.1))"),
+        (["leakage", "FedAvg()", "--attack", "luck"], "--attack luck: idlg, dlg or label is expected"),
+        (["leakage", "FedAvg()", "--tries", "0"], "--tries 0: it must be at least 1"),
+        (["leakage", "FedAvg()", "--picture", "99999"], "picture 99999: the data have examples 0 to 1437"),
+        (["dimension", "FedAvg()"], "has no dimension: name a method with a field `dim`"),
+    ],
+)
+def test_a_mistake_is_one_line(thinwire: Look, words: list[str], said: str) -> None:
+    code, _, error = thinwire("look", *words)
+    assert code == 2
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_run_that_recorded_nothing_is_named_with_the_option_it_lacks(thinwire: Look, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"method": "FedAvg()", "seed": 0}')
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
+    for command, option in (
+        ("gradients", "train it with --record gradients, looks or all"),
+        ("layers", "train it with --record layers"),
+        ("subspace", "train it with --record gradients"),
+        ("feedback", "its method keeps no residuals; look at one such as DEF(64)"),
+    ):
+        code, _, error = thinwire("look", command, str(tmp_path))
+        assert (code, option in error) == (2, True)
