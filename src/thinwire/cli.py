@@ -1,4 +1,4 @@
-"""The command line: ``thinwire run``, ``resume``, ``plot``, ``methods``, ``predict``, ``ddp-sim``."""
+"""The command line: ``thinwire run``, ``resume``, ``report``, ``table``, ``plot``, ``methods`` and others."""
 
 from __future__ import annotations
 
@@ -235,6 +235,61 @@ def plot(
     for file in files:
         typer.echo(str(file))
     _print_json(as_json, {"files": [str(file) for file in files]})
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")],
+    out: Annotated[Path | None, typer.Option(help="The file (default: report.html in the first DIR).")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Instead of a file: a page for this machine that follows a run.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; 0 is any free one.")] = 8642,
+    as_json: Json = False,
+) -> None:
+    """One page of HTML that needs no network: the table, curves, bytes, clients and complete expressions."""
+    if not serve:
+        from .report import html
+
+        file = html.write(folders, out or folders[0] / "report.html")
+        typer.echo(str(file))
+        _print_json(as_json, {"file": str(file)})
+        return
+    if out is not None:
+        raise ValueError(f"--out {out} is not used with --serve, which writes no file: leave one of the two out")
+    from .report.serve import HERE, server
+
+    with server(folders, port) as made:
+        typer.echo(f"http://{HERE}:{made.server_port} (Ctrl-C ends it)")
+        made.serve_forever()
+
+
+@app.command("table")
+def tabulate(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")],
+    latex: Annotated[bool, typer.Option("--latex", help="A tabular of LaTeX, with booktabs' rules.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Comma-separated values, not rounded: bytes, shares, seconds.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A table of Markdown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The table of studies that are there, on the terminal or as text for a paper, a spreadsheet, a page."""
+    from .report import table
+    from .report.html import title
+    from .report.read import arms
+
+    forms = {"--latex": (latex, table.latex), "--csv": (csv, table.csv), "--markdown": (markdown, table.markdown)}
+    wanted = {name: form for name, (asked, form) in forms.items() if asked}
+    if len(wanted) > 1:
+        raise ValueError(f"{' and '.join(wanted)} are two formats: leave one out")
+    found = arms(folders)
+    rows = table.rows(found)
+    for form in wanted.values():
+        typer.echo(form(rows), nl=False)
+    if not wanted:
+        table.show(rows, title(found, folders))
+    _print_json(as_json, {"rows": rows})
 
 
 @app.command()

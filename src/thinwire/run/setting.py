@@ -45,7 +45,8 @@ class Setting(Config):
       memory.
     - ``record``: what else a round's record has. "looks" is how LBGM tested each client's update, by layer: its
       ``looks`` are a list with ``client``, ``field``, ``layer`` (``*``: all as one vector), ``sin2``, ``rho`` and
-      ``recycled`` each, of replies that were taken. Links then encode what they test twice.
+      ``recycled`` each, of replies that were taken. Links then encode what they test twice. "layers" is what crossed
+      by layer: its ``layers`` are those of :class:`~thinwire.run.layers.Layers`. Each reply is then measured twice.
 
     A run that is resumed must agree on every field that is not in ``may_change``. It keeps the type of its device, and
     the plan and the place of states that it began with.
@@ -78,7 +79,9 @@ class Setting(Config):
         "by default a rule chooses from the model and its size.",
     )
     states: Literal["memory", "disk"] = _field("memory", "Where clients' states lie between rounds: memory or disk.")
-    record: Literal["looks"] | None = _field(None, "What rounds record besides: looks (LBGM's test, layer by layer).")
+    record: Literal["looks", "layers"] | None = _field(
+        None, "What rounds record besides: looks (LBGM's test, layer by layer) or layers (bytes of each)."
+    )
 
     def __post_init__(self) -> None:
         for name in ("sample", "evaluate_every", "checkpoint_every", "workers"):

@@ -31,6 +31,7 @@ from .client import Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
 from .identity import data_digest, name_of
+from .layers import Layers
 from .pool import Pool, Work
 from .ranks import Ranks, barrier, placed, rank, size
 from .result import Record, Result
@@ -187,6 +188,7 @@ class Simulation(Rounds):
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
         self.manner = Manner(train, setting.record == "looks")
+        self.layers = Layers(self.up, self.stream.form) if setting.record == "layers" else None
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own, self.manner)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
         self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
@@ -232,7 +234,10 @@ class Simulation(Rounds):
                 continue
             slowest = max(slowest, seconds)
             looks += [{"client": client, **look} for look in reply.looks]
-            rx = self.add(answer, loads(answer.blob), ends[client].rx)
+            body = loads(answer.blob)
+            rx = self.add(answer, body, ends[client].rx)
+            if self.layers is not None:
+                self.layers.replied(body, answer.payload)
             self.states.put(client, Ends(self.stream.version, rx, reply.next))  # both ends move on, and only now
         self.serve(key)
         network = self.setting.network
@@ -242,6 +247,8 @@ class Simulation(Rounds):
         record = self.finish(slowest, len(active), lost, evaluate)
         if self.manner.looks:
             record["looks"] = looks
+        if self.layers is not None:
+            record["layers"] = self.layers.taken()
         return record
 
     def rate(self, client: int) -> float:
@@ -274,6 +281,8 @@ class Simulation(Rounds):
         """Call a client."""
         call, parcel = self.call_to(client)
         self.enter(client, "down", parcel.size, self.scales.framing(call), parcel.floats)
+        if self.layers is not None:
+            self.layers.called(parcel)
         return call
 
     def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
