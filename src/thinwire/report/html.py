@@ -93,18 +93,22 @@ def gather(folders: Sequence[Path]) -> Record:
         "targets": [_targets(arm) for arm in found],
         "bytes": _bytes(found),
         **{name: value for name, value in sections.items() if value is not None},
-        "missing": [why for name, why in MISSING.items() if sections[name] is None] if unit == "round" else [],
+        "missing": [why for name, why in MISSING.items() if _wanted(name, found) and sections[name] is None],
     }
 
 
 MISSING = {
-    "layers": "Bytes by layer: `--record layers` records them.",
+    "layers": "Bytes by layer, and the layers that methods such as LUAR leave out: `--record layers` records them.",
     "clients": "Accuracy by client: `--holdout 0.2` keeps a fifth of each client's examples for a test of its own.",
     "taking_part": "Who took part: these runs have no ledger.jsonl.",
-    "unsent": "Layers that were not sent (LUAR): `--record layers` records them, of methods that leave layers out.",
-    "recycled": "Clients whose updates were recycled (LBGM): `--record looks` records them.",
+    "recycled": "Clients whose updates LBGM recycled: `--record looks` records them.",
 }
 """What is said in place of a section of federated studies, whose runs do not have it."""
+
+
+def _wanted(name: str, found: Sequence[Arm]) -> bool:
+    """Whether runs of this kind, with these methods, could have a section."""
+    return found[0].unit == "round" and (name != "recycled" or any("LBGM(" in arm.expression for arm in found))
 
 
 # -- what was asked for, and what to beware of ----------------------------------
@@ -170,7 +174,7 @@ def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:
         ("Lost replies", f"a client that takes part does not answer with probability {dropout:g}" if dropout else None),
         ("Network", _plain(about.get("network")) or "none simulated"),
         ("Privacy", _plain(about.get("privacy"))),
-        ("Own tests", f"{holdout:.0%} of each client's examples, which it does not train on" if holdout else None),
+        ("Own tests", f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None),
     ]
 
 
@@ -179,7 +183,7 @@ def _of_steps(about: Record) -> list[tuple[str, str | None]]:
     more = "" if about.get("adamw") else f", momentum {about.get('momentum', 0):g}"
     more += " (Nesterov's)" if about.get("nesterov") else ""
     more += f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
-    decay = ", ".join(f"{share:.0%}" for share in about.get("decay") or ())
+    decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
     return [
         ("Workers", f"{about['workers']}, each of which takes {about['batch']} examples in a step"),
         ("Steps", f"{about['steps']:,}"),
@@ -249,10 +253,14 @@ def _listed(words: Sequence[str]) -> str:
 def _table(rows: Sequence[Record]) -> Record:
     columns, form = table.columns_of(rows), table.FORMS[rows[0]["unit"]]
     return {
-        "head": [name for name, _ in columns],
+        "head": [HEADS.get(name, name) for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
         "note": form.note(rows),
     }
+
+
+HEADS = {"10": "s at 10", "100": "s at 100"}
+"""Columns whose names need the one before them, which sorting and narrow pages part them from."""
 
 
 def _axes(found: Sequence[Arm]) -> Record:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..wire import Packet, length, loads
 from .messages import Form, present
 from .stream import Logged, Parcel
@@ -62,7 +65,7 @@ class Layers:
 
 
 def by_layer(form: Form, body: Packet, size: int) -> Counter[str]:
-    """The ``size`` bytes of a message's body by layer; what padding and structure take goes to ``*``."""
+    """The ``size`` bytes of a message's body by layer."""
     found: Counter[str] = Counter()
     for leaf, packet in zip(form.leaves, body, strict=True):
         if leaf.link is None or packet[1] is None:
@@ -70,9 +73,19 @@ def by_layer(form: Form, body: Packet, size: int) -> Counter[str]:
         layout, inner = present(packet, leaf)
         for layer, part in leaf.link.by_layer(inner, layout).items():
             if layer != SEVERAL:
-                found[f"{leaf.name}/{layer}"] += length(part) - 1  # without the version, which a message has once
+                found[f"{leaf.name}/{layer}"] += carries(part)
     found[SEVERAL] = size - found.total()
     return found
+
+
+def carries(packet: Packet) -> int:
+    """Bytes of the numbers in a packet, without structure and padding."""
+    if isinstance(packet, list):
+        return sum(map(carries, packet))
+    if isinstance(packet, Tensor):
+        bits = packet.dtype == torch.bool
+        return (packet.numel() + 7) // 8 if bits else packet.numel() * packet.dtype.itemsize
+    return length(packet) - length(None)
 
 
 def carried(form: Form, body: Packet) -> set[str]:

@@ -43,6 +43,10 @@ function make(tag, attributes = {}, ...children) {
 /** Text in which `words` are code. */
 const prose = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
 
+/** An expression, which may be broken where a part of it begins. */
+const code = (text) => make("span", { class: "code" },
+  text.split(/(?<=[(=,])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part])));
+
 const swatch = (i) => make("span", {
   class: "swatch",
   style: { borderColor: colour(i), borderTopStyle: { solid: "solid", dot: "dotted" }[dash(i)] || "dashed" },
@@ -74,7 +78,7 @@ function choice(name, entries, label, redraw) {
 
 const UNITS = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [0, "B"]];
 function bytes(x) {
-  const [factor, unit] = UNITS.find(([factor]) => x >= factor);
+  const [factor, unit] = UNITS.find(([factor]) => Math.abs(x) >= factor);
   return `${digits(factor ? x / factor : x)} ${unit}`;
 }
 function digits(x) {
@@ -108,7 +112,7 @@ function logAxis(low, high) {
 
 // -- plotting ---------------------------------------------------------------------
 
-const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const OPTIONS = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
 
 function layout(more) {
   const { ink, line } = theme();
@@ -117,7 +121,7 @@ function layout(more) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     font: { color: ink, size: narrow() ? 11 : 12, family: getComputedStyle(document.body).fontFamily },
-    margin: { l: 48, r: 14, t: 8, b: 42 }, hovermode: "closest", uirevision: "kept",
+    margin: { l: 48, r: 14, t: narrow() ? 8 : 30, b: 42 }, hovermode: "closest", uirevision: "kept",
     hoverlabel: { bgcolor: theme().card, bordercolor: line, font: { color: ink }, align: "left" },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: ink },
     ...rest, xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis },
@@ -126,7 +130,7 @@ function layout(more) {
 
 const see = (hex, opacity) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${opacity})`;
 const folded = (text) => text.replace(/[<&]/g, (c) => ({ "<": "&lt;", "&": "&amp;" })[c]).replace(/(.{44})/g, "$1<br>");
-const plot = (div, traces, more, options = {}) => Plotly.react(div, traces, layout(more), { ...OPTIONS, ...options });
+const plot = (div, traces, more, options = {}) => Plotly.react(div, traces, layout(more), { ...OPTIONS, displayModeBar: narrow() ? false : "hover", ...options });
 
 /** Lines with their bands; `get` gives x, y, low, high of a method, or nothing. */
 function lines(name, title, height, get, words) {
@@ -203,7 +207,7 @@ function legend() {
       state.hidden = new Set(others.every((k) => state.hidden.has(k)) ? [] : others);
       redraw();
     },
-  }, swatch(i), make("span", { class: "code" }, method.label));
+  }, swatch(i), code(method.label));
   return make("div", { class: "legend", role: "group", "aria-label": "Methods" }, data.methods.map(chip));
 }
 
@@ -229,7 +233,7 @@ function table() {
   const above = (name, i) => make("th", {
     scope: "col", "aria-sort": state.sort && state.sort.column === i ? (state.sort.down ? "descending" : "ascending") : "none",
   }, make("button", { type: "button", onclick: sort(i) }, name));
-  const cell = (text, i, row) => make("td", {}, i ? text : make("span", {}, swatch(row), make("span", { class: "code" }, text)));
+  const cell = (text, i, row) => make("td", {}, i ? text : make("span", {}, swatch(row), code(text)));
   return section("table", "Table", make("div", { class: "wide", tabindex: "0" }, make("table", {},
     make("thead", {}, make("tr", {}, head.map(above))),
     make("tbody", {}, order.map((row) => make("tr", { class: state.hidden.has(row) ? "off" : null },
@@ -260,7 +264,7 @@ function curves() {
       check("logarithmic losses", "log-y", state.logY, (box) => { state.logY = box.checked; })),
     make("p", { class: "soft" }, seeds > 1 ? "A line is the mean over seeds, its band is from the lowest to the highest."
       : "One seed: there are no bands.", " Drag to zoom, double click to see all."),
-    make("div", { class: "charts two" }, made.map((one) => one.frame)));
+    make("div", { class: `charts ${made.length === 4 ? "pairs" : "several"}` }, made.map((one) => one.frame)));
 }
 
 function targets() {
@@ -283,7 +287,7 @@ function targets() {
     });
     const most = Math.max(...costs.filter((cost) => cost.reached).map((cost) => cost.of("bytes_total")));
     body.replaceChildren(...costs.map((cost, i) => {
-      const label = make("td", {}, make("span", {}, swatch(i), make("span", { class: "code" }, data.methods[i].label)));
+      const label = make("td", {}, make("span", {}, swatch(i), code(data.methods[i].label)));
       const off = state.hidden.has(i) ? "off" : null;
       if (!cost.reached) return make("tr", { class: off }, label, make("td", { colspan: names.length + 1, class: "soft" }, "not reached"));
       const share = cost.of("bytes_total") / most;
@@ -309,7 +313,7 @@ function targets() {
 /** A stacked bar: segments of [value, colour, title], of `most` in all. */
 const bar = (name, value, segments, most) => make("div", { class: "bar" },
   make("div", { class: "name" }, name, make("span", {}, value)),
-  make("div", { class: "track" }, segments.map(([size, fill, title]) => make("i", { title, style: { width: `${(100 * size) / most}%`, background: fill } }))));
+  make("div", { class: "track" }, segments.filter(([size]) => size > 0).map(([size, fill, title]) => make("i", { title, style: { width: `${(100 * size) / most}%`, background: fill } }))));
 
 const key = (pairs) => make("div", { class: "key" }, pairs.map(([fill, text]) => make("span", {}, make("i", { style: { background: fill } }), text)));
 
@@ -321,7 +325,7 @@ function directions() {
     make("p", { class: "soft" }, data.unit === "round" ? "All bytes of a run, in the mean over seeds. Headers are what a message has around its payload."
       : "All bytes of one worker's run, in the mean over seeds."),
     key(data.bytes.map((part, k) => [fills[k], part.name])),
-    make("div", { class: "bars" }, data.methods.map((method, i) => bar(make("span", { class: "code" }, method.label), bytes(totals[i]),
+    make("div", { class: "bars" }, data.methods.map((method, i) => bar(code(method.label), bytes(totals[i]),
       data.bytes.map((part, k) => [part.values[i], fills[k], `${part.name}: ${bytes(part.values[i])}`]), most))));
 }
 
@@ -356,12 +360,12 @@ function clients() {
     shapes: [{ type: "rect", xref: "x", yref: "paper", x0: 0, x1: 10, y0: 0, y1: 1, line: { width: 0 }, fillcolor: "rgba(200,90,40,.12)" }] });
   later.push(draw);
   const row = (entry) => make("tr", { class: state.hidden.has(entry.method) ? "off" : null },
-    make("td", {}, make("span", {}, swatch(entry.method), make("span", { class: "code" }, data.methods[entry.method].label))),
+    make("td", {}, make("span", {}, swatch(entry.method), code(data.methods[entry.method].label))),
     [entry.mean, entry.median, entry.worst_tenth, entry.worst].map((x) => make("td", {}, `${x.toFixed(1)} %`)),
     make("td", {}, entry.clients.toLocaleString("en")));
   return section("clients", "Accuracy by client",
     make("p", { class: "soft" }, "At the last evaluation, of all clients of all seeds. Shaded: the worst tenth of them."),
-    make("div", { class: "charts two" }, frame, make("div", { class: "wide", tabindex: "0", style: { alignSelf: "start" } }, make("table", {},
+    make("div", { class: "charts several" }, frame, make("div", { class: "wide", tabindex: "0", style: { alignSelf: "start" } }, make("table", {},
       make("thead", {}, make("tr", {}, ["method", "mean", "median", "worst 10 %", "worst", "clients"].map((text) => make("th", { scope: "col" }, text)))),
       make("tbody", {}, data.clients.map(row))))));
 }
@@ -432,7 +436,7 @@ function expressions() {
   };
   return section("expressions", "Complete expressions",
     make("p", { class: "soft" }, "With every field, as they can be given to thinwire again."),
-    data.methods.map((method) => make("div", { class: "expression" }, make("span", { class: "code" }, method.expression),
+    data.methods.map((method) => make("div", { class: "expression" }, code(method.expression),
       make("button", { class: "plain", type: "button", onclick: copy(method.expression) }, "Copy"))));
 }
 
