@@ -34,6 +34,10 @@ Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expre
 Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
 Seeds = Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")]
 Out = Annotated[Path, typer.Option(help="A new folder for everything.")]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="Show rounds in tensorboard, wandb (offline) or mlflow while they train. Repeatable."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the study that is in --out.")]
 
 
@@ -165,6 +169,7 @@ def run(
     seeds: Seeds = None,
     out: Out = Path("runs/latest"),
     overwrite: Overwrite = False,
+    log: LogTo = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -174,6 +179,7 @@ def run(
     study = _federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch}, seeds)
     problem = study.check()
     _refuse_other_clients(study, given["typed"], len(problem.tasks))
+    told = _told(log, out)
     if rank() == 0:
         for method in study.parsed():
             if study.rounds <= method.warm_up:
@@ -181,7 +187,7 @@ def run(
                 typer.echo(f"note: {method!r} {start}", err=True)
         study.claim(out, overwrite)
     barrier()
-    _finish(study, out, as_json, {study.seeds[0]: problem})
+    _finish(study, out, as_json, told, {study.seeds[0]: problem})
 
 
 def _federated(methods: list[str], given: dict[str, Any], local: dict[str, Any], seeds: str | None = None) -> Any:
@@ -204,13 +210,15 @@ def resume(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of a study that was stopped.")],
     rounds: Annotated[int | None, typer.Option(help="Train to this many rounds in all.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where data sets lie now.")] = None,
+    log: LogTo = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
     """Continue a study, federated or data-parallel, from its checkpoints, bit for bit."""
     from .compare import load
 
-    _finish(load(out).but(rounds=rounds, data_dir=data_dir, workers=given["workers"]), out, as_json)
+    study = load(out).but(rounds=rounds, data_dir=data_dir, workers=given["workers"])
+    _finish(study, out, as_json, _told(log, out))
 
 
 @app.command()
@@ -353,6 +361,7 @@ def ddp_sim(
     out: Out = Path("runs/ddp"),
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="Train what --out does not have yet.")] = False,
+    log: LogTo = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -362,8 +371,9 @@ def ddp_sim(
     run_seeds = (seed,) if seeds is None else _seeds(seeds)
     study = _study(DataParallel, methods, {**given, "decay": _shares(decay), "seeds": run_seeds})
     problems = None if resume else {study.seeds[0]: study.check()}
+    told = _told(log, out)
     study.claim(out, overwrite, resume)
-    _finish(study, out, as_json, problems)
+    _finish(study, out, as_json, told, problems)
 
 
 def _shares(text: str | None) -> tuple[float, ...]:
@@ -392,7 +402,15 @@ def _inches(text: str | None) -> tuple[float, float] | None:
     return width, height
 
 
-def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | None = None) -> None:
+def _told(tools: list[str] | None, out: Path) -> Any:
+    """The listener that hands rounds on to other tools. What is wrong with it is said before a folder is taken."""
+    from .report.loggers import Log
+    from .run.ranks import rank
+
+    return Log((tools or ()) if rank() == 0 else (), out)
+
+
+def _finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, Any] | None = None) -> None:
     """Run what is left; then table and plots from what is on disk. A method that diverged is an error at the end."""
     from .report import table
     from .report.plots import plot as draw
@@ -403,8 +421,9 @@ def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | Non
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks
     try:
-        with roomy(out, f"`thinwire resume {out}`"):
-            failures = study.run(out, _log if speaks and not watched else None, watched, problems)
+        with roomy(out, f"`thinwire resume {out}`"), told:
+            heard = [*([_log] if speaks and not watched else []), *([told] if told.tools else [])]
+            failures = study.run(out, _each(heard), watched, problems)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -421,6 +440,16 @@ def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | Non
     _print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
     if failures:
         raise ThinwireError("; ".join(failures))
+
+
+def _each(heard: list[Callable[[str, dict[str, Any]], None]]) -> Callable[[str, dict[str, Any]], None] | None:
+    """One listener that tells several."""
+
+    def tell(name: str, record: dict[str, Any]) -> None:
+        for one in heard:
+            one(name, record)
+
+    return tell if heard else None
 
 
 def _log(name: str, record: dict[str, Any]) -> None:

@@ -174,7 +174,10 @@ def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:
         ("Lost replies", f"a client that takes part does not answer with probability {dropout:g}" if dropout else None),
         ("Network", _plain(about.get("network")) or "none simulated"),
         ("Privacy", _plain(about.get("privacy"))),
-        ("Own tests", f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None),
+        (
+            "Own tests",
+            f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None,
+        ),
     ]
 
 
