@@ -59,6 +59,8 @@ demo: .venv/.installed-data
 	  --clients $(DEMO_CLIENTS) --sample $(DEMO_SAMPLE) --split "$(DEMO_SPLIT)" \
 	  --rounds $(DEMO_ROUNDS) --lr $(DEMO_LR) \
 	  --out $(DEMO_OUT) --overwrite
+	@echo "the report, to open in a browser:"
+	@$(BIN)/thinwire report $(DEMO_OUT)
 
 # A file's tests stay in one process, which starts what they share once.
 test: lint

@@ -36,7 +36,13 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
     ("device", "cpu:0", "cpu:0", "tpu9", "--device tpu9: no such device here; use cpu or cuda"),
     ("plan", "each", "each", "fast", "--plan fast: one of 'each', 'together', 'measured' is expected"),
     ("states", "disk", "disk", "tape", "--states tape: one of 'memory', 'disk' is expected"),
-    ("record", "looks", "looks", "loud", "--record loud: one of 'looks', 'layers', 'gradients', 'all' is expected"),
+    (
+        "record",
+        "looks",
+        "looks",
+        "loud",
+        "--record loud: one of 'looks', 'bytes', 'layers', 'gradients', 'all' is expected",
+    ),
 ]
 
 

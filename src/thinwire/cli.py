@@ -1,4 +1,4 @@
-"""The command line: ``thinwire run``, ``resume``, ``plot``, ``methods``, ``predict``, ``ddp-sim``, ``look``."""
+"""The command line: ``thinwire run``, ``resume``, ``report``, ``table``, ``plot``, ``methods``, ``look`` and others."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expre
 Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
 Seeds = Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")]
 Out = Annotated[Path, typer.Option(help="A new folder for everything.")]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="Show rounds in tensorboard, wandb (offline) or mlflow while they train. Repeatable."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the study that is in --out.")]
 
 
@@ -167,6 +171,7 @@ def run(
     seeds: Seeds = None,
     out: Out = Path("runs/latest"),
     overwrite: Overwrite = False,
+    log: LogTo = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -176,6 +181,7 @@ def run(
     study = _federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch}, seeds)
     problem = study.check()
     _refuse_other_clients(study, given["typed"], len(problem.tasks))
+    told = _told(log, out)
     if rank() == 0:
         for method in study.parsed():
             if study.rounds <= method.warm_up:
@@ -183,7 +189,7 @@ def run(
                 typer.echo(f"note: {method!r} {start}", err=True)
         study.claim(out, overwrite)
     barrier()
-    _finish(study, out, as_json, {study.seeds[0]: problem})
+    _finish(study, out, as_json, told, {study.seeds[0]: problem})
 
 
 def _federated(methods: list[str], given: dict[str, Any], local: dict[str, Any], seeds: str | None = None) -> Any:
@@ -206,13 +212,15 @@ def resume(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The --out of a study that was stopped.")],
     rounds: Annotated[int | None, typer.Option(help="Train to this many rounds in all.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where data sets lie now.")] = None,
+    log: LogTo = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
     """Continue a study, federated or data-parallel, from its checkpoints, bit for bit."""
     from .compare import load
 
-    _finish(load(out).but(rounds=rounds, data_dir=data_dir, workers=given["workers"]), out, as_json)
+    study = load(out).but(rounds=rounds, data_dir=data_dir, workers=given["workers"])
+    _finish(study, out, as_json, _told(log, out))
 
 
 @app.command()
@@ -237,6 +245,61 @@ def plot(
     for file in files:
         typer.echo(str(file))
     _print_json(as_json, {"files": [str(file) for file in files]})
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")],
+    out: Annotated[Path | None, typer.Option(help="The file (default: report.html in the first DIR).")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Instead of a file: a page for this machine that follows a run.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; 0 is any free one.")] = 8642,
+    as_json: Json = False,
+) -> None:
+    """One page of HTML that needs no network: the table, curves, bytes, clients and complete expressions."""
+    if not serve:
+        from .report import html
+
+        file = html.write(folders, out or folders[0] / "report.html")
+        typer.echo(str(file))
+        _print_json(as_json, {"file": str(file)})
+        return
+    if out is not None:
+        raise ValueError(f"--out {out} is not used with --serve, which writes no file: leave one of the two out")
+    from .report.serve import HERE, server
+
+    with server(folders, port) as made:
+        typer.echo(f"http://{HERE}:{made.server_port} (Ctrl-C ends it)")
+        made.serve_forever()
+
+
+@app.command("table")
+def tabulate(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")],
+    latex: Annotated[bool, typer.Option("--latex", help="A tabular of LaTeX, with booktabs' rules.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Comma-separated values, not rounded: bytes, shares, seconds.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A table of Markdown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The table of studies that are there, on the terminal or as text for a paper, a spreadsheet, a page."""
+    from .report import table
+    from .report.html import title
+    from .report.read import arms
+
+    forms = {"--latex": (latex, table.latex), "--csv": (csv, table.csv), "--markdown": (markdown, table.markdown)}
+    wanted = {name: form for name, (asked, form) in forms.items() if asked}
+    if len(wanted) > 1:
+        raise ValueError(f"{' and '.join(wanted)} are two formats: leave one out")
+    found = arms(folders)
+    rows = table.rows(found)
+    for form in wanted.values():
+        typer.echo(form(rows), nl=False)
+    if not wanted:
+        table.show(rows, title(found, folders))
+    _print_json(as_json, {"rows": rows})
 
 
 @app.command()
@@ -300,6 +363,7 @@ def ddp_sim(
     out: Out = Path("runs/ddp"),
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="Train what --out does not have yet.")] = False,
+    log: LogTo = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -309,8 +373,9 @@ def ddp_sim(
     run_seeds = (seed,) if seeds is None else _seeds(seeds)
     study = _study(DataParallel, methods, {**given, "decay": _shares(decay), "seeds": run_seeds})
     problems = None if resume else {study.seeds[0]: study.check()}
+    told = _told(log, out)
     study.claim(out, overwrite, resume)
-    _finish(study, out, as_json, problems)
+    _finish(study, out, as_json, told, problems)
 
 
 def _shares(text: str | None) -> tuple[float, ...]:
@@ -339,7 +404,15 @@ def _inches(text: str | None) -> tuple[float, float] | None:
     return width, height
 
 
-def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | None = None) -> None:
+def _told(tools: list[str] | None, out: Path) -> Any:
+    """The listener that hands rounds on to other tools. What is wrong with it is said before a folder is taken."""
+    from .report.loggers import Log
+    from .run.ranks import rank
+
+    return Log((tools or ()) if rank() == 0 else (), out)
+
+
+def _finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, Any] | None = None) -> None:
     """Run what is left; then table and plots from what is on disk. A method that diverged is an error at the end."""
     from .report import table
     from .report.plots import plot as draw
@@ -350,8 +423,9 @@ def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | Non
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks
     try:
-        with roomy(out, f"`thinwire resume {out}`"):
-            failures = study.run(out, _log if speaks and not watched else None, watched, problems)
+        with roomy(out, f"`thinwire resume {out}`"), told:
+            heard = [*([_log] if speaks and not watched else []), *([told] if told.tools else [])]
+            failures = study.run(out, _each(heard), watched, problems)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -368,6 +442,16 @@ def _finish(study: Any, out: Path, as_json: bool, problems: dict[int, Any] | Non
     _print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
     if failures:
         raise ThinwireError("; ".join(failures))
+
+
+def _each(heard: list[Callable[[str, dict[str, Any]], None]]) -> Callable[[str, dict[str, Any]], None] | None:
+    """One listener that tells several."""
+
+    def tell(name: str, record: dict[str, Any]) -> None:
+        for one in heard:
+            one(name, record)
+
+    return tell if heard else None
 
 
 def _log(name: str, record: dict[str, Any]) -> None:

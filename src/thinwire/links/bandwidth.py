@@ -72,6 +72,9 @@ class ByBandwidth(Wrapper):
         seen, own = self.links[rate].recv(packet[1], layout, rx[rate] if rx else None, key)
         return seen, {**rx, rate: own} if rx else None
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return dict(zip(self.rates, self.links.values(), strict=True))[packet[0]].by_layer(packet[1], layout)
+
     def floats(self, packet: Packet) -> float:
         return dict(zip(self.rates, self.links.values(), strict=True))[packet[0]].floats(packet[1])
 

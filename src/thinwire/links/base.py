@@ -124,6 +124,10 @@ class Link(Config, ABC):
             total = self.fold(total, packet, weight)
         return self.scale(total, sum(weights))
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        """The parts of a packet of these layers that belong to one layer alone; ``*`` is what belongs to several."""
+        return {"*": packet}
+
     def floats(self, packet: Packet) -> float:
         """The paper's own figure: how many 32-bit floats the values are worth.
 
@@ -161,6 +165,9 @@ class Codec(Link):
     def _decode(self, packet: list[Packet], layout: Layout, key: Key) -> Params:
         named = zip(packet, layout.names, layout.shapes, strict=True)
         return join(layout, (self.decode(p, shape, key.at(name)) for p, name, shape in named))
+
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return dict(zip(layout.names, packet, strict=True))
 
     def floats(self, packet: Packet) -> float:
         return sum(self.count(p) for p in packet)

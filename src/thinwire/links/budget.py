@@ -96,6 +96,9 @@ class Budget(Link):
         parts(packets, len(layout.names), "one packet a layer")
         return self._decode(packet, layout, key), None
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return dict(zip(layout.names, packet[1], strict=True))
+
     def floats(self, packet: Packet) -> float:
         return float(sum(self.ladder[c].count(p) for c, p in zip(packet[0].tolist(), packet[1], strict=True)))
 

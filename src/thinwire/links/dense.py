@@ -36,6 +36,9 @@ class Dense(Codec):
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return Params(layout, vector(packet, layout.size, layout.dtype)), None
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return {name: packet[start : start + size] for name, (start, size, _) in layout.spans.items()}
+
     def floats(self, packet: Packet) -> float:
         return self.count(packet)
 

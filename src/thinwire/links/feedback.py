@@ -53,6 +53,9 @@ class ErrorFeedback(Wrapper):
         finite(self, left.flat)
         return packet, seen, Residual(tx.residual.replace(left, copy=False), inner)
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return self.inner.by_layer(packet, layout)
+
     def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
         return self.inner.look(x + tx.residual.only(x.names), tx.inner, key)
 
@@ -99,6 +102,9 @@ class EF21(Wrapper):
         seen = before + step
         finite(self, seen.flat)
         return packet, seen, Estimate(tx.seen.replace(seen), inner)
+
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return self.inner.by_layer(packet, layout)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         step, _ = self.inner.recv(packet, layout, None, key)

@@ -104,6 +104,11 @@ class LBGM(Wrapper):
         g, _ = self.inner.recv(packet[0], layout, None, key)
         return g, self._keep(rx, packet[0], g, key)
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        if isinstance(packet, list):
+            return self.inner.by_layer(packet[0], layout)
+        return {layout.names[0] if len(layout.names) == 1 else "*": packet}
+
     def floats(self, packet: Packet) -> float:
         return self.inner.floats(packet[0]) if isinstance(packet, list) else floats(packet)
 

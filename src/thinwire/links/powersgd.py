@@ -78,6 +78,9 @@ class PowerSGD(Link):
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return LowRank(self.rank).recv(packet, layout, rx, key)
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return dict(zip(layout.names, packet, strict=True))
+
     def floats(self, packet: Packet) -> float:
         return LowRank(self.rank).floats(packet)
 

@@ -92,6 +92,9 @@ class Layerwise(Wrapper):
     def scale(self, total: Packet, whole: float) -> Packet:
         return [self.inner.scale(t, whole) for t in total]
 
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return dict(zip(layout.names, packet, strict=True))
+
     def floats(self, packet: Packet) -> float:
         return sum(map(self.inner.floats, packet))
 
@@ -171,6 +174,13 @@ class Partition(Wrapper):
     def scale(self, total: Packet, whole: float) -> Packet:
         pairs = zip(total, self.links.values(), strict=True)
         return [t if t is None else link.scale(t, whole) for t, link in pairs]
+
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        found: dict[str, Packet] = {}
+        for one, (rule, names) in zip(packet, self.names(layout).items(), strict=True):
+            parts = self.links[rule].by_layer(one, layout.only(names)) if names else {}
+            found |= {rule if layer == "*" else layer: part for layer, part in parts.items()}
+        return found
 
     def floats(self, packet: Packet) -> float:
         pairs = zip(packet, self.links.values(), strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import nearest, require
-from ..run.network import transfer
-from .read import Arm, Run
+from .curves import NAMES, OWN, Axis, axes, count, curve, has, judged
+from .read import Arm
 
 matplotlib.use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt
@@ -21,44 +20,6 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#7
 SMOOTHED = 30  # points from which on a curve is drawn thin, and its running mean thick
 WINDOW = 5
 STYLES = ("-", "--", ":", "-.")
-
-Axis = Callable[[Run], list[float]]
-
-
-def _count(run: Run) -> list[float]:
-    return [float(r[run.unit]) for r in run.rounds]
-
-
-def _running(*names: str) -> Axis:
-    def axis(run: Run) -> list[float]:
-        return list(np.cumsum([sum(r[name] for name in names) / 1e6 for r in run.rounds]))
-
-    return axis
-
-
-def _seconds(run: Run) -> list[float]:
-    clock = [float(r["clock"]) for r in run.rounds]
-    if clock and clock[-1] > 0:
-        return clock
-    return list(np.cumsum([transfer(r["slowest_bytes"], 10) for r in run.rounds]))
-
-
-SENT = {
-    "round": ("MB sent by clients", "MB sent, both directions"),
-    "step": ("MB sent by a worker", "MB sent and received by a worker"),
-}
-
-
-def axes(unit: str) -> dict[str, tuple[Axis, str]]:
-    """What accuracy is drawn against, and how the axis is labelled: of runs whose lines are numbered by ``unit``."""
-    up, total = SENT[unit]
-    found = {
-        f"{unit}s": (_count, unit),
-        "bytes_up": (_running("up_bytes"), up),
-        "bytes_total": (_running("up_bytes", "down_bytes"), total),
-    }
-    # Data-parallel steps have no simulated clock: a collective's time hangs on how it is done.
-    return found | ({"seconds": (_seconds, "seconds on the simulated network")} if unit == "round" else {})
 
 
 def plot(
@@ -87,29 +48,20 @@ def plot(
     if single:
         return [_overview(arms, out, title, size)]
     form = form or "png"
-    unit, (value, loss) = arms[0].unit, _judged(arms)
+    unit, (value, loss) = arms[0].unit, judged(arms)
     files = []
     for name, (axis, label) in axes(unit).items():
         files.append(_single(arms, out / f"{value}_by_{name}.{form}", axis, label, value, title, size))
-    files.append(_single(arms, out / f"loss_by_{unit}s.{form}", _count, unit, loss, title, size))
-    if _has(arms, OWN):
-        files.append(_single(arms, out / f"clients_by_{unit}s.{form}", _count, unit, OWN, title, size))
+    files.append(_single(arms, out / f"loss_by_{unit}s.{form}", count, unit, loss, title, size))
+    if own := next((name for name in OWN if has(arms, name)), None):
+        files.append(_single(arms, out / f"clients_by_{unit}s.{form}", count, unit, own, title, size))
     files.append(_overview(arms, out / f"overview.{form}", title, size))
     return files
 
 
-OWN = "client_accuracy"
-
-
-def _judged(arms: list[Arm]) -> tuple[str, str]:
-    """What curves show: the accuracy where there is one, and the loss, on the test set where it was measured."""
-    loss = "test_loss" if _has(arms, "test_loss") else "train_loss"
-    return ("accuracy" if _has(arms, "accuracy") else loss), loss
-
-
 def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
-    unit, (value, loss) = arms[0].unit, _judged(arms)
-    panels = [(*axis, value) for name, axis in axes(unit).items() if name != "seconds"] + [(_count, unit, loss)]
+    unit, (value, loss) = arms[0].unit, judged(arms)
+    panels = [(*axis, value) for name, axis in axes(unit).items() if name != "seconds"] + [(count, unit, loss)]
     figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
     if title is not None:
         figure.suptitle(title)
@@ -118,10 +70,6 @@ def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float,
     handles, names = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return _save(figure, path)
-
-
-def _has(arms: Sequence[Arm], name: str) -> bool:
-    return any(r.get(name) is not None for arm in arms for run in arm.runs for r in run.rounds)
 
 
 def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -161,47 +109,35 @@ def _save(figure: Any, path: Path) -> Path:
 def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> None:
     """One curve a method: the mean over seeds, with a band from the lowest to the highest."""
     for number, arm in enumerate(arms):
-        curves = []
-        for run in arm.runs:
-            points = [(x, r[value]) for x, r in zip(axis(run), run.rounds, strict=True) if r.get(value) is not None]
-            if points:
-                curves.append(np.array(points))
-        if not curves:
+        found = curve(arm, axis, value)
+        if found is None:
             continue
-        length = min(map(len, curves))
-        stack = np.stack([curve[:length] for curve in curves])  # [seeds, points, 2]
-        x, y = stack[..., 0].mean(0), stack[..., 1]
+        x, middle = found.x, found.middle
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
-        scale = 100 if value.endswith("accuracy") else 1
-        middle = scale * y.mean(0)
         if len(middle) >= SMOOTHED:
             place.plot(x, middle, style, color=colour, alpha=0.2, linewidth=0.8)
             middle = _trailing(middle)
         place.plot(x, middle, style, color=colour, label=arm.label, linewidth=1.6)
-        if value == OWN:
-            spread = scale * _over_seeds(arm, f"{OWN}_spread", length)
+        if value in OWN:
+            spread = 100 * _over_seeds(arm, value, "_spread", len(x))
             place.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
             for part, dots in (("p10", "-."), ("worst", ":")):
-                place.plot(x, scale * _over_seeds(arm, f"{OWN}_{part}", length), dots, color=colour, linewidth=1.2)
-        elif len(curves) > 1:
-            place.fill_between(x, scale * y.min(0), scale * y.max(0), color=colour, alpha=0.15, linewidth=0)
+                place.plot(x, 100 * _over_seeds(arm, value, f"_{part}", len(x)), dots, color=colour, linewidth=1.2)
+        elif found.seeds > 1:
+            place.fill_between(x, found.low, found.high, color=colour, alpha=0.15, linewidth=0)
     if label.startswith(("MB", "seconds")):
         place.set_xscale("log")
     place.set_xlabel(label)
-    names = {
-        "accuracy": "test accuracy, %",
-        "test_loss": "test loss",
-        "train_loss": "training loss",
-        OWN: "accuracy on clients' own tests, %\n(band: one deviation, dash-dots: lowest tenth, dots: worst client)",
-    }
+    band = "\n(band: one deviation, dash-dots: lowest tenth, dots: worst client)"
+    name = NAMES[value] + (band if value in OWN else "")
     long = any(len(run.rounds) >= SMOOTHED for arm in arms for run in arm.runs)
-    place.set_ylabel(names[value] + (f" (thick: mean of the last {WINDOW})" if long else ""))
+    place.set_ylabel(name + (f" (thick: mean of the last {WINDOW})" if long else ""))
     place.grid(alpha=0.25)
     place.spines[["top", "right"]].set_visible(False)
 
 
-def _over_seeds(arm: Arm, name: str, length: int) -> NDArray[np.float64]:
-    """The mean over an arm's seeds, at the evaluations that all of them have."""
-    runs = [[r.get(name) for r in run.rounds if r.get(OWN) is not None][:length] for run in arm.runs]
+def _over_seeds(arm: Arm, value: str, part: str, length: int) -> NDArray[np.float64]:
+    """The mean over an arm's seeds of a part of a value, at the evaluations that all of them have."""
+    runs = [[r.get(value + part) for r in run.rounds if r.get(value) is not None][:length] for run in arm.runs]
     averaged: NDArray[np.float64] = np.array([values for values in runs if values], dtype=np.float64).mean(0)
     return averaged

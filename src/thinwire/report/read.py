@@ -151,17 +151,18 @@ def labels(expressions: list[str]) -> dict[str, str]:
         found = {text: parse(text) for text in expressions}
     except ValueError:
         return {}
-    trainers = {complete(trainer) for x in found.values() for trainer in _trainers(x)}
-    short = {text: repr(_plain(x) if len(trainers) == 1 else x) for text, x in found.items()}
+    kinds = {complete(trainer) for x in found.values() for trainer in trainers(x)}
+    short = {text: repr(_plain(x) if len(kinds) == 1 else x) for text, x in found.items()}
     if len(set(short.values())) < len(short):
         return {text: repr(x) for text, x in found.items()}
     return short
 
 
-def _trainers(x: Any) -> list[Trainer]:
+def trainers(x: Any) -> list[Trainer]:
+    """What trains clients, anywhere in a method."""
     if isinstance(x, Trainer):
         return [x]
-    return [t for value in vars(x).values() for t in _trainers(value)] if isinstance(x, Config) else []
+    return [t for value in vars(x).values() for t in trainers(value)] if isinstance(x, Config) else []
 
 
 def _plain(x: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -271,7 +272,8 @@ NAME = 30  # characters of a method's name that always stand side by side
 BORDER = 3  # characters around a cell
 
 
-def _columns(found: Sequence[Row]) -> list[Column]:
+def columns_of(found: Sequence[Row]) -> list[Column]:
+    """The columns of rows of one kind, from left to right."""
     first: list[Column] = [
         ("method", _method),
         (found[0]["measure"], _accuracy),
@@ -313,7 +315,7 @@ def _seconds(x: float) -> str:
 
 def markdown(found: list[Row]) -> str:
     """The table as a page."""
-    columns = _columns(found)
+    columns = columns_of(found)
     lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|" + " --- |" + " ---: |" * (len(columns) - 1)]
     for row in found:
         first, *rest = (cell(row) for _, cell in columns)
@@ -321,9 +323,55 @@ def markdown(found: list[Row]) -> str:
     return "\n".join([*lines, "", FORMS[found[0]["unit"]].note(found), ""])
 
 
+def latex(found: list[Row]) -> str:
+    """The table as a tabular of LaTeX, for a page with booktabs."""
+    columns = columns_of(found)
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(_escaped(name) for name, _ in columns) + r" \\", r"\midrule"]
+    for row in found:
+        first, *rest = (_escaped(cell(row)) for _, cell in columns)
+        lines.append(" & ".join([rf"\texttt{{{first}}}", *rest]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    **{character: "\\" + character for character in "&%$#_{}"},
+}
+
+
+def _escaped(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def csv(found: list[Row]) -> str:
+    """The rows as comma-separated values, not rounded: bytes, seconds, accuracies from 0 to 1, empty where none is."""
+    import csv as library
+
+    flat = [dict(_flat(row)) for row in found]
+    file = io.StringIO()
+    writer = library.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue()
+
+
+def _flat(row: Row) -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}_{key}", one) for key, one in value.items())
+        else:
+            yield name, " ".join(map(str, value)) if isinstance(value, list) else value
+
+
 def show(found: list[Row], title: str) -> None:
     """The table on the terminal; ``table.md`` has the columns that a narrow one has no room for."""
-    columns, form = _columns(found), FORMS[found[0]["unit"]]
+    columns, form = columns_of(found), FORMS[found[0]["unit"]]
     lines = [[cell(row) for _, cell in columns] for row in found]
     draw(title, [name for name, _ in columns], lines, form.least, form.note(found))
 

@@ -43,12 +43,14 @@ class Setting(Config):
     - ``workers``: how many clients are trained at once. None: one a core.
     - ``states``: where what is kept of every client lies between its rounds. "disk" is for more clients than fit in
       memory.
-    - ``record``: what else a round's record has, for ``thinwire look``. "looks" is how LBGM tested each client's
-      update, by layer: its ``looks`` are a list with ``client``, ``field``, ``layer`` (``*``: all as one vector),
-      ``sin2``, ``rho``, ``recycled`` and ``norm`` (of the update) each, and the client's ``steps`` and ``rates`` (its
-      learning rates added up), of replies that were taken. Links then encode what they test twice. "layers" is what
-      local training did to each layer, in norms (:mod:`thinwire.run.changes`). "gradients" is the same and, in the
-      run's folder, the mean change of every round whole: 4 bytes times the model a round. "all" is everything.
+    - ``record``: what else a round's record has, for ``thinwire look`` and the report. "looks" is how LBGM tested each
+      client's update, by layer: its ``looks`` are a list with ``client``, ``field``, ``layer`` (``*``: all as one
+      vector), ``sin2``, ``rho``, ``recycled`` and ``norm`` (of the update) each, and the client's ``steps`` and
+      ``rates`` (its learning rates added up), of replies that were taken. Links then encode what they test twice.
+      "bytes" is what crossed by layer: its ``layer_bytes`` are those of
+      :class:`~thinwire.run.layer_bytes.LayerBytes`. Each reply is then measured twice. "layers" is what local training
+      did to each layer, in norms (:mod:`thinwire.run.changes`). "gradients" is the same and, in the run's folder, the
+      mean change of every round whole: 4 bytes times the model a round. "all" is everything.
 
     A run that is resumed must agree on every field that is not in ``may_change``. It keeps the type of its device, and
     the plan and the place of states that it began with.
@@ -81,9 +83,9 @@ class Setting(Config):
         "by default a rule chooses from the model and its size.",
     )
     states: Literal["memory", "disk"] = _field("memory", "Where clients' states lie between rounds: memory or disk.")
-    record: Literal["looks", "layers", "gradients", "all"] | None = _field(
+    record: Literal["looks", "bytes", "layers", "gradients", "all"] | None = _field(
         None,
-        "What rounds record besides, for `thinwire look`: looks (LBGM's test, layer by layer), layers (norms of the "
+        "What rounds record besides: looks (LBGM's test, layer by layer), bytes (of each layer), layers (norms of the "
         "mean change, layer by layer), gradients (layers, and the mean change itself, on disk) or all.",
     )
 

@@ -31,6 +31,7 @@ from .client import Job, Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
 from .identity import data_digest, name_of
+from .layer_bytes import LayerBytes
 from .own_tests import Model
 from .pool import Pool, Work
 from .ranks import Ranks, barrier, placed, rank, size
@@ -192,6 +193,7 @@ class Simulation(Rounds):
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
         self.manner = Manner(train, setting.records("looks"), setting.records("layers"))
+        self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
         work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own, self.manner, self.private)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
         self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
@@ -240,7 +242,10 @@ class Simulation(Rounds):
             looks += [{"client": client, **look} for look in reply.looks]
             if changes is not None:
                 changes.add(reply.noted, self.algorithm.weigh(reply.examples))
-            rx = self.add(answer, loads(answer.blob), ends[client].rx)
+            body = loads(answer.blob)
+            rx = self.add(answer, body, ends[client].rx)
+            if self.layers is not None:
+                self.layers.replied(body, answer.payload)
             tx = self.pending.pop(client, None)
             self.states.put(client, Ends(self.stream.version, rx, reply.next, tx))  # both ends move on, and only now
         self.pending.clear()
@@ -257,6 +262,8 @@ class Simulation(Rounds):
             record |= changes.record((self.algorithm.model(self.server) - before).norm())
             if self.setting.records("gradients") and self.folder is not None and self.folder.writes:
                 keep(self.folder.path, self.round, changes.mean())
+        if self.layers is not None:
+            record["layer_bytes"] = self.layers.taken()
         return record
 
     def _job(self, call: Call, ends: Ends) -> Job:
@@ -294,6 +301,8 @@ class Simulation(Rounds):
         """Call a client."""
         call, parcel = self.call_to(client)
         self.enter(client, "down", parcel.size, self.scales.framing(call), parcel.floats)
+        if self.layers is not None:
+            self.layers.called(parcel)
         return call
 
     def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:

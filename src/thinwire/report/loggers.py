@@ -1,0 +1,182 @@
+"""Runs in other tools while they train: TensorBoard, Weights & Biases, MLflow (``--log``).
+
+A :class:`Log` is told each line of ``rounds.jsonl`` once it is there, and hands its numbers to some of ``TOOLS``, each
+of which is one small class. Nothing leaves this machine unless the tool was set up for that. Weights & Biases is
+offline unless ``WANDB_MODE`` says otherwise. MLflow writes into the study's folder unless ``MLFLOW_TRACKING_URI`` is
+set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import nearest, require
+from .read import Record, read
+
+
+class Tool(ABC):
+    """One tool, for the runs below the folder ``out``. Its constructor raises ``ImportError`` where it is missing."""
+
+    @abstractmethod
+    def __init__(self, out: Path) -> None: ...
+
+    @abstractmethod
+    def begin(self, name: str, about: Record, first: int) -> None:
+        """A run begins, or goes on: ``about`` is its ``run.json``, ``first`` the round or step of its next line."""
+
+    @abstractmethod
+    def line(self, at: int, values: dict[str, float]) -> None:
+        """The numbers of a round, or of an evaluation of steps."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The run is over, or another one begins."""
+
+
+class TensorBoard(Tool):
+    """Event files in ``tensorboard/`` of the study, a folder a run: ``tensorboard --logdir runs/mine``."""
+
+    def __init__(self, out: Path) -> None:
+        import tensorboard  # noqa: F401  torch's own message does not say what to install
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.out, self.writer = out / "tensorboard", SummaryWriter
+
+    def begin(self, name: str, about: Record, first: int) -> None:
+        # What was written beyond the checkpoint that a run goes on from is not to be shown.
+        self.file = self.writer(str(self.out / name), purge_step=first)
+        self.file.add_text("method", f"`{about.get('method')}`", first)
+
+    def line(self, at: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.file.add_scalar(name, value, at)
+        self.file.flush()  # whoever looks on sees it now
+
+    def end(self) -> None:
+        self.file.close()
+
+
+class Wandb(Tool):
+    """A run of Weights & Biases each, in the project "thinwire"; offline ones lie in ``wandb/`` of the study."""
+
+    def __init__(self, out: Path) -> None:
+        import wandb
+
+        self.out, self.wandb = out, wandb
+        self.mode = os.environ.get("WANDB_MODE", "offline")
+
+    def begin(self, name: str, about: Record, first: int) -> None:
+        online = {"resume": "allow"} if self.mode == "online" else {}  # offline it is refused with a warning
+        self.run = self.wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "thinwire"),
+            dir=str(self.out),
+            group=self.out.resolve().name,
+            name=name,
+            id=hashlib.sha256(str(self.out.resolve() / name).encode()).hexdigest()[:16],
+            config=about,
+            mode=self.mode,
+            **online,
+        )
+
+    def line(self, at: int, values: dict[str, float]) -> None:
+        self.run.log(values, step=at)
+
+    def end(self) -> None:
+        self.run.finish(quiet=True)
+
+
+class MLflow(Tool):
+    """A run of MLflow each, in an experiment named as the study's folder; they lie in ``mlruns/`` of the study."""
+
+    def __init__(self, out: Path) -> None:
+        from mlflow.tracking import MlflowClient
+
+        self.out, self.made = out.resolve(), MlflowClient
+
+    def begin(self, name: str, about: Record, first: int) -> None:
+        where = os.environ.get("MLFLOW_TRACKING_URI")
+        if where is None:
+            where = (self.out / "mlruns").as_uri()
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the store beside it is a database
+        self.client = client = self.made(where)
+        known = client.get_experiment_by_name(self.out.name)
+        number = known.experiment_id if known is not None else client.create_experiment(self.out.name)
+        tags = {"thinwire.study": str(self.out), "thinwire.run": name}
+        asked = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        found = client.search_runs([number], asked)
+        self.run = found[0].info.run_id if found else client.create_run(number, run_name=name, tags=tags).info.run_id
+        if not found:
+            for key, value in about.items():
+                client.log_param(self.run, key, str(value)[:500])
+
+    def line(self, at: int, values: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self.client.log_batch(self.run, [Metric(name, value, now, at) for name, value in values.items()])
+
+    def end(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+TOOLS: dict[str, type[Tool]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
+
+
+class Log:
+    """A listener of a study's runs, as a context: ``with Log(["tensorboard"], out) as log: study.run(out, log)``.
+
+    ``log(name, record)`` hands on the numbers of a line of ``rounds.jsonl`` of the run in ``out / name``. Lists, such
+    as what ``--record`` adds, stay in the file. No file is written before the first line. Raises ``ValueError`` for a
+    tool that is not known and ``ImportError``, with the command that installs it, for one that is missing.
+    """
+
+    def __init__(self, tools: Sequence[str], out: Path) -> None:
+        self.out, self.name = out, ""
+        self.tools = list[Tool]()
+        for tool in dict.fromkeys(tools):
+            require(tool in TOOLS, f"--log {tool}{nearest(tool, TOOLS)}: it is one of {', '.join(TOOLS)}")
+            try:
+                self.tools.append(TOOLS[tool](out))
+            except ImportError as error:
+                raise ImportError(
+                    f'--log {tool} needs it installed: pip install "thinwire[{tool}]" ({error})'
+                ) from error
+
+    def __call__(self, name: str, record: Record) -> None:
+        at = int(record["step"] if "step" in record else record["round"])
+        if name != self.name:
+            self.end()
+            about = read(self.out / name / "run.json")
+            for tool in self.tools:
+                tool.begin(name, about, at)
+            self.name = name
+        values = {key: float(value) for key, value in record.items() if _number(value) and key not in ("round", "step")}
+        for tool in self.tools:
+            tool.line(at, values)
+
+    def end(self) -> None:
+        """Close the run that is open, if any."""
+        if self.name:
+            self.name = ""
+            for tool in self.tools:
+                tool.end()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,450 @@
+"""The report: one file that loads nothing, with the numbers of the runs in it; served, it follows a run."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from thinwire.cli import app
+from thinwire.errors import RunError
+from thinwire.report import html
+from thinwire.report.serve import server
+
+DENSE, TOPK = "FedAvg()", "FedAvg(up=ErrorFeedback(TopK(0.1)))"
+
+
+def line(number: int, accuracy: float | None = None, **more: Any) -> dict[str, Any]:
+    """A round in which clients sent 100 bytes, 90 of them payload, and received 200, 180 of them payload."""
+    found = {
+        "round": number,
+        "train_loss": 1 / number,
+        "clients": 2,
+        "lost_replies": 0,
+        "up_bytes": 100,
+        "down_bytes": 200,
+        "up_payload": 90,
+        "up_framing": 10,
+        "down_payload": 180,
+        "down_framing": 20,
+        "up_floats": 22.0,
+        "down_floats": 45.0,
+        "slowest_bytes": 150,
+        "clock": 0.0,
+        "seconds": 0.5,
+    }
+    return found | ({} if accuracy is None else {"accuracy": accuracy, "test_loss": 2.0}) | more
+
+
+def made(folder: Path, method: str, seed: int, lines: list[dict[str, Any]], done: bool = True, **about: Any) -> Path:
+    """A run of 4 clients as it lies on disk."""
+    folder.mkdir(parents=True)
+    said = {"method": method, "clients": 4, "sample": 2, "seed": seed, "parameters": 10, **about}
+    (folder / "run.json").write_text(json.dumps(said))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    if done:
+        (folder / "summary.json").write_text("{}")
+    return folder
+
+
+def two_methods(out: Path) -> Path:
+    """Two methods of two seeds, three rounds each."""
+    for seed, best in ((0, 0.8), (1, 0.6)):
+        made(out / f"01-a/seed-{seed}", DENSE, seed, [line(1, 0.1), line(2, best / 2), line(3, best)])
+        made(out / f"02-b/seed-{seed}", TOPK, seed, [line(n, best / 2 * n / 3, up_bytes=10) for n in (1, 2, 3)])
+    return out
+
+
+# -- what is in it ----------------------------------------------------------------
+
+
+def test_curves_have_the_mean_over_seeds_and_a_band_against_every_axis(tmp_path: Path) -> None:
+    found = html.gather([two_methods(tmp_path)])["curves"][0]["accuracy"]
+    assert found["y"] == [10.0, 35.0, 70.0]
+    assert (found["low"], found["high"], found["seeds"]) == ([10.0, 30.0, 60.0], [10.0, 40.0, 80.0], 2)
+    assert found["x"]["rounds"] == [1.0, 2.0, 3.0]
+    assert found["x"]["bytes_up"] == [0.0001, 0.0002, 0.0003]  # MB
+    assert found["x"]["bytes_total"] == [0.0003, 0.0006, 0.0009]
+    assert found["x"]["seconds"] == [0.00012, 0.00024, 0.00036]  # 1,200 bits a round at 10 Mbit/s
+
+
+def test_bytes_are_split_by_direction_into_payload_and_headers(tmp_path: Path) -> None:
+    found = html.gather([two_methods(tmp_path)])["bytes"]
+    assert [(part["name"], part["values"][0]) for part in found] == [
+        ("up, payload", 270),
+        ("up, headers", 30),
+        ("down, payload", 540),
+        ("down, headers", 60),
+    ]
+
+
+def test_a_target_costs_what_was_sent_until_the_accuracy_was_first_better_than_before(tmp_path: Path) -> None:
+    made(tmp_path / "a", DENSE, 7, [line(1, 0.3), line(2, 0.2), line(3, None), line(4, 0.5)])
+    (seed,) = html.gather([tmp_path])["targets"][0]
+    assert (seed["seed"], seed["accuracy"], seed["rounds"]) == (7, [30.0, 50.0], [1.0, 4.0])
+    assert seed["bytes_up"] == [0.0001, 0.0004]
+
+
+def test_who_took_part_is_read_from_the_ledger(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", DENSE, 0, [line(1), line(2)])
+    calls = [(1, 0, "down"), (1, 2, "down"), (1, 0, "up"), (2, 1, "down"), (2, 3, "down"), (2, 3, "up")]
+    entries = [
+        {"round": r, "client": c, "direction": way, "payload": 1, "framing": 1, "used": (r, c, way) != (2, 3, "up")}
+        for r, c, way in calls
+    ]
+    (run / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"round": 3, "cli')
+    (found,) = html.gather([tmp_path])["taking_part"]
+    # Client 0 answered in round 1, 1 and 2 were called and never heard of, and 3 came too late.
+    assert found["cells"] == ["10", "02", "20", "03"]
+    assert (found["answered"], found["lost"], found["late"], found["by"]) == (1, 2, 1, [1, 1])
+
+
+def test_neighbours_share_a_cell_of_a_large_heat_map_which_shows_the_highest(tmp_path: Path) -> None:
+    grid = np.zeros((241, 801))
+    grid[240, 800], grid[1, 3] = 3, 2
+    cells, by = html._coarse(grid)
+    assert (by, cells.shape) == ([2, 3], (121, 267))
+    assert (cells[120, 266], cells[0, 1], cells.sum()) == (3, 2, 5)
+
+
+def test_clients_own_accuracies_are_sorted_and_the_worst_tenth_is_averaged(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", DENSE, 0, [line(1)])
+    values = [k / 20 for k in range(20)]  # the worst two of twenty: 0 and 5 %
+    (run / "clients.jsonl").write_text(json.dumps({"round": 1, "accuracy": values[::-1]}) + "\n")
+    (found,) = html.gather([tmp_path])["clients"]
+    assert found["worst_tenth"] == pytest.approx(2.5)
+    assert (found["worst"], found["clients"]) == (0.0, 20)
+    assert (found["mean"], found["median"]) == (pytest.approx(47.5), pytest.approx(47.5))
+    assert found["accuracy"][:3] == [0.0, 5.0, 10.0]
+
+
+def test_layers_that_no_reply_carried_and_recycled_clients_become_heat_maps(tmp_path: Path) -> None:
+    up = {"update/0.weight": 40, "update/2.weight": 8, "*": 2}
+    look = {"field": "update", "sin2": 0.1, "rho": 1.0}
+    lines = [
+        line(1, layer_bytes={"up": up, "down": {"x/0.weight": 50}, "unsent": []}, looks=[]),
+        line(
+            2,
+            layer_bytes={"up": {"update/0.weight": 40, "*": 2}, "down": {}, "unsent": ["update/2.weight"]},
+            looks=[{"client": 3, "layer": "0", "recycled": True, **look}, {"client": 3, "recycled": False, **look}],
+        ),
+    ]
+    made(tmp_path / "a", DENSE, 0, lines)
+    found = html.gather([tmp_path])
+    assert found["layers"] == [
+        {"method": 0, "way": "up", "bytes": {"update/0.weight": 80, "update/2.weight": 8, "*": 4}},
+        {"method": 0, "way": "down", "bytes": {"x/0.weight": 50}},
+    ]
+    assert (found["unsent"][0]["rows"], found["unsent"][0]["cells"]) == (["update/2.weight"], [[0.0, 1.0]])
+    assert found["recycled"][0]["cells"] == [[None, None], [None, None], [None, None], [None, 0.5]]
+    assert not any("--record" in why for why in found["missing"])
+
+
+def test_what_was_not_recorded_is_left_out_with_the_option_that_records_it(tmp_path: Path) -> None:
+    made(tmp_path / "a", "FedAvg(up=LBGM())", 0, [line(1)])
+    found = html.gather([tmp_path])
+    assert not {"layers", "clients", "taking_part", "unsent", "recycled"} & found.keys()
+    said = " ".join(found["missing"])
+    assert all(word in said for word in ("--record bytes", "--holdout", "ledger.jsonl", "--record looks"))
+
+
+def test_one_seed_unfinished_runs_and_different_settings_are_warned_of(tmp_path: Path) -> None:
+    made(tmp_path / "a", DENSE, 0, [line(1), line(2)], dropout=0.0)
+    made(tmp_path / "b", TOPK, 1, [line(1)], done=False, dropout=0.5)
+    said = html.gather([tmp_path])["warnings"]
+    assert said[0].startswith("Every method was trained with one seed: a difference may be chance.")
+    assert "seed 1, has 1 rounds so far and is not finished" in said[1]
+    assert said[2].startswith("Methods have different seeds")
+    assert said[3] == "Runs differ in dropout: 0.0 and 0.5."
+
+
+def test_a_finished_study_of_three_seeds_is_warned_of_nothing(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        made(tmp_path / f"{seed}", DENSE, seed, [line(1, 0.5)])
+    assert html.gather([tmp_path])["warnings"] == []
+
+
+def test_a_page_of_long_runs_stays_below_five_megabytes(tmp_path: Path) -> None:
+    text = "".join(json.dumps(line(n, n / 2000)) + "\n" for n in range(1, 2001))
+    for number in range(10):
+        made(tmp_path / f"{number}", f"FedAvg(up=TopK(0.{number + 1}))", 0, [])
+        (tmp_path / f"{number}" / "rounds.jsonl").write_text(text)
+    found = html.gather([tmp_path])
+    x = found["curves"][0]["accuracy"]["x"]["rounds"]
+    assert (len(x), x[0], x[-1]) == (400, 1.0, 2000.0)
+    assert len(html.page(found)) < 5e6
+
+
+def test_a_folder_without_runs_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no runs in"):
+        html.gather([tmp_path])
+
+
+# -- the file ---------------------------------------------------------------------
+
+
+class Loaded(HTMLParser):
+    """What a page would fetch, and how many scripts it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.places += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+
+
+def test_a_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
+    text = html.write([two_methods(tmp_path / "s")], tmp_path / "out/report.html").read_text()
+    page = Loaded()
+    page.feed(text)
+    assert (page.places, page.scripts) == (["data:,"], 3)
+    assert "default-src 'none'" in text
+    assert "<!--" not in text.partition("<body>")[0]  # every placeholder was filled
+
+
+def test_text_of_a_study_cannot_end_the_script_that_it_lies_in(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    found = html.gather([two_methods(tmp_path)]) | {"title": evil}
+    page = Loaded()
+    page.feed(html.page(found))
+    assert page.scripts == 3
+
+
+def test_the_drawing_library_is_the_published_one() -> None:
+    """``npm pack plotly.js-cartesian-dist-min@4.1.1``, then sha256sum of plotly-cartesian.min.js in it."""
+    packed = (resources.files("thinwire.report") / "page" / html.PLOTLY).read_bytes()
+    assert len(packed) < 1_000_000
+    digest = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+    assert hashlib.sha256(gzip.decompress(packed)).hexdigest() == digest
+
+
+# -- the commands -------------------------------------------------------------------
+
+
+def called(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small study of each kind, with all that can be recorded of the federated one."""
+    pytest.importorskip("sklearn")
+    out = tmp_path_factory.mktemp("trained")
+    words = "--clients 4 --rounds 3 --seeds 0,1 --lr 0.2 --workers 1 --holdout 0.2 --record bytes --dropout 0.3"
+    done = called("run", DENSE, "LUAR(FedAvg(), recycle=1)", *words.split(), "--out", out / "federated")
+    assert done.exit_code == 0, done.output
+    words = "--workers 2 --steps 6 --evaluate-every 2"
+    done = called("ddp-sim", "Hook(Dense())", "DEF(16)", *words.split(), "--out", out / "data-parallel")
+    assert done.exit_code == 0, done.output
+    return {"federated": out / "federated", "data-parallel": out / "data-parallel"}
+
+
+def test_report_writes_a_page_of_a_study_of_every_kind(trained: dict[str, Path]) -> None:
+    for kind, folder in trained.items():
+        done = called("report", folder, "--json")
+        assert done.exit_code == 0, done.output
+        path, said = done.output.splitlines()
+        assert (path, json.loads(said)) == (str(folder / "report.html"), {"file": str(folder / "report.html")})
+        found = html.gather([folder])
+        assert found["setting"][0][0] == "Data", kind
+    federated, parallel = (html.gather([folder]) for folder in trained.values())
+    assert federated["title"] == "digits, 4 clients, 3 rounds"
+    assert dict(federated["setting"])["Own tests"] == "20 % of each client's examples, which it does not train on"
+    assert {"layers", "clients", "taking_part", "unsent"} <= federated.keys()
+    assert parallel["title"] == "digits, 2 workers, 6 steps"
+    assert (list(parallel["axes"]), parallel["missing"]) == (["steps", "bytes_up", "bytes_total"], [])
+    assert [part["name"] for part in parallel["bytes"]] == ["up, in all-reduces", "up, in all-gathers", "down"]
+
+
+def test_report_refuses_a_file_for_what_is_served(trained: dict[str, Path]) -> None:
+    done = called("report", trained["federated"], "--serve", "--out", "x.html")
+    assert isinstance(done.exception, ValueError)
+    assert "--out x.html is not used with --serve" in str(done.exception)
+
+
+def test_table_prints_latex_markdown_and_exact_values(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    latex = called("table", tmp_path, "--latex").output.splitlines()
+    assert latex[:2] == [r"\begin{tabular}{lrrrrrrrrrrr}", r"\toprule"]
+    assert latex[4].startswith(r"\texttt{FedAvg()} & 70.0 \% $\pm$ 14.1 & 70.0 \% & 0.00 & 0.00 & 100.0 \%")
+    assert latex[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    head, first, second = (row.split(",") for row in called("table", tmp_path, "--csv").output.splitlines())
+    assert (first[head.index("bytes_up") - len(head)], second[head.index("bytes_up") - len(head)]) == ("300.0", "30.0")
+    assert called("table", tmp_path, "--markdown").output.startswith("| method | accuracy | best |")
+    assert "70.0 % ± 14.1" in called("table", tmp_path).output
+    both = called("table", tmp_path, "--csv", "--latex")
+    assert str(both.exception) == "--latex and --csv are two formats: leave one out"
+
+
+# -- served -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A folder in which a run goes on, and the port of its report."""
+    run = made(tmp_path / "a", DENSE, 0, [line(1, 0.1)], done=False)
+    with server([tmp_path]) as made_server:
+        thread = threading.Thread(target=made_server.serve_forever, args=(0.02,))
+        thread.start()
+        assert made_server.server_address[0] == "127.0.0.1"
+        yield run, made_server.server_port
+        made_server.shutdown()
+        thread.join()
+
+
+def asked(port: int, path: str, host: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def test_a_served_report_has_new_contents_when_a_round_was_added_and_not_before(served: tuple[Path, int]) -> None:
+    run, port = served
+    assert asked(port, "/")[1].startswith(b"<!doctype html>")
+    first = json.loads(asked(port, "/contents.json")[1])
+    assert first["curves"][0]["accuracy"]["y"] == [10.0]
+    assert asked(port, f"/contents.json?known={first['changed']}") == (204, b"")
+    with open(run / "rounds.jsonl", "a") as file:
+        file.write(json.dumps(line(2, 0.4)) + "\n" + '{"round": 3, "acc')  # the third is being written
+    code, body = asked(port, f"/contents.json?known={first['changed']}")
+    assert code == 200
+    assert json.loads(body)["curves"][0]["accuracy"]["y"] == [10.0, 40.0]
+    assert asked(port, "/run.json")[0] == 404
+
+
+def test_a_served_report_answers_to_this_machine_by_name_alone(served: tuple[Path, int]) -> None:
+    _, port = served
+    assert asked(port, "/", host=f"localhost:{port}")[0] == 200
+    assert asked(port, "/", host=f"report.example:{port}")[0] == 403
+
+
+def test_a_report_that_is_served_before_the_first_round_says_what_is_missing(tmp_path: Path) -> None:
+    with server([tmp_path]) as empty:
+        thread = threading.Thread(target=empty.serve_forever, args=(0.02,))
+        thread.start()
+        code, said = asked(empty.server_port, "/")
+        empty.shutdown()
+        thread.join()
+    assert (code, said.startswith(b"no runs in")) == (503, True)
+    with pytest.raises(RunError, match="does not exist"):
+        server([tmp_path / "nowhere"])
+
+
+# -- in a browser ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium without a screen."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    program, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("there is no chromium with its chromedriver here")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    profile = tmp_path_factory.mktemp("chromium")
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    found.set_script_timeout(60)
+    yield found
+    found.quit()
+
+
+def opened(browser: Any, place: str, width: int = 1280) -> None:
+    """A page, drawn. Fails with what the browser's console says."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(place)
+    wait(browser, "return document.documentElement.dataset.drawn", "yes")
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def wait(browser: Any, script: str, expected: Any) -> None:
+    for _ in range(600):
+        found = browser.execute_script(script)
+        if found == expected:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{script} gave {found!r}, not {expected!r}: {browser.get_log('browser')}")
+
+
+LINES = "return document.querySelector('[data-chart=curve-accuracy]').data.filter(t => t.name).map(t => t.visible)"
+FIRST = "document.querySelector('#table tbody tr .code').textContent"
+
+
+def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained: dict[str, Path]) -> None:
+    for folder in trained.values():
+        html.write([folder], folder / "report.html")
+        opened(browser, (folder / "report.html").as_uri())
+    opened(browser, (trained["federated"] / "report.html").as_uri())
+    wait(browser, LINES, [True, True])
+    browser.execute_script("document.querySelector('.chip').click()")
+    wait(browser, LINES, [False, True])
+    browser.execute_script("document.querySelector('.chip').click()")
+    wait(browser, LINES, [True, True])
+
+    slide = "const s = document.getElementById('target'); s.value = {}; s.dispatchEvent(new Event('input'))"
+    reached = "return document.querySelectorAll('#targets tbody .soft').length"
+    browser.execute_script(slide.format("s.min"))
+    wait(browser, reached, 0)  # every method reaches the lowest
+    browser.execute_script(slide.format("s.max"))
+    wait(browser, reached, 1)  # and the best alone the highest, to a tenth of a percent above it
+
+    assert browser.execute_script(f"return {FIRST}") == "FedAvg()"
+    browser.execute_script(
+        "document.querySelectorAll('#table th button')[3].click()"
+    )  # MB up or own tests, lowest first
+    sort = "return document.querySelector('#table th[aria-sort=ascending] button').textContent"
+    assert browser.execute_script(sort) == "own tests"
+    browser.execute_script("document.querySelectorAll('#table th button')[5].click()")
+    assert browser.execute_script(f"return {FIRST}") == "LUAR(FedAvg(), recycle=1)"
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def test_a_page_does_not_scroll_sideways_and_its_ticks_are_few(browser: Any, trained: dict[str, Path]) -> None:
+    place = html.write([trained["federated"]], trained["federated"] / "report.html").as_uri()
+    for width in (390, 900, 1600):
+        opened(browser, place, width)
+        assert browser.execute_script("return document.documentElement.scrollWidth") == width
+        ticks = browser.execute_script(
+            "return document.querySelector('[data-chart=curve-accuracy]').layout.xaxis.ticktext"
+        )
+        assert 1 <= len(ticks) <= 9
+        assert all(len(text) <= 6 for text in ticks), ticks
+
+
+def test_a_served_page_draws_a_round_that_is_added(browser: Any, served: tuple[Path, int]) -> None:
+    run, port = served
+    opened(browser, f"http://127.0.0.1:{port}/")
+    points = "return document.querySelector('[data-chart=curve-accuracy]').data.filter(t => t.name)[0].y.length"
+    wait(browser, points, 1)
+    with open(run / "rounds.jsonl", "a") as file:
+        file.write(json.dumps(line(2, 0.4)) + "\n")
+    wait(browser, points, 2)

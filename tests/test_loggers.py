@@ -1,0 +1,142 @@
+"""Runs in TensorBoard, Weights & Biases and MLflow: each real library is told the rounds, and asked what it has."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from thinwire.cli import app
+from thinwire.report.loggers import TOOLS, Log
+
+RECORDS = [
+    {"round": 1, "accuracy": 0.25, "train_loss": None, "up_bytes": 100, "looks": [{"client": 1}]},
+    {"round": 2, "accuracy": 0.5, "train_loss": 1.5, "up_bytes": 100},
+]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A study with two runs that are about to be trained."""
+    for name in ("01-a/seed-0", "02-b/seed-0"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        about = {"method": "FedAvg()", "seed": 0, "clients": 4}
+        (tmp_path / "mine" / name / "run.json").write_text(json.dumps(about))
+    return tmp_path / "mine"
+
+
+def test_lines_are_handed_on_as_numbers_one_run_after_another(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Any]()
+
+    class Fake:
+        def __init__(self, folder: Path) -> None:
+            told.append(folder)
+
+        def begin(self, name: str, about: dict[str, Any], first: int) -> None:
+            told.append(("begin", name, about["method"], first))
+
+        def line(self, at: int, values: dict[str, float]) -> None:
+            told.append((at, values))
+
+        def end(self) -> None:
+            told.append("end")
+
+    monkeypatch.setitem(TOOLS, "tensorboard", Fake)  # type: ignore[arg-type]
+    with Log(["tensorboard", "tensorboard"], out) as log:
+        for record in RECORDS:
+            log("01-a/seed-0", record)
+        log("02-b/seed-0", {"step": 7, "accuracy": 1.0, "test_loss": float("inf")})
+    assert told == [
+        out,
+        ("begin", "01-a/seed-0", "FedAvg()", 1),
+        (1, {"accuracy": 0.25, "up_bytes": 100.0}),
+        (2, {"accuracy": 0.5, "train_loss": 1.5, "up_bytes": 100.0}),
+        "end",
+        ("begin", "02-b/seed-0", "FedAvg()", 7),
+        (7, {"accuracy": 1.0}),
+        "end",
+    ]
+
+
+def test_a_tool_that_is_unknown_or_missing_is_said_before_anything_is_written(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="--log tensorbord, did you mean"):
+        Log(["tensorbord"], out)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ImportError, match=r'pip install "thinwire\[tensorboard\]"'):
+        Log(["tensorboard"], out)
+    new = out / "new"
+    done = CliRunner().invoke(app, ["run", "FedAvg()", "--log", "tensorboard", "--out", str(new), "--clients", "4"])
+    assert isinstance(done.exception, ImportError)
+    assert not new.exists()
+
+
+def test_tensorboard_shows_the_rounds_of_a_study(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("sklearn")
+    words = "--clients 4 --rounds 2 --lr 0.2 --workers 1 --log tensorboard --out"
+    done = CliRunner().invoke(app, ["run", "FedAvg()", *words.split(), str(tmp_path / "mine")])
+    assert done.exit_code == 0, done.output
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (run,) = (tmp_path / "mine").glob("*/seed-0")
+    found = EventAccumulator(str(tmp_path / "mine/tensorboard" / run.relative_to(tmp_path / "mine")))
+    found.Reload()
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    for name in ("accuracy", "up_bytes"):
+        shown = [(event.step, event.value) for event in found.Scalars(name)]
+        assert shown == [(line["round"], pytest.approx(line[name], rel=1e-6)) for line in lines]
+    assert [event.step for event in found.Tensors("method/text_summary")] == [1]
+
+
+def test_tensorboard_forgets_rounds_after_the_checkpoint_that_a_run_goes_on_from(out: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for accuracy, rounds in ((0.1, (1, 2, 3)), (0.9, (2, 3))):
+        with Log(["tensorboard"], out) as log:
+            for number in rounds:
+                log("01-a/seed-0", {"round": number, "accuracy": accuracy})
+    found = EventAccumulator(str(out / "tensorboard/01-a/seed-0"))
+    found.Reload()
+    shown = [(event.step, event.value) for event in found.Scalars("accuracy")]
+    assert shown == [(1, pytest.approx(0.1)), (2, pytest.approx(0.9)), (3, pytest.approx(0.9))]
+
+
+def test_mlflow_has_the_rounds_and_goes_on_with_the_run_it_has(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own, of what it imports
+        tracking = pytest.importorskip("mlflow.tracking")
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        for record in RECORDS:  # each in a process of its own, as it were
+            with Log(["mlflow"], out) as log:
+                log("01-a/seed-0", record)
+        client = tracking.MlflowClient((out / "mlruns").as_uri())
+        (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+        history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy")]
+    assert history == [(1, 0.25), (2, 0.5)]
+    assert (run.info.run_name, run.info.status, run.data.params["method"]) == ("01-a/seed-0", "FINISHED", "FedAvg()")
+
+
+@pytest.mark.slow
+def test_wandb_writes_an_offline_run_into_the_study(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wandb = pytest.importorskip("wandb")
+        with Log(["wandb"], out) as log:
+            for record in RECORDS:
+                log("01-a/seed-0", record)
+        wandb.teardown()
+    (run,) = (out / "wandb").glob("offline-run-*/*.wandb")
+    data = run.read_bytes()
+    assert b"FedAvg()" in data
+    assert data.count(b"up_bytes") >= 2  # a line of history a round
