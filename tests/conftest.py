@@ -29,12 +29,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     )
 
 
-# These wait for processes for minutes: they begin first, so that nobody waits for them at the end.
-FIRST = ("test_flower.py", "test_ddp.py", "test_ddp_script.py", "test_distributed.py")
+# Those that take longest begin first, so that nobody waits for them at the end.
+FIRST = [
+    f"test_{name}.py" for name in ("flower", "every_method", "every_link", "ddp", "simulate", "docs", "experiments")
+]
+FIRST += [f"test_{name}.py" for name in ("federation", "cli", "distributed", "schedules", "kernels", "data")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -139,8 +139,6 @@ def _rank(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     except SystemExit as end:  # of a command; the launcher waits for a function that returns
         if end.code:
             raise RuntimeError(f"it ended with {end.code}") from end
-    finally:
-        atexit._run_exitfuncs()
 
 
 def _program(code: str, words: tuple[str, ...]) -> None:

@@ -45,8 +45,9 @@ from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
 
 HERE = Path(__file__).parent
-STEPS = 100  # of the plain setting
-SHORT = 30  # of the others
+STEPS = 50  # of the plain setting
+MORE = {"PowerSGD": 100}  # of this method
+SHORT = 22  # of the others: a scaler meets infinities after 10 and after 20
 PATIENCE = 180  # seconds that a rank waits for the others
 
 METHODS: dict[str, Method] = {
@@ -928,7 +929,7 @@ def two_ranks(found: dict[str, Any]) -> None:
             loop = Loop(method, setting).run(SHORT)
             short = [bits(*loop.model.state_dict().values()), loop.c.ledger.bytes]
             if setting == "plain":
-                loop.run(STEPS - SHORT)
+                loop.run(MORE.get(name, STEPS) - SHORT)
             kept = loop.c.state_dict()
             finite = all(bool(p.isfinite().all()) for p in loop.model.parameters())
             if "residual" in kept:
@@ -1260,13 +1261,13 @@ def test_ranks_are_the_same_to_the_bit_after_many_steps(name, setting, both):
     assert one["finite"]
     # Over a Hook every backward pass sends; at the optimiser a skipped step does not.
     skipped = 2 if setting == "scaler" and not isinstance(METHODS[name], Hook) else 0
-    assert one["steps"] == (100 if setting == "plain" else 30 - skipped)
+    assert one["steps"] == (MORE.get(name, 50) if setting == "plain" else 22 - skipped)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_two_processes_are_two_logical_workers_to_the_bit(name, both):
-    team = trained(METHODS[name], STEPS)
+    team = trained(METHODS[name], MORE.get(name, STEPS))
     assert bits(*layers(judged(team))) == both[0][f"{name}/plain"]["judged"]
 
 
