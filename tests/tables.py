@@ -1546,8 +1546,8 @@ METHODS = [
                 "sent a model of its own"
             ),
             "SoftPull(FedAvg(down=EF21(TopK(0.1))))": (
-                "SoftPull over a method with down=EF21(TopK(0.1)): no model is sent to everyone; give the link to "
-                "SoftPull, personal=EF21(TopK(0.1))"
+                "SoftPull over a method with down=EF21(): no model is sent to everyone; leave down at "
+                "Dense() and give SoftPull a link for single clients, such as personal=EF21(TopK(0.1))"
             ),
             "SoftPull(personal=TopK(0.1))": "personal=TopK(0.1) cannot carry a message to one client:...",
             "LUAR(SoftPull(), recycle=1)": "LUAR needs a reply with an update of the model;...has none",
@@ -1556,7 +1556,7 @@ METHODS = [
         payload={
             # 3640 bytes of a model and 12; down the empty broadcast, of 3 bytes, too
             "SoftPull()": (3652, 3655),
-            "SoftPull(personal=Half())": (3652, 1861),
+            "SoftPull(personal=Half())": (3652, 1845),
         },
     ),
     Method(
@@ -1586,6 +1586,10 @@ METHODS = [
             "FedSMExtra(start=0)": "FedSMExtra(start=0): start must be at least 1",
             "FedSMExtra(gamma=0.5)": ("FedSMExtra(gamma=0.5): the selector has an output for the global model itself"),
             "FedSMExtra(form='epoch')": "FedSMExtra(form='epoch'): its selector takes a step a mini-batch",
+            "LUAR(FedSMExtra(), recycle=1)": (
+                "LUAR over FedSMExtra: its server keeps models that stand still while the selector is trained, which a "
+                "layer that is recycled and not sent would put out of step"
+            ),
         },
     ),
     Method("Ensemble", trained=("Ensemble(lam=0.6, start=4, personal=EF21(TopK(0.3)))",)),

@@ -136,7 +136,7 @@ def small() -> nn.Module:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[tw.Result, Path]:
     folder = tmp_path_factory.mktemp("fedsm")
-    method = FedSM(LocalSGD(0.2, batch=8), lam=0.9, selecting=LocalAdam(0.1), selector="linear")
+    method = FedSM(LocalSGD(0.2, batch=8), lam=0.9, selecting=LocalAdam(0.1), form="epoch", selector="linear")
     return tw.simulate(method, small, sites(), 8, workers=1, plan="each", out=folder), folder
 
 

@@ -330,6 +330,7 @@ class FedSMExtra(FedSM):
 
     paper = THESIS
     late = False  # replies of the models' rounds have other layers than those of the selector's
+    remembers = "models that stand still while the selector is trained"
 
     start: int = 100
 

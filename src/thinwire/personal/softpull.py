@@ -138,11 +138,6 @@ class SoftPull(Around):
             raise CombinationError(
                 f"SoftPull over {type(inner).__name__}: its clients have models of their own already"
             )
-        if inner.down != Dense():
-            raise CombinationError(
-                f"SoftPull over a method with down={inner.down!r}: no model is sent to everyone; give the link to "
-                f"SoftPull, personal={inner.down!r}"
-            )
         while type(inner).see is Around.see:
             assert isinstance(inner, Around)
             inner = inner.inner
@@ -150,6 +145,11 @@ class SoftPull(Around):
             raise CombinationError(
                 f"SoftPull over {type(inner).__name__}: its clients make their view of every broadcast they have "
                 f"heard, and here each is sent a model of its own"
+            )
+        if self.inner.down != Dense():
+            raise CombinationError(
+                f"SoftPull over a method with down={self.inner.down!r}: no model is sent to everyone; leave down at "
+                f"Dense() and give SoftPull a link for single clients, such as personal=EF21(TopK(0.1))"
             )
 
     @property
