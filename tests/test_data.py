@@ -87,8 +87,12 @@ def test_every_set_has_what_a_data_set_promises(name: str, data_dir: Path) -> No
     assert found.name.removesuffix("_subset").removesuffix("_jpeg") == name
     for inputs, targets in ((found.inputs, found.targets), (found.test_inputs, found.test_targets)):
         assert 0 < len(inputs) == len(targets)
-        assert targets.dtype == torch.int64
-        assert 0 <= int(targets.min()) <= int(targets.max()) < found.num_classes
+        if targets.dtype == torch.uint8:  # masks
+            assert targets.shape == (len(inputs), *inputs.shape[2:])
+            assert set(targets.unique().tolist()) <= {*range(found.num_classes), 255}
+        else:
+            assert targets.dtype == torch.int64
+            assert 0 <= int(targets.min()) <= int(targets.max()) < found.num_classes
         if found.vocabulary is None:  # pictures
             assert inputs.ndim == 4
             assert inputs.shape[1:] == found.inputs.shape[1:]
@@ -105,6 +109,10 @@ def test_every_set_has_what_a_data_set_promises(name: str, data_dir: Path) -> No
     if found.groups is not None:
         assert found.groups.shape == found.targets.shape[:1]
         assert found.groups.unique().tolist() == list(range(int(found.groups.max()) + 1))
+    if found.test_groups is not None:
+        assert found.groups is not None
+        assert found.test_groups.shape == found.test_targets.shape[:1]
+        assert found.test_groups.unique().tolist() == found.groups.unique().tolist()
 
 
 def test_an_unknown_set_is_answered_with_the_nearest_name() -> None:
