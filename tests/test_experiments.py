@@ -203,6 +203,21 @@ def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     assert "left out: FedSM has no line of 1 rounds at 16 pixels" in drawn
     assert (tmp_path / "drawn/segmentations.png").read_bytes().startswith(b"\x89PNG")
 
+def test_what_a_look_shows_has_its_commands_and_what_made_it(tmp_path: Path) -> None:
+    run("analysis/look.py", "--tiny", "--jobs", "look_back,feedback", "--into", tmp_path, "--figures", tmp_path / "png")
+    back, owed = written(tmp_path / "look_digits.jsonl")
+    assert [len(line["shown"]) for line in (back, owed)] == [2, 2]
+    assert len(back["recycling"]) == 3
+    assert [line["step"] for line in owed["steps"]] == [10, 20]
+    assert sorted(path.name for path in (tmp_path / "png").iterdir()) == ["feedback.png", "look_back.png"]
+
+
+def test_the_memory_of_a_look_is_measured(tmp_path: Path) -> None:
+    run("analysis/memory.py", "--epochs", "2", "--into", tmp_path)
+    (line,) = written(tmp_path / "memory.jsonl")
+    assert (line["parameters"], line["bytes_on_disk"], line["tiny"]) == (272_762, 8 * 272_762, True)
+    assert line["peak_mb"] >= line["peak_mb_before"] > 0
+
 
 def test_every_method_and_link_is_a_row(tmp_path: Path) -> None:
     run("everything/digits.py", "--rounds", 1, "--only", "FedGen", "--only", "Budget", "--into", tmp_path)
