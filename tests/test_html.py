@@ -410,6 +410,10 @@ def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained
     browser.execute_script("document.querySelector('.chip').click()")
     wait(browser, LINES, [True, True])
 
+    for shown in ([True, False], [True, True]):  # a double click: this one alone, and all again
+        browser.execute_script("for (const _ of [1, 2]) document.querySelector('.chip').click()")
+        wait(browser, LINES, shown)
+
     slide = "const s = document.getElementById('target'); s.value = {}; s.dispatchEvent(new Event('input'))"
     reached = "return document.querySelectorAll('#targets tbody .soft').length"
     browser.execute_script(slide.format("s.min"))

@@ -42,7 +42,11 @@ POLICY = (
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
-    """The page of all runs below ``folders``, as a file. Raises :class:`RunError` where there is none to read."""
+    """The page of all runs below ``folders``, as a file; of a folder ``out`` its ``report.html``.
+
+    Raises :class:`RunError` where there is no run to read.
+    """
+    out = out / "report.html" if out.is_dir() else out
     write_atomic(out, page(gather(folders)).encode())
     return out
 
@@ -83,7 +87,7 @@ def gather(folders: Sequence[Path]) -> Record:
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": code_version(),
         "unit": unit,
-        "setting": [list(pair) for pair in setting(found, study)],
+        "setting": [list(pair) for pair in setting(found, study, folders)],
         "warnings": warnings(found),
         "methods": [{"label": arm.label, "expression": arm.expression} for arm in found],
         "table": _table(rows),
@@ -115,9 +119,14 @@ def _wanted(name: str, found: Sequence[Arm]) -> bool:
 
 
 def _study(folders: Sequence[Path]) -> Record:
-    """What the first folder that holds a study, or lies in one, says of it. Empty where none does."""
-    places = [place for folder in folders for place in (folder, *folder.resolve().parents[:2])]
-    return next((read(place / "study.json") for place in places if (place / "study.json").exists()), {})
+    """What the first folder that holds a study, or is a part of one, says of it. Empty where none does."""
+    for folder in map(Path.resolve, folders):
+        for place in (folder, *folder.parents[:2]):
+            if (place / "study.json").exists():
+                study = read(place / "study.json")
+                if place == folder or folder.relative_to(place).parts[0] in study.get("folders", ()):
+                    return study
+    return {}
 
 
 def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
@@ -130,7 +139,7 @@ def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
     return f"{data}, {about['clients']} clients, {rounds} rounds" if "clients" in about else f"{data}, {rounds} rounds"
 
 
-def setting(found: Sequence[Arm], study: Record) -> list[tuple[str, str]]:
+def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> list[tuple[str, str]]:
     """What was trained and how, in words: pairs of a name and what is said of it."""
     runs = [run for arm in found for run in arm.runs]
     about = runs[0].about
@@ -157,7 +166,7 @@ def setting(found: Sequence[Arm], study: Record) -> list[tuple[str, str]]:
         *(_of_rounds(about, study) if found[0].unit == "round" else _of_steps(about)),
         ("Local training", _shared_trainer(found)),
         ("Seeds", ", ".join(map(str, sorted({run.seed for run in runs})))),
-        ("Folders", ", ".join(sorted({str(run.path.parent.parent) for run in runs}))),
+        ("Folders", ", ".join(map(str, folders))),
         ("Made with", "; ".join(dict.fromkeys(str(v) for run in runs for v in run.about.get("versions", ())))),
     ]
     return [(name, text) for name, text in said if text]

@@ -14,6 +14,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,10 +46,8 @@ class TensorBoard(Tool):
     """Event files in ``tensorboard/`` of the study, a folder a run: ``tensorboard --logdir runs/mine``."""
 
     def __init__(self, out: Path) -> None:
-        import tensorboard  # noqa: F401  torch's own message does not say what to install
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.out, self.writer = out / "tensorboard", SummaryWriter
+        import_module("tensorboard")  # torch's own message does not say what to install
+        self.out, self.writer = out / "tensorboard", import_module("torch.utils.tensorboard").SummaryWriter
 
     def begin(self, name: str, about: Record, first: int) -> None:
         # What was written beyond the checkpoint that a run goes on from is not to be shown.
@@ -68,9 +67,7 @@ class Wandb(Tool):
     """A run of Weights & Biases each, in the project "thinwire"; offline ones lie in ``wandb/`` of the study."""
 
     def __init__(self, out: Path) -> None:
-        import wandb
-
-        self.out, self.wandb = out, wandb
+        self.out, self.wandb = out, import_module("wandb")
         self.mode = os.environ.get("WANDB_MODE", "offline")
 
     def begin(self, name: str, about: Record, first: int) -> None:
@@ -80,7 +77,7 @@ class Wandb(Tool):
             dir=str(self.out),
             group=self.out.resolve().name,
             name=name,
-            id=hashlib.sha256(str(self.out.resolve() / name).encode()).hexdigest()[:16],
+            id=identity(self.out / name),
             config=about,
             mode=self.mode,
             **online,
@@ -90,16 +87,15 @@ class Wandb(Tool):
         self.run.log(values, step=at)
 
     def end(self) -> None:
-        self.run.finish(quiet=True)
+        self.run.finish()
 
 
 class MLflow(Tool):
     """A run of MLflow each, in an experiment named as the study's folder; they lie in ``mlruns/`` of the study."""
 
     def __init__(self, out: Path) -> None:
-        from mlflow.tracking import MlflowClient
-
-        self.out, self.made = out.resolve(), MlflowClient
+        self.out, self.made = out.resolve(), import_module("mlflow.tracking").MlflowClient
+        self.metric = import_module("mlflow.entities").Metric
 
     def begin(self, name: str, about: Record, first: int) -> None:
         where = os.environ.get("MLFLOW_TRACKING_URI")
@@ -109,22 +105,24 @@ class MLflow(Tool):
         self.client = client = self.made(where)
         known = client.get_experiment_by_name(self.out.name)
         number = known.experiment_id if known is not None else client.create_experiment(self.out.name)
-        tags = {"thinwire.study": str(self.out), "thinwire.run": name}
-        asked = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        found = client.search_runs([number], asked)
+        tags = {"thinwire": identity(self.out / name)}
+        found = client.search_runs([number], f"tags.thinwire = '{tags['thinwire']}'")
         self.run = found[0].info.run_id if found else client.create_run(number, run_name=name, tags=tags).info.run_id
         if not found:
             for key, value in about.items():
                 client.log_param(self.run, key, str(value)[:500])
 
     def line(self, at: int, values: dict[str, float]) -> None:
-        from mlflow.entities import Metric
-
         now = int(1000 * time.time())
-        self.client.log_batch(self.run, [Metric(name, value, now, at) for name, value in values.items()])
+        self.client.log_batch(self.run, [self.metric(name, value, now, at) for name, value in values.items()])
 
     def end(self) -> None:
         self.client.set_terminated(self.run)
+
+
+def identity(folder: Path) -> str:
+    """What a run is found by when it goes on: a name made of where it lies."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
 
 
 TOOLS: dict[str, type[Tool]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}

@@ -64,7 +64,10 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: a page asks every two seconds."""
 
-    made = ThreadingHTTPServer((HERE, port), Handler)
+    try:
+        made = ThreadingHTTPServer((HERE, port), Handler)
+    except OSError as error:
+        raise OSError(error.errno, f"--port {port}: {error.strerror}; name another, or 0 for any free one") from error
     made.daemon_threads = True
     return made
 

@@ -2,7 +2,7 @@
 // Draws the contents of a study (report/html.py says what is in them) into the page.
 
 let data = JSON.parse(document.getElementById("contents").textContent);
-const state = { hidden: new Set(), axis: null, logX: null, logY: false, target: null, sort: null, picked: {} };
+const state = { hidden: new Set(), axis: null, logX: null, logY: false, target: null, sort: null, picked: {}, clicked: [null, 0], alone: null };
 const page = document.getElementById("page");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let printing = false;
@@ -129,7 +129,7 @@ function layout(more) {
 }
 
 const see = (hex, opacity) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${opacity})`;
-const folded = (text) => text.replace(/[<&]/g, (c) => ({ "<": "&lt;", "&": "&amp;" })[c]).replace(/(.{44})/g, "$1<br>");
+const folded = (text) => (text.match(/.{1,44}/g) || []).map((part) => part.replace(/&/g, "&amp;").replace(/</g, "&lt;")).join("<br>");
 const plot = (div, traces, more, options = {}) => Plotly.react(div, traces, layout(more), { ...OPTIONS, displayModeBar: narrow() ? false : "hover", ...options });
 
 /** Lines with their bands; `get` gives x, y, low, high of a method, or nothing. */
@@ -201,10 +201,15 @@ function legend() {
   const chip = (method, i) => make("button", {
     class: "chip", type: "button", "aria-pressed": String(!state.hidden.has(i)),
     title: "Show or hide this method. Double click: this one alone.",
-    onclick: () => { state.hidden.has(i) ? state.hidden.delete(i) : state.hidden.add(i); redraw(); },
-    ondblclick: () => {
-      const others = data.methods.map((_, k) => k).filter((k) => k !== i);
-      state.hidden = new Set(others.every((k) => state.hidden.has(k)) ? [] : others);
+    onclick: () => {
+      // Two clicks on one name: the page was made anew between them, so that no double click is heard.
+      const [last, at] = state.clicked;
+      const twice = last === i && Date.now() - at < 400;
+      state.clicked = twice ? [null, 0] : [i, Date.now()];
+      if (twice) state.hidden = state.alone === i ? new Set() : new Set(data.methods.map((_, k) => k).filter((k) => k !== i));
+      else if (state.hidden.has(i)) state.hidden.delete(i);
+      else state.hidden.add(i);
+      if (twice) state.alone = state.hidden.size ? i : null;
       redraw();
     },
   }, swatch(i), code(method.label));
