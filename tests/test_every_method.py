@@ -138,10 +138,15 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
+@functools.cache
+def loaded(path: Path) -> Any:
+    return pickle.loads(path.read_bytes())
+
+
 @pytest.fixture
 def straight(expression: str, made: Path) -> Straight:
     """What was seen of an expression's run. Raises what its training raised."""
-    found = pickle.loads((made / f"{TRAINED.index(expression)}.pickle").read_bytes())
+    found = loaded(made / f"{TRAINED.index(expression)}.pickle")
     if isinstance(found, Exception):
         raise found
     return Straight(*found)

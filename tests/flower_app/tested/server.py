@@ -25,5 +25,6 @@ def main(grid: Grid, context: Context) -> None:
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, file=file)
 
     (out / "pid").write_text(str(os.getpid()))
+    clients, rounds = int(config["clients"]), int(config["rounds"])
     options = {"deadline": float(config["deadline"]), "seed": SEED, "test": tasks()[0], "poll": 1.0, "on_round": peak}
-    flower.serve(grid, method(str(config["method"])), model, 3, int(config["rounds"]), out=out, **options)
+    flower.serve(grid, method(str(config["method"])), model, clients, rounds, out=out, **options)
