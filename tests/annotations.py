@@ -45,6 +45,7 @@ def checked(of: Any = None, *, typechecker: Any) -> Any:
             check = checked_at_every_call(of, typechecker=typechecker)
         return check(*arguments, **named)
 
+    call.__code__ = call.__code__.replace(co_filename="<annotations>")  # a file would be taken for a user's own
     return call
 
 

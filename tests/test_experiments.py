@@ -203,6 +203,7 @@ def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     assert "left out: FedSM has no line of 1 rounds at 16 pixels" in drawn
     assert (tmp_path / "drawn/segmentations.png").read_bytes().startswith(b"\x89PNG")
 
+
 def test_what_a_look_shows_has_its_commands_and_what_made_it(tmp_path: Path) -> None:
     run("analysis/look.py", "--tiny", "--jobs", "look_back,feedback", "--into", tmp_path, "--figures", tmp_path / "png")
     back, owed = written(tmp_path / "look_digits.jsonl")
