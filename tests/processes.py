@@ -24,7 +24,7 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     ["pytest", "hypothesis", "thinwire.cli", "thinwire.public", "thinwire.report.plots", "sklearn.datasets"]
 )
-LONG = 900  # seconds that a test waits at most; a machine may have other work
+LONG = 3000  # seconds that a test waits at most; a machine may have other work
 
 
 class Process:
