@@ -160,6 +160,14 @@ def test_the_personal_model_of_the_tutorial_is_evaluated_where_it_lies(tmp_path,
     assert result.rounds[-1]["client_loss"] < 2.3  # ln 10: knowing nothing
 
 
+def test_the_server_of_the_tutorial_that_writes_to_single_clients_is_fedavgs(tmp_path, monkeypatch):
+    problem, local = standard("digits", clients=3, seed=0), tw.LocalSGD(0.1, steps=3)
+    noted = tutorial("Noted", tmp_path, monkeypatch)(local)
+    found = [tw.simulate(m, problem.model, problem.tasks, rounds=2) for m in (noted, tw.FedAvg(local))]
+    assert torch.equal(*(result.params.flat for result in found))
+    assert found[0].bytes_down > found[1].bytes_down
+
+
 def test_the_wrapper_of_the_tutorial_is_fedprox_around_fedavg(tmp_path, monkeypatch):
     problem, local = standard("digits", clients=3, seed=0), tw.LocalSGD(0.1)
     pulled = tutorial("Pulled", tmp_path, monkeypatch)(tw.FedAvg(local), mu=0.3)

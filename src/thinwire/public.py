@@ -2,7 +2,7 @@
 
 from . import algorithms, errors, links, local, optimizers, params, personal, run, schedules, task, wire
 from .algorithms import *
-from .compare.trained import load
+from .compare.loaded import load
 from .config import complete
 from .expression import parse
 from .key import Key

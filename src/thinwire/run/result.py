@@ -23,7 +23,7 @@ Record = dict[str, Any]
 RATES = (1, 10, 100)  # Mbit/s of the tables
 
 
-class Trained(ABC):
+class Predictor(ABC):
     """What was trained, ready to predict: modules on the CPU, in evaluation mode."""
 
     algorithm: Algorithm
@@ -71,7 +71,7 @@ class Trained(ABC):
 
 
 @dataclass
-class Result(Trained):
+class Result(Predictor):
     """The records of every round, the ledger, the final model."""
 
     algorithm: Algorithm

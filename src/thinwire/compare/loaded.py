@@ -13,13 +13,13 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..errors import RunError, require
 from ..expression import parse
-from ..run.result import Trained
+from ..run.result import Predictor
 from ..train.one import made
 from .study import Study
 
 
 @dataclass
-class Loaded(Trained):
+class Loaded(Predictor):
     """What :func:`load` gives: of a :class:`Result` what predicts."""
 
     algorithm: Algorithm
