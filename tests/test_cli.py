@@ -14,6 +14,7 @@ import torch
 import processes
 import thinwire as tw
 from thinwire.cli import main
+from thinwire.compare import Federated
 from thinwire.data import DataSet
 from thinwire.data.sets import LOADERS
 
@@ -422,8 +423,6 @@ def test_help_and_version_do_not_wait_for_torch():
 import sys
 sys.argv = ["thinwire", sys.argv[1]]
 from thinwire.cli import main
-from thinwire.data import DataSet
-from thinwire.data.sets import LOADERS
 try:
     main()
 finally:
@@ -649,9 +648,9 @@ def test_hospitals_have_their_dice_in_table_progress_json_and_folder(thinwire, t
     assert "the dice on each one's own" in page
     summary = json.loads((out / "01-FedAvg/seed-0/summary.json").read_text())
     assert (summary["dice"], summary["client_dice"]) == (last["dice"], row["client_dice"])
-    code, shown, error = thinwire("run", "FedAvg()", *words, "--unseen", "1", "--out", str(tmp_path / "unseen"))
-    assert code == 0, error
-    assert len(json.loads(shown.splitlines()[-1])["rows"][0]["by_client"]) == 1
+    problem = Federated(Federated.resolved(["FedAvg()"]), data="retina", unseen=1).problem(0)
+    assert [task.indices.tolist() for task in problem.tasks] == [[0, 1, 2]]
+    assert problem.test.indices.tolist() == [1, 3]
     code, _, error = thinwire("run", "FedAvg()", *words, "--unseen", "2", "--out", str(tmp_path / "none"))
     assert (code, error) == (2, "error: unseen=2: retina has the sites 0 to 1\n")
 
