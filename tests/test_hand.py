@@ -245,21 +245,21 @@ def test_lbgm_says_by_what_it_decides() -> None:
     link = LBGM(threshold=0.1)
     x = tw.Params.of([("a", torch.tensor([3.0, 4.0]))])
     tx, _ = link.open(x)
-    assert link.look(x, tx, Key(0)) == {"a": (None, None, False)}
+    assert link.look(x, tx, Key(0)) == {"a": (None, None, False, 5.0)}
     _, _, tx = link.send(x, tx, Key(0))
     y = tw.Params.of([("a", torch.tensor([4.0, 3.0]))])
-    assert link.look(y, tx, Key(0))["a"] == (pytest.approx(49 / 625), pytest.approx(24 / 25), True)
+    assert link.look(y, tx, Key(0))["a"] == (pytest.approx(49 / 625), pytest.approx(24 / 25), True, 5.0)
     assert not LBGM(threshold=0.05).look(y, tx, Key(0))["a"].recycled
 
 
 def test_every_layer_is_looked_at_by_name_through_links_around() -> None:
     x = tw.Params.of([("a", torch.tensor([3.0, 4.0])), ("b", torch.tensor([1.0]))])
     y = tw.Params.of([("a", torch.tensor([4.0, 3.0])), ("b", torch.tensor([-2.0]))])
-    a = (pytest.approx(49 / 625), pytest.approx(24 / 25), True)
+    a = (pytest.approx(49 / 625), pytest.approx(24 / 25), True, 5.0)
     for link, b in (
-        (tw.Entropy(Layerwise(LBGM(threshold=0.1))), {"b": (0.0, -2.0, True)}),
+        (tw.Entropy(Layerwise(LBGM(threshold=0.1))), {"b": (0.0, -2.0, True, 2.0)}),
         (tw.Partition({"b": tw.Dense(), "*": LBGM(threshold=0.1)}), {}),
-        (tw.ErrorFeedback(Layerwise(LBGM(threshold=0.1))), {"b": (0.0, -2.0, True)}),
+        (tw.ErrorFeedback(Layerwise(LBGM(threshold=0.1))), {"b": (0.0, -2.0, True, 2.0)}),
     ):
         _, _, tx = link.send(x, link.open(x)[0], Key(0))
         assert link.look(y, tx, Key(0)) == {"a": a, **b}
