@@ -18,7 +18,10 @@ from thinwire.key import Key
 from thinwire.local import Local, Trained
 from thinwire.params import Params
 from thinwire.run.changes import kept
+from thinwire.run.client import ClientState, Reply
+from thinwire.run.ranks import _packed, _unpacked
 from thinwire.task import Task
+from thinwire.wire import dumps, loads
 
 
 def tasks(*sizes: int) -> list[Supervised]:
@@ -107,6 +110,14 @@ def test_layers_that_were_recycled_are_recorded_as_not_sent(tmp_path: Path) -> N
 def test_a_projected_round_leaves_out_the_whole_field_and_recycles_nothing(tmp_path: Path) -> None:
     method = tw.FLSS(tw.FedAvg(tw.LocalSGD(0.1, batch=5)), rank=1, start=1, every=None)
     assert [line["unsent"] for line in ran(method, tmp_path, 2, record="layers")] == [[], []]
+
+
+def test_what_training_did_comes_through_between_ranks() -> None:
+    found = {"change": torch.tensor([1.0, -2.0]), "weights": [0.5], "steps": 3, "rates": 0.3, "unsent": ["b"]}
+    reply = Reply(b"blob", 4, 0.5, 3, 1.0, 0.1, [], found, ClientState(None, [None], None))
+    again = _unpacked(loads(dumps(_packed(reply)), max_values=None, finite=False), reply.next)
+    assert torch.equal(again.noted.pop("change"), found.pop("change"))
+    assert (again.noted, again.blob, again.next) == (found, b"blob", reply.next)
 
 
 def test_gradients_without_a_folder_are_refused() -> None:

@@ -68,7 +68,7 @@ def test_a_picture_is_found_from_its_gradient(label: int | None) -> None:
     module, x = small(), pictures().inputs[:1]
     loss = nn.functional.cross_entropy(module(x), torch.tensor([1]))
     gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
-    found = invert(module, gradient, (1, 6, 6), 3, label, tries=2)
+    found = invert(module, gradient, (1, 6, 6), 3, label, iterations=150, tries=1)
     assert found.label == 1
     assert psnr(x[0], found.inputs[0]) > 30
     assert found.match < 1e-6
@@ -84,7 +84,7 @@ def test_dense_updates_give_the_picture_away() -> None:
 
 
 def test_a_random_subspace_that_everyone_knows_is_no_privacy() -> None:
-    found = leaked(tw.Intrinsic(120, local=SGD))
+    found = leaked(tw.Intrinsic(120, local=SGD), iterations=70)
     assert found.compared == "through the link"
     assert found.psnr > 30
 

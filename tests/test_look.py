@@ -46,30 +46,29 @@ def found(out: str) -> dict:
     return answer
 
 
-def test_gradients_of_a_study_are_looked_at_run_by_run(thinwire: Look, study: Path, tmp_path: Path) -> None:
-    code, out, _ = thinwire("look", "gradients", str(study), "--out", str(tmp_path), "--json")
+def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study: Path, tmp_path: Path) -> None:
+    run = next(study.glob("01-*/seed-0"))
+    code, out, _ = thinwire("look", "gradients", str(run), "--out", str(tmp_path), "--json")
     assert code == 0
     answer = found(out)
-    first, second = answer["runs"].values()
-    assert {"layers", "progression", "steps", "recycling"} == first.keys()
-    assert "recycling" not in second
-    assert [layer["layer"] for layer in first["layers"]] == ["*", "1.weight", "1.bias", "3.weight", "3.bias"]
-    assert first["progression"][-1][0] == 4
-    shared = {"bounds.png", "components.png", "cosines.png", "overlap.png"}
-    drawn = [sorted(path.name for path in folder.iterdir()) for folder in sorted(tmp_path.glob("*/seed-0"))]
-    assert drawn == [sorted({*shared, "look_back.png"}), sorted(shared)]
+    (seen,) = answer["runs"].values()
+    assert {"layers", "progression", "steps", "recycling"} == seen.keys()
+    assert [layer["layer"] for layer in seen["layers"]] == ["*", "1.weight", "1.bias", "3.weight", "3.bias"]
+    assert seen["progression"][-1][0] == 4
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert drawn == ["bounds.png", "components.png", "cosines.png", "look_back.png", "overlap.png"]
     assert "look-back tests:" in out
     assert "Equation 45: smoothness of at least" in out
 
 
-def test_layers_of_a_run_are_drawn_into_its_own_folder(thinwire: Look, study: Path) -> None:
-    run = next(study.glob("02-*/seed-0"))
-    code, out, _ = thinwire("look", "layers", str(run), "--json")
+def test_layers_of_a_study_are_drawn_into_the_folders_of_its_runs(thinwire: Look, study: Path) -> None:
+    code, out, _ = thinwire("look", "layers", str(study), "--json")
     assert code == 0
     answer = found(out)
-    assert answer["files"] == [str(run / "look/layers.png")]
-    kappa = answer["runs"]["."]["kappa"]
-    assert [len(line["unsent"]) for line in kappa] == [0, 1, 1, 1]
+    runs = sorted(study.glob("*/seed-0"))
+    assert answer["files"] == [str(run / "look/layers.png") for run in runs]
+    kappas = [answer["runs"][str(run.relative_to(study))]["kappa"] for run in runs]
+    assert [[len(line["unsent"]) for line in kappa] for kappa in kappas] == [[0, 0, 0, 0], [0, 1, 1, 1]]
     assert "kappa: mean" in out
 
 
