@@ -387,7 +387,8 @@ def opened(browser: Any, place: str, width: int = 1280) -> None:
 
 
 def wait(browser: Any, script: str, expected: Any) -> None:
-    for _ in range(600):
+    began, found = time.monotonic(), None
+    while time.monotonic() - began < PATIENCE:
         found = browser.execute_script(script)
         if found == expected:
             return
@@ -395,6 +396,7 @@ def wait(browser: Any, script: str, expected: Any) -> None:
     raise AssertionError(f"{script} gave {found!r}, not {expected!r}: {browser.get_log('browser')}")
 
 
+PATIENCE = 120  # seconds: a browser on a busy machine is slow
 LINES = "return document.querySelector('[data-chart=curve-accuracy]').data.filter(t => t.name).map(t => t.visible)"
 FIRST = "document.querySelector('#table tbody tr .code').textContent"
 
@@ -419,7 +421,10 @@ def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained
     browser.execute_script(slide.format("s.min"))
     wait(browser, reached, 0)  # every method reaches the lowest
     browser.execute_script(slide.format("s.max"))
-    wait(browser, reached, 1)  # and the best alone the highest, to a tenth of a percent above it
+    best = [
+        max(x for seed in seeds for x in seed["accuracy"]) for seeds in html.gather([trained["federated"]])["targets"]
+    ]
+    wait(browser, reached, sum(one < int(10 * max(best)) / 10 for one in best))  # the best reaches the highest
 
     assert browser.execute_script(f"return {FIRST}") == "FedAvg()"
     browser.execute_script(
@@ -436,7 +441,8 @@ def test_a_page_does_not_scroll_sideways_and_its_ticks_are_few(browser: Any, tra
     place = html.write([trained["federated"]], trained["federated"] / "report.html").as_uri()
     for width in (390, 900, 1600):
         opened(browser, place, width)
-        assert browser.execute_script("return document.documentElement.scrollWidth") == width
+        wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.execute_script(wide) == 0
         ticks = browser.execute_script(
             "return document.querySelector('[data-chart=curve-accuracy]').layout.xaxis.ticktext"
         )

@@ -276,7 +276,8 @@ function targets() {
   const all = data.targets.flat().flatMap((seed) => seed.accuracy);
   if (!all.length) return null;
   const best = data.targets.map((seeds) => Math.max(0, ...seeds.flatMap((seed) => seed.accuracy)));
-  const [low, high] = [Math.floor(Math.min(...all)), Math.ceil(Math.max(...best) * 10) / 10];
+  const low = Math.floor(Math.min(...all));
+  const high = Math.max(low, Math.floor(Math.max(...best) * 10) / 10); // which somebody reaches
   if (state.target === null) { // so high that half of the methods reach it
     state.target = Math.max(low, Math.floor(best.slice().sort((a, b) => b - a)[Math.floor((best.length - 1) / 2)] - 0.5));
   }
