@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire.config import complete
 from thinwire.errors import CombinationError, NonFinite
+from thinwire.expression import parse, vocabulary
 from thinwire.pipeline import (
     AQSGD,
     BPK,
@@ -34,11 +35,12 @@ from thinwire.pipeline import (
     PipeDream2BW,
     Schedule,
     Simulation,
+    law,
     pipeline,
     simulate_pipeline,
     split,
 )
-from thinwire.pipeline.schedule import Op
+from thinwire.pipeline.schedule import SCHEDULES
 from thinwire.pipeline.split import balanced
 
 BATCHES = 9
@@ -283,32 +285,29 @@ def test_a_look_at_the_model_changes_nothing():
     assert torch.equal(bits(model), bits(whole))
 
 
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "NAdam"])
-def test_rates_by_part_and_clipping_are_those_of_each_part(name):
-    make = {
-        "SGD": lambda p: torch.optim.SGD(p, 0.1),
-        "AdamW": lambda p: torch.optim.AdamW(p, 0.01),
-        "NAdam": lambda p: torch.optim.NAdam(p, 0.01, betas=(0.99, 0.999)),
-    }[name]
-    start = bits(net())
-    still, _, _ = piped(BPK(), 2, optimizer=make, rate=lambda batch, part: float(part))
-    names = dict(net().named_parameters())
-    at, first = 0, {id(p) for p in cut(net(), 2)[0].parameters()}
-    del names, at, first
-    lower = [n for n, _ in cut(net(), 2)[0].named_parameters()]
-    moved = {n: not torch.equal(p, dict(net().named_parameters())[n]) for n, p in still.named_parameters()}
-    assert all(moved[n] == (n not in lower) for n in moved)
-    assert not torch.equal(bits(still), start)
-    if name == "SGD":
-        model = net()
-        training = Simulation(cut(model, 2), make, BPK(), clip=1e-3)
-        training.step(*data()[0])
-        for part in cut(net(), 2), cut(model, 2):
-            assert len(part) == 2
-        for before, after in zip(cut(net(), 2), cut(model, 2), strict=True):
-            pairs = zip(before.parameters(), after.parameters(), strict=True)
-            step = torch.cat([(a - b).reshape(-1) for a, b in pairs])
-            assert float(step.norm()) == pytest.approx(1e-4, rel=1e-2)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1),
+        lambda p: torch.optim.AdamW(p, 0.01),
+        lambda p: torch.optim.NAdam(p, 0.01, betas=(0.99, 0.999)),
+    ],
+)
+def test_a_factor_of_the_rate_by_part_leaves_a_part_where_it_is(make):
+    start, model = dict(net(norm=False).named_parameters()), net(norm=False)
+    simulate_pipeline(cut(model, 2), make, BPK(), data(), rate=lambda batch, part: float(part))
+    lower = {name for name, _ in cut(model, 2)[0].named_parameters()}
+    assert {name for name, p in model.named_parameters() if torch.equal(p, start[name])} == lower
+
+
+def test_gradients_are_clipped_part_by_part():
+    model = net()
+    Simulation(cut(model, 2), lambda p: torch.optim.SGD(p, 0.1), BPK(), clip=1e-3).step(*data()[0])
+    for before, after in zip(cut(net(), 2), cut(model, 2), strict=True):
+        pairs = zip(before.parameters(), after.parameters(), strict=True)
+        assert float(torch.cat([(a - b).detach().reshape(-1) for a, b in pairs]).norm()) == pytest.approx(
+            1e-4, rel=1e-2
+        )
 
 
 def test_predicted_error_gradients_begin_at_zero_and_are_learned():
@@ -328,17 +327,21 @@ def test_predicted_error_gradients_begin_at_zero_and_are_learned():
 # -- links --------------------------------------------------------------------
 
 
-def test_dense_links_are_no_links_and_others_send_less():
-    dense = piped(dsp(3), 3)
-    for link, share in ((tw.Half(), 0.5), (tw.Int8(), 0.25)):
-        model, training, losses = piped(dsp(3, activations=link, gradients=link), 3)
-        assert not torch.equal(bits(model), bits(dense[0]))
-        assert losses[:1] == pytest.approx(dense[2][:1], rel=0.05)
-        assert training.ledger[1].sent < dense[1].ledger[1].sent  # frames have at least 256 bytes here
-        assert share
-    assert training.ledger[0].forward_sent == training.ledger[1].forward_received > 0
-    assert training.ledger[2].backward_sent == training.ledger[1].backward_received > 0
-    assert training.ledger[0].backward_sent == training.ledger[2].forward_sent == 0
+@pytest.mark.parametrize(("link", "share"), [(tw.Half(), 0.5), (tw.Int8(), 0.25), (tw.TopK(0.1), 0.2)])
+def test_links_send_their_share_in_both_directions(link, share):
+    def trained(**links: Any) -> tuple[Simulation, list[float]]:
+        torch.manual_seed(0)
+        parts = [nn.Sequential(nn.Linear(6, 400)), nn.Sequential(nn.ReLU(), nn.Linear(400, 3))]
+        return simulate_pipeline(parts, small_sgd, DSP((1, 0), (2, 0), **links), data())
+
+    (dense, expected), (thin, losses) = trained(), trained(activations=link, gradients=link)
+    for way in ("forward", "backward"):
+        sent = [training.ledger[0 if way == "forward" else 1].summary()[f"{way}_sent"] for training in (dense, thin)]
+        received = thin.ledger[1 if way == "forward" else 0].summary()[f"{way}_received"]
+        assert received == sent[1] < sent[0] * share * 1.1
+    assert thin.ledger[0].backward_sent == thin.ledger[1].forward_sent == 0
+    assert losses != expected
+    assert losses[:2] == pytest.approx(expected[:2], rel=0.2)
 
 
 def test_the_bytes_of_a_message_are_its_numbers_and_32_of_framing():
@@ -354,7 +357,7 @@ def test_activations_that_did_not_change_are_sent_exactly_after_an_epoch():
     """AQ-SGD with nothing trained: differences to the epoch before are nothing, and what arrives is the activation."""
     link = AQSGD(tw.QSGD(7, norm="max"), examples=24)
     model = net()
-    training = Simulation(cut(model, 2), lambda p: torch.optim.SGD(p, 0.0), BPK().__class__(activations=link))
+    training = Simulation(cut(model, 2), lambda p: torch.optim.SGD(p, 0.0), BPK(activations=link))
     losses, sizes = [], []
     for _ in range(2):
         for number, (x, y) in enumerate(data(batches=3)):
@@ -402,13 +405,11 @@ def test_the_lags_back_are_those_of_the_thesis():
 
 def test_the_table_is_figure_2_of_the_thesis():
     """DSP(1,1,0;4,2,0): batch 20 goes forward at ticks 20, 21, 22 and back at 24, 23, 22."""
-    rows = [line.split("  ")[1:] for line in DSP((1, 1, 0), (4, 2, 0)).table(3, 26).splitlines()]
     lines = DSP((1, 1, 0), (4, 2, 0)).table(3, 26).splitlines()
     width = len("F26 B26") + 2
     cells = [[line[8 + width * t : 8 + width * (t + 1)].split() for t in range(26)] for line in lines]
-    assert rows
-    assert [row.index(next(c for c in row if "F20" in c)) for row in cells] == [20, 21, 22]
-    assert [row.index(next(c for c in row if "B20" in c)) for row in cells] == [24, 23, 22]
+    for name, ticks in (("F20", [20, 21, 22]), ("B20", [24, 23, 22])):
+        assert [next(t for t, cell in enumerate(row) if name in cell) for row in cells] == ticks
 
 
 @pytest.mark.parametrize(
@@ -433,17 +434,22 @@ def test_a_schedule_that_cannot_be_is_refused_by_name(make, said):
         make()
 
 
-def test_a_schedule_is_typed_as_it_is_shown():
-    from thinwire.pipeline.schedule import SCHEDULES
-
-    for text in ("BPK()", "FR(barrier=True)", "GPipe(4)", "DSP((1, 1, 0), m=(4, 2, 0), activations=Half())"):
-        made = tw.parse(text, names={**tw.expression.vocabulary(), **SCHEDULES}) if hasattr(tw, "expression") else None
-        if made is None:
-            from thinwire.expression import parse, vocabulary
-
-            made = parse(text, names={**vocabulary(), **SCHEDULES})
-            assert parse(complete(made), names={**vocabulary(), **SCHEDULES}) == made
-        assert text.replace("((1, 1, 0)", "(p=(1, 1, 0)") in (repr(made), repr(made).replace("DSP((", "DSP(p=(("[:7]))
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("BPK()", "BPK()"),
+        ("FR(barrier=True)", "FR(True)"),
+        ("OneFOneB(8)", "OneFOneB(8)"),
+        ("DSP((1, 1, 0), (4, 2, 0))", "DSP((1, 1, 0), m=(4, 2, 0))"),
+        ("DSP((1, 0), (2, 0), activations=Half())", "DSP((1, 0), m=(2, 0), activations=Half())"),
+        ("PipeDream(activations=AQSGD(QSGD(7)))", "PipeDream(activations=AQSGD(QSGD(7), examples=65536))"),
+    ],
+)
+def test_a_schedule_is_typed_as_it_is_shown(typed, shown):
+    names = {**vocabulary(), **SCHEDULES, "AQSGD": AQSGD}
+    made = parse(typed, names=names)
+    assert repr(made) == shown
+    assert parse(complete(made), names=names) == made == parse(shown, names=names)
 
 
 @pytest.mark.parametrize("schedule", [dsp(4), FR(), DDG(), PipeDream2BW(3), GPipe(3), OneFOneB(3), DNI(), BPK()])
@@ -454,7 +460,52 @@ def test_every_micro_batch_goes_forward_and_back_once_and_every_batch_has_one_st
         back = [(op.batch, op.micro) for op in ops if op.do in ("backward", "guess")]
         assert [(op.batch, op.micro) for op in ops if op.do == "forward"] == back == pairs
         assert [op.batch for op in ops if op.do == "step"] == list(range(7))
-    assert schedule.tick(0, 4, 3, 3)[0] == Op("forward", 3, 0, schedule.tick(0, 4, 3, 3)[0].keep, schedule.tick(0, 4, 3, 3)[0].version)
+
+
+# -- the law ------------------------------------------------------------------
+
+
+def test_the_law_is_what_parts_that_execute_the_operations_take():
+    g = random.Random(0)
+    for _ in range(200):
+        parts = g.randint(1, 5)
+        m = [0] * parts
+        for k in range(parts - 2, -1, -1):
+            m[k] = m[k + 1] + g.randint(0, 4)
+        f, b = ([g.uniform(0.1, 2) for _ in range(parts)] for _ in range(2))
+        c, d = ([g.choice([0, 0.3, 1, 5]) for _ in range(parts - 1)] for _ in range(2))
+        schedule = DSP((0,) * parts, tuple(m))
+        # Ends of batches may alternate: the mean over many of them is what the law says.
+        assert law.events(schedule, f, b, c, d, 240) == pytest.approx(law.tick(m, f, b, c, d), rel=0.03)
+
+
+def test_the_law_by_hand():
+    """Plain model parallelism: everything in turn, 3 * (1 + 2) + 4 * 0.5 = 11. Two batches of slack: 11 / 3 < 3 * 2."""
+    args = [1.0] * 3, [2.0] * 3, [0.5] * 2, [0.5] * 2
+    assert law.tick((0, 0, 0), *args) == 11
+    assert law.events(BPK(), *args) == pytest.approx(11)
+    assert law.tick((2, 1, 0), *args) == pytest.approx(max(11 / 3, 7 / 2, 3))
+    assert law.tick((4, 2, 0), *args) == 3
+    # GPipe with M = 2: parts 0..2 and back: (2 + 3 - 1) micro-batches of (1 + 2) / 2, and 4 messages of 0.25
+    assert law.events(GPipe(2), *args) == pytest.approx(4 * 1.5 + 4 * 0.25)
+    assert law.events(FR(barrier=True), *args) > law.events(FR(), *args)
+
+
+def test_a_plan_is_the_least_staleness_that_hides_the_links():
+    assert law.plan([0.02] * 3, [0.06] * 3, [0.01] * 2, [0.01] * 2) == DSP((1, 1, 0), (4, 2, 0))
+    assert law.plan([1, 1], [1, 1], [0], [0]) == DSP((1, 0), (1, 0))
+    assert law.plan([1.0], [1.0], [], []) == DSP((0,), (0,))
+    g = random.Random(1)
+    for _ in range(20):
+        f, b = ([g.uniform(0.1, 2) for _ in range(4)] for _ in range(2))
+        c, d = ([g.uniform(0, 3) for _ in range(3)] for _ in range(2))
+        most = max(x + y for x, y in zip(f, b, strict=True))
+        m = law.plan(f, b, c, d).m
+        assert law.tick(m, f, b, c, d) == pytest.approx(most)
+        for k in range(3):  # one batch less at any part, where that can be, and links cost something
+            less = [*m[:k], m[k] - 1, *m[k + 1 :]]
+            if less[k] >= less[k + 1] and (k == 0 or less[k - 1] >= less[k]):
+                assert law.tick(less, f, b, c, d) > most
 
 
 # -- cutting a model ----------------------------------------------------------
@@ -463,7 +514,7 @@ def test_every_micro_batch_goes_forward_and_back_once_and_every_batch_has_one_st
 def test_cuts_make_the_costliest_part_as_cheap_as_can_be():
     # 9 | 2 3 4 | 5 5: the largest is 10; without what is not trained alone
     assert balanced([9, 2, 3, 4, 5, 5], [True] * 6, 3) == [1, 4]
-    assert balanced([1, 1, 10, 1], [True, False, False, True], 2) == [1]
+    assert balanced([1, 1, 10, 1], [True, False, False, True], 2) == [2]
     assert balanced([4, 4], [True, True], 2) == [1]
 
 
@@ -560,9 +611,8 @@ def test_a_smaller_last_batch_is_a_batch():
 
 def test_a_loss_that_is_not_finite_says_at_which_batch():
     training = Simulation(cut(net(norm=False), 2), lambda p: torch.optim.SGD(p, 1e30), BPK())
-    with pytest.raises(NonFinite, match="the loss became .*; lower the learning rate, or clip"):
-        for x, y in data():
-            training.step(x, y)
+    with pytest.raises(NonFinite, match=r"the loss became .*; lower the learning rate, or clip"):
+        run(training, data())
 
 
 # -- checkpoints --------------------------------------------------------------
@@ -570,7 +620,7 @@ def test_a_loss_that_is_not_finite_says_at_which_batch():
 RESUMED = {
     "DSP": lambda k: dsp(k),
     "DDG": lambda k: DDG(),
-    "PipeDream2BW": lambda k: PipeDream2BW(k),
+    "PipeDream2BW": lambda k: PipeDream2BW(2),
     "1F1B": lambda k: OneFOneB(2),
     "DNI": lambda k: DNI(),
     "AQSGD": lambda k: dsp(k, activations=AQSGD(examples=12), gradients=tw.Int8()),
@@ -624,7 +674,7 @@ def test_the_state_of_another_training_is_refused():
 # -- processes ----------------------------------------------------------------
 
 
-def forked(ranks: int, work: Callable[[int], Any], folder: Path, timeout: float = 30.0) -> list[Any]:
+def forked(ranks: int, work: Callable[[int], Any], folder: Path, timeout: float = 200.0) -> list[Any]:
     """What ``work(rank)`` gives in processes of one gloo group; None of one that died."""
     torch.set_num_threads(1)
     children = []
@@ -661,7 +711,7 @@ CASES: dict[str, tuple[int, Schedule, int]] = {
         ("FR", lambda k: FR(), (0, 1, 2)),
         ("FR barrier", lambda k: FR(barrier=True), (0,)),
         ("PipeDream", lambda k: PipeDream(), (0, 1, 2)),
-        ("2BW", lambda k: PipeDream2BW(k), (0, 1, 2)),
+        ("2BW", lambda k: PipeDream2BW(4), (0, 1, 2)),
         ("GPipe", lambda k: GPipe(2), (0,)),
         ("1F1B", lambda k: OneFOneB(2), (0, 1, 2)),
         ("DNI", lambda k: DNI(), (0, 1, 2)),
@@ -679,7 +729,7 @@ def case(name: str, rank: int, group: Any) -> dict[str, Any]:
     parts, schedule, seed = CASES[name]
     delays = random.Random(f"{name} {rank}")
     model = net(0.2)
-    training = pipeline(cut(model, parts), sgd, schedule, seed=seed, group=group, timeout=20)
+    training = pipeline(cut(model, parts), sgd, schedule, seed=seed, group=group, timeout=100)
     losses = []
     for number, (x, y) in enumerate(data(seed)):
         time.sleep(delays.random() * 0.002)
@@ -713,11 +763,11 @@ def everything(rank: int) -> dict[str, Any]:
     dist.barrier()
     for name, make in RESUMED.items():
         if rank < 3:
-            first = pipeline(cut(net(0.3), 3), sgd, make(3), group=groups[3], timeout=20)
+            first = pipeline(cut(net(0.3), 3), sgd, make(3), group=groups[3], timeout=100)
             for number, (x, y) in enumerate(data()[:5]):
                 first.step(x, y, examples=torch.arange(8) + 8 * (number % 2))
             state = first.state_dict()
-            second = pipeline(cut(net(0.3), 3), sgd, make(3), group=groups[3], timeout=20)
+            second = pipeline(cut(net(0.3), 3), sgd, make(3), group=groups[3], timeout=100)
             second.load_state_dict(state)
             losses = [run(training, data(), 5) for training in (first, second)]
             models = [bits(training.whole_state_dict()) for training in (first, second)]
@@ -727,7 +777,7 @@ def everything(rank: int) -> dict[str, Any]:
     others = {
         "schedule": lambda: pipeline(cut(net(), 4), sgd, FR() if rank == 2 else BPK()),
         "seed": lambda: pipeline(cut(net(), 4), sgd, BPK(), seed=rank // 3),
-        "model": lambda: pipeline(cut(nn.Sequential(*net(), nn.Identity()) if rank == 1 else net(), 4) if rank != 1 else split(net(), 4, costs=range(17)), sgd, BPK()),
+        "model": lambda: pipeline(split(net(), 4, costs=range(17)) if rank == 1 else cut(net(), 4), sgd, BPK()),
         "start": lambda: pipeline(cut(net() if rank else nn.Sequential(*map(reset, net())), 4), sgd, BPK()),
         "parts": lambda: pipeline(cut(net(), 3), sgd, BPK()),
     }
@@ -738,11 +788,11 @@ def everything(rank: int) -> dict[str, Any]:
         "targets": [(data()[0][0], None if rank == 3 else data()[0][1])],
         "nan": [(x * math.nan, y) for x, y in data()[:1]],
     }.items():
-        training = pipeline(cut(net(), 4), sgd, dsp(4), timeout=20)
+        training = pipeline(cut(net(), 4), sgd, dsp(4), timeout=100)
         for batch in data()[:3]:
             training.step(*batch)
         began = time.monotonic()
-        said[name] = refuse(lambda t=training, b=batches: [t.step(x, y) for x, y in b + data()[3:]])
+        said[name] = refuse(lambda t=training, b=batches: [t.step(x, y) for x, y in b + data(batches=12)])
         said[f"{name} again"] = refuse(lambda t=training: t.step(*data()[0]))
         found[f"{name} seconds"] = time.monotonic() - began
         dist.barrier()
@@ -825,7 +875,7 @@ def test_an_error_of_one_rank_is_said_on_every_rank_at_once(name, part, said, ra
         assert found["refused"][name].startswith("RankLost: part") == (rank != part)
         assert f"part {part}: " in found["refused"][name] or rank == part
         assert found["refused"][f"{name} again"].startswith("ValueError: this training has failed")
-        assert found[f"{name} seconds"] < 15
+        assert found[f"{name} seconds"] < 60
 
 
 def lost(rank: int) -> Any:
@@ -836,7 +886,12 @@ def lost(rank: int) -> Any:
         began = time.monotonic()
         said = refusal(lambda b=batch: training.step(*b))
         if said != "nothing":
-            return [number, said, time.monotonic() - began, {k: v for k, v in training.stage.state().items() if k == "steps"}]
+            return [
+                number,
+                said,
+                time.monotonic() - began,
+                {k: v for k, v in training.stage.state().items() if k == "steps"},
+            ]
         time.sleep(0.01)
     return None
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..config import complete
 from ..errors import WireError, require
-from .stage import Batch, Give, Settings, Stage, Talk
+from .stage import Batch, Settings, Stage
 
 FORMAT = 1  # of a state_dict
 
@@ -159,11 +159,3 @@ def modules(stages: Any) -> list[nn.Module]:
     fits = bool(found) and all(isinstance(stage, nn.Module) for stage in found)
     require(fits, f"stages={type(stages).__name__}: give the list of modules that split() returns")
     return found
-
-
-def given(answer: Any) -> bool:
-    """Whether a request hands something on."""
-    return isinstance(answer, Give)
-
-
-__all__ = ["Bytes", "Talk", "Training"]

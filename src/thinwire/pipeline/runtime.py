@@ -35,6 +35,7 @@ OPENING, REST = 4, 8  # added to a tag: the message that says a frame's size, an
 FIRST = 1 << 20  # above the tags that gloo gives to collectives
 EACH = 16  # tags of one training: receives that an earlier one has posted must not take messages of this one
 trainings = 0  # that this process has begun
+MOST_AHEAD = 8  # receives that are posted: each has a frame's memory
 COMPARING = "comparing what is to be trained"
 PARTING = 5.0  # seconds in which a rank that fails tries to say so
 
@@ -60,7 +61,7 @@ def pipeline(
     - ``seed``: of random layers and links. It is the same on every rank.
     - ``rate``: a factor of the learning rate by (batch, part).
     - ``clip``: the largest norm of a part's gradient; larger ones are scaled down.
-    - ``group``: the ranks, by default all. They speak gloo, over a group of their own where this one has no CPU backend.
+    - ``group``: the ranks, by default all. They speak gloo, in a group of their own where this one has no CPU backend.
     - ``timeout``: seconds after which a neighbour that sends nothing is lost.
 
     All ranks call it at the same place. Raises ``ValueError`` for what cannot be trained, :class:`OutOfSync` on every
@@ -139,9 +140,9 @@ class Outbox:
         whole[:HEAD] = torch.tensor([length, batch, micro]).view(torch.uint8)
         view, at = memoryview(whole.numpy()), HEAD  # type: ignore[arg-type]
         for piece in found:
-            size = memoryview(piece).nbytes
-            view[at : at + size] = memoryview(piece).cast("B")
-            at += size
+            if size := memoryview(piece).nbytes:
+                view[at : at + size] = memoryview(piece).cast("B")
+                at += size
         whole[at:] = 0
         self._post(whole[: self.size], self.tag)
         if len(whole) > self.size:
@@ -255,19 +256,21 @@ class Pipeline(Training):
         super().__init__({stage.part: stage}, settings)
         self.stage, self.part, self.group, self.timeout = stage, stage.part, group, timeout
         self.ledger[self.part].setup = setup
+        self.computed = 0.0  # seconds that this part has computed, and not waited for messages or sent them
         self.failed: str | None = None
         self.pending: deque[list[Any]] = deque()  # messages back that arrived before they were asked for
         self.out: dict[str, Outbox] = {}
         self.into: dict[str, Inbox] = {}
-        delays = settings.schedule.delays(settings.parts)
+        schedule, parts = settings.schedule, settings.parts
+        deepest = max(schedule.delays(parts)) + max((schedule.slack(k, parts) for k in range(parts - 1)), default=0)
         for way, number in TAGS.items():
             above, below = (self.part + 1, self.part - 1) if way != "backward" else (self.part - 1, self.part + 1)
             if group is not None and 0 <= above < settings.parts:
-                self.out[way] = Outbox(group, self._rank(above), tag + number, delays[0] + 2, timeout)
+                self.out[way] = Outbox(group, self._rank(above), tag + number, deepest + 4, timeout)
             if group is not None and 0 <= below < settings.parts:
                 # As many as can be under way at once, for a link that is as slow as the delays allow.
-                slack = abs(delays[min(self.part, below)] - delays[max(self.part, below)])
-                ahead = 1 if way == "look" else max(2, min(slack, 8) + 1)
+                slack = schedule.slack(min(self.part, below), parts)
+                ahead = 1 if way == "look" else min(slack, MOST_AHEAD) + 2
                 self.into[way] = Inbox(group, self._rank(below), tag + number, ahead, timeout)
 
     @property
@@ -295,17 +298,20 @@ class Pipeline(Training):
                 if self.settings.schedule.barrier and self.group is not None:
                     self._barrier()
         except Exception as error:
-            self._fail(error)
+            self._fail(error, what)
             raise
         return result
 
     def _drive(self, talk: Any) -> Any:
         answer: Any = None
         while True:
+            began = time.perf_counter()
             try:
                 request = talk.send(answer)
             except StopIteration as end:
                 return end.value
+            finally:
+                self.computed += time.perf_counter() - began
             try:
                 answer = self._give(request) if isinstance(request, Give) else self._take(request)
             except Lost as error:
@@ -323,7 +329,7 @@ class Pipeline(Training):
         if (batch, micro) != (request.batch, request.micro):
             raise OutOfSync(
                 f"part {self.part} expects {request.way} batch {request.batch}.{request.micro} and is sent "
-                f"{batch}.{micro}: all ranks have to give the same batches, and call step, drain and predict in one order"
+                f"{batch}.{micro}: all ranks give the same batches, and call step, drain and predict in one order"
             )
         return packet
 
@@ -343,14 +349,14 @@ class Pipeline(Training):
         except RuntimeError as error:
             raise RankLost(f"part {self.part} waits for all parts: {_first(error)}") from error
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, what: str) -> None:
         """Tell neighbours why they will hear no more."""
         said = str(error).partition("cannot go on: ")[2] if isinstance(error, RankLost) else ""
         name = "" if isinstance(error, ThinwireError) else f"{type(error).__name__}: "
         self.failed = said or (str(error) if str(error).startswith("part ") else f"part {self.part}: {name}{error}")
         for way, box in self.out.items():
-            if way == "look" and box.size is None:
-                continue
+            if way == "look" and what != "predict":
+                continue  # where nobody waits
             try:
                 box.fail(self.failed)
             except (Lost, RuntimeError):
@@ -389,7 +395,7 @@ class Pipeline(Training):
         self.pending = deque(self.load_part(self.part, state))
 
     def whole_state_dict(self) -> dict[str, Tensor]:
-        """The model's ``state_dict()``, on every rank, under the names that it had before it was cut. All ranks call it.
+        """The model's ``state_dict()``, on every rank, under its names before it was cut. All ranks call it.
 
         Parameters are as they are now: call :meth:`drain` first where every batch is to count.
         """

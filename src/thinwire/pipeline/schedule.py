@@ -140,6 +140,11 @@ class Schedule(Config):
         """Ticks from the forward pass of a part to that of the next one, where all parts have a common clock."""
         return (0,) * parts
 
+    def slack(self, part: int, parts: int) -> int:
+        """How many messages a part can be ahead of those that the next one answers to."""
+        delays = self.delays(parts)
+        return delays[part] if self.flushes else delays[part] - delays[part + 1]
+
     def check(self, parts: int) -> None:
         """Raise ``ValueError`` where this is no schedule for so many parts."""
         require(parts >= 1, f"{parts} parts: a pipeline has at least one")
@@ -301,7 +306,7 @@ class _ByDepth(Schedule):
 class FR(_ByDepth):
     """Features replay: part k replays the batch of K - 1 - k batches ago, with its current parameters.
 
-    It is ``DSP((0, ..., 0), (K - 1, ..., 1, 0))``. With ``barrier=True``, as in the paper, all parts wait for one another
+    It is ``DSP((0, ..., 0), (K - 1, ..., 1, 0))``. With ``barrier=True``, as in the paper, parts wait for one another
     after each batch: a batch goes forward through all of them before any goes on. That changes the time and no number.
     Huo, Gu, Huang, "Training Neural Networks Using Features Replay", NeurIPS 2018, arXiv:1807.04511, Algorithm 1.
 
@@ -471,6 +476,9 @@ class DNI(Schedule):
 
     def delays(self, parts: int) -> tuple[int, ...]:
         return (0,) * parts
+
+    def slack(self, part: int, parts: int) -> int:
+        return self.lag
 
     def tick(self, part: int, parts: int, batch: int, first: int = 0) -> list[Op]:
         begin = Op("forward", batch)

@@ -109,7 +109,12 @@ def _chain(model: Any) -> list[Named]:
 def _opened(name: tuple[str, ...], module: nn.Module) -> list[Named]:
     if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks or not len(module):
         return [(name, module)]
-    return [found for inner, child in module._modules.items() if child is not None for found in _opened((*name, inner), child)]
+    return [
+        found
+        for inner, child in module._modules.items()
+        if child is not None
+        for found in _opened((*name, inner), child)
+    ]
 
 
 def _joined(chain: Sequence[Named]) -> nn.Sequential:
@@ -140,7 +145,9 @@ def _apart(parts: Sequence[nn.Module]) -> None:
 def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
     """Seconds of each module, forward and back; parameters' gradients, statistics and random numbers are left alone."""
     x = sample[0] if isinstance(sample, tuple | list) else sample
-    require(isinstance(x, Tensor), f"split(sample=...): {type(x).__name__}; give a tensor, or a tuple that begins with one")
+    require(
+        isinstance(x, Tensor), f"split(sample=...): {type(x).__name__}; give a tensor, or a tuple that begins with one"
+    )
     found = []
     before = torch.get_rng_state()
     try:
@@ -153,7 +160,7 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
                     leaf = x.detach().to(device)
                     leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
                     began = _now(device)
-                    out = module(leaf.view_as(leaf) if leaf.requires_grad else leaf)
+                    out = module(leaf.clone() if leaf.requires_grad else leaf)
                     require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
                     wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
                     if out.requires_grad:

@@ -1,8 +1,8 @@
 """One part of a pipeline: it executes the operations of its schedule, and asks for what it needs of its neighbours.
 
-A stage is driven as the generators of :mod:`thinwire.ddp.collectives` are: it yields :class:`Take` and :class:`Give`, and
-is answered by whoever carries messages, a queue in memory or a process group. So simulator and processes compute with the
-same lines.
+A stage is driven as the generators of :mod:`thinwire.ddp.collectives` are. It yields :class:`Take` and :class:`Give`,
+and is answered by whoever carries messages: a queue in memory, or a process group. So simulator and processes compute
+with the same lines.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.optim import Optimizer
 
 from ..errors import NonFinite, WireError, check, require
 from ..key import Key
-from ..links import Dense, Link
+from ..links import Dense
 from ..params import Layout, Params
 from ..task import suited
 from ..wire import Packet, State
-from .schedule import DNI, Op, Schedule
+from .schedule import Op, Schedule
 from .stored import AQSGD, Store
 
 T = TypeVar("T")
@@ -158,11 +158,12 @@ class Stage:
             x = self._open((yield Take("look", number, 0)))
         elif x is None:
             raise ValueError("predict(x): the first part needs the inputs")
-        training = self.module.training
+        modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         with torch.no_grad():
-            out = self.module(x.to(self.device))
-        self.module.train(training)
+            out = self.module(x.to(self.device, copy=self.fresh))
+        for module, training in modes:
+            module.training = training
         if self.last:
             return out
         yield Give("look", number, 0, self._tensor(out))
@@ -185,10 +186,7 @@ class Stage:
         found = [loss for b in done for loss in self.losses.pop(b)]
         if not found:
             return None
-        mean = found[0] if len(found) == 1 else torch.stack(found).mean()
-        if not math.isfinite(float(mean)):
-            raise NonFinite(f"batch {done[-1]}: the loss became {float(mean):.3g}; lower the learning rate, or clip")
-        return mean
+        return found[0] if len(found) == 1 else torch.stack(found).mean()
 
     # -- operations -----------------------------------------------------------
 
@@ -235,11 +233,14 @@ class Stage:
         if kept.out is None:
             self._graph(kept)
         out = kept.out
-        assert out is not None and kept.x is not None
+        assert out is not None
+        assert kept.x is not None
         if error is not None:
             fits = error.shape == out.shape
             check(fits, f"an error gradient of {list(out.shape)} for batch {op.batch}, not {list(error.shape)}")
         else:
+            if not math.isfinite(loss := float(out.detach())):  # before a neighbour makes a step of it
+                raise NonFinite(f"batch {op.batch}: the loss became {loss:.3g}; lower the learning rate, or clip")
             self.losses.setdefault(op.batch, []).append(out.detach())
             if self.schedule.pieces > 1:
                 out = out / self.schedule.pieces
@@ -281,10 +282,9 @@ class Stage:
         if self.part:
             x.requires_grad_()
         kept.x = x
-        inside = x.clone() if self.fresh else x
         weights = {} if kept.version is None else self.versions[kept.version]
         with torch.enable_grad(), self._dice(kept):
-            out = self._call(inside, {**weights, **(self._buffers() if still else {})})
+            out = self._call(x.clone() if self.fresh else x, {**weights, **(self._buffers() if still else {})})
             if self.last:
                 assert kept.y is not None
                 out = self.settings.loss(out, kept.y)
@@ -400,9 +400,7 @@ class Stage:
         found: Tensor = packet
         return found
 
-    def _received(
-        self, packet: Packet, where: str, op: Op, sender: int, examples: list[int] | None = None
-    ) -> Tensor:
+    def _received(self, packet: Packet, where: str, op: Op, sender: int, examples: list[int] | None = None) -> Tensor:
         link: Any = getattr(self.schedule, where)
         if type(link) is Dense:
             return self._open(packet)
@@ -450,8 +448,7 @@ class Stage:
         """All that the next operation depends on, as copies. ``pending`` are messages back that arrived and wait."""
         aux = None
         if self.aux is not None and self.aux_optimizer is not None:
-            shape = list(self.untaught[0][1].shape) if self.untaught else self.aux.shape  # type: ignore[union-attr]
-            aux = [shape, self.aux.state_dict(), self.aux_optimizer.state_dict()]
+            aux = [self.aux.shape, self.aux.state_dict(), self.aux_optimizer.state_dict()]
         found = {
             "part": self.part,
             "steps": self.steps,
@@ -461,6 +458,8 @@ class Stage:
             "most": self.most,
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            # Of a batch whose other micro-batches go back later.
+            "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
             "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
             "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
@@ -474,16 +473,17 @@ class Stage:
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> list[Any]:
-        """Go on from what :meth:`state` gave; returns the messages that wait. Raises ``WireError`` where it is other."""
+        """Go on from what :meth:`state` gave; returns the messages that wait. Raises ``WireError`` for another's."""
         try:
             mine, theirs = self.module.state_dict(), state["module"]
             fits = mine.keys() == theirs.keys() and all(mine[n].shape == theirs[n].shape for n in mine)
-            check(fits, f"the parameters of part {self.part}")
-            check(state["part"] == self.part, f"the state of part {self.part}, not {state['part']}")
+            require(fits, f"its part {self.part} has other parameters")
             state = _copied(state)
             for name, value in mine.items():
                 value.copy_(state["module"][name])
             self.optimizer.load_state_dict(state["optimizer"])
+            for name, p in self.trained.items():
+                p.grad = state["grads"][name].to(self.device) if name in state["grads"] else None
             for name in ("steps", "first", "given", "owed", "most"):
                 setattr(self, name, state[name])
             self.versions = {
