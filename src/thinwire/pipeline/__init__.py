@@ -8,7 +8,7 @@
         loss = train.step(x, y)
 """
 
-from . import schedule
+from . import law, schedule
 from .runtime import Pipeline, pipeline
 from .schedule import *  # noqa: F403
 from .simulate import Simulation, simulate_pipeline
