@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/pipeline/gpt.py --seconds 60
     torchrun --nproc-per-node 4 examples/pipeline/gpt.py --schedule "BPK()"
 
-It continues the characters of a text, by default those of this file. The last rank prints the loss. At the end it prints
-what a batch took beside the law of thinwire.pipeline.law, and the bytes of each rank.
+It continues the characters of a text, by default those of this file. The last rank prints the loss, and at the end the
+time of a batch beside the law of thinwire.pipeline.law, and the bytes of each rank.
 """
 
 from __future__ import annotations

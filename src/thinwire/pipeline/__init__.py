@@ -8,7 +8,8 @@
         loss = train.step(x, y)
 """
 
-from . import law, schedule
+from . import law as law
+from . import schedule
 from .runtime import Pipeline, pipeline
 from .schedule import *  # noqa: F403
 from .simulate import Simulation, simulate_pipeline

@@ -158,4 +158,7 @@ def modules(stages: Any) -> list[nn.Module]:
     found = list(stages) if isinstance(stages, Sequence | nn.ModuleList) else []
     fits = bool(found) and all(isinstance(stage, nn.Module) for stage in found)
     require(fits, f"stages={type(stages).__name__}: give the list of modules that split() returns")
+    for part, module in enumerate(found):
+        trained = any(p.requires_grad for p in module.parameters())
+        require(trained, f"part {part} has no parameters to train: cut the model elsewhere")
     return found

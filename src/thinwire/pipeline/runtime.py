@@ -69,7 +69,6 @@ def pipeline(
     missing.
     """
     parts = modules(stages)
-    schedule.check(len(parts))
     require(timeout > 0, f"timeout={timeout}: seconds, above 0")
     alone = not (dist.is_available() and dist.is_initialized())
     require(
@@ -85,6 +84,7 @@ def pipeline(
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     setup = Traffic()
     tag = 0 if group is None else _same_everywhere(Group(group, setup), settings, parts)
+    schedule.check(len(parts))  # on all ranks alike, once they have the same
     require(size == len(parts), f"{len(parts)} parts, and {size} ranks: split(model, parts={size}, ...)")
     return Pipeline(Stage(parts[rank], rank, settings), settings, group, timeout, tag, setup.gathered)
 
@@ -100,7 +100,7 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     mine = [len(parts), complete(settings.schedule), settings.seed, settings.clip, names, digest.hexdigest()]
     found = [loads(data, max_values=None) for data in group.drive(_gather(dumps([trainings, *mine])), COMPARING)]
-    trainings = 1 + max(theirs.pop(0) for theirs in found)
+    trainings = 1 + max(int(theirs.pop(0)) for theirs in found)
     what = ("number of parts", "schedule", "seed", "clip", "model (its parameters' names or shapes)", "initial model")
     for rank, one in enumerate(found):
         for name, theirs, expected in zip(what, one, found[0], strict=True):
@@ -313,7 +313,11 @@ class Pipeline(Training):
             finally:
                 self.computed += time.perf_counter() - began
             try:
-                answer = self._give(request) if isinstance(request, Give) else self._take(request)
+                answer = None
+                if isinstance(request, Give):
+                    self._give(request)
+                else:
+                    answer = self._take(request)
             except Lost as error:
                 raise RankLost(self._lost(request, str(error))) from error
 

@@ -315,7 +315,7 @@ class FR(_ByDepth):
 
     paper = "Huo, Gu, Huang, NeurIPS 2018, arXiv:1807.04511"
 
-    barrier: bool = False  # type: ignore[assignment]
+    barrier: bool = False
 
     @property
     def keeps(self) -> Keep:

@@ -88,10 +88,11 @@ def balanced(costs: Sequence[float], trained: Sequence[bool], parts: int) -> lis
 
 def _chain(model: Any) -> list[Named]:
     """The modules of a chain, by their names within the model."""
+    chain: Any = getattr(model, "chain", None)
     if not isinstance(model, nn.Module) and isinstance(model, Sequence):
         modules = list(model)
-    elif callable(getattr(model, "chain", None)):
-        modules = list(model.chain())
+    elif callable(chain):
+        modules = list(chain())
     else:
         modules = []
     if modules:

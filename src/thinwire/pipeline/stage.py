@@ -120,7 +120,6 @@ class Stage:
         self.schedule, self.parts = s.schedule, s.parts
         self.last = self.part == self.parts - 1
         self.trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        require(bool(self.trained), f"part {self.part} has no parameters to train: cut the model elsewhere")
         self.optimizer = s.optimizer(list(self.trained.values()))
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.device = next(iter(self.trained.values())).device
@@ -161,7 +160,7 @@ class Stage:
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         with torch.no_grad():
-            out = self.module(x.to(self.device, copy=self.fresh))
+            out: Tensor = self.module(x.to(self.device, copy=self.fresh))
         for module, training in modes:
             module.training = training
         if self.last:
@@ -363,6 +362,9 @@ class Stage:
         F.mse_loss(aux(h), error).backward()  # type: ignore[no-untyped-call]
         self.aux_optimizer.step()
 
+    def _unlearn(self) -> None:
+        self.aux = self.aux_optimizer = None
+
     def _aux(self, shape: Sequence[int]) -> nn.Module:
         """The network that predicts error gradients of activations of a shape."""
         if self.aux is None:
@@ -491,7 +493,7 @@ class Stage:
             }
             self.losses = {b: [torch.tensor(x) for x in found] for b, found in state["losses"]}
             self.untaught = deque((batch, h.to(self.device)) for batch, h in state["untaught"])
-            self.aux = self.aux_optimizer = None
+            self._unlearn()
             if state["aux"] is not None:
                 shape, weights, kept = state["aux"]
                 self._aux(shape).load_state_dict(weights)
