@@ -5,6 +5,7 @@
 # make golden the recorded runs, as on other processors
 # make docs   the site of docs/, into site/; a warning or a broken link is an error
 # make sanitize   the tests of the kernels in C, which are compiled to stop at the first wrong access (gcc)
+# make pipeline   a small GPT in four processes for a minute: loss, bytes, and what a batch took beside the law
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled; THINWIRE_PURE=1 leaves them out
 #
@@ -43,7 +44,7 @@ DEMO_OUT ?= runs/demo
 JOBS ?= auto
 MOST_JOBS ?= 4
 
-.PHONY: demo test deployments lint soak golden docs sanitize federation wheel clean
+.PHONY: demo test deployments lint soak golden docs sanitize pipeline federation wheel clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-data
@@ -110,6 +111,9 @@ sanitize: .venv/.installed-dev
 	$(SANITIZED) tests/test_kernels.py tests/test_rans.py tests/test_chain.py $(addprefix tests/test_,$(addsuffix .py,\
 	  block dropout entropy quantize sign sparse stc))
 	$(SANITIZED) tests/test_every_link.py -k "receiver_sees or zeros or whatever_a_packet"
+
+pipeline: .venv/.installed-all
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 4 examples/pipeline/gpt.py $(ARGS)
 
 federation: .venv/.installed-all
 	$(BIN)/python examples/flower/federation.py $(ARGS)

@@ -378,10 +378,11 @@ def test_every_public_name_is_on_a_page_of_the_api():
     import thinwire.data
     import thinwire.ddp
     import thinwire.models
+    import thinwire.pipeline
 
     text = "".join(macros.expand(path.read_text(), path.name) for path in (ROOT / "docs/api").glob("*.md"))
     shown = {line.split()[1].split(".")[-1] for line in text.splitlines() if line.startswith(":::")}
-    for module in (tw, thinwire.ddp, thinwire.data, thinwire.models):
+    for module in (tw, thinwire.ddp, thinwire.pipeline, thinwire.data, thinwire.models):
         assert sorted(set(module.__all__) - shown) == [], module.__name__
 
 

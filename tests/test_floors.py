@@ -28,6 +28,7 @@ FLOORS = [
     "personal",
     "train",
     "ddp",
+    "pipeline",
     "run",
     "deploy",
     "expression",

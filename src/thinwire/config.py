@@ -84,7 +84,7 @@ def _hash(self: Any) -> int:
 def _short(self: Any) -> str:
     """Fields at their default are left out, but the first number is always there: ``TopK(0.01)``."""
     words: list[str] = []
-    numbers, positional = 0, True
+    numbers, positional = 0, not any(field.kw_only for field in self._written()[:1])
     for name, value, default in _items(self):
         number = type(value) in (int, float) or type(default) in (int, float)
         numbers += number

@@ -1,0 +1,111 @@
+"""How long a batch takes: the planner's law, and an event simulation of the operations that it is a law of.
+
+Let a part need f_k seconds forward and b_k back (a replay included), and a message c_k seconds from part k to k + 1 and
+d_k back. Parts i to j stand in one circle: a batch goes forward from i to j, an error gradient comes back, and part i
+goes on. In the meantime it has begun m_i - m_j batches more. So a batch takes at least
+
+    max over i <= j of (sum of f + b over i..j, and of c + d between them) / (1 + m_i - m_j)
+
+seconds. Where each part executes its own list and waits for messages alone, it takes exactly that once queues are full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..errors import require
+from .schedule import DSP, Schedule
+
+__all__ = ["events", "plan", "tick"]
+
+
+def tick(
+    delays: Sequence[int],
+    forward: Sequence[float],
+    backward: Sequence[float],
+    ahead: Sequence[float],
+    back: Sequence[float],
+) -> float:
+    """Seconds a batch by the law.
+
+    ``delays`` are m; ``forward`` and ``backward`` seconds of each part; ``ahead[k]`` and ``back[k]`` seconds of a
+    message from part k to k + 1, and of one from k + 1 to k: latency and bytes over rate.
+    """
+    own = [f + b for f, b in zip(forward, backward, strict=True)]
+    between = [c + d for c, d in zip(ahead, back, strict=True)]
+    n = len(own)
+    require(len(delays) == n and len(between) == n - 1, f"{len(delays)} delays, {n} parts, {len(between)} links")
+    return max(
+        (sum(own[i : j + 1]) + sum(between[i:j])) / (1 + delays[i] - delays[j]) for i in range(n) for j in range(i, n)
+    )
+
+
+def events(
+    schedule: Schedule,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    ahead: Sequence[float],
+    back: Sequence[float],
+    batches: int = 200,
+) -> float:
+    """Seconds a batch, as parts that execute a schedule's operations would take, over the second half of ``batches``.
+
+    Seconds are those of a whole batch, of which a micro-batch takes its share. A message never waits for another one.
+    """
+    parts, pieces = len(forward), schedule.pieces
+    schedule.check(parts)
+    done: dict[tuple[str, int, int, int], float] = {}  # when a pass of (part, batch, micro) has ended
+    clock = [0.0] * parts
+    ops = [[op for n in range(batches) for op in schedule.tick(k, parts, n)] for k in range(parts)]
+    at, ends, locked = [0] * parts, [0.0] * batches, [0] * parts
+    while any(a < len(o) for a, o in zip(at, ops, strict=True)):
+        moved = False
+        for k in range(parts):
+            while at[k] < len(ops[k]):
+                op = ops[k][at[k]]
+                needs: tuple[str, int, int, int] | None = None
+                wait = 0.0
+                if op.do == "forward" and k:
+                    needs, wait = ("forward", k - 1, op.batch, op.micro), ahead[k - 1] / pieces
+                elif op.do in ("backward", "teach") and k < parts - 1:
+                    needs, wait = ("backward", k + 1, op.batch, op.micro), back[k] / pieces
+                if needs is not None and needs not in done:
+                    break
+                if schedule.barrier and op.do == "forward" and op.micro == 0 and min(locked) < op.batch:
+                    break
+                if needs is not None:
+                    clock[k] = max(clock[k], done[needs] + wait)
+                if schedule.barrier and op.do == "forward" and op.batch:
+                    clock[k] = max(clock[k], ends[op.batch - 1])
+                clock[k] += {"forward": forward[k], "backward": backward[k], "guess": backward[k]}.get(
+                    op.do, 0
+                ) / pieces
+                done["backward" if op.do == "guess" else op.do, k, op.batch, op.micro] = clock[k]
+                at[k], moved = at[k] + 1, True
+                following = ops[k][at[k]] if at[k] < len(ops[k]) else None
+                if following is None or (following.do == "forward" and following.micro == 0):
+                    ends[locked[k]] = max(ends[locked[k]], clock[k])
+                    locked[k] += 1
+        assert moved, "parts that wait for one another"
+    half = batches // 2
+    return (ends[-1] - ends[half - 1]) / (batches - half)
+
+
+def plan(forward: Sequence[float], backward: Sequence[float], ahead: Sequence[float], back: Sequence[float]) -> DSP:
+    """The DSP with the smallest delays whose links cost nothing: a batch takes what the slowest part needs.
+
+    ``backward`` has the replay of each part but the last in it. The delays are the least, part by part; what of a delay
+    lies on the links forward, p, is one tick where there is one.
+    """
+    own = [f + b for f, b in zip(forward, backward, strict=True)]
+    most, n = max(own), len(own)
+    require(most > 0, "the parts take no time: there is nothing to plan")
+    m = [0] * n
+    for i in range(n - 2, -1, -1):
+        total = own[i]
+        for j in range(i + 1, n):
+            total += own[j] + ahead[j - 1] + back[j - 1]
+            # Rounded up, but for the last bits of a sum.
+            m[i] = max(m[i], m[j] + math.ceil(total / most - 1e-9) - 1)
+    return DSP((*(min(1, m[k] - m[k + 1]) for k in range(n - 1)), 0), tuple(m))

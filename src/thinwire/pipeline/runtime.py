@@ -1,0 +1,421 @@
+"""A pipeline whose parts are processes: messages between neighbours over torch.distributed, received ahead of time.
+
+A message is a frame of one size, which the first message in its direction sets and says ahead. So the receiver posts
+receives for frames to come, and a frame crosses a slow link while both ends compute; gloo would otherwise ask for
+each message first, a round trip. A frame begins with the length of the message, its batch and its micro-batch, 8 bytes
+each. What does not fit follows in a message of its own. A negative length says that its sender has failed, and why.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..config import complete
+from ..ddp.collectives import Gather, Group, Traffic
+from ..errors import OutOfSync, RankLost, ThinwireError, require
+from ..wire import Packet, dumps, loads, pieces
+from .handle import Training, modules
+from .schedule import Schedule
+from .simulate import HEAD, LEAST
+from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
+
+__all__ = ["Pipeline", "pipeline"]
+
+TAGS = {"forward": 1, "backward": 2, "look": 3}
+OPENING, REST = 4, 8  # added to a tag: the message that says a frame's size, and what did not fit into one
+FIRST = 1 << 20  # above the tags that gloo gives to collectives
+EACH = 16  # tags of one training: receives that an earlier one has posted must not take messages of this one
+trainings = 0  # that this process has begun
+MOST_AHEAD = 8  # receives that are posted: each has a frame's memory
+COMPARING = "comparing what is to be trained"
+PARTING = 5.0  # seconds in which a rank that fails tries to say so
+
+
+def pipeline(
+    stages: Sequence[nn.Module],
+    optimizer: Optimizers,
+    schedule: Schedule,
+    *,
+    loss: Loss = mean_loss,
+    seed: int = 0,
+    rate: Callable[[int, int], float] | None = None,
+    clip: float | None = None,
+    group: dist.ProcessGroup | None = None,
+    timeout: float = 300.0,
+) -> Pipeline:
+    """Train a part of a model in each process of a group: rank k has ``stages[k]``, where its parameters lie.
+
+    - ``stages``: what :func:`split` returned, the whole list on every rank.
+    - ``optimizer``: a function that makes an optimiser of torch's of a part's parameters.
+    - ``loss``: of outputs and targets, the mean over examples; by default cross entropy, or the squared error for
+      targets of floats.
+    - ``seed``: of random layers and links. It is the same on every rank.
+    - ``rate``: a factor of the learning rate by (batch, part).
+    - ``clip``: the largest norm of a part's gradient; larger ones are scaled down.
+    - ``group``: the ranks, by default all. They speak gloo, in a group of their own where this one has no CPU backend.
+    - ``timeout``: seconds after which a neighbour that sends nothing is lost.
+
+    All ranks call it at the same place. Raises ``ValueError`` for what cannot be trained, :class:`OutOfSync` on every
+    rank where one has another model, schedule, seed, clip or number of parts, and :class:`RankLost` where one is
+    missing.
+    """
+    parts = modules(stages)
+    require(timeout > 0, f"timeout={timeout}: seconds, above 0")
+    alone = not (dist.is_available() and dist.is_initialized())
+    require(
+        not alone or len(parts) == 1,
+        f"{len(parts)} parts are {len(parts)} processes: call torch.distributed.init_process_group first, under "
+        f"torchrun --nproc-per-node {len(parts)}, or train them in one with Simulation",
+    )
+    group = None if alone else group or dist.group.WORLD
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    settings = Settings(schedule, len(parts), optimizer, loss, seed, rate, clip)
+    if group is not None and "cpu" not in {device.type for device in group._device_types}:
+        ranks = dist.get_process_group_ranks(group)
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    setup = Traffic()
+    tag = 0 if group is None else _same_everywhere(Group(group, setup), settings, parts)
+    schedule.check(len(parts))  # on all ranks alike, once they have the same
+    require(size == len(parts), f"{len(parts)} parts, and {size} ranks: split(model, parts={size}, ...)")
+    return Pipeline(Stage(parts[rank], rank, settings), settings, group, timeout, tag, setup.gathered)
+
+
+def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module]) -> int:
+    """Raise on every rank unless all want the same; returns the first tag of their messages."""
+    global trainings
+    digest = hashlib.blake2b(digest_size=16)
+    names = []
+    for number, part in enumerate(parts):
+        for name, tensor in part.state_dict().items():
+            names.append([number, name, str(tensor.dtype), list(tensor.shape)])
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    mine = [len(parts), complete(settings.schedule), settings.seed, settings.clip, names, digest.hexdigest()]
+    found = [loads(data, max_values=None) for data in group.drive(_gather(dumps([trainings, *mine])), COMPARING)]
+    trainings = 1 + max(int(theirs.pop(0)) for theirs in found)
+    what = ("number of parts", "schedule", "seed", "clip", "model (its parameters' names or shapes)", "initial model")
+    for rank, one in enumerate(found):
+        for name, theirs, expected in zip(what, one, found[0], strict=True):
+            if theirs != expected:
+                shown = f": {theirs}, not {expected}" if isinstance(theirs, int | float | str | None) else ""
+                hint = "; seed torch alike on every rank before the model is made" if name == "initial model" else ""
+                raise OutOfSync(f"rank {rank} has another {name} than rank 0{'' if hint else shown}{hint}")
+    return FIRST + trainings * EACH
+
+
+def _gather(data: bytes) -> Any:
+    return (yield Gather(data))
+
+
+class Lost(Exception):
+    """A neighbour that is not there, or says that it failed."""
+
+
+class Outbox:
+    """Frames to one neighbour, sent while this rank goes on."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, most: int, timeout: float) -> None:
+        self.group, self.peer, self.tag, self.most, self.timeout = group, peer, tag, most, timeout
+        self.size: int | None = None
+        self.going: deque[tuple[Any, Tensor]] = deque()
+
+    def send(self, batch: int, micro: int, packet: Packet) -> int:
+        """Returns the bytes."""
+        found = list(pieces(packet))
+        length = sum(memoryview(piece).nbytes for piece in found)
+        total = 0
+        if self.size is None:
+            total += self._open(max(LEAST, HEAD + length))
+        assert self.size is not None
+        room = max(self.size - HEAD, length)
+        whole = torch.empty(HEAD + room, dtype=torch.uint8)  # the frame, and what does not fit
+        whole[:HEAD] = torch.tensor([length, batch, micro]).view(torch.uint8)
+        view, at = memoryview(whole.numpy()), HEAD  # type: ignore[arg-type]
+        for piece in found:
+            if size := memoryview(piece).nbytes:
+                view[at : at + size] = memoryview(piece).cast("B")
+                at += size
+        whole[at:] = 0
+        self._post(whole[: self.size], self.tag)
+        if len(whole) > self.size:
+            self._post(whole[self.size :], self.tag + REST)
+        return total + len(whole)
+
+    def fail(self, text: str) -> None:
+        """Say that this rank goes no further."""
+        words = text.encode()[: LEAST - HEAD]
+        if self.size is None:
+            self._open(-len(words), words)
+            return
+        frame = torch.zeros(self.size, dtype=torch.uint8)
+        frame[:HEAD] = torch.tensor([-len(words), 0, 0]).view(torch.uint8)
+        frame[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        self._post(frame, self.tag, bounded=False)
+
+    def _open(self, size: int, words: bytes = b"") -> int:
+        opening = torch.zeros(LEAST, dtype=torch.uint8)
+        opening[:8] = torch.tensor([size]).view(torch.uint8)
+        if words:
+            opening[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        self._post(opening, self.tag + OPENING, bounded=False)
+        self.size = max(size, 0)
+        return LEAST
+
+    def _post(self, frame: Tensor, tag: int, bounded: bool = True) -> None:
+        try:
+            work = dist.isend(frame, self.peer, group=self.group, tag=tag)
+        except RuntimeError as error:
+            raise Lost(_first(error)) from error
+        self.going.append((work, frame))
+        while bounded and len(self.going) > self.most:
+            self.finish(1, self.timeout)
+
+    def finish(self, count: int, timeout: float) -> None:
+        """Wait until the oldest frames have left."""
+        for _ in range(count):
+            work, _ = self.going.popleft()
+            try:
+                work.wait(datetime.timedelta(seconds=timeout))
+            except RuntimeError as error:
+                raise Lost(_first(error)) from error
+
+
+class Inbox:
+    """Frames from one neighbour, in order, ``ahead`` of which are waited for at any time."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, ahead: int, timeout: float) -> None:
+        self.group, self.peer, self.tag, self.ahead, self.timeout = group, peer, tag, ahead, timeout
+        self.size: int | None = None
+        self.posted: deque[tuple[Any, Tensor]] = deque()
+        self.waited = 0.0  # seconds
+
+    def take(self) -> tuple[int, int, Packet, int]:
+        """The batch, the micro-batch, the packet of the next message, and its bytes."""
+        total = 0
+        if self.size is None:
+            opening = self._whole(LEAST, self.tag + OPENING)
+            size = int(opening[:8].clone().view(torch.int64))
+            if size < 0:
+                raise Lost(_text(opening[HEAD : HEAD - size]))
+            self.size, total = size, LEAST
+            for _ in range(self.ahead):
+                self._post(torch.empty(size, dtype=torch.uint8), self.tag)
+        work, frame = self.posted.popleft()
+        self._wait(work)
+        length, batch, micro = frame[:HEAD].clone().view(torch.int64).tolist()
+        if length < 0:
+            raise Lost(_text(frame[HEAD : HEAD - length]))
+        fits = min(length, self.size - HEAD)
+        data = frame[HEAD : HEAD + fits].numpy().tobytes()
+        self._post(frame, self.tag)
+        total += self.size
+        if fits < length:
+            rest = self._whole(length - fits, self.tag + REST)
+            data += rest.numpy().tobytes()
+            total += len(rest)
+        return batch, micro, loads(data, max_values=None, finite=False), total
+
+    def _post(self, frame: Tensor, tag: int) -> None:
+        try:
+            self.posted.append((dist.irecv(frame, self.peer, group=self.group, tag=tag), frame))
+        except RuntimeError as error:
+            raise Lost(_first(error)) from error
+
+    def _whole(self, size: int, tag: int) -> Tensor:
+        frame = torch.empty(size, dtype=torch.uint8)
+        try:
+            work = dist.irecv(frame, self.peer, group=self.group, tag=tag)
+        except RuntimeError as error:
+            raise Lost(_first(error)) from error
+        self._wait(work)
+        return frame
+
+    def _wait(self, work: Any) -> None:
+        began = time.perf_counter()
+        try:
+            work.wait(datetime.timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            raise Lost(_first(error)) from error
+        self.waited += time.perf_counter() - began
+
+
+class Pipeline(Training):
+    """One part of a pipeline, in this process. ``bytes`` are those that it sent and received."""
+
+    def __init__(
+        self, stage: Stage, settings: Settings, group: dist.ProcessGroup | None, timeout: float, tag: int, setup: int
+    ) -> None:
+        super().__init__({stage.part: stage}, settings)
+        self.stage, self.part, self.group, self.timeout = stage, stage.part, group, timeout
+        self.ledger[self.part].setup = setup
+        self.computed = 0.0  # seconds that this part has computed, and not waited for messages or sent them
+        self.failed: str | None = None
+        self.pending: deque[list[Any]] = deque()  # messages back that arrived before they were asked for
+        self.out: dict[str, Outbox] = {}
+        self.into: dict[str, Inbox] = {}
+        schedule, parts = settings.schedule, settings.parts
+        deepest = max(schedule.delays(parts)) + max((schedule.slack(k, parts) for k in range(parts - 1)), default=0)
+        for way, number in TAGS.items():
+            above, below = (self.part + 1, self.part - 1) if way != "backward" else (self.part - 1, self.part + 1)
+            if group is not None and 0 <= above < settings.parts:
+                self.out[way] = Outbox(group, self._rank(above), tag + number, deepest + 4, timeout)
+            if group is not None and 0 <= below < settings.parts:
+                # As many as can be under way at once, for a link that is as slow as the delays allow.
+                slack = schedule.slack(min(self.part, below), parts)
+                ahead = 1 if way == "look" else min(slack, MOST_AHEAD) + 2
+                self.into[way] = Inbox(group, self._rank(below), tag + number, ahead, timeout)
+
+    @property
+    def bytes(self) -> Any:
+        """Bytes of this part, by direction."""
+        return self.ledger[self.part]
+
+    @property
+    def waited(self) -> float:
+        """Seconds that this part has waited for messages."""
+        return sum(box.waited for box in self.into.values())
+
+    def _rank(self, part: int) -> int:
+        assert self.group is not None
+        return dist.get_global_rank(self.group, part)
+
+    def run(self, what: str, begin: Any, check: Any = None) -> Any:
+        require(self.failed is None, f"this training has failed ({self.failed}): begin anew, from a checkpoint")
+        try:
+            if check is not None:
+                check()
+            result = self._drive(begin(self.stage))
+            if what == "step":
+                self.bytes.batches += 1
+                if self.settings.schedule.barrier and self.group is not None:
+                    self._barrier()
+        except Exception as error:
+            self._fail(error, what)
+            raise
+        return result
+
+    def _drive(self, talk: Any) -> Any:
+        answer: Any = None
+        while True:
+            began = time.perf_counter()
+            try:
+                request = talk.send(answer)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.computed += time.perf_counter() - began
+            try:
+                answer = None
+                if isinstance(request, Give):
+                    self._give(request)
+                else:
+                    answer = self._take(request)
+            except Lost as error:
+                raise RankLost(self._lost(request, str(error))) from error
+
+    def _give(self, request: Give) -> None:
+        self.bytes.add(request.way, "sent", self.out[request.way].send(request.batch, request.micro, request.packet))
+
+    def _take(self, request: Take) -> Packet:
+        if request.way == "backward" and self.pending:
+            batch, micro, packet = self.pending.popleft()
+        else:
+            batch, micro, packet, size = self.into[request.way].take()
+            self.bytes.add(request.way, "received", size)
+        if (batch, micro) != (request.batch, request.micro):
+            raise OutOfSync(
+                f"part {self.part} expects {request.way} batch {request.batch}.{request.micro} and is sent "
+                f"{batch}.{micro}: all ranks give the same batches, and call step, drain and predict in one order"
+            )
+        return packet
+
+    def _lost(self, request: Any, said: str) -> str:
+        to = isinstance(request, Give) ^ (request.way == "backward")
+        other = self.part + 1 if to else self.part - 1
+        if said.startswith("part "):
+            return f"part {self.part} of {self.settings.parts} cannot go on: {said}"
+        return (
+            f"part {self.part} of {self.settings.parts}, batch {request.batch}: the process of part {other} died, or "
+            f"sent nothing for {self.timeout:g} s ({said})"
+        )
+
+    def _barrier(self) -> None:
+        try:
+            dist.barrier(self.group, async_op=True).wait(datetime.timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            raise RankLost(f"part {self.part} waits for all parts: {_first(error)}") from error
+
+    def _fail(self, error: Exception, what: str) -> None:
+        """Tell neighbours why they will hear no more."""
+        said = str(error).partition("cannot go on: ")[2] if isinstance(error, RankLost) else ""
+        name = "" if isinstance(error, ThinwireError) else f"{type(error).__name__}: "
+        self.failed = said or (str(error) if str(error).startswith("part ") else f"part {self.part}: {name}{error}")
+        for way, box in self.out.items():
+            if way == "look" and what != "predict":
+                continue  # where nobody waits
+            try:
+                box.fail(self.failed)
+            except (Lost, RuntimeError):
+                continue
+        end = time.monotonic() + min(PARTING, self.timeout)
+        for box in self.out.values():
+            while box.going:
+                try:
+                    box.finish(1, max(0.01, end - time.monotonic()))
+                except Lost:
+                    break
+
+    # -- checkpoints ----------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of this part that the next step depends on, copied. Save it on every rank, at the same batch.
+
+        Messages that are on their way to this part are waited for first, and are in it. The training goes on as if
+        nothing had been saved.
+        """
+        while len(self.pending) < self.stage.owed:
+            try:
+                batch, micro, packet, size = self.into["backward"].take()
+            except Lost as error:
+                raise RankLost(self._lost(Take("backward", self.batches, 0), str(error))) from error
+            self.bytes.add("backward", "received", size)
+            self.pending.append([batch, micro, packet])
+        frames = {way: box.size for way, box in self.out.items() if box.size}
+        return {**self.state_of(self.part, self.pending), "frames": frames}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the state of this part was taken, bit for bit. Every rank loads its own, before its first batch.
+
+        Raises ``ValueError`` for the state of another part, schedule, seed or model.
+        """
+        self.pending = deque(self.load_part(self.part, state))
+
+    def whole_state_dict(self) -> dict[str, Tensor]:
+        """The model's ``state_dict()``, on every rank, under its names before it was cut. All ranks call it.
+
+        Parameters are as they are now: call :meth:`drain` first where every batch is to count.
+        """
+        mine = {name: tensor.cpu() for name, tensor in self.stage.module.state_dict().items()}
+        if self.group is None:
+            return mine
+        found = Group(self.group, Traffic()).drive(_gather(dumps(mine)), "gathering the model")
+        joined: dict[str, Tensor] = {}
+        for data in found:
+            joined |= {n: t.clone() for n, t in loads(data, max_values=None, finite=False).items()}
+        return joined
+
+
+def _text(data: Tensor) -> str:
+    return bytes(data.tolist()).decode(errors="replace")
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,199 @@
+"""A model as parts, one after the other, of about equal cost."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..ddp.collectives import Group, Traffic
+from ..errors import require
+from ..wire import dumps, loads
+
+__all__ = ["split"]
+
+REPEATS = 3  # of a measurement; the shortest counts
+Named = tuple[tuple[str, ...], nn.Module]
+
+
+def split(
+    model: nn.Module | Sequence[nn.Module],
+    parts: int,
+    sample: Any = None,
+    costs: Sequence[float] | None = None,
+) -> list[nn.Sequential]:
+    """Cut a model into ``parts`` chains of modules, the costliest of which costs as little as can be.
+
+    ``model`` is an ``nn.Sequential`` (within which others are opened), a list of modules, or a module with a method
+    ``chain()`` that returns such a list. ``sample`` is a batch: inputs, or a tuple that begins with them. It goes
+    forward and back through each module, and the seconds that takes are the module's cost. Under
+    ``torch.distributed`` all ranks use what rank 0 measured. ``costs`` are given costs in place of measured ones, one
+    a module of the chain, in any unit: so the result is the same everywhere. The modules themselves are in the parts,
+    not copies, and a part's ``state_dict()`` has the names of the model's.
+
+    Raises ``ValueError`` for a model that is no chain, for fewer modules with parameters than parts, for a parameter
+    that lies in two parts, and for a sample that does not go through.
+    """
+    require(parts >= 1, f"split(parts={parts}): at least 1")
+    chain = _chain(model)
+    trained = [any(p.requires_grad for p in module.parameters()) for _, module in chain]
+    require(
+        sum(trained) >= parts,
+        f"split(parts={parts}): the chain has {sum(trained)} modules with parameters to train, and a part without any "
+        "would have nothing to do: take fewer parts, or cut the modules up",
+    )
+    if costs is None:
+        require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
+        costs = _everyones(_measured(chain, sample))
+    require(
+        len(costs) == len(chain),
+        f"split(costs=...): {len(costs)} costs for {len(chain)} modules: {', '.join('.'.join(n) for n, _ in chain)}",
+    )
+    require(all(cost >= 0 for cost in costs), "split(costs=...): a cost is below 0")
+    cuts = balanced([float(cost) for cost in costs], trained, parts)
+    made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
+    _apart(made)
+    return made
+
+
+def balanced(costs: Sequence[float], trained: Sequence[bool], parts: int) -> list[int]:
+    """Where to cut: the first module of each part after the first.
+
+    The largest sum of a part is as small as can be where each part has a module that is ``trained``. Of several such
+    cuts the one with the earliest places.
+    """
+    n, least = len(costs), float("inf")
+    ahead = [[least] * (n + 1) for _ in range(parts + 1)]  # ahead[k][i]: the largest of k parts from module i on
+    ahead[0][n] = 0.0
+    place = [[n] * (n + 1) for _ in range(parts + 1)]
+    for k in range(1, parts + 1):
+        for i in range(n - 1, -1, -1):
+            own, some = 0.0, False
+            for j in range(i + 1, n + 1):
+                own, some = own + costs[j - 1], some or trained[j - 1]
+                worst = max(own, ahead[k - 1][j])
+                if some and worst < ahead[k][i]:
+                    ahead[k][i], place[k][i] = worst, j
+    cuts, at = [], 0
+    for k in range(parts, 1, -1):
+        at = place[k][at]
+        cuts.append(at)
+    return cuts
+
+
+def _chain(model: Any) -> list[Named]:
+    """The modules of a chain, by their names within the model."""
+    chain: Any = getattr(model, "chain", None)
+    if not isinstance(model, nn.Module) and isinstance(model, Sequence):
+        modules = list(model)
+    elif callable(chain):
+        modules = list(chain())
+    else:
+        modules = []
+    if modules:
+        strange = next((m for m in modules if not isinstance(m, nn.Module)), None)
+        require(strange is None, f"split: {type(strange).__name__} in the list is no module; wrap it in one")
+        return [found for i, module in enumerate(modules) for found in _opened((str(i),), module)]
+    if type(model) is not nn.Sequential:
+        raise ValueError(
+            f"split: {type(model).__name__} is no chain, whose modules each take what the one before gives: make it an "
+            "nn.Sequential or a list of modules, or give it a method chain() that returns one"
+        )
+    return _opened((), model)
+
+
+def _opened(name: tuple[str, ...], module: nn.Module) -> list[Named]:
+    if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks or not len(module):
+        return [(name, module)]
+    return [
+        found
+        for inner, child in module._modules.items()
+        if child is not None
+        for found in _opened((*name, inner), child)
+    ]
+
+
+def _joined(chain: Sequence[Named]) -> nn.Sequential:
+    """The modules in Sequentials that are named as in the model."""
+    if chain and not chain[0][0]:  # one module alone
+        return nn.Sequential(chain[0][1])
+    inside: OrderedDict[str, Any] = OrderedDict()
+    for name, module in chain:
+        inside.setdefault(name[0], []).append((name[1:], module))
+    return nn.Sequential(
+        OrderedDict((name, found[0][1] if not found[0][0] else _joined(found)) for name, found in inside.items())
+    )
+
+
+def _apart(parts: Sequence[nn.Module]) -> None:
+    """``ValueError`` for a parameter or buffer that two parts share."""
+    owner: dict[int, tuple[int, str]] = {}
+    for number, part in enumerate(parts):
+        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
+            first = owner.setdefault(id(tensor), (number, name))
+            require(
+                first[0] == number,
+                f"split: {name!r} of part {number} is {first[1]!r} of part {first[0]} too, and machines share no "
+                "memory: untie them, or cut so that both lie in one part (costs=)",
+            )
+
+
+def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
+    """Seconds of each module, forward and back; parameters' gradients, statistics and random numbers are left alone."""
+    x = sample[0] if isinstance(sample, tuple | list) else sample
+    require(
+        isinstance(x, Tensor), f"split(sample=...): {type(x).__name__}; give a tensor, or a tuple that begins with one"
+    )
+    found = []
+    before = torch.get_rng_state()
+    try:
+        for name, module in chain:
+            kept = [(b, b.clone()) for b in module.buffers()]
+            device = next((p.device for p in module.parameters()), x.device)
+            try:
+                times = []
+                for _ in range(REPEATS):
+                    leaf = x.detach().to(device)
+                    leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
+                    began = _now(device)
+                    out = module(leaf.clone() if leaf.requires_grad else leaf)
+                    require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
+                    wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
+                    if out.requires_grad:
+                        torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+                    times.append(_now(device) - began)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                raise ValueError(
+                    f"split: {'.'.join(name) or 'the model'} ({type(module).__name__}) does not take what comes before "
+                    f"it, {list(x.shape)}: {str(error).splitlines()[0]}"
+                ) from error
+            finally:
+                with torch.no_grad():
+                    for buffer, value in kept:
+                        buffer.copy_(value)
+            found.append(min(times))
+            x = out.detach()
+    finally:
+        torch.set_rng_state(before)
+    return found
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _everyones(costs: list[float]) -> list[float]:
+    """Rank 0's, where there are several: parts have to be the same everywhere."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return costs
+    group = dist.group.WORLD
+    assert group is not None
+    found: list[float] = loads(Group(group, Traffic()).gather(dumps(costs))[0])
+    return found

@@ -1,0 +1,541 @@
+"""One part of a pipeline: it executes the operations of its schedule, and asks for what it needs of its neighbours.
+
+A stage is driven as the generators of :mod:`thinwire.ddp.collectives` are. It yields :class:`Take` and :class:`Give`,
+and is answered by whoever carries messages: a queue in memory, or a process group. So simulator and processes compute
+with the same lines.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from ..errors import NonFinite, WireError, check, require
+from ..key import Key
+from ..links import Dense
+from ..params import Layout, Params
+from ..task import suited
+from ..wire import Packet, State
+from .schedule import Op, Schedule
+from .stored import AQSGD, Store
+
+T = TypeVar("T")
+Way = Literal["forward", "backward", "look"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Optimizers = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class Take(NamedTuple):
+    """Asks for the next message of a neighbour: ``forward`` from the part before, ``backward`` from the one after.
+
+    ``look`` goes forward too, of batches that are looked at and not trained with. The answer is a packet.
+    """
+
+    way: Way
+    batch: int
+    micro: int
+
+
+class Give(NamedTuple):
+    """Hands a packet on: ``forward`` to the part after, ``backward`` to the one before."""
+
+    way: Way
+    batch: int
+    micro: int
+    packet: Packet
+
+
+Talk = Generator[Take | Give, Any, T]
+
+
+@dataclass
+class Kept:
+    """A micro-batch that went forward and not back yet: an entry of the queue M."""
+
+    batch: int
+    micro: int
+    x: Tensor | None  # the input; a leaf with a gradient where a graph is kept
+    y: Tensor | None  # the targets, at the last part
+    out: Tensor | None  # the output with its graph, or the loss; None: it is computed again
+    version: int | None = None  # of the parameters that the graph is of; None: those of the module itself
+
+
+@dataclass
+class Batch:
+    """What a script gives to a step."""
+
+    x: Tensor | None = None
+    y: Tensor | None = None
+    examples: list[int] | None = None
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over examples of what the targets' type says: cross entropy, or the squared error for floats."""
+    return suited(outputs, targets).mean()
+
+
+@dataclass
+class Settings:
+    """What all stages of a training have in common."""
+
+    schedule: Schedule
+    parts: int
+    optimizer: Optimizers
+    loss: Loss = mean_loss
+    seed: int = 0
+    rate: Callable[[int, int], float] | None = None
+    clip: float | None = None
+
+
+@dataclass
+class Stage:
+    """One part: its module, optimiser, queue, and what it stashed."""
+
+    module: nn.Module
+    part: int
+    settings: Settings
+    steps: int = 0  # of the optimiser
+    first: int = 0  # batch since the pipeline was empty
+    given: int = 0  # batches
+    owed: int = 0  # messages back that the next part has sent, or will without hearing more from here
+    most: int = 0  # micro-batches that were in the queue at once
+    queue: deque[Kept] = field(default_factory=deque)
+    versions: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    losses: dict[int, list[Tensor]] = field(default_factory=dict)
+    untaught: deque[tuple[int, Tensor]] = field(default_factory=deque)  # batches whose output DNI predicted from
+
+    def __post_init__(self) -> None:
+        s = self.settings
+        self.schedule, self.parts = s.schedule, s.parts
+        self.last = self.part == self.parts - 1
+        self.trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self.optimizer = s.optimizer(list(self.trained.values()))
+        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.device = next(iter(self.trained.values())).device
+        # What writes over its input must not write over what is kept of it.
+        self.fresh = any(getattr(m, "inplace", False) for m in self.module.modules())
+        self.statistics = any(True for _ in self.module.buffers())
+        self.aux: nn.Module | None = None
+        self.aux_optimizer: Optimizer | None = None
+        stored = self.schedule.activations
+        most = stored.examples if isinstance(stored, AQSGD) else 0
+        self.sent, self.received = Store(most), Store(most)
+
+    # -- what a script asks for -----------------------------------------------
+
+    def tick(self, batch: Batch) -> Talk[Tensor | None]:
+        """One batch more; returns the loss, at the last part, of the batch that went back."""
+        number = self.given
+        yield from self._do(self.schedule.tick(self.part, self.parts, number, self.first), batch)
+        if not self.last:
+            after = self.schedule.tick(self.part + 1, self.parts, number, self.first)
+            self.owed += sum(op.do in ("backward", "guess") for op in after)
+        self.given += 1
+        return self._loss()
+
+    def drain(self) -> Talk[Tensor | None]:
+        """Everything that is on its way comes home; returns the mean loss of what went back."""
+        yield from self._do(self.schedule.drain(self.part, self.parts, self.first, self.given), Batch())
+        self.owed, self.first = 0, self.given
+        self.versions = {}
+        return self._loss()
+
+    def look(self, x: Tensor | None, number: int) -> Talk[Tensor | None]:
+        """Outputs, at the last part, in evaluation mode; nothing changes."""
+        if self.part:
+            x = self._open((yield Take("look", number, 0)))
+        elif x is None:
+            raise ValueError("predict(x): the first part needs the inputs")
+        modes = [(module, module.training) for module in self.module.modules()]
+        self.module.eval()
+        with torch.no_grad():
+            out: Tensor = self.module(x.to(self.device, copy=self.fresh))
+        for module, training in modes:
+            module.training = training
+        if self.last:
+            return out
+        yield Give("look", number, 0, self._tensor(out))
+        return None
+
+    def _do(self, ops: Sequence[Op], batch: Batch) -> Talk[None]:
+        for op in ops:
+            if op.do == "forward":
+                yield from self._forward(op, batch)
+            elif op.do in ("backward", "guess"):
+                yield from self._backward(op)
+            elif op.do == "teach":
+                yield from self._teach(op)
+            else:
+                self._step(op)
+
+    def _loss(self) -> Tensor | None:
+        """The mean loss of the batches that went back entirely."""
+        done = [b for b, found in self.losses.items() if len(found) == self.schedule.pieces]
+        found = [loss for b in done for loss in self.losses.pop(b)]
+        if not found:
+            return None
+        return found[0] if len(found) == 1 else torch.stack(found).mean()
+
+    # -- operations -----------------------------------------------------------
+
+    def _forward(self, op: Op, batch: Batch) -> Talk[None]:
+        y = self._piece(batch.y, op, "targets y", "last") if self.last else None
+        examples = self._examples(batch, op)
+        if self.part == 0:
+            x = self._piece(batch.x, op, "inputs x", "first")
+            if op.keep == "input":
+                x = x.clone()  # a script may reuse its batch
+        else:
+            packet = yield Take("forward", op.batch, op.micro)
+            x = self._received(packet, "activations", op, self.part - 1, examples)
+        if y is not None:
+            y = y.to(self.device)
+            y = y.clone() if op.keep == "input" else y
+        kept = Kept(op.batch, op.micro, x.to(self.device), y, None)
+        if op.keep == "input":
+            # The last part has nothing to hand on, and computes when it goes back.
+            out = None if self.last else self._apart(kept)
+        else:
+            if op.keep == "weights":
+                kept.version = self.steps if op.version is None else op.version
+                self._stash(kept.version)
+            self._graph(kept)
+            out = kept.out
+        self.queue.append(kept)
+        self.most = max(self.most, len(self.queue))
+        if not self.last:
+            assert out is not None
+            self._chained(out)
+            yield Give("forward", op.batch, op.micro, self._message(out.detach(), "activations", op, examples))
+
+    def _backward(self, op: Op) -> Talk[None]:
+        kept = self.queue.popleft()
+        assert (kept.batch, kept.micro) == (op.batch, op.micro), "a schedule whose queue is not first in, first out"
+        error = None
+        if op.do == "guess":
+            error = self._guessed(kept)
+        elif not self.last:
+            packet = yield Take("backward", op.batch, op.micro)
+            error = self._received(packet, "gradients", op, self.part + 1).to(self.device)
+            self.owed -= 1
+        if kept.out is None:
+            self._graph(kept)
+        out = kept.out
+        assert out is not None
+        assert kept.x is not None
+        if error is not None:
+            fits = error.shape == out.shape
+            check(fits, f"an error gradient of {list(out.shape)} for batch {op.batch}, not {list(error.shape)}")
+        else:
+            if not math.isfinite(loss := float(out.detach())):  # before a neighbour makes a step of it
+                raise NonFinite(f"batch {op.batch}: the loss became {loss:.3g}; lower the learning rate, or clip")
+            self.losses.setdefault(op.batch, []).append(out.detach())
+            if self.schedule.pieces > 1:
+                out = out / self.schedule.pieces
+        torch.autograd.backward(out, None if error is None else error.to(out.dtype))
+        if kept.version is not None:
+            self._harvest(self.versions[kept.version])
+            if all(other.version != kept.version for other in self.queue):
+                self._forget()
+        if self.part:
+            slope = kept.x.grad if kept.x.grad is not None else torch.zeros_like(kept.x)
+            yield Give("backward", op.batch, op.micro, self._message(slope, "gradients", op))
+
+    def _step(self, op: Op) -> None:
+        s = self.settings
+        if s.rate is not None:
+            for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = lr * s.rate(op.batch, self.part)
+        if s.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(self.trained.values()), s.clip)
+        if self.schedule.lookback:
+            self._stash(self.steps)  # a batch to come may ask for the parameters as they were
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self._forget()
+
+    # -- forward passes -------------------------------------------------------
+
+    def _apart(self, kept: Kept) -> Tensor:
+        """The output with the current parameters and no graph; running statistics stay as they are."""
+        assert kept.x is not None
+        with torch.no_grad(), self._dice(kept):
+            return self._call(kept.x.clone() if self.fresh else kept.x, self._buffers())
+
+    def _graph(self, kept: Kept, still: bool = False) -> None:
+        """The output, or the loss, with a graph; ``still``: running statistics stay as they are."""
+        assert kept.x is not None
+        x = kept.x.detach()
+        if self.part:
+            x.requires_grad_()
+        kept.x = x
+        weights = {} if kept.version is None else self.versions[kept.version]
+        with torch.enable_grad(), self._dice(kept):
+            out = self._call(x.clone() if self.fresh else x, {**weights, **(self._buffers() if still else {})})
+            if self.last:
+                assert kept.y is not None
+                out = self.settings.loss(out, kept.y)
+                out = out if out.ndim == 0 else out.mean()
+        kept.out = out
+
+    def _call(self, x: Tensor, others: dict[str, Tensor]) -> Tensor:
+        out: Tensor = functional_call(self.module, others, (x,)) if others else self.module(x)
+        return out
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Copies for a forward pass to write over."""
+        return {n: b.clone() for n, b in self.module.named_buffers()} if self.statistics else {}
+
+    @contextmanager
+    def _dice(self, kept: Kept) -> Iterator[None]:
+        """Random layers draw what this part, batch and micro-batch always draw; torch's generators stay as they are."""
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self.device.index or 0])
+        before = [g.get_state() for g in generators]
+        number = Key(self.settings.seed, kept.batch, self.part, f"pipeline/{kept.micro}").number("dice")
+        for g in generators:
+            g.manual_seed(number)
+        try:
+            yield
+        finally:
+            for g, state in zip(generators, before, strict=True):
+                g.set_state(state)
+
+    def _chained(self, out: Any) -> None:
+        fits = isinstance(out, Tensor) and out.is_floating_point()
+        what = f"a tensor of {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
+        require(fits, f"part {self.part} gives {what}: the parts of a chain hand on one tensor of floats")
+
+    # -- stashed parameters ---------------------------------------------------
+
+    def _stash(self, version: int) -> None:
+        if version not in self.versions:
+            assert version == self.steps, "a schedule that asks for parameters that are gone"
+            self.versions[version] = {n: p.detach().clone().requires_grad_() for n, p in self.trained.items()}
+
+    def _harvest(self, weights: dict[str, Tensor]) -> None:
+        """The gradients of a copy become those of the parameters."""
+        for name, p in self.trained.items():
+            found, weights[name].grad = weights[name].grad, None
+            if found is not None:
+                p.grad = found if p.grad is None else p.grad.add_(found)
+
+    def _forget(self) -> None:
+        """Let go of copies that nobody will ask for."""
+        used = {kept.version for kept in self.queue}
+        oldest = self.steps - self.schedule.lookback
+        self.versions = {v: w for v, w in self.versions.items() if v in used or v >= oldest}
+
+    # -- auxiliary networks ---------------------------------------------------
+
+    def _guessed(self, kept: Kept) -> Tensor:
+        assert kept.out is not None
+        h = kept.out.detach()
+        aux = self._aux(h.shape)
+        with torch.no_grad():
+            guess: Tensor = functional_call(aux, {n: b.clone() for n, b in aux.named_buffers()}, (h,))
+        self.untaught.append((kept.batch, h))
+        return guess
+
+    def _teach(self, op: Op) -> Talk[None]:
+        packet = yield Take("backward", op.batch, op.micro)
+        error = self._received(packet, "gradients", op, self.part + 1).to(self.device)
+        self.owed -= 1
+        batch, h = self.untaught.popleft()
+        assert batch == op.batch
+        aux = self._aux(h.shape)
+        assert self.aux_optimizer is not None
+        self.aux_optimizer.zero_grad()
+        F.mse_loss(aux(h), error).backward()  # type: ignore[no-untyped-call]
+        self.aux_optimizer.step()
+
+    def _unlearn(self) -> None:
+        self.aux = self.aux_optimizer = None
+
+    def _aux(self, shape: Sequence[int]) -> nn.Module:
+        """The network that predicts error gradients of activations of a shape."""
+        if self.aux is None:
+            before = torch.get_rng_state()
+            torch.manual_seed(Key(self.settings.seed, client=self.part, where="pipeline").number("auxiliary"))
+            try:
+                self.aux = predictor(shape).to(self.device)
+            finally:
+                torch.set_rng_state(before)
+            self.aux_optimizer = self.settings.optimizer(list(self.aux.parameters()))
+        return self.aux
+
+    # -- messages -------------------------------------------------------------
+
+    def _key(self, where: str, op: Op, sender: int) -> Key:
+        return Key(self.settings.seed, op.batch, sender, f"pipeline/{where}/{op.micro}")
+
+    def _message(self, x: Tensor, where: str, op: Op, examples: list[int] | None = None) -> Packet:
+        link: Any = getattr(self.schedule, where)
+        key = self._key(where, op, self.part)
+        if isinstance(link, AQSGD):
+            x = x.detach().to("cpu", torch.float32)
+            return [str(x.dtype), list(x.shape), self.sent.send(link.link, x, self._named(examples), key)]
+        if type(link) is Dense:
+            return self._tensor(x)
+        params = Params.of([("x", x.detach().cpu())])
+        return [str(x.dtype), list(x.shape), link.send(params, None, key)[0]]
+
+    @staticmethod
+    def _tensor(x: Tensor) -> Tensor:
+        return x.detach().to("cpu").contiguous()
+
+    def _open(self, packet: Packet) -> Tensor:
+        check(isinstance(packet, Tensor) and packet.is_floating_point(), "one tensor of floats")
+        found: Tensor = packet
+        return found
+
+    def _received(self, packet: Packet, where: str, op: Op, sender: int, examples: list[int] | None = None) -> Tensor:
+        link: Any = getattr(self.schedule, where)
+        if type(link) is Dense:
+            return self._open(packet)
+        key = self._key(where, op, sender)
+        check(isinstance(packet, list) and len(packet) == 3, "a type, a shape and what the link made of the numbers")
+        kind, shape, inner = packet
+        dtype = getattr(torch, str(kind).removeprefix("torch."), None)
+        check(isinstance(dtype, torch.dtype), "the name of a type")
+        if isinstance(link, AQSGD):
+            return self.received.recv(link.link, inner, self._named(examples), key)
+        layout = Layout(("x",), (torch.Size(shape),), torch.float64 if dtype == torch.float64 else torch.float32)
+        found: Tensor = link.recv(inner, layout, None, key)[0]["x"].to(dtype)
+        return found
+
+    # -- what a script gives --------------------------------------------------
+
+    def _piece(self, whole: Tensor | None, op: Op, what: str, which: str) -> Tensor:
+        if whole is None:
+            raise ValueError(f"step(x, y): the {which} part needs the {what}")
+        pieces = self.schedule.pieces
+        require(
+            len(whole) % pieces == 0,
+            f"batch {op.batch} has {len(whole)} examples, which are not {pieces} micro-batches of equal size: "
+            "drop the last batch of an epoch where it is smaller (drop_last=True)",
+        )
+        return whole if pieces == 1 else whole.chunk(pieces)[op.micro]
+
+    def _examples(self, batch: Batch, op: Op) -> list[int] | None:
+        if batch.examples is None or self.schedule.pieces == 1:
+            return batch.examples
+        size = len(batch.examples) // self.schedule.pieces
+        return batch.examples[op.micro * size : (op.micro + 1) * size]
+
+    def _named(self, examples: list[int] | None) -> list[int]:
+        if examples is None:
+            raise ValueError(
+                f"{self.schedule.activations!r} remembers activations by example: step(x, y, examples=...) needs the "
+                "numbers of the batch's examples, on every rank"
+            )
+        return examples
+
+    # -- to a checkpoint and back ---------------------------------------------
+
+    def state(self, pending: Sequence[Sequence[Any]] = ()) -> dict[str, State]:
+        """All that the next operation depends on, as copies. ``pending`` are messages back that arrived and wait."""
+        aux = None
+        if self.aux is not None and self.aux_optimizer is not None:
+            aux = [self.aux.shape, self.aux.state_dict(), self.aux_optimizer.state_dict()]
+        found = {
+            "part": self.part,
+            "steps": self.steps,
+            "first": self.first,
+            "given": self.given,
+            "owed": self.owed,
+            "most": self.most,
+            "module": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            # Of a batch whose other micro-batches go back later.
+            "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
+            "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
+            "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
+            "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
+            "untaught": [[batch, h] for batch, h in self.untaught],
+            "aux": aux,
+            "sent": [[e, h] for e, h in self.sent.held.items()],
+            "received": [[e, h] for e, h in self.received.held.items()],
+            "pending": [list(message) for message in pending],
+        }
+        return {name: _copied(value) for name, value in found.items()}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> list[Any]:
+        """Go on from what :meth:`state` gave; returns the messages that wait. Raises ``WireError`` for another's."""
+        try:
+            mine, theirs = self.module.state_dict(), state["module"]
+            fits = mine.keys() == theirs.keys() and all(mine[n].shape == theirs[n].shape for n in mine)
+            require(fits, f"its part {self.part} has other parameters")
+            state = _copied(state)
+            for name, value in mine.items():
+                value.copy_(state["module"][name])
+            self.optimizer.load_state_dict(state["optimizer"])
+            for name, p in self.trained.items():
+                p.grad = state["grads"][name].to(self.device) if name in state["grads"] else None
+            for name in ("steps", "first", "given", "owed", "most"):
+                setattr(self, name, state[name])
+            self.versions = {
+                v: {n: p.to(self.device).requires_grad_() for n, p in w.items()} for v, w in state["versions"]
+            }
+            self.losses = {b: [torch.tensor(x) for x in found] for b, found in state["losses"]}
+            self.untaught = deque((batch, h.to(self.device)) for batch, h in state["untaught"])
+            self._unlearn()
+            if state["aux"] is not None:
+                shape, weights, kept = state["aux"]
+                self._aux(shape).load_state_dict(weights)
+                assert self.aux_optimizer is not None
+                self.aux_optimizer.load_state_dict(kept)
+            for store, held in ((self.sent, state["sent"]), (self.received, state["received"])):
+                store.held.clear()
+                store.held.update((e, h) for e, h in held)
+            self.queue = deque()
+            for batch, micro, x, y, version in state["queue"]:
+                kept = Kept(batch, micro, x.to(self.device), None if y is None else y.to(self.device), None, version)
+                if version is not None:
+                    self._graph(kept, still=True)
+                self.queue.append(kept)
+            return list(state["pending"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise WireError(f"this is the state of another training, or of another version ({error})") from error
+
+
+def predictor(shape: Sequence[int]) -> nn.Module:
+    """DNI's auxiliary network for activations [b, ...]; the last layer begins at zero."""
+    width = shape[1] if len(shape) == 4 else shape[-1]
+    layers: list[nn.Module] = []
+    for _ in range(2):
+        if len(shape) == 4:
+            layers += [nn.Conv2d(width, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
+        else:
+            layers += [nn.Linear(width, width), nn.ReLU()]
+    last: Any = nn.Conv2d(width, width, 5, padding=2) if len(shape) == 4 else nn.Linear(width, width)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    made = nn.Sequential(*layers, last)
+    made.shape = list(shape)  # type: ignore[assignment]
+    return made
+
+
+def _copied(x: Any) -> Any:
+    """A copy of a state on the CPU, tensors without their graphs."""
+    if isinstance(x, Tensor):
+        return x.detach().to("cpu", copy=True).contiguous()
+    if isinstance(x, dict):
+        return {name: _copied(value) for name, value in x.items()}
+    if isinstance(x, list | tuple | deque):
+        return [_copied(value) for value in x]
+    return copy.copy(x)

@@ -1,0 +1,908 @@
+"""Pipelined training: identities in one process, and real processes under gloo, which are forked from this one."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import thinwire as tw
+from thinwire.config import complete
+from thinwire.errors import CombinationError, NonFinite
+from thinwire.expression import parse, vocabulary
+from thinwire.pipeline import (
+    AQSGD,
+    BPK,
+    DDG,
+    DNI,
+    DSP,
+    FR,
+    GPipe,
+    OneFOneB,
+    PipeDream,
+    PipeDream2BW,
+    Schedule,
+    Simulation,
+    law,
+    pipeline,
+    simulate_pipeline,
+    split,
+)
+from thinwire.pipeline.schedule import SCHEDULES
+from thinwire.pipeline.split import balanced
+
+BATCHES = 9
+PARTS = (2, 3, 4)
+
+
+def net(dropout: float = 0.0, norm: bool = True) -> nn.Sequential:
+    """16 modules and a last one; batch norm, and activations that are written over."""
+    torch.manual_seed(5)
+    layers: list[nn.Module] = []
+    for inputs in (6, 8, 8, 8):
+        own = nn.BatchNorm1d(8) if norm else nn.Identity()
+        layers += [nn.Linear(inputs, 8), own, nn.ReLU(inplace=True), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def cut(model: nn.Module, parts: int) -> list[nn.Sequential]:
+    return split(model, parts, costs=[1] * 17)
+
+
+def data(seed: int = 0, batches: int = BATCHES) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(8, 6, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(batches)]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def small_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def dsp(parts: int, deep: int = 2, **links: Any) -> DSP:
+    """p = 1 before the last part, and m falls by ``deep``."""
+    return DSP((1,) * (parts - 1) + (0,), tuple(deep * k for k in range(parts - 1, -1, -1)), **links)
+
+
+def bits(module: nn.Module | dict[str, Tensor]) -> Tensor:
+    state = module if isinstance(module, dict) else module.state_dict()
+    return torch.cat([value.double().reshape(-1) for value in state.values()])
+
+
+def plain(batches: list[tuple[Tensor, Tensor]], model: nn.Module, optimizer: Any = sgd) -> list[float]:
+    """Training as anyone writes it."""
+    stepper, losses = optimizer(model.parameters()), []
+    for x, y in batches:
+        stepper.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        stepper.step()
+        losses.append(loss.item())
+    return losses
+
+
+def piped(schedule: Schedule, parts: int, seed: int = 0, **more: Any) -> tuple[nn.Module, Simulation, list[float]]:
+    model = net(more.pop("dropout", 0.0))
+    training, losses = simulate_pipeline(cut(model, parts), more.pop("optimizer", sgd), schedule, data(seed), **more)
+    return model, training, losses
+
+
+# -- identities ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", [DSP((0,), (0,)), FR(), DDG(), PipeDream(), DNI(), GPipe(1), OneFOneB(1)])
+def test_one_part_is_backpropagation_bit_for_bit(schedule):
+    model = net()
+    expected = plain(data(), model)
+    found, _, losses = piped(schedule, 1, loss=nn.functional.cross_entropy)
+    assert torch.equal(bits(found), bits(model))
+    assert losses == expected
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("schedule", [BPK(), GPipe(1), OneFOneB(1)])
+def test_plain_model_parallelism_is_plain_training_bit_for_bit(schedule, parts):
+    model = net()
+    expected = plain(data(), model)
+    found, _, losses = piped(schedule, parts, loss=nn.functional.cross_entropy)
+    assert torch.equal(bits(found), bits(model))
+    assert losses == expected
+
+
+def test_features_replay_is_dsp_without_lags_forward_bit_for_bit():
+    assert torch.equal(bits(piped(FR(), 4)[0]), bits(piped(DSP((0, 0, 0, 0), (3, 2, 1, 0)), 4)[0]))
+
+
+def test_the_lags_forward_change_no_number():
+    one, other = DSP((1, 1, 0), (4, 2, 0)), DSP((0, 2, 0), (4, 2, 0))
+    assert torch.equal(bits(piped(one, 3)[0]), bits(piped(other, 3)[0]))
+
+
+def test_delayed_gradients_and_weight_stashing_are_one_training():
+    assert torch.equal(bits(piped(DDG(), 3)[0]), bits(piped(PipeDream(), 3)[0]))
+    assert not torch.equal(bits(piped(DDG(), 3)[0]), bits(piped(FR(), 3)[0]))
+
+
+@pytest.mark.parametrize("make", [GPipe, OneFOneB, PipeDream2BW])
+def test_micro_batches_give_one_result_however_many_parts_there_are(make):
+    assert torch.equal(bits(piped(make(4), 1)[0]), bits(piped(make(4), 3)[0]))
+    assert torch.equal(bits(piped(GPipe(4), 2)[0]), bits(piped(OneFOneB(4), 4)[0]))
+
+
+def test_two_buffered_weights_are_gradients_of_the_parameters_of_one_batch_ago():
+    model = net(norm=False)
+    training, losses = simulate_pipeline(cut(model, 3), small_sgd, PipeDream2BW(2), data())
+    now, before = net(norm=False), net(norm=False)
+    for number, (x, y) in enumerate(data()):
+        # x_{t+1} = x_t - lr * gradient at x_{t-1}
+        loss = nn.functional.cross_entropy(before(x), y)
+        grads = torch.autograd.grad(loss, list(before.parameters()))
+        assert losses[number] == pytest.approx(loss.item(), abs=1e-6)
+        before.load_state_dict(now.state_dict())
+        with torch.no_grad():
+            for p, g in zip(now.parameters(), grads, strict=True):
+                p.sub_(g, alpha=0.05)
+    assert torch.allclose(bits(model), bits(now), atol=1e-6)
+    assert training.held == {0: 3, 1: 2, 2: 1}
+
+
+def test_a_lag_of_two_batches_by_hand():
+    """Two parts, each a number: h = a x, loss = (b h - y)^2, rate 0.1, DSP((0, 0), (1, 0)).
+
+    Batch 0: b goes back at once: h = 2, d = 2 * (3 - 1) = 4 -> b = 1.5 - 0.1 * 4 * 2 = 0.7, and 4 * 1.5 = 6 goes to a.
+    Batch 1 (x = 2): a goes forward as 2: h = 4, b h = 2.8, d = 2 * (2.8 - 1) = 3.6, b = 0.7 - 0.1 * 3.6 * 4 = -0.74.
+    Then batch 0 goes back at a: a = 2 - 0.1 * 6 * 1 = 1.4. The drain: 3.6 * 0.7 = 2.52 at x = 2: a = 1.4 - 0.504.
+    """
+    a, b = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    for layer, value in ((a, 2.0), (b, 1.5)):
+        nn.init.constant_(layer.weight, value)
+    batches = [(torch.tensor([[x]]), torch.tensor([[1.0]])) for x in (1.0, 2.0)]
+    _, losses = simulate_pipeline(
+        [nn.Sequential(a), nn.Sequential(b)], lambda p: torch.optim.SGD(p, 0.1), DSP((0, 0), (1, 0)), batches
+    )
+    assert losses == pytest.approx([4.0, 1.8**2])
+    assert b.weight.item() == pytest.approx(-0.74)
+    assert a.weight.item() == pytest.approx(0.896)
+
+
+def test_the_gradient_tends_to_that_of_backpropagation_with_the_step():
+    """Lemma 1.4.1 of the thesis: the difference is at most proportional to how far parameters move meanwhile."""
+
+    def off(rate: float) -> float:
+        model, ends, batches = net(norm=False), net(norm=False), data()
+        start = bits(model)
+        training = Simulation(cut(model, 3), lambda p: torch.optim.SGD(p, rate), DSP((1, 1, 0), (4, 2, 0)))
+        for x, y in batches[:5]:
+            training.step(x, y)
+        total = torch.zeros_like(start)  # what parts have stepped along so far, at the start's parameters
+        counts = {0: 1, 1: 3, 2: 5}
+        for number, (x, y) in enumerate(batches[:5]):
+            grads = torch.autograd.grad(nn.functional.cross_entropy(ends(x), y), list(ends.parameters()))
+            at, place = 0, {id(p): k for k, part in enumerate(cut(ends, 3)) for p in part.parameters()}
+            for p, g in zip(ends.parameters(), grads, strict=True):
+                if number < counts[place[id(p)]]:
+                    total[at : at + p.numel()] += g.reshape(-1)
+                at += p.numel()
+        return float(((start - bits(model)) / rate - total).norm() / total.norm())
+
+    found = [off(rate) for rate in (1e-1, 1e-2, 1e-3)]
+    assert 0.01 < found[0] < 0.5
+    assert found[1] == pytest.approx(found[0] / 10, rel=0.4)
+    assert found[2] == pytest.approx(found[1] / 10, rel=0.4)
+
+
+def test_running_statistics_move_once_a_batch_and_dropout_is_replayed():
+    model, training, _ = piped(dsp(3), 3, dropout=0.5)
+    assert {int(b) for n, b in model.named_buffers() if "num_batches" in n} == {BATCHES}
+    again, _, _ = piped(dsp(3), 3, dropout=0.5)
+    other, _, _ = piped(dsp(3), 3, dropout=0.5, seed=1)
+    assert torch.equal(bits(model), bits(again))
+    assert not torch.equal(bits(model), bits(other))
+    # Without lags a replayed mask is the mask: a part that replays is one that keeps its graph.
+    assert torch.equal(bits(piped(DSP((0, 0), (0, 0)), 2, dropout=0.5)[0]), bits(piped(BPK(), 2, dropout=0.5)[0]))
+    assert training.held == {0: 5, 1: 3, 2: 1}
+
+
+def test_a_replay_draws_the_masks_of_its_forward_pass():
+    torch.manual_seed(0)
+    seen: list[Tensor] = []
+    first, second = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), nn.Sequential(nn.Linear(4, 2))
+    first.register_forward_hook(lambda module, given, out: seen.append((out != 0).clone()))
+    batches = [(torch.randn(3, 4), torch.zeros(3, dtype=torch.long)) for _ in range(3)]
+    before = torch.get_rng_state()
+    simulate_pipeline([first, second], lambda p: torch.optim.SGD(p, 0.0), DSP((1, 0), (2, 0)), batches)
+    assert torch.equal(torch.get_rng_state(), before)
+    f0, f1, f2, b0, b1, b2 = seen
+    for forward, replay in ((f0, b0), (f1, b1), (f2, b2)):
+        assert torch.equal(forward, replay)
+    assert not torch.equal(f0, f1)
+
+
+def test_a_batch_that_a_script_reuses_is_replayed_as_it_was():
+    whole, reused = piped(dsp(2), 2)[0], net()
+    training, x = Simulation(cut(reused, 2), sgd, dsp(2)), torch.empty(8, 6)
+    for inputs, y in data():
+        training.step(x.copy_(inputs), y)
+    training.drain()
+    assert torch.equal(bits(whole), bits(reused))
+
+
+@pytest.mark.parametrize("schedule", [dsp(3), PipeDream2BW(2), DNI()])
+def test_in_whatever_order_parts_go_on_the_result_is_the_same(schedule):
+    class Shuffled(Simulation):
+        def order(self, parts: list[int]) -> list[int]:
+            return random.sample(parts, len(parts))
+
+    model = net()
+    training = Shuffled(cut(model, 3), sgd, schedule)
+    for x, y in data():
+        training.step(x, y)
+    training.drain()
+    assert torch.equal(bits(model), bits(piped(schedule, 3)[0]))
+
+
+def test_a_drained_pipeline_goes_on_and_uses_every_batch_once():
+    model = net()
+    training = Simulation(cut(model, 3), sgd, dsp(3))
+    for number, (x, y) in enumerate(data()):
+        training.step(x, y)
+        if number == 4:
+            training.drain()
+            assert all(not stage.queue for stage in training.stages.values())
+    training.drain()
+    assert [stage.steps for stage in training.stages.values()] == [BATCHES] * 3
+    assert training.drain() is None
+    assert {stage.steps for stage in training.stages.values()} == {BATCHES}
+
+
+def test_a_look_at_the_model_changes_nothing():
+    model, whole = net(), piped(dsp(3), 3)[0]
+    training = Simulation(cut(model, 3), sgd, dsp(3))
+    for x, y in data():
+        training.step(x, y)
+        out = training.predict(x)
+        training_mode = [m.training for m in model.modules()]
+        model.eval()
+        assert torch.equal(out, model(x).detach())
+        model.train()
+        assert all(training_mode)
+    training.drain()
+    assert torch.equal(bits(model), bits(whole))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, 0.1),
+        lambda p: torch.optim.AdamW(p, 0.01),
+        lambda p: torch.optim.NAdam(p, 0.01, betas=(0.99, 0.999)),
+    ],
+)
+def test_a_factor_of_the_rate_by_part_leaves_a_part_where_it_is(make):
+    start, model = dict(net(norm=False).named_parameters()), net(norm=False)
+    simulate_pipeline(cut(model, 2), make, BPK(), data(), rate=lambda batch, part: float(part))
+    lower = {name for name, _ in cut(model, 2)[0].named_parameters()}
+    assert {name for name, p in model.named_parameters() if torch.equal(p, start[name])} == lower
+
+
+def test_gradients_are_clipped_part_by_part():
+    model = net()
+    Simulation(cut(model, 2), lambda p: torch.optim.SGD(p, 0.1), BPK(), clip=1e-3).step(*data()[0])
+    for before, after in zip(cut(net(), 2), cut(model, 2), strict=True):
+        pairs = zip(before.parameters(), after.parameters(), strict=True)
+        assert float(torch.cat([(a - b).detach().reshape(-1) for a, b in pairs]).norm()) == pytest.approx(
+            1e-4, rel=1e-2
+        )
+
+
+def test_predicted_error_gradients_begin_at_zero_and_are_learned():
+    model = net()
+    training = Simulation(cut(model, 2), small_sgd, DNI())
+    lower = bits(cut(net(), 2)[0])
+    training.step(*data()[0])
+    weights = [n for n, _ in cut(net(), 2)[0].named_parameters()]
+    assert all(torch.equal(dict(model.named_parameters())[n], dict(net().named_parameters())[n]) for n in weights)
+    for _ in range(5):
+        training.step(*data()[0])
+    training.drain()
+    assert not torch.equal(bits(cut(model, 2)[0]), lower)
+    assert not training.stages[0].untaught
+
+
+# -- links --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("link", "share"), [(tw.Half(), 0.5), (tw.Int8(), 0.25), (tw.TopK(0.1), 0.2)])
+def test_links_send_their_share_in_both_directions(link, share):
+    def trained(**links: Any) -> tuple[Simulation, list[float]]:
+        torch.manual_seed(0)
+        parts = [nn.Sequential(nn.Linear(6, 400)), nn.Sequential(nn.ReLU(), nn.Linear(400, 3))]
+        return simulate_pipeline(parts, small_sgd, DSP((1, 0), (2, 0), **links), data())
+
+    (dense, expected), (thin, losses) = trained(), trained(activations=link, gradients=link)
+    for way in ("forward", "backward"):
+        sent = [training.ledger[0 if way == "forward" else 1].summary()[f"{way}_sent"] for training in (dense, thin)]
+        received = thin.ledger[1 if way == "forward" else 0].summary()[f"{way}_received"]
+        assert received == sent[1] < sent[0] * share * 1.1
+    assert thin.ledger[0].backward_sent == thin.ledger[1].forward_sent == 0
+    assert losses != expected
+    assert losses[:2] == pytest.approx(expected[:2], rel=0.2)
+
+
+def test_the_bytes_of_a_message_are_its_numbers_and_32_of_framing():
+    """[64, 40] floats are 10,240 bytes; the wire's version, tag and dimensions take 8 with padding, the frame 24."""
+    parts = [nn.Sequential(nn.Linear(6, 40)), nn.Sequential(nn.Linear(40, 3))]
+    batches = [(torch.zeros(64, 6), torch.zeros(64, dtype=torch.long))] * 3
+    training, _ = simulate_pipeline(parts, small_sgd, BPK(), batches)
+    assert training.ledger[0].forward_sent == 256 + 3 * (10240 + 8 + 24)
+    assert training.ledger[0].summary()["sent"] == training.ledger[1].summary()["received"]
+
+
+def test_activations_that_did_not_change_are_sent_exactly_after_an_epoch():
+    """AQ-SGD with nothing trained: differences to the epoch before are nothing, and what arrives is the activation."""
+    link = AQSGD(tw.QSGD(7, norm="max"), examples=24)
+    model = net()
+    training = Simulation(cut(model, 2), lambda p: torch.optim.SGD(p, 0.0), BPK(activations=link))
+    losses, sizes = [], []
+    for _ in range(2):
+        for number, (x, y) in enumerate(data(batches=3)):
+            before = training.ledger[0].forward_sent
+            losses.append(float(training.step(x, y, examples=range(8 * number, 8 * number + 8))))
+            sizes.append(training.ledger[0].forward_sent - before)
+    assert losses[:3] == losses[3:]
+    assert len(training.stages[0].sent.held) == len(training.stages[1].received.held) == 24
+
+
+def test_the_memory_of_examples_is_bounded_and_both_ends_hold_the_same():
+    link = AQSGD(examples=10)
+    training = Simulation(cut(net(), 2), sgd, DSP((1, 0), (2, 0), activations=link))
+    for number, (x, y) in enumerate(data()):
+        training.step(x, y, examples=torch.arange(8) + 8 * (number % 2))
+    sent, received = training.stages[0].sent.held, training.stages[1].received.held
+    assert list(sent) == list(received)
+    assert len(sent) == 10
+    assert all(torch.equal(sent[e], received[e]) for e in sent)
+    with pytest.raises(ValueError, match="remembers activations by example"):
+        training.step(*data()[0])
+
+
+@pytest.mark.parametrize("link", [tw.EF21(tw.TopK(0.1)), tw.ErrorFeedback(tw.TopK(0.1)), tw.LBGM(tw.SignSGD())])
+def test_links_with_a_memory_are_refused_with_the_reason(link):
+    with pytest.raises(CombinationError, match="it remembers earlier messages, and here each is of other examples"):
+        DSP((1, 0), (2, 0), gradients=link)
+    with pytest.raises(CombinationError, match="AQSGD remembers itself"):
+        AQSGD(link)
+
+
+# -- schedules ----------------------------------------------------------------
+
+
+def test_the_lags_back_are_those_of_the_thesis():
+    configurations = {
+        ((1, 1, 0), (4, 2, 0)): (0, 1, 1),
+        ((2, 2, 0), (6, 3, 0)): (0, 1, 1),
+        ((3, 3, 0), (10, 5, 0)): (0, 2, 2),
+        ((1, 1, 1, 0), (6, 4, 2, 0)): (0, 1, 1, 1),
+    }
+    for (p, m), q in configurations.items():
+        assert DSP(p, m).q == q
+
+
+def test_the_table_is_figure_2_of_the_thesis():
+    """DSP(1,1,0;4,2,0): batch 20 goes forward at ticks 20, 21, 22 and back at 24, 23, 22."""
+    lines = DSP((1, 1, 0), (4, 2, 0)).table(3, 26).splitlines()
+    width = len("F26 B26") + 2
+    cells = [[line[8 + width * t : 8 + width * (t + 1)].split() for t in range(26)] for line in lines]
+    for name, ticks in (("F20", [20, 21, 22]), ("B20", [24, 23, 22])):
+        assert [next(t for t, cell in enumerate(row) if name in cell) for row in cells] == ticks
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: DSP((1, 0), (4, 2, 0)), "p has 2 lags and m has 3"),
+        (lambda: DSP((1, 1, 1), (4, 2, 0)), r"p\[2\] is 1, and nothing follows the last part"),
+        (lambda: DSP((1, -1, 0), (4, 2, 0)), r"p\[1\] is -1, and a lag is at least 0"),
+        (lambda: DSP((3, 1, 0), (4, 2, 0)), r"q\[1\] = m\[0\] - p\[0\] - m\[1\] is -1.*raise m\[0\] to 5 or more"),
+        (lambda: DSP((0, 0), (0, 1)), r"q\[1\] .* is -1"),
+        (lambda: DSP((), ()), "p has 0 lags"),
+        (lambda: DSP((1, 1, 0), (4, 2, 0)).check(4), "is for 3 parts, and the model is cut into 4"),
+        (lambda: PipeDream2BW(2).check(4), "4 parts need at least 3 micro-batches"),
+        (lambda: GPipe(0), "at least 1 micro-batch"),
+        (lambda: DNI(-1), "at least 0 batches late"),
+        (lambda: AQSGD(examples=0), "at least 1 example"),
+        (lambda: GPipe(4).table(2, 4), "only schedules of whole batches"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_by_name(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("BPK()", "BPK()"),
+        ("FR(barrier=True)", "FR(True)"),
+        ("OneFOneB(8)", "OneFOneB(8)"),
+        ("DSP((1, 1, 0), (4, 2, 0))", "DSP((1, 1, 0), m=(4, 2, 0))"),
+        ("DSP((1, 0), (2, 0), activations=Half())", "DSP((1, 0), m=(2, 0), activations=Half())"),
+        ("PipeDream(activations=AQSGD(QSGD(7)))", "PipeDream(activations=AQSGD(QSGD(7), examples=65536))"),
+    ],
+)
+def test_a_schedule_is_typed_as_it_is_shown(typed, shown):
+    names = {**vocabulary(), **SCHEDULES, "AQSGD": AQSGD}
+    made = parse(typed, names=names)
+    assert repr(made) == shown
+    assert parse(complete(made), names=names) == made == parse(shown, names=names)
+
+
+@pytest.mark.parametrize("schedule", [dsp(4), FR(), DDG(), PipeDream2BW(3), GPipe(3), OneFOneB(3), DNI(), BPK()])
+def test_every_micro_batch_goes_forward_and_back_once_and_every_batch_has_one_step(schedule):
+    for part in range(4):
+        ops = [op for batch in range(7) for op in schedule.tick(part, 4, batch)] + schedule.drain(part, 4, 0, 7)
+        pairs = [(b, j) for b in range(7) for j in range(schedule.pieces)]
+        back = [(op.batch, op.micro) for op in ops if op.do in ("backward", "guess")]
+        assert [(op.batch, op.micro) for op in ops if op.do == "forward"] == back == pairs
+        assert [op.batch for op in ops if op.do == "step"] == list(range(7))
+
+
+# -- the law ------------------------------------------------------------------
+
+
+def test_the_law_is_what_parts_that_execute_the_operations_take():
+    g = random.Random(0)
+    for _ in range(200):
+        parts = g.randint(1, 5)
+        m = [0] * parts
+        for k in range(parts - 2, -1, -1):
+            m[k] = m[k + 1] + g.randint(0, 4)
+        f, b = ([g.uniform(0.1, 2) for _ in range(parts)] for _ in range(2))
+        c, d = ([g.choice([0, 0.3, 1, 5]) for _ in range(parts - 1)] for _ in range(2))
+        schedule = DSP((0,) * parts, tuple(m))
+        # Ends of batches may alternate: the mean over many of them is what the law says.
+        assert law.events(schedule, f, b, c, d, 240) == pytest.approx(law.tick(m, f, b, c, d), rel=0.03)
+
+
+def test_the_law_by_hand():
+    """Plain model parallelism: everything in turn, 3 * (1 + 2) + 4 * 0.5 = 11. Two batches of slack: 11 / 3 < 3 * 2."""
+    args = [1.0] * 3, [2.0] * 3, [0.5] * 2, [0.5] * 2
+    assert law.tick((0, 0, 0), *args) == 11
+    assert law.events(BPK(), *args) == pytest.approx(11)
+    assert law.tick((2, 1, 0), *args) == pytest.approx(max(11 / 3, 7 / 2, 3))
+    assert law.tick((4, 2, 0), *args) == 3
+    # GPipe with M = 2: parts 0..2 and back: (2 + 3 - 1) micro-batches of (1 + 2) / 2, and 4 messages of 0.25
+    assert law.events(GPipe(2), *args) == pytest.approx(4 * 1.5 + 4 * 0.25)
+    assert law.events(FR(barrier=True), *args) > law.events(FR(), *args)
+
+
+def test_a_plan_is_the_least_staleness_that_hides_the_links():
+    assert law.plan([0.02] * 3, [0.06] * 3, [0.01] * 2, [0.01] * 2) == DSP((1, 1, 0), (4, 2, 0))
+    assert law.plan([1, 1], [1, 1], [0], [0]) == DSP((1, 0), (1, 0))
+    assert law.plan([1.0], [1.0], [], []) == DSP((0,), (0,))
+    g = random.Random(1)
+    for _ in range(20):
+        f, b = ([g.uniform(0.1, 2) for _ in range(4)] for _ in range(2))
+        c, d = ([g.uniform(0, 3) for _ in range(3)] for _ in range(2))
+        most = max(x + y for x, y in zip(f, b, strict=True))
+        m = law.plan(f, b, c, d).m
+        assert law.tick(m, f, b, c, d) == pytest.approx(most)
+        for k in range(3):  # one batch less at any part, where that can be, and links cost something
+            less = [*m[:k], m[k] - 1, *m[k + 1 :]]
+            if less[k] >= less[k + 1] and (k == 0 or less[k - 1] >= less[k]):
+                assert law.tick(less, f, b, c, d) > most
+
+
+# -- cutting a model ----------------------------------------------------------
+
+
+def test_cuts_make_the_costliest_part_as_cheap_as_can_be():
+    # 9 | 2 3 4 | 5 5: the largest is 10; without what is not trained alone
+    assert balanced([9, 2, 3, 4, 5, 5], [True] * 6, 3) == [1, 4]
+    assert balanced([1, 1, 10, 1], [True, False, False, True], 2) == [2]
+    assert balanced([4, 4], [True, True], 2) == [1]
+
+
+def test_parts_have_the_names_and_the_modules_of_the_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))))
+    parts = split(model, 3, costs=[1, 0, 1, 1])
+    names = [list(part.state_dict()) for part in parts]
+    assert names == [["0.weight", "0.bias"], ["1.1.0.weight", "1.1.0.bias"], ["1.1.1.weight", "1.1.1.bias"]]
+    assert parts[0][0] is model[0]
+    x = torch.randn(3, 4)
+    assert torch.equal(parts[2](parts[1](parts[0](x))), model(x))
+
+
+def test_a_measured_cut_leaves_model_statistics_and_dice_alone():
+    model, before, dice = net(0.5), bits(net(0.5)), torch.get_rng_state()
+    dice = torch.get_rng_state()
+    parts = split(model, 3, sample=data()[0])
+    assert torch.equal(bits(model), before)
+    assert torch.equal(torch.get_rng_state(), dice)
+    assert all(p.grad is None for p in model.parameters())
+    assert sum(len(list(part.parameters())) for part in parts) == len(list(model.parameters()))
+
+
+def test_a_list_and_a_module_with_a_chain_are_cut_like_a_sequential():
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def chain(self) -> list[nn.Module]:
+            return [self.one, self.two]
+
+    own = Own()
+    assert split(own, 2, costs=[1, 1])[1][0] is own.two
+    assert split([own.one, own.two], 2, sample=torch.randn(2, 4))[0][0] is own.one
+
+
+tied = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: split(nn.Linear(2, 2).requires_grad_(False), 1, costs=[1]), "Linear is no chain"),
+        (lambda: split(nn.TransformerEncoderLayer(4, 1), 2, costs=[1]), "TransformerEncoderLayer is no chain"),
+        (lambda: split([nn.ReLU(), 3], 2, costs=[1]), "int in the list is no module"),
+        (lambda: split(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), 2, costs=[1, 1]), "1 modules with parameters"),
+        (lambda: split(net(), 0, costs=[1]), r"split\(parts=0\)"),
+        (lambda: split(net(), 2), "give sample=, a batch"),
+        (lambda: split(net(), 2, costs=[1]), "1 costs for 17 modules"),
+        (lambda: split(net(), 2, costs=[-1] * 17), "a cost is below 0"),
+        (lambda: split(nn.Sequential(tied, nn.ReLU(), tied), 2, costs=[1, 0, 1]), "machines share no memory"),
+        (lambda: split(net(), 2, sample=torch.randn(2, 7)), r"0 \(Linear\) does not take what comes before it"),
+        (lambda: split(net(), 2, sample="x"), "str; give a tensor"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_with_what_to_change(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+# -- bad input ----------------------------------------------------------------
+
+
+def test_batches_that_cannot_be_are_refused():
+    training = Simulation(cut(net(), 2), sgd, GPipe(4))
+    training.step(*data()[0])
+    for batch, said in (
+        ((torch.zeros(8, 5), data()[0][1]), "batch 1 has inputs of .5. a piece"),
+        ((torch.zeros(6, 6), data()[0][1][:6]), "6 examples, which are not 4 micro-batches of equal size"),
+        ((None, data()[0][1]), "the first part needs the inputs x"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Simulation.step(training, *batch)
+        training = Simulation(cut(net(), 2), sgd, GPipe(4))
+        training.step(*data()[0])
+    with pytest.raises(ValueError, match="the last part needs the targets y"):
+        training.step(data()[0][0])
+    with pytest.raises(ValueError, match="give the list of modules that split"):
+        Simulation(net, sgd, GPipe(4))
+    with pytest.raises(ValueError, match="part 0 has no parameters to train"):
+        Simulation([nn.ReLU(), nn.Linear(2, 2)], sgd, BPK())
+    with pytest.raises(ValueError, match="3 parts are 3 processes"):
+        pipeline(cut(net(), 3), sgd, BPK())
+
+
+def test_a_smaller_last_batch_is_a_batch():
+    training = Simulation(cut(net(), 2), sgd, dsp(2))
+    for size in (8, 8, 5):
+        training.step(data()[0][0][:size], data()[0][1][:size])
+    assert math.isfinite(float(training.drain() or 0.0))
+    assert {stage.steps for stage in training.stages.values()} == {3}
+
+
+def test_a_loss_that_is_not_finite_says_at_which_batch():
+    training = Simulation(cut(net(norm=False), 2), lambda p: torch.optim.SGD(p, 1e30), BPK())
+    with pytest.raises(NonFinite, match=r"the loss became .*; lower the learning rate, or clip"):
+        run(training, data())
+
+
+# -- checkpoints --------------------------------------------------------------
+
+RESUMED = {
+    "DSP": lambda k: dsp(k),
+    "DDG": lambda k: DDG(),
+    "PipeDream2BW": lambda k: PipeDream2BW(2),
+    "1F1B": lambda k: OneFOneB(2),
+    "DNI": lambda k: DNI(),
+    "AQSGD": lambda k: dsp(k, activations=AQSGD(examples=12), gradients=tw.Int8()),
+}
+
+
+def run(training: Any, batches: list[tuple[Tensor, Tensor]], start: int = 0) -> list[float]:
+    losses = []
+    for number, (x, y) in enumerate(batches[start:], start):
+        losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
+    losses.append(training.drain())
+    return [float(loss) for loss in losses if loss is not None]
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_saved_training_goes_on_to_the_same_bits(name, tmp_path):
+    model, saved = net(0.3), net(0.3)
+    whole, first = (Simulation(cut(m, 3), sgd, RESUMED[name](3)) for m in (model, saved))
+    expected = run(whole, data())
+    for number, (x, y) in enumerate(data()[:5]):
+        first.step(x, y, examples=torch.arange(8) + 8 * (number % 2))
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    later = net(0.3)
+    with torch.no_grad():
+        for p in later.parameters():
+            p.zero_()
+    second = Simulation(cut(later, 3), sgd, RESUMED[name](3))
+    second.load_state_dict(torch.load(tmp_path / "state.pt"))
+    found = run(second, data(), 5)
+    assert torch.equal(bits(later), bits(model))
+    assert found == expected[-len(found) :]
+    assert [b.summary() for b in second.ledger.values()] == [b.summary() for b in whole.ledger.values()]
+
+
+def test_the_state_of_another_training_is_refused():
+    states = Simulation(cut(net(), 2), sgd, dsp(2)).state_dict()
+    for make, said in (
+        (lambda: Simulation(cut(net(), 2), sgd, FR()).load_state_dict(states), "this state is of another schedule"),
+        (lambda: Simulation(cut(net(), 2), sgd, dsp(2), seed=1).load_state_dict(states), "of another seed: 0, not 1"),
+        (lambda: Simulation(cut(net(), 2), sgd, dsp(2)).load_state_dict(states[:1]), "1 states for 2 parts"),
+        (lambda: Simulation(cut(net(), 2), sgd, dsp(2)).load_state_dict(states[::-1]), "of part 1, and this is part 0"),
+        (lambda: Simulation(cut(net(), 2), sgd, dsp(2)).load_state_dict([{}, {}]), "this is no state of thinwire"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="the state of another training"):
+        Simulation(split(model, 2, costs=[1, 1]), sgd, dsp(2)).load_state_dict(states)
+
+
+# -- processes ----------------------------------------------------------------
+
+
+def forked(ranks: int, work: Callable[[int], Any], folder: Path, timeout: float = 200.0) -> list[Any]:
+    """What ``work(rank)`` gives in processes of one gloo group; None of one that died."""
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.init_process_group(
+                    "gloo",
+                    init_method=f"file://{folder}/store",
+                    rank=rank,
+                    world_size=ranks,
+                    timeout=datetime.timedelta(seconds=timeout),
+                )
+                torch.save(work(rank), folder / f"{rank}.pt")
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    paths = [folder / f"{rank}.pt" for rank in range(ranks)]
+    return [torch.load(path) if path.exists() else None for path in paths]
+
+
+CASES: dict[str, tuple[int, Schedule, int]] = {
+    f"{name} {parts} {seed}": (parts, make(parts), seed)
+    for parts in PARTS
+    for name, make, seeds in [
+        ("DSP", dsp, (0, 1, 2)),
+        ("DSP deep", lambda k: dsp(k, 3), (0,)),
+        ("FR", lambda k: FR(), (0, 1, 2)),
+        ("FR barrier", lambda k: FR(barrier=True), (0,)),
+        ("PipeDream", lambda k: PipeDream(), (0, 1, 2)),
+        ("2BW", lambda k: PipeDream2BW(4), (0, 1, 2)),
+        ("GPipe", lambda k: GPipe(2), (0,)),
+        ("1F1B", lambda k: OneFOneB(2), (0, 1, 2)),
+        ("DNI", lambda k: DNI(), (0, 1, 2)),
+        ("BPK", lambda k: BPK(), (0,)),
+        ("Int8", lambda k: dsp(k, activations=tw.Int8(), gradients=tw.Half()), (0,)),
+        ("TopK", lambda k: dsp(k, activations=tw.TopK(0.3), gradients=tw.LowRank(2)), (0,)),
+        ("QSGD", lambda k: dsp(k, activations=tw.QSGD(7), gradients=tw.Entropy(tw.QSGD(2))), (1,)),
+        ("AQSGD", lambda k: dsp(k, activations=AQSGD(examples=12)), (0,)),
+    ]
+    for seed in seeds
+}
+
+
+def case(name: str, rank: int, group: Any) -> dict[str, Any]:
+    parts, schedule, seed = CASES[name]
+    delays = random.Random(f"{name} {rank}")
+    model = net(0.2)
+    training = pipeline(cut(model, parts), sgd, schedule, seed=seed, group=group, timeout=100)
+    losses = []
+    for number, (x, y) in enumerate(data(seed)):
+        time.sleep(delays.random() * 0.002)
+        losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
+        if number == 4:
+            training.predict(x)
+    losses.append(training.drain())
+    return {
+        "model": training.whole_state_dict(),
+        "losses": [float(loss) for loss in losses if loss is not None],
+        "bytes": training.bytes.summary(),
+        "held": training.held,
+    }
+
+
+def refusal(make: Callable[[], Any]) -> str:
+    try:
+        make()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def everything(rank: int) -> dict[str, Any]:
+    """What four healthy processes can show; each finding is compared by a test."""
+    groups = {parts: dist.new_group(list(range(parts))) for parts in PARTS}
+    found: dict[str, Any] = {"cases": {}, "refused": {}}
+    for name, (parts, _, _) in CASES.items():
+        if rank < parts:
+            found["cases"][name] = case(name, rank, groups[parts])
+    dist.barrier()
+    for name, make in RESUMED.items():
+        if rank < 3:
+            first = pipeline(cut(net(0.3), 3), sgd, make(3), group=groups[3], timeout=100)
+            for number, (x, y) in enumerate(data()[:5]):
+                first.step(x, y, examples=torch.arange(8) + 8 * (number % 2))
+            state = first.state_dict()
+            second = pipeline(cut(net(0.3), 3), sgd, make(3), group=groups[3], timeout=100)
+            second.load_state_dict(state)
+            losses = [run(training, data(), 5) for training in (first, second)]
+            models = [bits(training.whole_state_dict()) for training in (first, second)]
+            found[f"resume {name}"] = [losses, models, first.bytes.sent, second.bytes.sent, state]
+    dist.barrier()
+    refuse, said = refusal, found["refused"]
+    others = {
+        "schedule": lambda: pipeline(cut(net(), 4), sgd, FR() if rank == 2 else BPK()),
+        "seed": lambda: pipeline(cut(net(), 4), sgd, BPK(), seed=rank // 3),
+        "model": lambda: pipeline(split(net(), 4, costs=range(17)) if rank == 1 else cut(net(), 4), sgd, BPK()),
+        "start": lambda: pipeline(cut(net() if rank else nn.Sequential(*map(reset, net())), 4), sgd, BPK()),
+        "parts": lambda: pipeline(cut(net(), 3), sgd, BPK()),
+    }
+    for name, make in others.items():
+        said[name] = refuse(make)
+    for name, batches in {
+        "shape": [(torch.zeros(8, 6 - (rank == 0)), data()[0][1])],
+        "targets": [(data()[0][0], None if rank == 3 else data()[0][1])],
+        "nan": [(x * math.nan, y) for x, y in data()[:1]],
+    }.items():
+        training = pipeline(cut(net(), 4), sgd, dsp(4), timeout=100)
+        for batch in data()[:3]:
+            training.step(*batch)
+        began = time.monotonic()
+        said[name] = refuse(lambda t=training, b=batches: [t.step(x, y) for x, y in b + data(batches=12)])
+        said[f"{name} again"] = refuse(lambda t=training: t.step(*data()[0]))
+        found[f"{name} seconds"] = time.monotonic() - began
+        dist.barrier()
+    return found
+
+
+def reset(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
+    return module
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return forked(4, everything, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_under_random_delays_are_the_simulation_bit_for_bit(name, ranks):
+    parts, schedule, seed = CASES[name]
+    model, losses = net(0.2), []
+    training = Simulation(cut(model, parts), sgd, schedule, seed=seed)
+    for number, (x, y) in enumerate(data(seed)):
+        losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
+        if number == 4:
+            training.predict(x)
+    losses.append(training.drain())
+    for rank in range(parts):
+        found = ranks[rank]["cases"][name]
+        assert found["model"].keys() == model.state_dict().keys()
+        assert torch.equal(bits(found["model"]), bits(model))
+        assert found["losses"] == ([float(x) for x in losses if x is not None] if rank == parts - 1 else [])
+        assert {**found["bytes"], "setup": 0} == training.ledger[rank].summary()
+        assert found["bytes"]["setup"] > 0
+        assert found["held"] == {rank: training.held[rank]}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_processes_go_on_from_their_states_and_the_simulation_from_them_too(name, ranks):
+    states = []
+    for rank in range(3):
+        losses, models, *sent, state = ranks[rank][f"resume {name}"]
+        assert losses[0] == losses[1]
+        assert torch.equal(*models)
+        assert sent[0] == pytest.approx(sent[1], abs=1024)  # frames are announced anew
+        states.append(state)
+    model = net(0.3)
+    training = Simulation(cut(model, 3), sgd, RESUMED[name](3))
+    training.load_state_dict(states)
+    assert run(training, data(), 5) == ranks[2][f"resume {name}"][0][0]
+    assert torch.equal(bits(model), ranks[0][f"resume {name}"][1][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("schedule", "OutOfSync: rank 2 has another schedule than rank 0: FR("),
+        ("seed", "OutOfSync: rank 3 has another seed than rank 0: 1, not 0"),
+        ("model", "OutOfSync: rank 1 has another model (its parameters' names or shapes) than rank 0"),
+        ("start", "OutOfSync: rank 1 has another initial model than rank 0; seed torch alike on every rank"),
+        ("parts", "ValueError: 3 parts, and 4 ranks: split(model, parts=4, ...)"),
+    ],
+)
+def test_a_rank_that_wants_something_else_is_refused_on_every_rank(name, said, ranks):
+    for found in ranks:
+        assert found["refused"][name].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "said"),
+    [
+        ("shape", 0, "batch 3 has inputs of [5] a piece"),
+        ("targets", 3, "step(x, y): the last part needs the targets y"),
+        ("nan", 3, "batch 3: the loss became nan; lower the learning rate, or clip"),
+    ],
+)
+def test_an_error_of_one_rank_is_said_on_every_rank_at_once(name, part, said, ranks):
+    for rank, found in enumerate(ranks):
+        assert said in found["refused"][name]
+        assert found["refused"][name].startswith("RankLost: part") == (rank != part)
+        assert f"part {part}: " in found["refused"][name] or rank == part
+        assert found["refused"][f"{name} again"].startswith("ValueError: this training has failed")
+        assert found[f"{name} seconds"] < 60
+
+
+def lost(rank: int) -> Any:
+    training = pipeline(cut(net(), 4), sgd, dsp(4), timeout=3)
+    for number, batch in enumerate(data(batches=50)):
+        if rank == 2 and number == 5:
+            os._exit(1)
+        began = time.monotonic()
+        said = refusal(lambda b=batch: training.step(*b))
+        if said != "nothing":
+            return [
+                number,
+                said,
+                time.monotonic() - began,
+                {k: v for k, v in training.stage.state().items() if k == "steps"},
+            ]
+        time.sleep(0.01)
+    return None
+
+
+def test_a_rank_that_dies_is_named_on_every_other_rank_within_the_time_limit(tmp_path):
+    found = forked(4, lost, tmp_path)
+    assert found[2] is None
+    for rank in (0, 1, 3):
+        number, said, seconds, state = found[rank]
+        assert said.startswith(f"RankLost: part {rank} of 4")
+        assert "the process of part 2 died, or sent nothing for 3 s" in said
+        assert seconds < 9
+        assert number <= 12
+        assert state["steps"] >= 0
