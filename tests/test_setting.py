@@ -37,6 +37,7 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
     ("plan", "each", "each", "fast", "--plan fast: one of 'each', 'together', 'measured' is expected"),
     ("states", "disk", "disk", "tape", "--states tape: one of 'memory', 'disk' is expected"),
     ("record", "looks", "looks", "loud", "--record loud: one of 'looks' is expected"),
+    ("start", "known", "known", "drawn", "--start drawn: one of 'sent', 'known' is expected"),
 ]
 
 

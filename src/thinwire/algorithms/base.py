@@ -170,6 +170,10 @@ class Algorithm(Config, ABC):
         x: Params = server.x
         return x
 
+    def served(self, server: State) -> Params | None:
+        """A model that is evaluated and saved beside :meth:`model`, such as an average. None, the default: no other."""
+        return None
+
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         """A client's own model as it is evaluated, made of its :meth:`model` and its examples. By default ``x`` itself.
 
@@ -246,6 +250,9 @@ class Around(Algorithm):
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server, client, own)
+
+    def served(self, server: State) -> Params | None:
+        return self.inner.served(server)
 
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         return self.inner.adapt(x, task, key)

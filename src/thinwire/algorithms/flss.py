@@ -251,6 +251,9 @@ class FLSS(Around):
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server.inner, client, own)
 
+    def served(self, server: State) -> Params | None:
+        return self.inner.served(server.inner)
+
     @property
     def rounding(self) -> float:
         """The share of a row's length that lies outside of a space for no other reason than how rows are stored."""

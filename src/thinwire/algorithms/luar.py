@@ -135,6 +135,9 @@ class LUAR(Around):
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server.inner, client, own)
 
+    def served(self, server: State) -> Params | None:
+        return self.inner.served(server.inner)
+
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""
         if self.layers == "modules":

@@ -29,7 +29,7 @@ from ..run.envelope import Answer, Call, key_of, mark, read_call
 from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..run.messages import Form, forms
-from ..run.stream import Logged, Parcel, View, catch_up
+from ..run.stream import Logged, Parcel, View, begun, catch_up
 from ..task import Task, as_task
 from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
@@ -162,6 +162,9 @@ class Node:
         except OutOfSync:
             return Answer.to(call, number)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in call.pieces])
+        first = call.pieces[0].round if call.pieces else 2
+        if call.base == 0 and not call.snapshot and first > 1:  # the start is known, or does not matter any more
+            held = held._replace(view=begun(algorithm, down, start.server, held.view, Key(call.seed)))
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         reply = self.round(slot, up, view, held.own, key_of(call.seed, call.client, call.round, call.mbit))
         state = kept.put(Held(VERSION, call.round, view, reply.next), call.base)

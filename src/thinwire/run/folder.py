@@ -236,8 +236,8 @@ class Folder:
         """Write ``summary.json``: the run is complete."""
         self.write("summary.json", (json.dumps(values, indent=2) + "\n").encode())
 
-    def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-        """Write ``model.safetensors``."""
+    def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model.safetensors") -> None:
+        """Write the file ``name``."""
         from safetensors.torch import save
 
         apart = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights are one tensor of two names
@@ -246,4 +246,4 @@ class Folder:
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
-        self.write("model.safetensors", len(header).to_bytes(8, "little") + header + data[start:])
+        self.write(name, len(header).to_bytes(8, "little") + header + data[start:])

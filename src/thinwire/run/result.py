@@ -35,6 +35,7 @@ class Result:
     path: Path | None = None
     clients: int = 0  # that have models of their own here
     own_module: Callable[[int], nn.Module] | None = None
+    served: nn.Module | None = None  # beside ``module``, of a method that has one (Averaged)
 
     def personal(self, client: int) -> nn.Module:
         """The module with a client's own model, on the CPU and in evaluation mode: another copy at each call.

@@ -67,6 +67,7 @@ class Rounds(ABC):
         seed: int,
         test: Task | None,
         privacy: Privacy | None = None,
+        known: bool = False,
     ) -> None:
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
         self.num_clients, self.sample = num_clients, sample
@@ -81,7 +82,7 @@ class Rounds(ABC):
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
-        self.stream = Stream(algorithm, down, self.start.view, self.buffers)
+        self.stream = Stream(algorithm, down, self.start.view, self.buffers, known)
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients)
         self.folder: Folder | None = None
@@ -132,6 +133,8 @@ class Rounds(ABC):
         if folder is not None:
             about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
             folder.model(result.module.state_dict(), about)
+            if result.served is not None:
+                folder.model(result.served.state_dict(), about, "served.safetensors")
             folder.summary(result.summary())
         return result
 
@@ -260,6 +263,10 @@ class Rounds(ABC):
         if self.test is not None:
             found = self.pool.evaluate(*self.whose(None), self.test)
             values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
+            served = self.algorithm.served(self.server)
+            if served is not None:
+                found = self.pool.evaluate(served, self.whose(None)[1], self.test)
+                values |= {f"served_{name}": value for name, value in found.items()}
         if self.client_tests:
             found_by = [self.pool.evaluate(*self.whose(client), task) for client, task in enumerate(self.client_tests)]
             for name in found_by[0]:
@@ -288,7 +295,9 @@ class Rounds(ABC):
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
-        params, statistics = self.whose(client)
+        return self._module(*self.whose(client))
+
+    def _module(self, params: Params, statistics: Params | None) -> nn.Module:
         self.slot.load(params)
         self.slot.load_buffers(statistics)
         return self.algorithm.finish(copy.deepcopy(self.slot.module).to("cpu").eval())
@@ -298,6 +307,9 @@ class Rounds(ABC):
         params, module = self.algorithm.model(self.server).clone(), self.module()  # the caller's own
         facts = {**self.facts(), "plan": self.plan}
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path)
+        served = self.algorithm.served(self.server)
+        if served is not None:
+            result.served = self._module(served, self.whose(None)[1])
         if self.personal and self.clients_here:
             result.clients, result.own_module = self.num_clients, self.module
         return result
