@@ -15,9 +15,10 @@ from thinwire import Params, Simulation
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
 from thinwire.errors import WireError
+from thinwire.run import own_tests  # its function `tested` would be taken for a test here
 from thinwire.run.envelope import read_answer
 from thinwire.run.folder import Folder
-from thinwire.run.own_tests import Model, over_clients, packed, tested, unpacked
+from thinwire.run.own_tests import Model, over_clients, packed, unpacked
 
 METHODS = [
     "FedAvg()",
@@ -202,13 +203,13 @@ def test_what_is_one_object_is_tested_once() -> None:
         asked.append(float(x.flat[0]))
         return {"loss": asked[-1]}
 
-    assert tested(evaluate, Model(x, None), Model(x, None), Model(x, None)) == {"loss": 1.0}
+    assert own_tests.tested(evaluate, Model(x, None), Model(x, None), Model(x, None)) == {"loss": 1.0}
     assert asked == [1.0]
-    found = tested(evaluate, Model(x, None), Model(y, None), Model(y, None))
+    found = own_tests.tested(evaluate, Model(x, None), Model(y, None), Model(y, None))
     assert (found, asked) == ({"loss": 1.0, "loss_before": 2.0, "loss_shared": 2.0}, [1.0, 1.0, 2.0])
-    found = tested(evaluate, Model(x, None), Model(x, None), Model(z, None))
+    found = own_tests.tested(evaluate, Model(x, None), Model(x, None), Model(z, None))
     assert found == {"loss": 1.0, "loss_shared": 3.0}
-    assert tested(evaluate, Model(x, y), Model(x, None), Model(x, y)) == {"loss": 1.0, "loss_before": 1.0}
+    assert own_tests.tested(evaluate, Model(x, y), Model(x, None), Model(x, y)) == {"loss": 1.0, "loss_before": 1.0}
 
 
 def test_a_loss_that_is_no_number_stays_with_its_client() -> None:
