@@ -15,7 +15,7 @@ from thinwire import Params, Simulation
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
 from thinwire.errors import WireError
-from thinwire.run import own_tests
+from thinwire.run import own_tests  # its function `tested` would be taken for a test here
 from thinwire.run.envelope import read_answer
 from thinwire.run.folder import Folder
 from thinwire.run.own_tests import Model, over_clients, packed, unpacked

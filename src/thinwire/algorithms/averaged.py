@@ -47,11 +47,20 @@ class Averaged(Around):
         require(0 <= self.decay < 1, f"Averaged(decay={self.decay}): decay must be at least 0 and below 1")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        start = self.inner.init(x, num_clients, key)
+        return self.init_with(x, None, num_clients, key)
+
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+        start = self.inner.init_with(x, buffers, num_clients, key)
         return start._replace(server=Server(start.server, x, 0))
 
     def broadcast(self, server: State, view: State) -> Message:
         return self.inner.broadcast(server.inner, view)
+
+    def alone(self, server: State, client: int) -> Message:
+        return self.inner.alone(server.inner, client)
+
+    def statistics(self, server: State, client: int | None = None) -> Params | None:
+        return self.inner.statistics(server.inner, client)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         inner, rounds = self.inner.server(server.inner, view, mean, key), server.rounds + 1
