@@ -642,7 +642,8 @@ def test_hospitals_have_their_dice_in_table_progress_json_and_folder(thinwire, t
     assert (row["measure"], row["dice"], row["client_dice_worst"]) == ("dice", last["dice"], min(each))
     assert row["by_client"] == each
     page = (out / "table.md").read_text()
-    assert page.startswith("| method | dice | best | own tests | worst client | client 0 | client 1 | MB up |")
+    assert page.startswith("| method | dice | best | own tests | ")
+    assert " | client 0 | client 1 | MB up |" in page
     assert f" | {last['dice']:.4f} | " in page
     assert f" | {each[0]:.4f} | {each[1]:.4f} | " in page
     assert "the dice on each one's own" in page
