@@ -56,9 +56,9 @@ class Writer:
     """Numbers to at most ``room`` bytes. There are ``contexts`` contexts, 256 at most."""
 
     def __init__(self, contexts: int, room: int) -> None:
-        self.models, self.room = _models(contexts), room
+        self.models, self.room = _models(contexts), max(0, room)
         self.coder = np.array([0, WHOLE, 0, 0], np.int64)
-        self.out = np.empty(max(room, 1), np.uint8)
+        self.out = np.empty(self.room, np.uint8)
 
     def put(
         self, values: Int32[Tensor, " n"], contexts: UInt8[Tensor, " n"], row: int = 0, negative: bool = True
@@ -108,7 +108,7 @@ class Writer:
                 _carry(self.out, at)
                 low &= WHOLE
             while width < RENEW:
-                if at == self.room:
+                if at >= self.room:
                     self.coder[FULL] = 1
                     return
                 self.out[at] = low >> 24

@@ -218,6 +218,10 @@ def _narrowed(
         step = math.exp(at[0] + max(-4.0, min(4.0, (at[1] - aim) / slope)))
         if not fine * 1.0003 < step < coarse * 0.9997:
             step = math.sqrt(fine * coarse)
+        if step < 1 / FINEST:
+            if coarse <= 1 / FINEST:
+                break
+            step = 1 / FINEST
     return best
 
 
