@@ -16,7 +16,7 @@ n times 62 questions.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import torch
@@ -227,7 +227,7 @@ def _given(values: Tensor, contexts: Tensor, most: int) -> tuple[Numbers, Contex
 
 
 # Asked millions of times by the references: without annotations, which tests would check at each call.
-_places = lambda values, i, row, context: (  # noqa: E731
+_places: Callable[[list[int], int, int, int], tuple[int, int, int]] = lambda values, i, row, context: (  # noqa: E731
     context * EACH
     + 3 * (min(2, abs(values[i - 1])) if i else 0)
     + (min(2, abs(values[i - row])) if 0 < row <= i else 0),
@@ -236,7 +236,7 @@ _places = lambda values, i, row, context: (  # noqa: E731
     + 32 * ((min(2, abs(values[i - 1])) if i else 0) + (min(2, abs(values[i - row])) if 0 < row <= i else 0) > 1),
     context * EACH + TOP,
 )
-_learnt = lambda p, seen, bit: [  # noqa: E731
+_learnt: Callable[[int, int, int], list[int]] = lambda p, seen, bit: [  # noqa: E731
     p + (((RAREST if bit else (1 << 16) - RAREST) - p) * ((1 << 17) // (2 * seen + 3)) >> 16),
     min(seen + 1, SLOWEST),
 ]
