@@ -114,7 +114,7 @@ class TransformCoding(Link):
         return self.bytes
 
     def floats(self, packet: Packet) -> float:
-        return packet.numel() * packet.dtype.itemsize / 4
+        return float(packet.numel()) * packet.dtype.itemsize / 4
 
 
 class Part(NamedTuple):
@@ -218,6 +218,10 @@ def _narrowed(
         step = math.exp(at[0] + max(-4.0, min(4.0, (at[1] - aim) / slope)))
         if not fine * 1.0003 < step < coarse * 0.9997:
             step = math.sqrt(fine * coarse)
+        if step < 1 / FINEST:
+            if coarse <= 1 / FINEST:
+                break
+            step = 1 / FINEST
     return best
 
 
@@ -243,7 +247,9 @@ class _Layer:
         self.flat = x.reshape(-1)
         self.energy = float(torch.linalg.vector_norm(self.flat, dtype=torch.float64)) ** 2
         self.most = most_terms(x.shape)
-        self.q = self.b = None  # an orthonormal basis of columns, and the layer in it
+        # An orthonormal basis of columns, and the layer in it.
+        self.q: Tensor | None = None
+        self.b: Tensor | None = None
         self.u, self.s, self.v = torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, 0)  # terms are rows
         self.done = self.most == 0 or self.energy == 0
         self.sample = self.flat[:: max(1, self.flat.numel() // SAMPLE)]
