@@ -674,7 +674,7 @@ def test_the_state_of_another_training_is_refused():
 # -- processes ----------------------------------------------------------------
 
 
-def forked(ranks: int, work: Callable[[int], Any], folder: Path, timeout: float = 200.0) -> list[Any]:
+def forked(ranks: int, work: Callable[[int], Any], folder: Path, timeout: float = 1000.0) -> list[Any]:
     """What ``work(rank)`` gives in processes of one gloo group; None of one that died."""
     torch.set_num_threads(1)
     children = []
