@@ -409,10 +409,12 @@ def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained
     wait(browser, LINES, [True, True])
     browser.execute_script("document.querySelector('.chip').click()")
     wait(browser, LINES, [False, True])
+    time.sleep(0.6)  # else it is a double click
     browser.execute_script("document.querySelector('.chip').click()")
     wait(browser, LINES, [True, True])
 
     for shown in ([True, False], [True, True]):  # a double click: this one alone, and all again
+        time.sleep(0.6)
         browser.execute_script("for (const _ of [1, 2]) document.querySelector('.chip').click()")
         wait(browser, LINES, shown)
 
