@@ -114,7 +114,7 @@ class TransformCoding(Link):
         return self.bytes
 
     def floats(self, packet: Packet) -> float:
-        return float(packet.numel()) * packet.dtype.itemsize / 4
+        return float(packet.numel() * packet.dtype.itemsize / 4)
 
 
 class Part(NamedTuple):

@@ -22,7 +22,7 @@ Named = tuple[tuple[str, ...], nn.Module]
 
 
 def split(
-    model: nn.Module | Sequence[nn.Module],
+    model: nn.Module | Sequence[Any],
     parts: int,
     sample: Any = None,
     costs: Sequence[float] | None = None,
