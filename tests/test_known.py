@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -49,9 +48,7 @@ def test_the_model_is_the_same_and_first_contacts_cost_what_came_after_the_start
 
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("start", ["sent", "known"])
-def test_clients_elsewhere_make_the_start_themselves(
-    text: str, start: Literal["sent", "known"], tmp_path: Path
-) -> None:
+def test_clients_elsewhere_make_the_start_themselves(text: str, start: str, tmp_path: Path) -> None:
     expected = tw.simulate(tw.parse(text), model, TASKS, 4, start=start, cohort=AWAY, workers=1)
     run = Deployment(tw.parse(text), model, 3, seed=0, start=start)
     nodes = [Node(tw.parse(text), model, task, tmp_path / str(i)) for i, task in enumerate(TASKS)]

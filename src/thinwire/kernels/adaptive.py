@@ -16,7 +16,7 @@ n times 62 questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import torch
@@ -56,9 +56,9 @@ class Writer:
     """Numbers to at most ``room`` bytes. There are ``contexts`` contexts, 256 at most."""
 
     def __init__(self, contexts: int, room: int) -> None:
-        self.models, self.room = _models(contexts), max(0, room)
+        self.models, self.room = _models(contexts), room
         self.coder = np.array([0, WHOLE, 0, 0], np.int64)
-        self.out = np.empty(self.room, np.uint8)
+        self.out = np.empty(max(room, 1), np.uint8)
 
     def put(
         self, values: Int32[Tensor, " n"], contexts: UInt8[Tensor, " n"], row: int = 0, negative: bool = True
@@ -108,7 +108,7 @@ class Writer:
                 _carry(self.out, at)
                 low &= WHOLE
             while width < RENEW:
-                if at >= self.room:
+                if at == self.room:
                     self.coder[FULL] = 1
                     return
                 self.out[at] = low >> 24
@@ -227,7 +227,7 @@ def _given(values: Tensor, contexts: Tensor, most: int) -> tuple[Numbers, Contex
 
 
 # Asked millions of times by the references: without annotations, which tests would check at each call.
-_places: Callable[[list[int], int, int, int], tuple[int, int, int]] = lambda values, i, row, context: (  # noqa: E731
+_places = lambda values, i, row, context: (  # noqa: E731
     context * EACH
     + 3 * (min(2, abs(values[i - 1])) if i else 0)
     + (min(2, abs(values[i - row])) if 0 < row <= i else 0),
@@ -236,7 +236,7 @@ _places: Callable[[list[int], int, int, int], tuple[int, int, int]] = lambda val
     + 32 * ((min(2, abs(values[i - 1])) if i else 0) + (min(2, abs(values[i - row])) if 0 < row <= i else 0) > 1),
     context * EACH + TOP,
 )
-_learnt: Callable[[int, int, int], list[int]] = lambda p, seen, bit: [  # noqa: E731
+_learnt = lambda p, seen, bit: [  # noqa: E731
     p + (((RAREST if bit else (1 << 16) - RAREST) - p) * ((1 << 17) // (2 * seen + 3)) >> 16),
     min(seen + 1, SLOWEST),
 ]

@@ -784,7 +784,7 @@ static inline void carried(Coder *c, u8 *out) {
 static inline void narrowed(Coder *c, u8 *out, i64 room) {
     carried(c, out);
     while (c->range < RENEW) {
-        if (c->at >= room) { c->full = 1; c->range = 0xFFFFFFFF; return; }
+        if (c->at == room) { c->full = 1; c->range = 0xFFFFFFFF; return; }
         out[c->at++] = (u8)(c->low >> 24);
         c->low = c->low << 8 & 0xFFFFFFFF;
         c->range <<= 8;
@@ -879,7 +879,7 @@ i64 tw_adaptive_end(Coder *coder, u8 *out, i64 room) {
         c.low = value;
         carried(&c, out);
         for (int k = 0; k < bytes; k++, c.low = c.low << 8 & 0xFFFFFFFF) {
-            if (c.at >= room) return -1;
+            if (c.at == room) return -1;
             out[c.at++] = (u8)(c.low >> 24);
         }
         break;
