@@ -102,9 +102,8 @@ LINKS = [
             "TopK(0.1, values=ScaledSign())": (260, "c"),
             "TopK(1.0)": (1_500, "c"),
             "TopK(0.1, sampled=True)": (360, "c"),
-            "TopK(0.1, adaptive=True)": (360, "c"),
         },
-        same={"TopK(1.0)": "Dense()", "TopK(0.1, adaptive=True)": "TopK(0.1)"},
+        same={"TopK(1.0)": "Dense()"},
         refused={
             "TopK(0.0)": "TopK(share=0.0): share must be above 0 and at most 1",
             "TopK(1.01)": "TopK(share=1.01): share must be above 0 and at most 1",
@@ -188,8 +187,8 @@ LINKS = [
     ),
     Link(
         "STC",
-        laws={"STC(0.1)": (230, "c"), "STC(0.1, adaptive=True)": (240, "c")},
-        same={"STC(0.1)": "TopK(0.1, values=ScaledSign())", "STC(0.1, adaptive=True)": "STC(0.1)"},
+        laws={"STC(0.1)": (230, "c")},
+        same={"STC(0.1)": "TopK(0.1, values=ScaledSign())"},
         refused={"STC(0.0)": "STC(share=0.0): share must be above 0 and at most 1"},
         bytes={
             # 17, 3 of padding, 4 of magnitude, 13 of signs, 15 of quotients, 38 of rests
@@ -270,10 +269,7 @@ LINKS = [
             "QSGD(1)": (200, ""),
             "QSGD(7, norm='max')": (280, ""),
             "QSGD(3, bucket=50)": (300, ""),
-            "QSGD(16, adaptive=True)": (450, ""),
-            "QSGD(3, bucket=50, adaptive=True)": (300, ""),
         },
-        same={"QSGD(16, adaptive=True)": "QSGD(16)", "QSGD(3, bucket=50, adaptive=True)": "QSGD(3, bucket=50)"},
         refused={
             "QSGD(0)": "QSGD(levels=0): levels must be from 1 to 127",
             "QSGD(128)": "QSGD(levels=128): levels must be from 1 to 127",
@@ -374,36 +370,6 @@ LINKS = [
         },
         bytes={"PowerSGD(2)": (4_008, 1_292)},
         measured=("PowerSGD(2)",),
-    ),
-    Link(
-        "TransformCoding",
-        laws={
-            "TransformCoding(120)": (120, "c"),
-            "TransformCoding(rate=4.0)": (240, "c"),
-            "TransformCoding(share=0.9)": (1_420, "c"),
-        },
-        same={"TransformCoding(1500)": "Dense()"},
-        refused={
-            "TransformCoding()": (
-                "TransformCoding(): give one of bytes, rate (bits an entry) and share (of the squared length)"
-            ),
-            "TransformCoding(900, share=0.5)": (
-                "TransformCoding(900, share=0.5): give one of bytes, rate (bits an entry) and share (of the squared "
-                "length)"
-            ),
-            "TransformCoding(0)": "TransformCoding(0): bytes must be positive",
-            "TransformCoding(rate=0.0)": "TransformCoding(rate=0.0): rate must be above 0 and at most 64 bits an entry",
-            "TransformCoding(share=1.0)": "TransformCoding(share=1.0): share must be above 0 and below 1",
-        },
-        wire={
-            # the numbers take no more than 20 bytes
-            "TransformCoding(20)": "01 480104 00004040 00008040 0000803f 000000c0",
-        },
-        lost={
-            # no worse than the largest of eight alone
-            "TransformCoding(30)": (7 / 8, 1e-80),
-        },
-        measured=("TransformCoding(100000)",),
     ),
     Link(
         "CountSketch",
@@ -1292,12 +1258,6 @@ METHODS = [
         golden={
             "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
         },
-    ),
-    Method(
-        "Averaged",
-        trained=("Averaged(FedAvg())", "Averaged(SCAFFOLD(), decay=0.5)"),
-        same={"an average beside it": ("Averaged(FedAvg())", "FedAvg()")},
-        refused={"Averaged(FedAvg(), decay=1.0)": "Averaged(decay=1.0): decay must be at least 0 and below 1"},
     ),
     Method(
         "LUAR",

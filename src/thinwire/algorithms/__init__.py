@@ -1,6 +1,5 @@
 """Federated methods, one file a paper."""
 
-from .averaged import Averaged
 from .base import Algorithm, Each, Start, Sum
 from .clustered_lbgm import ClusteredLBGM
 from .domo import DOMO
@@ -29,7 +28,6 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "Algorithm",
-    "Averaged",
     "ClusteredLBGM",
     "Each",
     "FedACG",

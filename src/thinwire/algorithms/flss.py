@@ -259,9 +259,6 @@ class FLSS(Around):
     def at_client(self, view: State, client: int | None, own: State) -> Params:
         return self.inner.at_client(view.inner, client, own)
 
-    def served(self, server: State) -> Params | None:
-        return self.inner.served(server.inner)
-
     @property
     def rounding(self) -> float:
         """The share of a row's length that lies outside of a space for no other reason than how rows are stored."""

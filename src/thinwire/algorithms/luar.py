@@ -154,9 +154,6 @@ class LUAR(Around):
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         return self.inner.statistics(server.inner, client)
 
-    def served(self, server: State) -> Params | None:
-        return self.inner.served(server.inner)
-
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""
         if self.layers == "modules":

@@ -31,7 +31,7 @@ from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..run.messages import Form, forms, private
 from ..run.own_tests import Model, packed, tested
-from ..run.stream import Logged, Parcel, View, begun, catch_up
+from ..run.stream import Logged, Parcel, View, catch_up
 from ..task import Task, as_task
 from ..train.fitting import fitting
 from ..train.one import Slot, evaluate, floats, made
@@ -176,9 +176,6 @@ class Node:
             return Answer.to(call, number)
         pieces, own = (call.pieces, b"") if alone is None else (call.pieces[:-1], call.pieces[-1].blob)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in pieces])
-        first = pieces[0].round if pieces else 2
-        if call.base == 0 and not call.snapshot and first > 1:  # the start is known, or does not matter any more
-            held = held._replace(view=begun(algorithm, down, start.server, held.view, Key(call.seed)))
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = key_of(call.seed, call.client, call.round, call.mbit)
         mine, state = taken(algorithm, alone, view, Job(key, held.own, own, call.base == 0))

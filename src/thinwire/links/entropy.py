@@ -9,28 +9,24 @@ import torch
 from torch import Tensor
 
 from ..errors import WireError, check
-from ..kernels import adaptive, rans
+from ..kernels import rans
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, count, dumps, loads
 from .base import Link, Look, Wrapper, octets, row
 
-STORED, ZSTD, RANS, ADAPTIVE = range(4)
+STORED, ZSTD, RANS = range(3)
 LEVEL = 3  # of zstd: higher ones take several times as long for a percent
-LANES = (1, 2, 4)  # bytes of a number, each kind of which is coded by itself
-LONGEST = 1 << 22  # bytes: adaptive coding takes some tenths of a second a megabyte
 
 
 @dataclass(frozen=True)
 class Entropy(Wrapper):
-    """``inner``'s packet as it is, by zstd, by range coding, or by adaptive range coding: in the fewest bytes.
+    """``inner``'s packet as it is, by zstd, or by range coding, whichever takes the fewest bytes.
 
     Quantised updates shrink most: ``Entropy(QSGD(16))``, ``Entropy(Int8())``. Range coding
     (:mod:`thinwire.kernels.rans`) comes within a percent or two of :func:`entropy_bound` and wins where most bytes
-    are alike. zstd also finds what repeats. Adaptive coding (:mod:`thinwire.kernels.adaptive`) learns as it goes, so it
-    needs no table and follows where layers differ; it is tried on packets of up to 4 MiB. The receiver sees what
-    ``inner`` delivers, and states are those of ``inner``. Coded packets cannot be added up, so they are decoded before
-    they are averaged.
+    are alike. zstd also finds what repeats. The receiver sees what ``inner`` delivers, and states are those of
+    ``inner``. Coded packets cannot be added up, so they are decoded before they are averaged.
 
     A receiver decompresses at most :func:`limit` bytes with at most :func:`values` values in them. A packet beyond
     these is sent as it is. ``recv`` raises ``WireError`` for a packet that announces more.
@@ -86,34 +82,7 @@ def _coded(packet: Packet, layout: Layout) -> Packet:
         # The frequencies and the lanes come on top of the bound; where zstd is ahead of it there is nothing to try.
         if entropy_bound(data) < len(frame):
             ways.append([RANS, len(data), *rans.encode(_bytes(data))])
-        if len(data) <= LONGEST:
-            coded = _adaptive(data, min(len(dumps(way)) for way in ways))
-            if coded is not None:
-                ways.append(coded)
     return min(ways, key=lambda way: len(dumps(way)))
-
-
-def _adaptive(data: bytes, most: int) -> Packet | None:
-    """Bytes as distances from what is most frequent in their lane; None where they take ``most`` bytes or more."""
-    octet = np.frombuffer(data, np.uint8)
-
-    def entropy(lanes: int) -> float:
-        return sum(entropy_bound(octet[lane::lanes].tobytes()) for lane in range(lanes))
-
-    lanes = min(LANES, key=entropy)
-    if entropy(lanes) > 1.2 * most:  # neighbours tell something, but not that much
-        return None
-    middle = [int(np.bincount(octet[lane::lanes], minlength=1).argmax()) for lane in range(min(lanes, len(octet)))]
-    middle += [0] * (lanes - len(middle))
-    values = torch.from_numpy((octet - np.resize(np.array(middle, np.uint8), len(octet))).view(np.int8)).to(torch.int32)
-    writer = adaptive.Writer(lanes, most)
-    writer.put(values, _lane(len(values), lanes), max(2, lanes))
-    coded = writer.bytes()
-    return None if coded is None else [ADAPTIVE, len(data), torch.tensor(middle, dtype=torch.uint8), coded]
-
-
-def _lane(n: int, lanes: int) -> Tensor:
-    return torch.arange(n).remainder(lanes).to(torch.uint8)
 
 
 def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packet:
@@ -126,20 +95,9 @@ def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packe
     if way == ZSTD:
         check(len(parts) == 1, "a zstd frame")
         return loads(_zstd(octets(parts[0]), most), max_values=most_values)
-    check(way in (RANS, ADAPTIVE) and len(parts) == 4 - (way == ADAPTIVE), "a packet stored, by zstd or range coding")
-    size = parts[0]
+    check(way == RANS and len(parts) == 4, "a packet stored, by zstd or by range coding")
+    size, present, counts, words = parts
     check(type(size) is int and size > 0 and (most is None or size <= most), "a packet of no more bytes than accepted")
-    if way == ADAPTIVE:
-        check(size <= LONGEST, f"at most {LONGEST} bytes")
-        middle = octets(parts[1])
-        check(middle.numel() in LANES, "1, 2 or 4 lanes")
-        reader = adaptive.Reader(octets(parts[2]), middle.numel())
-        values = reader.get(size, _lane(size, middle.numel()), max(2, middle.numel()))
-        reader.end()
-        check(bool(((values >= -128) & (values <= 127)).all()), "distances of bytes")
-        data = values.to(torch.int8).view(torch.uint8).numpy() + np.resize(middle.numpy(), size)
-        return loads(data.tobytes(), max_values=most_values)
-    _, present, counts, words = parts
     coded = rans.Coded(row(present, torch.bool), row(counts, torch.int16), row(words, torch.int16))
     return loads(rans.decode(coded, size).numpy().tobytes(), max_values=most_values)
 

@@ -10,7 +10,6 @@ from torch import Size, Tensor
 from torch.nn.functional import pad
 
 from ..errors import check, require
-from ..kernels import adaptive
 from ..kernels.quantize import dequantize, quantize
 from ..kernels.trits import pack_trits, unpack_trits
 from ..key import Key
@@ -28,10 +27,9 @@ class QSGD(Codec):
     on average. The draw is fresh in every round and for every client. ``bucket`` entries share a norm, by default the
     whole layer. ``norm`` is "l2", as in the paper, or "max", with smaller errors and fewer zeros. An entry takes 2
     bits for 1 level, 4 bits for up to 7 and 8 bits for up to 127, and a norm 4 bytes. ``Entropy(QSGD(16))`` takes
-    fewer where most levels are zero. With ``adaptive`` levels are coded by a code that learns how often each occurs
-    beside its neighbours, in place of a fixed width. The receiver sees the same. The link is no contraction: an entry
-    that is rounded up may be off by more than it was. Raises ``ValueError`` for levels outside 1 to 127 and a bucket
-    below 1. Alistarh, Grubic, Li, Tomioka, Vojnovic, NeurIPS 2017, arXiv:1610.02132, section 3.
+    fewer where most levels are zero. The link is no contraction: an entry that is rounded up may be off by more than
+    it was. Raises ``ValueError`` for levels outside 1 to 127 and a bucket below 1. Alistarh, Grubic, Li, Tomioka,
+    Vojnovic, NeurIPS 2017, arXiv:1610.02132, section 3.
 
     FedPAQ (Reisizadeh et al., AISTATS 2020, arXiv:1909.13014) is this link around local training by sampled clients:
     ``FedAvg(up=QSGD(16))``.
@@ -46,7 +44,6 @@ class QSGD(Codec):
     levels: int = 16
     bucket: int | None = None
     norm: Literal["l2", "max"] = "l2"
-    adaptive: bool = False
 
     def __post_init__(self) -> None:
         require(1 <= self.levels <= 127, f"QSGD(levels={self.levels}): levels must be from 1 to 127")
@@ -61,20 +58,11 @@ class QSGD(Codec):
         flat, seed = x.reshape(-1), key.number("dither")
         if self.bucket is None:
             norms = self._norms(flat.view(1, -1))
-            return [norms, self._levels(flat, float(norms), seed, x.shape)]
+            return [norms, quantize(flat, float(norms), self.levels, self.bits, seed)]
         rows = pad(flat, (0, -flat.numel() % self.bucket)).view(-1, self.bucket)
         norms = self._norms(rows)
         shares = rows / torch.where(norms > 0, norms, 1.0)[:, None]
-        return [norms, self._levels(shares.view(-1)[: flat.numel()], 1.0, seed, x.shape)]
-
-    def _levels(self, flat: Tensor, scale: float, seed: int, shape: Size) -> Packet:
-        """In a fixed width, or in a list of one the adaptive code's bytes where they are fewer."""
-        if self.adaptive:
-            levels = quantize(flat, scale, self.levels, 8, seed).to(torch.int32) - self.levels
-            coded = adaptive.pack(levels, flat.numel() * self.bits // 8, shape[1:].numel() if len(shape) > 1 else 0)
-            if coded is not None:
-                return [coded]
-        return quantize(flat, scale, self.levels, self.bits, seed)
+        return [norms, quantize(shares.view(-1)[: flat.numel()], 1.0, self.levels, self.bits, seed)]
 
     def _norms(self, rows: Tensor) -> Tensor:
         if rows.numel() == 0:
@@ -86,23 +74,16 @@ class QSGD(Codec):
         n, bucket = shape.numel(), self.bucket
         scales, packed = parts(packet, 2, "norms and levels")
         norms = vector(scales, 1 if bucket is None else (n + bucket - 1) // bucket, torch.float32)
-        check((norms >= 0).all(), "norms that are not negative")
-        bits = self.bits
-        if self.adaptive and isinstance(packed, list):
-            (coded,) = parts(packed, 1, "coded levels")
-            found = adaptive.unpack(octets(coded), n, shape[1:].numel() if len(shape) > 1 else 0)
-            check(bool((found.abs() <= self.levels).all()), f"levels up to {self.levels}")
-            packed, bits = (found + self.levels).to(torch.uint8), 8
         levels = octets(packed)
+        check((norms >= 0).all(), "norms that are not negative")
         if bucket is None:
-            return dequantize(levels, n, float(norms), self.levels, bits).view(shape)
-        shares = dequantize(levels, n, 1.0, self.levels, bits)
+            return dequantize(levels, n, float(norms), self.levels, self.bits).view(shape)
+        shares = dequantize(levels, n, 1.0, self.levels, self.bits)
         rows = pad(shares, (0, -n % bucket)).view(-1, bucket) * norms[:, None]
         return rows.view(-1)[:n].view(shape)
 
     def count(self, packet: Packet) -> float:
-        levels = packet[1][0] if isinstance(packet[1], list) else packet[1]
-        return float(packet[0].numel()) + float(levels.numel()) / 4
+        return float(packet[0].numel()) + float(packet[1].numel()) / 4
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """A few entries and where they are.
 
 Positions are really sent: as gaps in a Rice code, or as one bit an entry, whichever is
-smaller, and if asked for as gaps in an adaptive code. Only ``RandK`` sends none, because both ends draw them from the
-same seed.
+smaller. Only ``RandK`` sends none, because both ends draw them from the same seed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Size, Tensor
 
 from ..errors import check, require
-from ..kernels import adaptive, gaps
+from ..kernels import gaps
 from ..kernels.select import above, largest, sampled_threshold, top_k
 from ..key import Key
 from ..params import Layout, Params
@@ -25,21 +24,14 @@ from .base import Codec, floats, join, octets, parts, vector
 from .dense import Dense
 
 
-def pack_positions(positions: Int[Tensor, " k"], n: int, adaptively: bool = False) -> Packet:
+def pack_positions(positions: Int[Tensor, " k"], n: int) -> Packet:
     """Ascending positions below ``n``: None (all), one bit each, or ``[b, quotients, rests]`` of a Rice code.
 
-    With ``adaptively``, where that is shorter, ``[k, bytes]``: their number, and gaps as numbers that are coded by
-    :mod:`thinwire.kernels.adaptive`. Bits lie in bytes, the lowest first; :mod:`thinwire.kernels.gaps` has the other
-    code.
+    Bits lie in bytes, the lowest first; :mod:`thinwire.kernels.gaps` has the code.
     """
     if positions.numel() == n:
         return None
     b, length = gaps.best(positions, n)
-    if adaptively and n < adaptive.MOST:
-        skipped = positions.diff(prepend=positions.new_full((1,), -1)) - 1
-        coded = adaptive.pack(skipped.to(torch.int32), (min(length, n) + 7) // 8, negative=False)
-        if coded is not None:
-            return [positions.numel(), coded]
     if length >= n:
         return gaps.encode_bits(positions, n)
     return [b, *gaps.encode(positions, n, b)]
@@ -51,12 +43,6 @@ def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
         return torch.arange(n)
     if isinstance(packet, Tensor):
         return gaps.decode_bits(octets(packet), n)
-    if isinstance(packet, list) and len(packet) == 2:
-        k, coded = packet
-        check(type(k) is int and 0 <= k <= n < adaptive.MOST, "positions")
-        found = (adaptive.unpack(octets(coded), k, negative=False).long() + 1).cumsum(0) - 1
-        check(k == 0 or int(found[-1]) < n, f"positions below {n}")
-        return found
     b, quotients, rests = parts(packet, 3, "positions")
     check(type(b) is int, "positions")
     return gaps.decode(octets(quotients), octets(rests), n, b)
@@ -65,9 +51,8 @@ def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
 class _Chosen(Codec):
     """Values at positions; the rest is zero."""
 
-    def _pack(self, x: Tensor, positions: Tensor, values: Codec, key: Key, adaptively: bool = False) -> Packet:
-        where = pack_positions(positions, x.numel(), adaptively)
-        return [where, values.encode(x.reshape(-1).index_select(0, positions), key)]
+    def _pack(self, x: Tensor, positions: Tensor, values: Codec, key: Key) -> Packet:
+        return [pack_positions(positions, x.numel()), values.encode(x.reshape(-1).index_select(0, positions), key)]
 
     def _unpack(self, packet: Packet, shape: Size, values: Codec, key: Key) -> Tensor:
         where, packed = parts(packet, 2, "positions and values")
@@ -118,9 +103,8 @@ class TopK(_Chosen):
 
     ``values`` is the codec of what is kept, e.g. ``TopK(0.01, values=Half())``. Positions are sent as gaps in a Rice
     code or as one bit an entry, whichever is smaller. With ``sampled`` the threshold comes from a sample of a large
-    layer: that is several times faster, and keeps about ``share`` of the layer. With ``adaptive`` positions are coded
-    by a code that learns how they cluster, where that is shorter; it takes more time. Raises ``ValueError`` unless
-    0 < share <= 1. Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599.
+    layer: that is several times faster, and keeps about ``share`` of the layer. Raises ``ValueError`` unless 0 <
+    share <= 1. Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599.
 
     Differences from the paper: k is taken of each layer; ``Flat(TopK(...))`` takes it of the whole vector. Zeros are
     not sent, so fewer than k entries may be sent. All entries that equal the k-th largest magnitude are sent,
@@ -134,7 +118,6 @@ class TopK(_Chosen):
     share: float = 0.01
     values: Codec = Dense()
     sampled: bool = False
-    adaptive: bool = False
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, f"TopK(share={self.share}): share must be above 0 and at most 1")
@@ -153,8 +136,7 @@ class TopK(_Chosen):
             positions = above(flat, sampled_threshold(flat, k, key.generator("sample")))
         else:
             positions = largest(flat, k)
-        chosen = positions if len(positions) <= 2 * k else top_k(flat, k)
-        return self._pack(x, chosen, self.values, key, self.adaptive)
+        return self._pack(x, positions if len(positions) <= 2 * k else top_k(flat, k), self.values, key)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         return self._unpack(packet, shape, self.values, key)

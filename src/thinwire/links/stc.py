@@ -20,7 +20,7 @@ from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
 from .base import Codec, number, octets, parts
-from .sparse import kept, pack_positions, unpack_positions
+from .sparse import kept
 
 GOLDEN = (1 + math.sqrt(5)) / 2
 
@@ -35,8 +35,7 @@ class STC(Codec):
     entry, and the gaps between positions in a Golomb code (Algorithm 1). The number of entries is read off the code,
     and the code's parameter follows from it, so neither is sent. If at most 2 k entries are sent, the receiver sees
     what ``TopK(share, values=ScaledSign())`` delivers. If all entries are sent, a message has little more than two
-    bits an entry. With ``adaptive`` positions are coded by a code that learns how they cluster, where that is shorter;
-    it takes more time. Raises ``ValueError`` unless 0 < share <= 1.
+    bits an entry. Raises ``ValueError`` unless 0 < share <= 1.
 
     The whole method has residuals at both ends, A_i at the clients and A at the server (Algorithm 2)::
 
@@ -53,7 +52,6 @@ class STC(Codec):
     paper = "Sattler et al., TNNLS 2020, arXiv:1903.02891"
 
     share: float = 0.01
-    adaptive: bool = False
 
     contraction = True
 
@@ -65,21 +63,15 @@ class STC(Codec):
         n = flat.numel()
         positions = largest(flat, kept(self.share, n))
         values = flat[positions]
-        if self.adaptive:
-            return [mean_magnitude(values), pack_signs(values), pack_positions(positions, n, adaptively=True)]
         return [mean_magnitude(values), pack_signs(values), *gaps.encode(positions, n, golomb(len(positions), n))]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
-        if self.adaptive:
-            magnitude, signs, where = parts(packet, 3, "a magnitude, signs and positions")
-            positions = unpack_positions(where, n)
-        else:
-            magnitude, signs, *packed = parts(packet, 4, "a magnitude, signs and gaps")
-            quotients, rests = map(octets, packed)
-            positions = gaps.decode(quotients, rests, n, golomb(gaps.count(quotients), n))
+        magnitude, *packed = parts(packet, 4, "a magnitude, signs and gaps")
+        signs, quotients, rests = map(octets, packed)
+        positions = gaps.decode(quotients, rests, n, golomb(gaps.count(quotients), n))
         flat = torch.zeros(n)
-        flat[positions] = unpack_signs(octets(signs), len(positions), float(number(magnitude)))
+        flat[positions] = unpack_signs(signs, len(positions), float(number(magnitude)))
         return flat.view(shape)
 
     def count(self, packet: Packet) -> float:

@@ -84,7 +84,6 @@ class Result(Predictor):
     clients: int = 0  # that have models of their own here
     own_module: Callable[[int], nn.Module] | None = None
     beside: Mapping[str, nn.Module] = field(default_factory=dict)
-    served: nn.Module | None = None  # beside ``module``, of a method that has one (Averaged)
 
     @property
     def accuracy(self) -> float | None:

@@ -68,7 +68,6 @@ class Rounds(ABC):
         seed: int,
         test: Task | None,
         privacy: Privacy | None = None,
-        known: bool = False,
     ) -> None:
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
         self.num_clients, self.sample = num_clients, sample
@@ -85,7 +84,7 @@ class Rounds(ABC):
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
-        self.stream = Stream(algorithm, down, self.start.view, self.buffers, known)
+        self.stream = Stream(algorithm, down, self.start.view, self.buffers)
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients)
         self.folder: Folder | None = None
@@ -143,8 +142,6 @@ class Rounds(ABC):
             folder.model(result.module.state_dict(), about)
             for name, module in result.beside.items():
                 folder.model(module.state_dict(), about, name)
-            if result.served is not None:
-                folder.model(result.served.state_dict(), about, "served")
             for client in self.owners_here():
                 folder.model(result.personal(client).state_dict(), about, f"personal/{client}")
             folder.summary(result.summary())
@@ -289,10 +286,6 @@ class Rounds(ABC):
         if self.test is not None:
             found = self.pool.evaluate(*self.whose(None), self.test)
             values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
-            served = self.algorithm.served(self.server)
-            if served is not None:
-                found = self.pool.evaluate(served, self.whose(None)[1], self.test)
-                values |= {f"served_{name}": value for name, value in found.items()}
         values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
         return {name: finite(value) for name, value in values.items()}
 
@@ -343,23 +336,21 @@ class Rounds(ABC):
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
-        return self.algorithm.finish(self.trained(*self.whose(client)))
+        return self.algorithm.finish(self.trained(client))
 
-    def trained(self, params: Params, statistics: Params | None) -> nn.Module:
-        """A copy of the module as it is trained, with this model, on the CPU."""
+    def trained(self, client: int | None = None) -> nn.Module:
+        """A copy of the module as it is trained, with the model of :meth:`whose`, on the CPU."""
+        params, statistics = self.whose(client)
         self.slot.load(params)
         self.slot.load_buffers(statistics)
         return copy.deepcopy(self.slot.module).to("cpu").eval()
 
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
-        params, whole = self.algorithm.model(self.server).clone(), self.trained(*self.whose(None))  # the caller's own
+        params, whole = self.algorithm.model(self.server).clone(), self.trained()  # the caller's own
         beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
         facts = {**self.facts(), "plan": self.plan}
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
-        served = self.algorithm.served(self.server)
-        if served is not None:
-            result.served = self.algorithm.finish(self.trained(served, self.whose(None)[1]))
         if self.personal and (self.clients_here or self.algorithm.at_server):
             result.clients, result.own_module = self.num_clients, self.module
         return result

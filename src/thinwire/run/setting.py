@@ -36,10 +36,6 @@ class Setting(Config):
       buffers or random layers. "measured" times a few steps of both in the first round, so that the same run may
       give other bits.
 
-    - ``start``: "sent" sends every client the starting model with its first call. "known" does not: clients draw it
-      from the seed, as the server does, so the first round's broadcast is sent to nobody. Clients check a digest of it.
-      It changes bytes and no model.
-
     These fields change no result:
 
     - ``evaluate_every``: rounds between evaluations. The last round is always evaluated.
@@ -92,7 +88,6 @@ class Setting(Config):
         "What rounds record besides: looks (LBGM's test, layer by layer), bytes (of each layer), layers (norms of the "
         "mean change, layer by layer), gradients (layers, and the mean change itself, on disk) or all.",
     )
-    start: Literal["sent", "known"] = _field("sent", "The starting model: sent to clients, or known from the seed.")
 
     def __post_init__(self) -> None:
         for name in ("sample", "evaluate_every", "checkpoint_every", "workers"):

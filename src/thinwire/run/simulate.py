@@ -186,8 +186,7 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(max(self.tasks[:100], key=len))
-        known = setting.start == "known"
-        super().__init__(algorithm, slot, len(tasks), sample, setting.seed, tested, setting.privacy, known)
+        super().__init__(algorithm, slot, len(tasks), sample, setting.seed, tested, setting.privacy)
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
