@@ -1551,7 +1551,7 @@ METHODS = [
             ),
             "SoftPull(personal=TopK(0.1))": "personal=TopK(0.1) cannot carry a message to one client:...",
             "LUAR(SoftPull(), recycle=1)": "LUAR needs a reply with an update of the model;...has none",
-            "FLSS(SoftPull(), rank=2, start=2)": "FLSS goes around FedAvg...",
+            "FLSS(SoftPull(), rank=2, start=2)": "FLSS sends coefficients in a subspace of the shared updates...",
         },
         payload={
             # 3640 bytes of a model and 12; down the empty broadcast, of 3 bytes, too
@@ -1576,7 +1576,7 @@ METHODS = [
             ),
             "FedSM(selector='resnet19')": "no model 'resnet19'...",
             "SoftPull(FedSM())": "SoftPull over FedSM: its clients have models of their own already",
-            "FLSS(FedSM(), rank=2, start=2)": "FLSS goes around FedAvg...",
+            "FLSS(FedSM(), rank=2, start=2)": "FLSS sends coefficients in a subspace of the shared updates...",
         },
     ),
     Method(

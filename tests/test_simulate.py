@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
