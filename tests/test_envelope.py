@@ -33,7 +33,7 @@ def test_a_call_is_billed_as_many_bytes_as_it_has(client: int, base: int, pieces
 def test_an_answer_is_billed_as_many_bytes_as_it_has(
     client: int, examples: int, steps: int, data: bytes, held: bool
 ) -> None:
-    reply = Reply(data, examples, 1.5, steps, 0.0, 0.0, [], ClientState(None, None, None)) if held else None
+    reply = Reply(data, examples, 1.5, steps, 0.0, 0.0, [], None, ClientState(None, None, None)) if held else None
     message = Answer.to(call(client), NUMBER, reply, NUMBER)
     assert scales.size(message) == len(message.write())
 
@@ -47,7 +47,7 @@ def test_messages_that_are_equally_long_are_measured_once() -> None:
 
 
 def test_the_loss_of_a_client_that_has_not_trained_is_none() -> None:
-    reply = Reply(b"", 10, 2.5, 0, 0.0, 0.0, [], ClientState(None, None, None))
+    reply = Reply(b"", 10, 2.5, 0, 0.0, 0.0, [], None, ClientState(None, None, None))
     assert Answer.to(call(), NUMBER, reply).loss == 0.0
     assert Answer.to(call(), NUMBER, reply._replace(steps=3)).loss == 2.5
     assert (Answer.to(call(), NUMBER).held, Answer.to(call(), NUMBER).blob) == (False, b"")
