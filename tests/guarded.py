@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower"))
 from guard import Guard
 
 GUARD, LEFT = pytest.StashKey[Guard](), pytest.StashKey[list[str]]()
-GRACE = 60  # seconds in which what is just ending may end
+GRACE = float(os.environ.get("THINWIRE_TEST_GRACE", "60"))  # seconds in which what is just ending may end
 
 
 def pytest_configure(config: pytest.Config) -> None:

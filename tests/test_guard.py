@@ -93,7 +93,7 @@ def session(tmp_path: Path) -> list[str]:
 def test_a_session_that_leaves_processes_fails_and_names_them(
     session: list[str], tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    environment |= {"PYTHONPATH": str(ROOT / "tests")}
+    environment |= {"PYTHONPATH": str(ROOT / "tests"), "THINWIRE_TEST_GRACE": "1"}
     done = subprocess.run(session, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 processes were left, and are killed" in done.stdout

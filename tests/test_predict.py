@@ -74,6 +74,7 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "method": "FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.5))",
         "unit": "round",
         "complete": True,
+        "measure": "accuracy",
         "accuracy": 0.8123,
         "accuracy_deviation": 0.012,
         "best_accuracy": 0.8234,
