@@ -86,10 +86,9 @@ class Algorithm(Config, ABC):
     ``local`` is how clients train: a field that each method declares where it wants it. Four more fields are every
     method's, and keyword-only. ``up`` carries the Params fields of a reply, ``down`` those of a broadcast; a dict by
     field name where they differ. ``weights`` is how replies are averaged: by examples, by local steps, or all alike.
-    ``buffers`` says what becomes of float
-    buffers (the statistics of norm layers): averaged with the same weights and broadcast, whole, or kept by each client
-    (the model that all share is then evaluated with the statistics it started with, each client's own model with its
-    own).
+    ``buffers`` says what becomes of float buffers (the statistics of norm layers): averaged with the same weights and
+    broadcast, whole, or kept by each client (the model that all share is then evaluated with the statistics it started
+    with, each client's own model with its own).
     """
 
     example = "FedAvg()"
