@@ -1,6 +1,6 @@
 # make demo   compare seven methods on 20 clients; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
-# make deployments   the tests of real Flower processes
+# make deployments   the tests that start Flower's own processes, torchrun and a compiler
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
 # make docs   the site of docs/, into site/; a warning or a broken link is an error
@@ -40,8 +40,8 @@ DEMO_ROUNDS ?= 40
 DEMO_LR ?= 0.1
 DEMO_OUT ?= runs/demo
 
-# Processes that run tests at once, and at most: each holds some 500 MB.
-JOBS ?= auto
+# Processes that run tests at once: one more than there are cores, since some tests wait; and at most. Each holds 500 MB.
+JOBS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
 MOST_JOBS ?= 4
 
 .PHONY: demo test deployments lint soak golden docs sanitize pipeline federation wheel clean

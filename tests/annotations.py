@@ -1,7 +1,8 @@
 """A plugin of pytest: thinwire's annotations are checked as it runs, shapes and dtypes included.
 
-Every function is checked in each test at its calls number 1, 2, 4, 8 and so on: at the first ones, and then ever more
-rarely. To check all calls makes a test take three times as long; ``--every-call`` does.
+Every function is checked at its calls number 1, 2, 4, 8 and so on: at the first ones, and then ever more rarely. Calls
+are counted anew in each test, all its parameters together: a link's own methods are checked with the first parameters
+that reach them. To check all calls makes a test take three times as long; ``--every-call`` does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ UNCHECKED = {"__init__", "errors", "wire"}  # of the last two small functions ar
 
 # Of this test, by the function's code: those that are defined in another function are made anew at each of its calls.
 calls: dict[int, int] = {}
+test = ""  # without its parameters
 checked_at_every_call = jaxtyping.jaxtyped
 every_call = False
 
@@ -58,8 +60,11 @@ def pytest_configure(config: pytest.Config) -> None:
     every_call = config.getoption("--every-call")
 
 
-def pytest_runtest_logstart() -> None:
-    calls.clear()
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    global test
+    if (now := item.nodeid.partition("[")[0]) != test:
+        test = now
+        calls.clear()
 
 
 def install() -> None:

@@ -831,6 +831,7 @@ def noise(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("noise")
+@pytest.mark.deployment
 def test_the_example_runs_under_torchrun(tmp_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "cifar10_thin.py")]
     command = [sys.executable, *launch, "--epochs", "2", "--examples", "128", "--batch", "16"]

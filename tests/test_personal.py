@@ -149,7 +149,7 @@ def turned() -> tuple[list[Supervised], list[Supervised]]:
 def test_a_clients_own_model_is_better_than_the_shared_one_where_classes_differ(expression: str, least: float) -> None:
     train, test = turned()
     method = tw.parse(expression, {"batch": 8})
-    result = simulate(method, mlp, 10, tasks=train, client_tests=test, sample=6, evaluate_every=10)
+    result = simulate(method, mlp, 6, tasks=train, client_tests=test, sample=6, evaluate_every=6)
     shared = [(result.predict(t.inputs).argmax(1) == t.targets).double().mean() for t in test]
     assert sum(shared) / 6 < 0.45
     assert result.rounds[-1]["client_accuracy"] > least
