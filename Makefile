@@ -31,6 +31,9 @@ export THINWIRE_SLOWLINK := $(abspath ../shared/tools/slowlink.py)
 endif
 endif
 
+# Compiled modules are kept, whatever the shell says: tests start many processes, and each would compile all of them.
+export PYTHONDONTWRITEBYTECODE :=
+
 DEMO_DATA ?= digits
 DEMO_MODEL ?= mlp
 DEMO_CLIENTS ?= 20
