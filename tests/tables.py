@@ -49,7 +49,7 @@ class Link:
 
 
 KEEPS = "needs a link that always keeps a part of what it is given (a contraction);"
-GROWS = "does not, and the residual would grow without bound"
+GROWS = "does not say so (contraction = True in its class), and the residual would grow without bound"
 
 LINKS = [
     Link(

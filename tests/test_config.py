@@ -16,6 +16,16 @@ def test_rates_are_finite_and_not_negative(make) -> None:
         make()
 
 
+def test_a_field_of_a_class_that_is_no_dataclass_is_an_error() -> None:
+    class Clipped(tw.FedAvg):
+        most: float = 1.0
+
+    with pytest.raises(
+        TypeError, match=r"^Clipped: write @dataclass\(frozen=True\) before the class, or most is no field"
+    ):
+        Clipped()
+
+
 WRONG = {
     "LUAR(FedAvg(), 1, layers='kernel')": "LUAR(layers='kernel'): one of 'kernels', 'tensors', 'modules' is expected",
     "LUAR(FedAvg(), 1, select='best')": (

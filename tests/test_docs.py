@@ -79,7 +79,7 @@ def test_the_method_of_the_tutorial_is_typed_with_use(fednova, tmp_path):
     done = thinwire("resume", "run", "--rounds", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     done = thinwire("predict", "FedAvg()", "--use", "nowhere", cwd=tmp_path)
-    assert done.stderr == "error: --use nowhere: there is no module nowhere here or on the Python path\n"
+    assert done.stderr == "error: --use nowhere: there is no module nowhere in this folder or on the Python path\n"
 
 
 def test_the_method_of_the_tutorial_becomes_one_of_thinwires_own(fednova, tmp_path):
@@ -235,7 +235,7 @@ def test_the_readme_fits_its_lines_and_its_figures_are_those_of_the_results():
     found = {row[1]: row for row in (line.split("|") for line in tables.TABLES["ddp-time"]())}
     thin, dense = found[" `DEFA(64)` "], found[" `Hook(Dense())` "]
     assert f"need{thin[4]}s to 58 % on CIFAR-10 with{thin[1].rstrip()}" in page
-    assert f"{thin[3].strip()} bytes a step" in page
+    assert f"{thin[3].strip()} bytes a step and rank each way" in page
     assert f"and{dense[4]}s with dense gradients, at{dense[3]}bytes each way" in page
     assert f"{dense[6].split()[0]} % to {thin[6].split()[0]} %" in page
 

@@ -188,7 +188,7 @@ def test_the_completed_name_needs_no_defaults() -> None:
 
 
 def test_defaults_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^LocalSGD\(lr=-1.0\): lr must be positive$"):
+    with pytest.raises(ValueError, match=r"^LocalSGD\(lr=-1.0\): lr must be positive and finite$"):
         parse("FedAvg()", {"lr": -1.0})
 
 
@@ -314,13 +314,14 @@ def test_any_text_is_an_object_or_one_of_our_errors(text: str) -> None:
 
 # -- errors -------------------------------------------------------------------
 
+USE = ", and one of your own needs --use its_module"
 ERRORS = {
-    "FedAvgg()": "unknown method 'FedAvgg' (did you mean FedAvg?); `thinwire methods` lists them all",
-    "fedavg": "unknown method 'fedavg' (did you mean FedAvg?); `thinwire methods` lists them all",
-    "FedAvg(up=Topk(0.1))": "unknown method 'Topk' (did you mean TopK?); `thinwire methods` lists them all",
+    "FedAvgg()": "unknown method 'FedAvgg' (did you mean FedAvg?); `thinwire methods` lists them all" + USE,
+    "fedavg": "unknown method 'fedavg' (did you mean FedAvg?); `thinwire methods` lists them all" + USE,
+    "FedAvg(up=Topk(0.1))": "unknown method 'Topk' (did you mean TopK?); `thinwire methods` lists them all" + USE,
     "FedAvg(up=ErrorFeadback())": "unknown method 'ErrorFeadback' (did you mean ErrorFeedback?); "
-    "`thinwire methods` lists them all",
-    "Xyzzyxyzzy()": "unknown method 'Xyzzyxyzzy'; `thinwire methods` lists them all",
+    "`thinwire methods` lists them all" + USE,
+    "Xyzzyxyzzy()": "unknown method 'Xyzzyxyzzy'; `thinwire methods` lists them all" + USE,
     "TopK(shore=0.1)": "TopK has no argument 'shore' (did you mean share?): "
     "it is TopK(share=0.01, values=Dense(), sampled=False)",
     "SGD(xyz=0.1)": "SGD has no argument 'xyz': it is SGD(lr=1.0)",
@@ -349,7 +350,9 @@ ERRORS = {
     "RandK(unbiased=1)": "RandK(unbiased=1): bool is expected",
     "FedAvg(*[1])": "'FedAvg(*[1])': write the arguments out, * and ** are not understood",
     "FedAvg().up": "'FedAvg().up' is neither a literal nor a call of a public name",
-    "FedAvg(": "'FedAvg(' is not an expression such as FedAvg(up=TopK(0.01))",
+    "FedAvg(": "'FedAvg(' is not an expression such as FedAvg(up=TopK(0.01)): '(' was never closed",
+    "FedAvg(up=LBGM(0.4)": "'FedAvg(up=LBGM(0.4)' is not an expression such as FedAvg(up=TopK(0.01)): "
+    "'(' was never closed",
 }
 
 
@@ -366,12 +369,12 @@ RANGES = {
     "TopK(0)": "TopK(share=0.0): share must be above 0 and at most 1",
     "TopK(1.5)": "TopK(share=1.5): share must be above 0 and at most 1",
     "LBGM(threshold=-0.1)": "LBGM(threshold=-0.1): threshold is a squared sine, 0 to 1",
-    "SGD(0)": "SGD(lr=0.0): lr must be positive",
+    "SGD(0)": "SGD(lr=0.0): lr must be positive and finite",
     "Momentum(beta=1.0)": "Momentum(beta=1.0): beta must be in [0, 1)",
     "Adam(beta1=-0.1)": "Adam(beta1=-0.1): beta1 must be in [0, 1)",
     "Yogi(beta2=1)": "Yogi(beta2=1.0): beta2 must be in [0, 1)",
     "Adagrad(tau=0)": "Adagrad(tau=0.0): tau must be positive",
-    "LocalSGD(0.0)": "LocalSGD(lr=0.0): lr must be positive",
+    "LocalSGD(0.0)": "LocalSGD(lr=0.0): lr must be positive and finite",
     "LocalSGD(epochs=0)": "LocalSGD(epochs=0.0): epochs must be positive",
     "LocalSGD(batch=0)": "LocalSGD(batch=0): batch must be positive or None",
     "LocalSGD(momentum=1.0)": "LocalSGD(momentum=1.0): momentum must be in [0, 1)",

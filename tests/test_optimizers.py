@@ -131,7 +131,7 @@ def test_an_update_of_zero_moves_nothing(optimizer: Optimizer) -> None:
 @pytest.mark.parametrize("make", [SGD, MajorityVote, Momentum, Adam, Yogi, Adagrad])
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan])
 def test_a_rate_must_be_positive(make: Any, lr: float) -> None:
-    with pytest.raises(ValueError, match=rf"^{make.__name__}\(lr={lr}\): lr must be positive$"):
+    with pytest.raises(ValueError, match=rf"^{make.__name__}\(lr={lr}\): lr must be positive and finite$"):
         make(lr)
 
 

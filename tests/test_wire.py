@@ -92,6 +92,8 @@ GOLDEN = {
     "float16": (torch.tensor([1.0], dtype=torch.float16), "01 46 01 01 003c"),
     "bfloat16": (torch.tensor([1.0], dtype=torch.bfloat16), "01 47 01 01 803f"),
     "float32": (torch.tensor([1.0, -2.0]), "01 48 01 02 0000803f 000000c0"),
+    "float32, one entry in two": (torch.tensor([1.0, -2.0])[::2], "01 48 01 01 0000803f"),
+    "float32, one entry in two of three": (torch.tensor([1.0, 9.0, -2.0])[::2], "01 48 01 02 0000803f 000000c0"),
     "float32 scalar": (torch.tensor(0.5), "01 48 00 00 0000003f"),
     "float64": (torch.tensor([0.5], dtype=torch.float64), "01 49 01 01 00000000 000000000000e03f"),
     "no entries": (torch.zeros(0, 3), "01 48 02 00 03 000000"),
@@ -286,7 +288,9 @@ def test_what_is_no_state_is_a_type_error(value: Any) -> None:
 
 
 def test_the_error_names_what_has_no_place() -> None:
-    with pytest.raises(TypeError, match=r"^set has no place in a message$"):
+    with pytest.raises(
+        TypeError, match=r"^set has no place in a message: tensors, numbers, strings, None, lists and dicts have$"
+    ):
         dumps([{1}])
     with pytest.raises(TypeError, match=r"^tensors of torch.complex64 have no place in a message$"):
         dumps(torch.ones(1, dtype=torch.complex64))

@@ -34,7 +34,10 @@ def __getattr__(name: str) -> Any:
     else:
         public = importlib.import_module(f"{__name__}.public")
         if not hasattr(public, name):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from .errors import nearest
+
+            near = "" if name.startswith("_") else nearest(name, public.__all__)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}")
         value = getattr(public, name)
     globals()[name] = value
     return value

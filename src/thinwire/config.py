@@ -15,6 +15,7 @@ stands for no number. Scalars of numpy become Python's own, because their ``repr
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache, wraps
@@ -61,7 +62,19 @@ def complete(x: Any) -> str:
     return _container(x, complete)
 
 
+def _decorated(cls: type) -> None:
+    """Raise ``TypeError`` for a class whose own fields are none, because @dataclass is missing."""
+    if "__dataclass_fields__" in vars(cls):
+        return
+    for name, kind in inspect.get_annotations(cls).items():
+        if "ClassVar" not in str(kind):
+            raise TypeError(
+                f"{cls.__name__}: write @dataclass(frozen=True) before the class, or {name} is no field of it"
+            )
+
+
 def _fit(self: Any) -> None:
+    _decorated(type(self))
     for name, value in fit(type(self), {field.name: getattr(self, field.name) for field in fields(self)}).items():
         object.__setattr__(self, name, value)
 

@@ -67,7 +67,8 @@ class _Parser:
         try:
             return ast.parse(self.text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ExpressionError(self.unclear()) from error
+            why = error.msg if isinstance(error, SyntaxError) else ""
+            raise ExpressionError(self.unclear() + (f": {why}" if why else "")) from error
 
     def unclear(self) -> str:
         return f"{_quoted(self.text)} is not an expression such as FedAvg(up=TopK(0.01))"
@@ -108,7 +109,10 @@ class _Parser:
         if name not in self.names:
             near = nearest(name[:QUOTED], self.names)
             if "FedAvg" in self.names:
-                raise ExpressionError(f"unknown method {_quoted(name)}{near}; `thinwire methods` lists them all")
+                raise ExpressionError(
+                    f"unknown method {_quoted(name)}{near}; `thinwire methods` lists them all, and one of your own "
+                    f"needs --use its_module"
+                )
             raise ExpressionError(f"unknown name {_quoted(name)}{near}; known are {', '.join(sorted(self.names))}")
         cls = self.names[name]
         signature = inspect.signature(cls)

@@ -75,7 +75,7 @@ class Trainer(Config, ABC):
             require(good, f"{type(self).__name__}({field}={getattr(self, field)}): {expected}")
 
         if not isinstance(self.lr, Schedule):
-            check(math.isfinite(self.lr) and self.lr > 0, "lr", "lr must be positive")
+            check(math.isfinite(self.lr) and self.lr > 0, "lr", "lr must be positive and finite")
         check(self.epochs > 0, "epochs", "epochs must be positive")
         check(self.batch is None or self.batch > 0, "batch", "batch must be positive or None")
         check(self.weight_decay >= 0, "weight_decay", "it must not be negative")

@@ -178,4 +178,4 @@ class Adagrad(_Adaptive):
 
 
 def _rate(self: SGD | MajorityVote | Momentum | _Adaptive) -> None:
-    require(0 < self.lr < math.inf, f"{type(self).__name__}(lr={self.lr}): lr must be positive")
+    require(0 < self.lr < math.inf, f"{type(self).__name__}(lr={self.lr}): lr must be positive and finite")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import data as sets
 from . import models
 from .data import Augment, DataSet, Split
-from .errors import require
+from .errors import nearest, require
 from .key import Key
 from .models.cnn import SMALLEST
 from .task import Supervised, masks
@@ -137,7 +137,8 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     require(bool(module_name and name), f"--task {where}: write it as my_module:make_task")
     module = imported(module_name, f"--task {where}")
     function = getattr(module, name, None)
-    require(callable(function), f"--task {where}: {module_name} has no function {name}")
+    near = nearest(name, (known for known, found in vars(module).items() if inspect.isfunction(found)))
+    require(callable(function), f"--task {where}: {module_name} has no function {name}{near}")
     assert function is not None
     known = {"clients": clients, "seed": seed}
     taken = inspect.signature(function).parameters
@@ -169,4 +170,4 @@ def imported(name: str, asked: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:
             raise
-        raise ValueError(f"{asked}: there is no module {name} here or on the Python path") from error
+        raise ValueError(f"{asked}: there is no module {name} in this folder or on the Python path") from error

@@ -220,7 +220,8 @@ def _write(x: Any, out: bytearray, tensors: list[Tensor], depth: int = 0) -> Non
             _write(key, out, tensors, depth + 1)
             _write(item, out, tensors, depth + 1)
     else:
-        raise TypeError(f"{type(x).__name__} has no place in a message")
+        kinds = "tensors, numbers, strings, None, lists and dicts have"
+        raise TypeError(f"{type(x).__name__} has no place in a message: {kinds}")
 
 
 def _varint(n: int, out: bytearray) -> None:
@@ -234,7 +235,9 @@ def _raw(x: Tensor) -> memoryview | bytes:
     flat = x.detach().reshape(-1).cpu()
     if x.dtype == torch.bool:
         return np.packbits(flat.numpy(), bitorder="little").tobytes()
-    return flat.contiguous().view(torch.uint8).numpy().data
+    if flat.stride(0) != 1:  # which torch calls contiguous all the same where there is one entry
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _alignment(dtype: torch.dtype) -> int:

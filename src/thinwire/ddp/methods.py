@@ -75,7 +75,8 @@ class Feedback(Method):
         if not ratio.contraction:
             raise CombinationError(
                 f"{name} needs a link that always keeps a part of what it is given (a contraction); "
-                f"{ratio!r} does not, and the residual would grow without bound: take Hook({ratio!r})"
+                f"{ratio!r} does not say so (contraction = True in its class), and the residual would grow without "
+                f"bound: take Hook({ratio!r})"
             )
         if ratio.memory:
             raise CombinationError(

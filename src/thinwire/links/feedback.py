@@ -116,5 +116,5 @@ def _contraction(outer: Link, inner: Link) -> None:
     if not inner.contraction:
         raise CombinationError(
             f"{type(outer).__name__} needs a link that always keeps a part of what it is given (a contraction); "
-            f"{inner!r} does not, and the residual would grow without bound"
+            f"{inner!r} does not say so (contraction = True in its class), and the residual would grow without bound"
         )

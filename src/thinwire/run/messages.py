@@ -24,6 +24,7 @@ from ..wire import MOST, Packet, State, clone, conform, dumps, largest, loads, m
 
 Message = Any  # a NamedTuple
 BUFFERS = "buffers"  # the name of a field of norm statistics
+ABSOLUTE = {"down": "a broadcast", "personal": "a message to one client"}  # whose fields are absolute values
 
 
 class Leaf(NamedTuple):
@@ -62,16 +63,11 @@ class Form:
                 last = name.rpartition("/")[2]
                 link = links if isinstance(links, Link) else links.get(last, Dense())
                 link = Dense() if last == BUFFERS else link
-                if where == "personal" and not link.absolute:
+                if where in ABSOLUTE and not link.absolute:
                     raise CombinationError(
-                        f"personal={link!r} cannot carry a message to one client: its fields are absolute values, of "
-                        f"which it would lose most; send differences with EF21(...), e.g. "
-                        f"personal=EF21(TopK(0.1)), or use Half()"
-                    )
-                if where == "down" and not link.absolute:
-                    raise CombinationError(
-                        f"down={link!r} cannot carry a broadcast: its fields are absolute values, of which it would "
-                        f"lose most; send differences with EF21(...), e.g. down=EF21(TopK(0.1)), or use Half()"
+                        f"{where}={link!r} cannot carry {ABSOLUTE[where]}: its fields are absolute values, and the "
+                        f"link does not promise to keep them (absolute = True in its class); send differences with "
+                        f"EF21(...), e.g. {where}=EF21(TopK(0.1)), or use Half()"
                     )
             leaves.append(Leaf(name, value, link, kind))
         if buffers is not None and buffers.names:
