@@ -41,7 +41,8 @@ from matplotlib import pyplot as plt
 def trained(name: str, o: argparse.Namespace, problem: Problem) -> tw.Result | None:
     """The complete run of a row in ``--out``, at the rate of its line in the results; None, with a word, without."""
     row = {**table.ROWS, **table.SWEEP}.get(name)
-    key = {"experiment": "table", "data": "retina", "row": name, "seed": o.seed, "rounds": o.rounds, "size": o.size}
+    key = {"experiment": "table", "data": "retina", "row": name, "seed": o.seed}
+    key |= {"rounds": o.rounds, "size": o.size, "width": o.width}
     lines = [line for line in record.read(o.into) if all(line.get(part) == value for part, value in key.items())]
     line = next((line for line in reversed(lines) if "unseen" not in line), None)
     if row is None or line is None or "own" not in line:
@@ -134,7 +135,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.set_defaults(only=["FedAvg", "FedSM"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, default=Path("runs/pictures"), help="folder of the pictures")
-    o = parser.parse_args(words)
+    o = table.read(parser, words)
     if o.out is None:
         parser.error("--out: the folder of the runs, as experiments/personal/retina.py was given it")
     problem = table.problem_of(o, o.seed)
