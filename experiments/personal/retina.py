@@ -229,6 +229,8 @@ def train(
         **({} if unseen is None else at_unseen(result, unseen, lr, o)),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
+        "personal_up": result.personal_up,
+        "personal_down": result.personal_down,
         "train_seconds": round(sum(r["seconds"] for r in result.rounds), 1),
         **record.about(complete(method), began),
     }
