@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
 import retina as table
+from pages.personal import LABELS
 
 import thinwire as tw
 from thinwire.data.dataset import VOID
@@ -76,7 +77,7 @@ def segmentations(results: dict[str, tw.Result], problem: Problem, path: Path) -
         inputs, targets = task.batch(torch.tensor([0]))
         picture = task.inputs[task.indices[0]].permute(1, 2, 0).numpy()
         truth = compared(targets[0] == 1, targets[0])
-        cells: list[tuple[np.ndarray, str]] = [(picture, table.LABELS[site]), (truth, "by hand")]
+        cells: list[tuple[np.ndarray, str]] = [(picture, LABELS[site]), (truth, "by hand")]
         for name, result in results.items():
             with torch.no_grad():
                 outputs = table.module_of(result, site)(inputs)
@@ -117,7 +118,7 @@ def told_apart(selector: nn.Module, problem: Problem, path: Path) -> None:
     x = torch.cat(seen).numpy()
     places = TSNE(perplexity=min(20, (len(x) - 1) // 3), random_state=0, init="pca").fit_transform(x)
     figure, axes = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
-    for site, label in enumerate(table.LABELS[: len(problem.tasks)]):
+    for site, label in enumerate(LABELS[: len(problem.tasks)]):
         own = np.array(sites) == site
         axes.scatter(*places[own].T, s=10, label=label)
     axes.set_xticks([])

@@ -45,6 +45,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
 from nets import small_cnn
+from pages import Missing
+from pages.personal import compared
 
 import thinwire as tw
 from thinwire.config import complete
@@ -60,19 +62,6 @@ RESULTS = Path(__file__).parent / "results"
 ADAM = (0.0003, 0.001, 0.003)
 SGD = (0.1, 0.3, 1.0)
 LAMBDAS = (0.1, 0.3, 0.5, 0.9)  # .7 is the row FedSM
-LABELS = ("DRIVE", "CHASE", "STARE", "HRF", "LES-AV", "HAGIS", "ORVS")  # of the retina's sites
-THESIS = {  # mean over clients, and over all test pictures: tables 11 and 14
-    "centralised": (0.8898, 0.9014),
-    "FedAvg": (0.8710, 0.8923),
-    "FedProx": (0.8434, 0.8749),
-    "SCAFFOLD": (0.8141, 0.8625),
-    "FedSM": (0.8914, 0.9028),
-    "FedSM-extra": (0.8905, 0.9007),
-    "FT": (0.8875, 0.8984),
-    "APFL": (0.8842, 0.8966),
-    "Per-FedAvg": (0.8737, 0.8900),
-    "pFedMe": (0.8818, 0.8957),
-}
 
 
 class Row(NamedTuple):
@@ -327,42 +316,11 @@ def rows_of(o: argparse.Namespace) -> dict[str, Row]:
 
 
 def table(o: argparse.Namespace) -> None:
-    """What is in the results: a row a method, means over seeds. Bytes are of the whole run."""
-    lines = [x for x in record.read(o.into) if x["data"] == o.data and x["experiment"] == "table" and "own" in x]
-    lines = [x for x in lines if x.get("size") in (o.size, None) and "unseen" not in x]
-    if not lines:
-        print(f"no lines of {o.data} in {o.into}")
-        return
-    plain = next((x["bytes_up"] + x["bytes_down"] for x in lines if x["row"] == "FedAvg"), None)
-    clients = len(lines[0]["own"])
-    sites = (
-        LABELS[:clients]
-        if o.data == "retina"
-        else tuple(f"client {k}" for k in range(clients))
-        if clients <= 10
-        else ()
-    )
-    head = ["row", "lr", "rounds", "seeds", *sites, "mean", "worst", "any", "all tests", "MB up", "MB down", "/ FedAvg"]
-    head += ["thesis"] if o.data == "retina" else []
-    print("| " + " | ".join(head) + " |")
-    print("|" + " --- |" + " ---: |" * (len(head) - 1))
-    for name in {**ROWS, **SWEEP}:
-        group = [x for x in lines if x["row"] == name]
-        if not group:
-            continue
-
-        def mean(of: Callable[[record.Line], float], group: Sequence[record.Line] = group) -> float:
-            return statistics.fmean(map(of, group))
-
-        cells = [name, f"{group[0]['lr']:g}", str(group[0]["rounds"]), str(len(group))]
-        cells += [f"{mean(lambda x, k=k: x['own'][k]):.4f}" for k in range(len(sites))]
-        cells += [f"{mean(lambda x: statistics.fmean(x['own'])):.4f}", f"{mean(lambda x: min(x['own'])):.4f}"]
-        cells += [f"{mean(lambda x: statistics.fmean(x['any'])):.4f}", f"{mean(lambda x: x['test']):.4f}"]
-        cells += [f"{mean(lambda x, way=way: x[f'bytes_{way}']) / 1e6:,.1f}" for way in ("up", "down")]
-        cells += ["" if plain is None else f"{mean(lambda x: x['bytes_up'] + x['bytes_down']) / plain:.2f}"]
-        if o.data == "retina":
-            cells += [", ".join(f"{value:.4f}" for value in THESIS.get(name, ()))]
-        print("| " + " | ".join(cells) + " |")
+    """Print what is in the results."""
+    try:
+        print("\n".join(compared(record.read(o.into), [*ROWS, *SWEEP])))
+    except Missing:
+        print(f"no lines in {o.into}")
 
 
 def options() -> argparse.ArgumentParser:
