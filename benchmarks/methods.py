@@ -6,8 +6,11 @@ counts little. ``adds`` is what a method's own definition asks for beyond FedAvg
 passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, option I), the training of a generator
 (FedGen), weights composed of factors (FedPara), sparse messages (PruneFL). Of the methods that give clients models of
 their own it is counted in FedAvg's steps: a second model to train (Ditto, APFL), a second gradient a step (Per-FedAvg;
-HF has four), five steps for each mini-batch (pFedMe). FedRep's steps of the head alone are measured. Evaluating a
-client's own model, and fine-tuning it for that (FT), is no part of a round. The goal is a ratio of at most 1.15 + adds.
+HF has four), five steps for each mini-batch (pFedMe). FedRep's steps of the head alone are measured, and so are
+SoftPull's pull and its message to each client alone. FedSM trains a second model and a selector besides. In the last
+rounds of FedSM-extra and Ensemble, "late" here, steps of the selector and forward passes of all models take the place
+of FedAvg's steps. Evaluating a client's own model, and fine-tuning it for that (FT), is no part of a round. The goal is
+a ratio of at most 1.15 + adds.
 
     python benchmarks/methods.py [--rounds 15] [--json] [--into FILE]
 """
@@ -21,17 +24,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.personal.softpull import pulled
 
 GOAL = 1.15
 CLIENTS, EACH, EPOCHS, BATCH = 8, 96, 2, 32
 LOCAL = tw.LocalSGD(0.05, epochs=EPOCHS, batch=BATCH)
 HEAD = 2.0  # FedRep's epochs of the head
 HEAVY = tw.LocalSGD(0.02, epochs=EPOCHS, batch=BATCH, momentum=0.6)
+SELECTING = tw.LocalAdam(0.001, epochs=EPOCHS, batch=BATCH)
+SELECTOR: dict[str, Any] = {"selector": "mlp", "shape": (1, 16, 16)}
 METHODS: dict[str, tw.Algorithm] = {
     "FedAvg": tw.FedAvg(LOCAL),
     "FedAvg again": tw.FedAvg(LOCAL),
@@ -67,6 +74,12 @@ METHODS: dict[str, tw.Algorithm] = {
     "PerFedAvg HF": tw.PerFedAvg(LOCAL, hessian="HF"),
     "pFedMe": tw.pFedMe(LOCAL, steps=5),
     "FT": tw.FT(tw.FedAvg(LOCAL)),
+    "SoftPull": tw.SoftPull(tw.FedAvg(LOCAL)),
+    "FedSM": tw.FedSM(LOCAL, selecting=SELECTING, **SELECTOR),
+    "FedSM, epoch": tw.FedSM(LOCAL, selecting=SELECTING, form="epoch", **SELECTOR),
+    "FedSMExtra": tw.FedSMExtra(LOCAL, selecting=SELECTING, start=1000, **SELECTOR),
+    "FedSMExtra, late": tw.FedSMExtra(LOCAL, selecting=SELECTING, start=2, **SELECTOR),  # from the first timed round on
+    "Ensemble, late": tw.Ensemble(LOCAL, selecting=SELECTING, start=2, **SELECTOR),
 }
 # Steps besides FedAvg's, as a share of them.
 STEPS = {
@@ -148,7 +161,30 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
         packet = sparse.send(pruned, tx, tw.Key(0, 1, 0))[0]
         sparse.recv(tw.loads(tw.dumps(packet)), pruned.layout, rx, tw.Key(0, 1, 0))
 
+    # Clients' own models: the server's pull, and what goes to one client alone.
+    own = [zero.map(torch.randn_like) for _ in range(CLIENTS)]
+
+    def pull() -> None:
+        pulled(own, 0.7)
+        for x in own:
+            tw.loads(tw.dumps(x))
+
+    pulling = statistics.median(seconds(pull) for _ in range(times))
+    epochs = CLIENTS * EPOCHS
+    selector = METHODS["FedSM"].beside(METHODS["FedSM"].assemble(model(), CLIENTS))["selector"]
+    choosing = step(selector) * epochs * EACH / BATCH
+
+    def at_once() -> None:
+        selector(whole).sum().backward()
+
+    models = (CLIENTS + 1) * forward
     found = {
+        "SoftPull": pulling,
+        "FedSM": fedavg + pulling + choosing,
+        "FedSM, epoch": fedavg + pulling + epochs * statistics.median(seconds(at_once) for _ in range(times)),
+        "FedSMExtra": fedavg + pulling,
+        "FedSMExtra, late": choosing + models - fedavg,
+        "Ensemble, late": choosing + models - fedavg,
         "SCAFFOLD I": everything,
         "MOON": 2 * forward,
         "FedNTD": forward,
@@ -208,10 +244,10 @@ def main() -> None:
 
     line = record.measured(arguments.into, key, found_now, "numpy")
     found = line["found"]
-    print(f"{'method':14} {'ratio':>7} {'adds':>7} {'goal':>7}")
+    print(f"{'method':16} {'ratio':>7} {'adds':>7} {'goal':>7}")
     for name, row in found.items():
         mark = "" if row["ratio"] <= row["goal"] else "  over"
-        print(f"{name:14} {row['ratio']:7.2f} {row['adds']:7.2f} {row['goal']:7.2f}{mark}")
+        print(f"{name:16} {row['ratio']:7.2f} {row['adds']:7.2f} {row['goal']:7.2f}{mark}")
     if arguments.json:
         print(json.dumps(line))
 

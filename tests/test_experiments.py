@@ -185,23 +185,28 @@ def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     said = run(
         script, *options, "--lr", "0.003", "--only", "centralised", "--only", "FedAvg", "--out", tmp_path / "runs"
     )
-    lines = {line["row"]: line for line in written(into)}
-    assert list(lines) == ["centralised", "FedAvg", "Per-FedAvg"]
+    said += run(script, *options, "--lr", "0.003", "--only", "FedSM", "--out", tmp_path / "runs")
+    said += run(script, *options, "--only", "Per-FedAvg")
+    tried = [line["lr"] for line in written(into) if line["experiment"] == "tune"]
+    assert tried[:3] == [0.1, 0.3, 1.0]
+    lines = {line["row"]: line for line in written(into) if line["experiment"] == "table"}
+    assert list(lines) == ["centralised", "FedAvg", "FedSM", "Per-FedAvg"]
     assert all(line["measure"] == "dice" and len(line["own"]) == len(line["any"]) == 2 for line in lines.values())
     assert lines["FedAvg"]["own"] == lines["FedAvg"]["any"]
-    assert lines["FedAvg"]["bytes_up"] > 2 * 4 * 1_942_577 > lines["centralised"]["bytes_up"]
-    assert said.count("own 0.") == 3
+    assert lines["FedAvg"]["bytes_up"] > 2 * 4 * 486_553 > lines["centralised"]["bytes_up"]
+    assert said.count("own 0.") == 4 + len(tried)
     run(script, *options, "--lr", "0.003", "--only", "FedAvg", "--unseen", "1")
     unseen = [line for line in written(into) if "unseen" in line]
-    assert [line["row"] for line in unseen] == ["FedAvg", "Per-FedAvg"]
+    assert [line["row"] for line in unseen] == ["FedAvg"]
     assert all((line["unseen"], len(line["own"]), line["tuned_on"]) == (1, 1, 2) for line in unseen)
     assert all(0 <= line["tuned"] <= 1 for line in unseen)
     shown = run(script, *options, "--table").splitlines()
-    assert shown[0].startswith("| row | lr | rounds | seeds | DRIVE | CHASE | mean | worst | any | all tests |")
-    assert [line.split(" | ")[0] for line in shown[2:]] == ["| centralised", "| FedAvg", "| Per-FedAvg"]
+    assert shown[0].startswith("| row | lr | rounds | seeds | DRIVE | CHASE | mean | worst | lowest tenth |")
+    assert [line.split(" | ")[0] for line in shown[2:]] == ["| centralised", "| FedAvg", "| FedSM", "| Per-FedAvg"]
     drawn = run("personal/pictures.py", *options, "--out", tmp_path / "runs", "--to", tmp_path / "drawn")
-    assert "left out: FedSM has no line of 1 rounds at 16 pixels" in drawn
-    assert (tmp_path / "drawn/segmentations.png").read_bytes().startswith(b"\x89PNG")
+    assert "left out" not in drawn
+    for name in ("segmentations", "selector"):
+        assert (tmp_path / f"drawn/{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_look_shows_has_its_commands_and_what_made_it(tmp_path: Path) -> None:

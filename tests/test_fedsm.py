@@ -72,6 +72,17 @@ def test_a_round_takes_two_models_and_one_or_three_selectors_each_way(form: Any,
         assert entry.floats == 2 * WG + selectors * WS
 
 
+def test_of_both_models_of_a_round_one_is_the_clients_own() -> None:
+    result = run_of(FedSM(LOCAL), 2).result()
+    for personal, everything in (
+        (result.personal_up, result.bytes_up),
+        (result.personal_down, result.bytes_down),
+    ):
+        assert 2 * 3 * 3640 <= personal <= 2 * 3 * 3700  # rounds, clients, 910 parameters
+        assert everything > 2 * personal
+    assert result.summary()["up_personal"] == result.personal_up
+
+
 def test_an_epoch_of_the_selector_is_one_step_of_adam_along_the_whole_gradient() -> None:
     method = FedSM(LOCAL, selecting=LocalAdam(0.01), form="epoch", selector="linear", weights="uniform")
     tasks = handwriting()[0][:2]

@@ -36,6 +36,7 @@ METHODS = {
     "flss": "FLSS(FedAvg(), rank=1, start=1, every=1)",
     "intrinsic": "Intrinsic(40, varying=True, epoch=2)",
     "scaffold": "SCAFFOLD()",
+    "fedsm": "FedSM(form='epoch', personal=EF21(TopK(0.3)))",
 }
 
 
@@ -75,15 +76,20 @@ def simulated(expression: str, rounds: int, cohorts: dict[int, list[int]] | None
 
 
 def assert_same(out: Path, expected: tw.Result, payload: bool = True) -> None:
-    """The model in a folder is that of a simulated run, bit for bit; so are the payload bytes."""
+    """The models in a folder are those of a simulated run, bit for bit; so are the payload bytes."""
     from safetensors.torch import load_file
 
-    found = load_file(out / "model.safetensors")
-    for name, tensor in expected.module.state_dict().items():
-        assert torch.equal(found[name], tensor) or not tensor.is_floating_point(), name
+    own = range(3) if expected.algorithm.at_server else ()
+    modules = {f"personal/{client}": expected.personal(client) for client in own} | dict(expected.beside)
+    for file, module in {"model": expected.module, **modules}.items():
+        found = load_file(out / f"{file}.safetensors")
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(found[name], tensor) or not tensor.is_floating_point(), (file, name)
     if payload:
         ledger = tw.Ledger.parse((out / "ledger.jsonl").read_text())
-        ours, theirs = ([(*e[:4], e.floats) for e in sorted(entries)] for entries in (ledger, expected.ledger))
+        ours, theirs = (
+            [(*e[:4], e.floats, e.personal) for e in sorted(entries)] for entries in (ledger, expected.ledger)
+        )
         assert ours == theirs
 
 
@@ -204,40 +210,42 @@ def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(
 
 @pytest.mark.deployment
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["lbgm", "fedsm"])
 def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
-    federation: Federation, tmp_path: Path
+    federation: Federation, tmp_path: Path, name: str
 ) -> None:
     out, hold = tmp_path / "run", tmp_path / "hold"
     hold.write_text("after")
     states = federation.folder / "client-2"
     before = set(states.glob("*"))
-    config = {"method": METHODS["lbgm"], "out": str(out), "hold": str(hold), "deadline": 240.0}
+    config = {"method": METHODS[name], "out": str(out), "hold": str(hold), "deadline": 240.0}
     run = federation.submit(config, APP)
     until(hold.with_suffix(".held").exists, 300)  # what it keeps of its second reply is written
     federation.kill("supernode-2")
     hold.unlink()
     federation.restart_node(2)
     federation.wait(run, out, 300)
-    assert_same(out, simulated(METHODS["lbgm"], 3, {2: [0, 1]}), payload=False)
+    assert_same(out, simulated(METHODS[name], 3, {2: [0, 1]}), payload=False)
     (kept,) = {path for path in set(states.glob("*")) - before if path.is_dir()}
     assert sorted(path.name[:2] for path in kept.iterdir()) == ["1-", "3-"]  # what was taken of the first two rounds
 
 
 @pytest.mark.deployment
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["lbgm", "fedsm"])
 def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
-    federation: Federation, tmp_path: Path
+    federation: Federation, tmp_path: Path, name: str
 ) -> None:
     out, states = tmp_path / "run", federation.folder / "client-0"
     before = set(states.glob("*"))
-    config = {"method": METHODS["lbgm"], "out": str(out)}
+    config = {"method": METHODS[name], "out": str(out)}
     federation.submit(config, APP)
     # The second call says that the first answer was taken: client 0 is in round 2.
     until(lambda: any(list(run.glob("2-*")) for run in set(states.glob("*")) - before), 300)
     os.kill(int((out / "pid").read_text()), signal.SIGKILL)
     assert not (out / "summary.json").exists()
     federation.wait(federation.submit(config, APP), out, 300)
-    assert_same(out, simulated(METHODS["lbgm"], 3))
+    assert_same(out, simulated(METHODS[name], 3))
 
 
 @pytest.mark.deployment

@@ -30,6 +30,8 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     assert "h, the mean of the gradients" in cells["LUAR", "FedDyn", "algorithm"]
     assert cells["", "TopK", "up"] == cells["ErrorFeedback", "TopK", "up"] == cells["EF21", "TopK", "down"] == ""
     assert cells["", "TopK", "down"].startswith("down=TopK(0.01) cannot carry a broadcast")
+    assert cells["", "Half", "personal"] == cells["EF21", "TopK", "personal"] == ""
+    assert cells["", "TopK", "personal"].startswith("personal=TopK(0.01) cannot carry a message to one client")
     assert "(a contraction)" in cells["ErrorFeedback", "EF21", "up"]
     assert cells["LBGM", "ErrorFeedback", "up"] == ""
     # Nothing is refused for a reason that is not the methods' own.

@@ -84,6 +84,8 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "share_total": 1.0,
         "network_seconds": {"1": 1863.0, "10": 186.3, "100": 18.6},
         "seconds": 1234.0,
+        "personal_up": 0.0,
+        "personal_down": 0.0,
         "floats_up": 291e6,
         "client_accuracy": None,
         "client_accuracy_spread": None,

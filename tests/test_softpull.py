@@ -13,6 +13,7 @@ from problems import PAIR, TWICE, Point, approx, handwriting, mlp, normed
 from thinwire import EF21, FedAvg, FedBN, Half, Key, LocalSGD, Params, Simulation, SoftPull, TopK
 from thinwire.errors import CombinationError, WireError
 from thinwire.personal.softpull import Model, middle, pulled
+from thinwire.run.ledger import Ledger
 from thinwire.run.messages import Form, heard, written
 
 LOCAL = LocalSGD(0.1, batch=16)
@@ -119,6 +120,19 @@ def test_only_those_who_are_sampled_are_sent_a_model_and_it_is_billed() -> None:
 
 
 SENT = 3655
+
+
+def test_the_bytes_of_clients_own_models_are_told_apart_from_shared_ones() -> None:
+    run = made(SoftPull(FedAvg(LOCAL)), [[0, 2], [1]], mlp)
+    down = [(entry.payload, entry.personal) for entry in run.ledger.of("down")]
+    assert down == [(SENT, SENT - 3)] * 3  # 3: the broadcast, which is empty
+    for entry in run.ledger.of("up"):
+        assert 3640 <= entry.personal < entry.payload < 3700
+    assert [record["down_personal"] for record in run.records] == [2 * (SENT - 3), SENT - 3]
+    assert sum(record["up_personal"] for record in run.records) == sum(entry.personal for entry in run.ledger.of("up"))
+    assert list(run.ledger) == list(Ledger.parse(run.ledger.lines(1) + run.ledger.lines(2)))
+    shared = made(FedAvg(LOCAL), [[0]], mlp)
+    assert not any("personal" in text for text in (shared.ledger.lines(1), str(shared.records)))
 
 
 def test_a_link_with_a_memory_sends_all_once_and_then_differences() -> None:

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
 import retina as table
+from pages.personal import LABELS
 
 import thinwire as tw
 from thinwire.data.dataset import VOID
@@ -41,7 +42,8 @@ from matplotlib import pyplot as plt
 def trained(name: str, o: argparse.Namespace, problem: Problem) -> tw.Result | None:
     """The complete run of a row in ``--out``, at the rate of its line in the results; None, with a word, without."""
     row = {**table.ROWS, **table.SWEEP}.get(name)
-    key = {"experiment": "table", "data": "retina", "row": name, "seed": o.seed, "rounds": o.rounds, "size": o.size}
+    key = {"experiment": "table", "data": "retina", "row": name, "seed": o.seed}
+    key |= {"rounds": o.rounds, "size": o.size, "width": o.width}
     lines = [line for line in record.read(o.into) if all(line.get(part) == value for part, value in key.items())]
     line = next((line for line in reversed(lines) if "unseen" not in line), None)
     if row is None or line is None or "own" not in line:
@@ -75,7 +77,7 @@ def segmentations(results: dict[str, tw.Result], problem: Problem, path: Path) -
         inputs, targets = task.batch(torch.tensor([0]))
         picture = task.inputs[task.indices[0]].permute(1, 2, 0).numpy()
         truth = compared(targets[0] == 1, targets[0])
-        cells: list[tuple[np.ndarray, str]] = [(picture, table.LABELS[site]), (truth, "by hand")]
+        cells: list[tuple[np.ndarray, str]] = [(picture, LABELS[site]), (truth, "by hand")]
         for name, result in results.items():
             with torch.no_grad():
                 outputs = table.module_of(result, site)(inputs)
@@ -116,7 +118,7 @@ def told_apart(selector: nn.Module, problem: Problem, path: Path) -> None:
     x = torch.cat(seen).numpy()
     places = TSNE(perplexity=min(20, (len(x) - 1) // 3), random_state=0, init="pca").fit_transform(x)
     figure, axes = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
-    for site, label in enumerate(table.LABELS[: len(problem.tasks)]):
+    for site, label in enumerate(LABELS[: len(problem.tasks)]):
         own = np.array(sites) == site
         axes.scatter(*places[own].T, s=10, label=label)
     axes.set_xticks([])
@@ -134,7 +136,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.set_defaults(only=["FedAvg", "FedSM"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, default=Path("runs/pictures"), help="folder of the pictures")
-    o = parser.parse_args(words)
+    o = table.read(parser, words)
     if o.out is None:
         parser.error("--out: the folder of the runs, as experiments/personal/retina.py was given it")
     problem = table.problem_of(o, o.seed)

@@ -3,19 +3,23 @@
 Seven sites (DRIVE, CHASE_DB1, STARE, HRF, LES-AV, DR HAGIS, ORVS), a client each: blood vessels by a U-Net, Dice loss,
 one local epoch of batches of 4, flipped and turned by quarters. The thesis segments disc and cup at six other sites, at
 256 pixels in 150 rounds, and tunes the rate of each row. Here the rate of a row is that of its grid with the best mean
-over sites on a quarter of each site's training pictures, kept aside in a run of ``--tune-rounds``. The row is then
-trained on all training pictures, and tested on each site's test pictures:
+over sites on a quarter of each site's training pictures, kept aside in a run of ``--tune-rounds`` with seed 0. The row
+is then trained on all training pictures with every seed, and tested on each site's test pictures:
 
 - ``own``: with the model that the site has (its own, or where a method has none the one that all share);
 - ``any``: as ``result.predict`` does it for a patient of whom no site is named (FedSM: the selector chooses; all other
   methods: the model that all share).
 
-    python experiments/personal/retina.py --size 128 --rounds 60 --seeds 0 --out runs/retina
-    python experiments/personal/retina.py --sweep --only FedSM            # lam of .1 to .9
-    python experiments/personal/retina.py --unseen all --only FedAvg --only FedSM
+The defaults are a picture of 64 pixels and a U-Net of half the thesis' channels, which a processor trains in minutes.
+
+    python experiments/personal/retina.py --seeds 0 1 2
+    python experiments/personal/retina.py --sweep                         # FedSM with lam of .1 to .9
+    python experiments/personal/retina.py --unseen all --only FedAvg --only FedSM --only Ensemble
+    python experiments/personal/retina.py --size 256 --width 16 --lr 0.003 --rounds 24 --only FedAvg --only FedSM
     python experiments/personal/retina.py --data fashion_sites            # six cameras, the same classes: feature shift
     python experiments/personal/retina.py --data fashion_mnist            # Dirichlet(0.1) over 20 clients: label shift
     python experiments/personal/retina.py --table
+    python experiments/personal/everything.py                             # all of it, in order of importance
 
 Each row is a JSON line in ``results``; a row that is there is not trained again. With ``--out`` a run that was stopped
 goes on from its last checkpoint. A method that this version does not know is left out, with a word.
@@ -30,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,33 +42,26 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
+from nets import small_cnn
+from pages import Missing
+from pages.personal import compared
 
 import thinwire as tw
 from thinwire.config import complete
-from thinwire.data import Dirichlet, Flip, Rotate90
+from thinwire.data import DataSet, Dirichlet, Flip, Rotate90, holdout
 from thinwire.data import load as load_set
 from thinwire.data.retina import retina
 from thinwire.errors import ExpressionError, NonFinite
+from thinwire.key import Key
+from thinwire.models.unet import unet
 from thinwire.problem import Problem, standard
 
 RESULTS = Path(__file__).parent / "results"
 ADAM = (0.0003, 0.001, 0.003)
 SGD = (0.1, 0.3, 1.0)
-LAMBDAS = (0.1, 0.3, 0.5, 0.7, 0.9)
-LABELS = ("DRIVE", "CHASE", "STARE", "HRF", "LES-AV", "HAGIS", "ORVS")  # of the retina's sites
-THESIS = {  # mean over clients, and over all test pictures: tables 11 and 14
-    "centralised": (0.8898, 0.9014),
-    "FedAvg": (0.8710, 0.8923),
-    "FedProx": (0.8434, 0.8749),
-    "SCAFFOLD": (0.8141, 0.8625),
-    "FedSM": (0.8914, 0.9028),
-    "FedSM-extra": (0.8905, 0.9007),
-    "FT": (0.8875, 0.8984),
-    "APFL": (0.8842, 0.8966),
-    "Per-FedAvg": (0.8737, 0.8900),
-    "pFedMe": (0.8818, 0.8957),
-}
+LAMBDAS = (0.1, 0.3, 0.5, 0.9)  # .7 is the row FedSM
 
 
 class Row(NamedTuple):
@@ -79,9 +77,9 @@ ROWS = {
     "FedAvg": Row("FedAvg({adam})"),
     "FedProx": Row("FedProx(local={adam}, mu=0.01)"),
     "SCAFFOLD": Row('SCAFFOLD({sgd}, option="II")', SGD),  # option II is that of plain SGD
-    "FedSM": Row("FedSM({adam}, lam=0.7, {selector})"),
-    "FedSM-extra": Row("FedSMExtra({adam}, lam=0.7, start={start}, {selector})"),
-    "Ensemble": Row("Ensemble({adam}, lam=0.7, start={start}, {selector})"),
+    "FedSM": Row("FedSM({adam}, lam=0.7, {epoch}, {selector})"),
+    "FedSM-extra": Row("FedSMExtra({adam}, lam=0.7, start={start}, {batch}, {selector})"),
+    "Ensemble": Row("Ensemble({adam}, lam=0.7, start={start}, {batch}, {selector})"),
     "SoftPull": Row("SoftPull(FedAvg({adam}), lam=0.7)"),
     "FT": Row("FT(FedAvg({adam}), epochs=5)"),
     "APFL": Row("APFL(local={sgd}, adaptive=True)", SGD),  # alpha is learnt along SGD's gradient
@@ -90,41 +88,68 @@ ROWS = {
     "Ditto": Row("Ditto(local={adam}, lam=0.1)"),
     "FedBN": Row("FedBN(local={adam})"),
 }
-SWEEP = {f"FedSM, lam {lam}": Row(f"FedSM({{adam}}, lam={lam}, {{selector}})") for lam in LAMBDAS}
+SWEEP = {
+    f"FedSM, lam {lam}": Row(f"FedSM({{adam}}, lam={lam}, {{epoch}}, {{selector}})") for lam in LAMBDAS
+}  # at FedSM's rate
+FASHION = 'selector="mlp", shape=(1, 28, 28)'
+EPOCH = 'form="epoch", selecting=LocalAdam(0.003)'  # a client's examples have one label, which batches do not teach
+BATCH = "selecting=LocalAdam(0.001, batch=4)"
 
 
-def expression(row: Row, lr: float, o: argparse.Namespace) -> str:
+def expression(row: Row, lr: float, rounds: int, o: argparse.Namespace) -> str:
     """A row's method at a rate."""
     common = f"{lr:g}, batch={o.batch}"
-    shape = "" if o.data != "retina" else f", shape=(3, {o.size}, {o.size})"
     return row.expression.format(
         adam=f"LocalAdam({common})",
         kept=f"LocalAdam({common}, keep=True)",
         sgd=f"LocalSGD({common})",
-        selector=f'selector="{o.selector or ("vgg11_group" if shape else "vgg_small")}"{shape}',
-        start=max(1, 2 * o.rounds // 3),
+        selector=(f'selector="{o.selector}"' if o.data == "retina" else FASHION),
+        epoch=EPOCH,
+        batch=BATCH,
+        start=max(1, 2 * rounds // 3),
     )
+
+
+@cache
+def data_of(name: str, size: int, examples: int | None) -> DataSet:
+    """A set, or so many of its training examples, drawn at random."""
+    data = retina(size=size) if name == "retina" else load_set(name)
+    if examples is None or examples >= len(data.inputs):
+        return data
+    rows = torch.randperm(len(data.inputs), generator=Key(0).generator("examples"))[:examples].sort().values
+    groups = None if data.groups is None else data.groups[rows]
+    return replace(data, inputs=data.inputs[rows], targets=data.targets[rows], groups=groups)
 
 
 def problem_of(
     o: argparse.Namespace, seed: int, sites: bool = True, tune: bool = False, unseen: int | None = None
 ) -> Problem:
     """Model, clients and tests; ``tune`` keeps a quarter of each client's training examples aside as its test."""
-    label_shift = o.data == "fashion_mnist"
-    data = retina(size=o.size) if o.data == "retina" else load_set(o.data)
-    augment = (Flip(), Rotate90()) if o.data == "retina" else ()
+    pictures, label_shift = o.data == "retina", o.data == "fashion_mnist"
     made = standard(
-        data,
+        data_of(o.data, o.size, o.examples),
+        "unet" if pictures else "lbgm_cnn",
         clients=20 if label_shift else None,
         split=Dirichlet(0.1, min_examples=8) if label_shift else None,
         seed=seed,
-        holdout=0.25 if tune or label_shift else 0.0,
-        augment=augment,
+        holdout=0.25 if label_shift else 0.0,
+        augment=(Flip(), Rotate90()) if pictures else (),
         unseen=unseen,
     )
-    if sites:
-        return made
-    return replace(made, tasks=[replace(made.tasks[0], indices=torch.cat([task.indices for task in made.tasks]))])
+    if pictures:
+        made = replace(made, model=partial(unet, (3, o.size, o.size), widths=tuple(o.width * 2**i for i in range(5))))
+    elif not label_shift:
+        made = replace(made, model=small_cnn)
+    tasks: list[tw.Supervised] = list(made.tasks)
+    if tune:
+        draws = [Key(seed, client=k).number("tune") for k in range(len(tasks))]
+        cut = [holdout(task.indices, 0.25, draw) for task, draw in zip(tasks, draws, strict=True)]
+        kept = [replace(task, indices=rows, augment=()) for task, (_, rows) in zip(tasks, cut, strict=True)]
+        tasks = [replace(task, indices=rows) for task, (rows, _) in zip(tasks, cut, strict=True)]
+        made = replace(made, client_tests=[test for test in kept if len(test)])
+    if not sites:
+        tasks = [replace(tasks[0], indices=torch.cat([task.indices for task in tasks]))]
+    return replace(made, tasks=tasks)
 
 
 def judged(task: tw.Supervised) -> str:
@@ -150,29 +175,31 @@ def module_of(result: tw.Result, client: int) -> nn.Module:
         return result.module
 
 
-def tested(result: tw.Result, problem: Problem) -> record.Line:
-    """``own`` and ``any`` of every client, and over all examples of the shared test."""
+def tested(result: tw.Result, problem: Problem, tune: bool) -> record.Line:
+    """``own`` and ``any`` of every client, and over all examples of the shared test; of a run that tunes ``own``."""
     tests: Sequence[Any] = problem.client_tests or ()
-    name = judged(problem.test)
-    own = [score(module_of(result, k), task) for k, task in enumerate(tests)]
-    found = [score(result.predict, task) for task in tests]
-    return {"measure": name, "own": own, "any": found, "test": score(result.predict, problem.test)}
+    found: record.Line = {"measure": judged(problem.test)}
+    found["own"] = [score(module_of(result, k), task) for k, task in enumerate(tests)]
+    if not tune:
+        found["any"] = [score(result.predict, task) for task in tests]
+        found["test"] = score(result.predict, problem.test)
+    return found
 
 
 def train(
     name: str, row: Row, lr: float, seed: int, o: argparse.Namespace, tune: bool = False, unseen: int | None = None
 ) -> tuple[record.Line | None, tw.Result | None]:
     """The line of a run, from the results or trained now (then with its result); None where a method is not known."""
-    text = expression(row, lr, o)
+    rounds, began = o.tune_rounds if tune else o.rounds, time.time()
+    text = expression(row, lr, rounds, o)
     try:
         method = tw.parse(text)
     except ExpressionError as error:
         print(f"left out: {name} is not in this version ({str(error).partition(chr(10))[0]})", flush=True)
         return None, None
-    rounds, began = o.tune_rounds if tune else o.rounds, time.time()
     key = {"experiment": "tune" if tune else "table", "data": o.data, "row": name, "lr": lr, "seed": seed}
     key |= {"expression": complete(method), "rounds": rounds, "batch": o.batch}
-    key |= {"size": o.size} if o.data == "retina" else {}
+    key |= {"size": o.size, "width": o.width} if o.data == "retina" else {"examples": o.examples}
     key |= {} if unseen is None else {"unseen": unseen}
     there = record.found(o.into, key)
     if there is not None:
@@ -187,19 +214,21 @@ def train(
         return line, None
     line = {
         **key,
-        **tested(result, problem),
+        **tested(result, problem, tune),
         **({} if unseen is None else at_unseen(result, unseen, lr, o)),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
+        "personal_up": result.personal_up,
+        "personal_down": result.personal_down,
         "train_seconds": round(sum(r["seconds"] for r in result.rounds), 1),
         **record.about(complete(method), began),
     }
     record.replace(o.into, line, key)
-    own_mean, any_mean = statistics.fmean(line["own"]), statistics.fmean(line["any"])
+    said = "" if tune else f"any {statistics.fmean(line['any']):.4f} test {line['test']:.4f}  "
     print(
-        f"{'tune ' if tune else ''}{name} lr {lr:g} seed {seed}: own {own_mean:.4f} (worst {min(line['own']):.4f}) "
-        f"any {any_mean:.4f} test {line['test']:.4f}  {line['bytes_up'] / 1e6:.1f} MB up "
-        f"{line['bytes_down'] / 1e6:.1f} MB down  {line['seconds']:.0f} s",
+        f"{'tune ' if tune else ''}{name} lr {lr:g} seed {seed}{'' if unseen is None else f' without {unseen}'}: "
+        f"own {statistics.fmean(line['own']):.4f} (worst {min(line['own']):.4f}) {said}"
+        f"{line['bytes_up'] / 1e6:.1f} MB up {line['bytes_down'] / 1e6:.1f} MB down  {line['seconds']:.0f} s",
         flush=True,
     )
     return line, result
@@ -220,16 +249,16 @@ def simulated(
     rounds = o.tune_rounds if tune else o.rounds
     options: dict[str, Any] = {"seed": seed, "workers": o.workers, "evaluate_every": rounds}
     if o.out:
-        folder = "-".join(map(str, (o.data, o.size, name, f"{lr:g}", rounds, f"seed{seed}")))
+        shape = (o.size, o.width) if o.data == "retina" else (o.examples,)
+        folder = "-".join(map(str, (o.data, *shape, name, f"{lr:g}", rounds, f"seed{seed}")))
         folder += ("-tune" if tune else "") + ("" if unseen is None else f"-unseen{unseen}")
         options |= {"out": o.out / re.sub(r"[^\w.-]+", "_", folder), "resume": True}
-    own = problem.client_tests if row.sites else None
-    return tw.simulate(method, problem.model, problem.tasks, rounds, test=problem.test, client_tests=own, **options)
+    return tw.simulate(method, problem.model, problem.tasks, rounds, **options)
 
 
 def at_unseen(result: tw.Result, unseen: int, lr: float, o: argparse.Namespace) -> record.Line:
-    """At the site that took no part: whom the selector chooses, and the shared model after a tenth of its examples."""
-    data = retina(size=o.size) if o.data == "retina" else load_set(o.data)
+    """At the site that took no part: what the selector says, and the shared model after a tenth of its examples."""
+    data = data_of(o.data, o.size, o.examples)
     assert data.groups is not None
     assert data.test_groups is not None
     rows = (data.groups == unseen).nonzero().flatten()
@@ -245,8 +274,10 @@ def at_unseen(result: tw.Result, unseen: int, lr: float, o: argparse.Namespace) 
     selector = selector_of(result)
     if selector is not None:
         with torch.no_grad():
-            chosen = torch.cat([selector(test.batch(part)[0]).argmax(1) for part in torch.arange(len(test)).split(50)])
-        found["chosen"] = chosen.bincount(minlength=selector_outputs(selector)).tolist()
+            parts = torch.arange(len(test)).split(50)
+            shares = torch.cat([selector(test.batch(part)[0]) for part in parts]).softmax(1)
+        found["chosen"] = shares.argmax(1).bincount(minlength=shares.shape[1]).tolist()
+        found["weights"] = [round(share, 4) for share in shares.mean(0).tolist()]  # Ensemble's
     return found
 
 
@@ -257,95 +288,78 @@ def selector_of(result: tw.Result) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def selector_outputs(selector: nn.Module) -> int:
-    """How many models it chooses among."""
-    return int([p for p in selector.parameters() if p.ndim == 2][-1].shape[0])
-
-
 def tuned(name: str, row: Row, o: argparse.Namespace) -> float | None:
-    """The rate with the best mean over clients of their own models, on examples that were kept aside."""
-    if o.lr is not None or len(row.rates) == 1:
-        return o.lr or row.rates[0]
-    best = {}
-    for lr in row.rates:
+    """The rate with the best mean over clients of their own models, on examples that were kept aside.
+
+    Where the best of the grid is at its end, the next beyond is tried too, and once more.
+    """
+    if o.lr is not None:
+        return float(o.lr)
+    found: dict[float, float] = {}
+    rates = list(row.rates)
+    while rates:
+        lr = rates.pop(0)
         line, _ = train(name, row, lr, 0, o, tune=True)
         if line is None:
             return None
-        if "own" in line:
-            best[statistics.fmean(line["own"])] = lr
-    return best[max(best)] if best else row.rates[0]
+        found[lr] = statistics.fmean(line["own"]) if "own" in line else -1.0
+        best = max(found, key=lambda rate: found[rate])
+        if not rates and len(found) < len(row.rates) + 2 and best in (min(found), max(found)):
+            rates.append(float(f"{best * 3:.1g}" if best == max(found) else f"{best / 3:.1g}"))
+    return best
 
 
 def rows_of(o: argparse.Namespace) -> dict[str, Row]:
     """The rows that are asked for."""
-    rows = {**ROWS, **(SWEEP if o.sweep else {})}
-    return {name: row for name, row in rows.items() if not o.only or any(word in name for word in o.only)}
+    rows = SWEEP if o.sweep else ROWS
+    return {name: row for name, row in rows.items() if not o.only or name in o.only}
 
 
 def table(o: argparse.Namespace) -> None:
-    """What is in the results: a row a method, means over seeds. Bytes are of the whole run."""
-    lines = [x for x in record.read(o.into) if x["data"] == o.data and x["experiment"] == "table" and "own" in x]
-    lines = [x for x in lines if x.get("size") in (o.size, None) and "unseen" not in x]
-    if not lines:
-        print(f"no lines of {o.data} in {o.into}")
-        return
-    plain = next((x["bytes_up"] + x["bytes_down"] for x in lines if x["row"] == "FedAvg"), None)
-    clients = len(lines[0]["own"])
-    sites = (
-        LABELS[:clients]
-        if o.data == "retina"
-        else tuple(f"client {k}" for k in range(clients))
-        if clients <= 10
-        else ()
-    )
-    head = ["row", "lr", "rounds", "seeds", *sites, "mean", "worst", "any", "all tests", "MB up", "MB down", "/ FedAvg"]
-    head += ["thesis"] if o.data == "retina" else []
-    print("| " + " | ".join(head) + " |")
-    print("|" + " --- |" + " ---: |" * (len(head) - 1))
-    for name in {**ROWS, **SWEEP}:
-        group = [x for x in lines if x["row"] == name]
-        if not group:
-            continue
-
-        def mean(of: Callable[[record.Line], float], group: Sequence[record.Line] = group) -> float:
-            return statistics.fmean(map(of, group))
-
-        cells = [name, f"{group[0]['lr']:g}", str(group[0]["rounds"]), str(len(group))]
-        cells += [f"{mean(lambda x, k=k: x['own'][k]):.4f}" for k in range(len(sites))]
-        cells += [f"{mean(lambda x: statistics.fmean(x['own'])):.4f}", f"{mean(lambda x: min(x['own'])):.4f}"]
-        cells += [f"{mean(lambda x: statistics.fmean(x['any'])):.4f}", f"{mean(lambda x: x['test']):.4f}"]
-        cells += [f"{mean(lambda x, way=way: x[f'bytes_{way}']) / 1e6:,.1f}" for way in ("up", "down")]
-        cells += ["" if plain is None else f"{mean(lambda x: x['bytes_up'] + x['bytes_down']) / plain:.2f}"]
-        if o.data == "retina":
-            cells += [", ".join(f"{value:.4f}" for value in THESIS.get(name, ()))]
-        print("| " + " | ".join(cells) + " |")
+    """Print what is in the results."""
+    try:
+        print("\n".join(compared(record.read(o.into), [*ROWS, *SWEEP])))
+    except Missing:
+        print(f"no lines in {o.into}")
 
 
 def options() -> argparse.ArgumentParser:
     """What can be asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="retina", choices=("retina", "fashion_sites", "fashion_mnist"))
-    parser.add_argument(
-        "--size", type=int, default=128, help="side of the retina's pictures, in pixels: it divides 256"
-    )
+    parser.add_argument("--size", type=int, default=64, help="side of the retina's pictures, in pixels: it divides 256")
+    parser.add_argument("--width", type=int, default=8, help="first channels of the U-Net; the thesis has 16")
+    parser.add_argument("--examples", type=int, help="training examples of Fashion-MNIST, drawn at random")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--tune-rounds", type=int, default=15, help="rounds of the runs that choose a rate")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=int, help="examples of a step (default: 4 of the retina, 32 of Fashion-MNIST)")
     parser.add_argument("--lr", type=float, help="this rate for every row, and no tuning")
-    parser.add_argument("--selector", help="FedSM's: a model by its name (vgg11_group; of Fashion-MNIST vgg_small)")
+    parser.add_argument("--selector", default="nets:vgg_small_at_32", help="FedSM's, of the retina")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", action="append", help="rows with this in their names")
-    parser.add_argument("--sweep", action="store_true", help="FedSM with other lam, too")
+    parser.add_argument("--only", action="append", help="the row of this name")
+    parser.add_argument("--sweep", action="store_true", help="FedSM with other lam, in place of the rows")
     parser.add_argument("--unseen", help="a site that takes no part, or all, one after the other")
     parser.add_argument("--workers", type=int, help="clients trained at once (default: one a core)")
-    parser.add_argument("--into", type=Path, default=RESULTS / "retina.jsonl", help="file of the results")
+    parser.add_argument("--into", type=Path, help="file of the results (default: one for each data set and size)")
     parser.add_argument("--out", type=Path, help="a folder for whole runs, which then resume where they stopped")
     parser.add_argument("--table", action="store_true", help="print what is in the results, and train nothing")
     return parser
 
 
+def read(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
+    """The options, and the defaults that follow from the data."""
+    o = parser.parse_args(words)
+    pictures = o.data == "retina"
+    unknown = [name for name in o.only or () if name not in {**ROWS, **SWEEP}]
+    if unknown:
+        parser.error(f"--only {unknown[0]}: the rows are {', '.join([*ROWS, *SWEEP])}")
+    o.batch = o.batch or (4 if pictures else 32)
+    o.into = o.into or RESULTS / (f"retina_{o.size}.jsonl" if pictures else f"{o.data}.jsonl")
+    return o
+
+
 def main(words: Sequence[str] | None = None) -> None:
-    o = options().parse_args(words)
+    o = read(options(), words)
     if o.table:
         table(o)
         return
@@ -353,7 +367,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if o.unseen == "all":
         left_out = range(len(problem_of(o, 0).tasks))
     for name, row in rows_of(o).items():
-        lr = tuned(name, row, o)
+        tuned_as = name.partition(",")[0]
+        lr = tuned(tuned_as, ROWS[tuned_as], o)
         for seed in o.seeds:
             for unseen in left_out:
                 if lr is not None:

@@ -24,16 +24,19 @@ class Pair(NamedTuple):
 
     outer: str  # "" for a link by itself
     inner: str
-    role: str  # "algorithm", "up" or "down"
+    role: str  # "algorithm", "up", "down" or "personal"
     expression: str
     reason: str
 
 
 def matrix() -> list[Pair]:
-    """Every algorithm that holds one around every algorithm; every link that holds one around every link, both ways."""
+    """Every algorithm that holds one around every algorithm; every link that holds one around every link.
+
+    Links are tried up and down, and as what carries a message to one client alone (``personal=``).
+    """
     algorithms, links = _names(Algorithm), _names(Link)
     found = [_tried(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
-    for role in ("up", "down"):
+    for role in ("up", "down", "personal"):
         found += [_tried(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
     return found
 
@@ -48,7 +51,8 @@ def _tried(outer: str, inner: str, role: str) -> Pair:
             text = f"{outer}({text})"
             part = _example(vocabulary()[outer], kind, part)
             text = repr(part)
-        _open(part if role == "algorithm" else FedAvg(**{role: part}))
+        holder = vocabulary()["SoftPull"] if role == "personal" else FedAvg
+        _open(part if role == "algorithm" else holder(**{role: part}))
     except ValueError as refusal:
         return Pair(outer, inner, role, text, str(refusal))
     return Pair(outer, inner, role, text, "")
@@ -123,7 +127,12 @@ def show(pairs: list[Pair]) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=200)
     reasons: dict[str, int] = {}
-    titles = {"algorithm": "an algorithm around an algorithm", "up": "links going up", "down": "links going down"}
+    titles = {
+        "algorithm": "an algorithm around an algorithm",
+        "up": "links going up",
+        "down": "links going down",
+        "personal": "links to one client alone",
+    }
     for role, title in titles.items():
         own = [pair for pair in pairs if pair.role == role]
         outers = list(dict.fromkeys(pair.outer for pair in own))

@@ -193,7 +193,7 @@ class Deployment(Rounds):
         call, parcel = self.call_to(client)
         data = call.write()
         self.sent[client] = Sent(call.round, call.base, call.mbit, mark(data))
-        self.enter(client, "down", parcel.size, len(data) - parcel.size, parcel.floats)
+        self.enter_call(client, parcel, len(data) - parcel.size)
         return data
 
     def reopen(self, client: int) -> bytes:
@@ -227,7 +227,7 @@ class Deployment(Rounds):
                 return self._drop(client, data, answer, "it is too late to be of use")
             if not answer.held:
                 check(sent.base > 0, "an answer of a client that was opened anew")
-                self.enter(client, "up", 0, len(data), used=False)
+                self.enter_answer(client, b"", len(data), used=False)
                 raise OutOfSync(f"client {client} does not hold what it held after round {sent.base}")
             if self.most_examples and answer.examples > self.most_examples[client]:
                 raise WireError(f"{answer.examples} examples, of which {self.most_examples[client]} are believed")
@@ -239,10 +239,10 @@ class Deployment(Rounds):
             raise
         except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
             self.refused += 1
-            self.enter(client, "up", 0, len(data), used=False)
+            self.enter_answer(client, b"", len(data), used=False)
             log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
             raise WireError(f"round {key.round}, client {client}: {error}") from error
-        self.enter(client, "up", answer.payload, len(data) - answer.payload, floats)
+        self.enter_answer(client, answer.blob, len(data) - answer.payload, floats)
         self.taken[client] = Taken(answer, body)
         del self.sent[client]
         if seconds is not None:
@@ -355,7 +355,7 @@ class Deployment(Rounds):
     def _drop(self, client: int, data: bytes, answer: Answer, why: str) -> Literal[False]:
         log.warning("an answer of client %d to round %d is dropped: %s", client, answer.round, why)
         self.dropped += 1
-        self.enter(client, "up", answer.payload, len(data) - answer.payload, used=False)
+        self.enter_answer(client, answer.blob, len(data) - answer.payload, used=False)
         return False
 
     # -- to disk and back -----------------------------------------------------

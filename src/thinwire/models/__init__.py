@@ -60,6 +60,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "unet_group": partial(unet, norm="group"),
     "vgg11": vgg11,
     "vgg11_group": partial(vgg11, norm="group"),
+    "vgg11_none": partial(vgg11, norm="none"),
     "vgg16": vgg16,
     "vgg16_group": partial(vgg16, norm="group"),
     "vgg16_none": partial(vgg16, norm="none"),

@@ -116,10 +116,17 @@ def _federated(arm: Arm) -> Row:
     return {
         **{name: _averaged(_last(run, name) for run in arm.runs) for name in own},
         "by_client": _each_client(arm, measure),
+        "personal_up": _personal(arm, "up"),
+        "personal_down": _personal(arm, "down"),
         "floats_up": mean(arm, "up_floats"),
         "network_seconds": {str(rate): slowest * 8 / (rate * 1e6) for rate in (1, 10, 100)},
         "clock": statistics.fmean(run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs),
     }
+
+
+def _personal(arm: Arm, way: str) -> float:
+    """Of the bytes up or down those of clients' own models, the mean over seeds: 0 of most methods."""
+    return statistics.fmean(sum(r.get(f"{way}_personal", 0) for r in run.rounds) for run in arm.runs)
 
 
 OTHERS = {"before": "before adapting", "shared": "shared model"}
@@ -179,10 +186,15 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
             if any(_of(row, f"client_{part}") is not None for row in found)
         ),
     )
+    apart: tuple[Column, ...] = (
+        ("own MB up", lambda row: _megabytes(row["personal_up"])),
+        ("own MB down", lambda row: _megabytes(row["personal_down"])),
+    )
     return (
         *((*own, *_client_columns(found)) if _by_client(found) else ()),
         ("MB up", lambda row: _megabytes(row["bytes_up"])),
         ("MB down", lambda row: _megabytes(row["bytes_down"])),
+        *(apart if any(row["personal_up"] or row["personal_down"] for row in found) else ()),
         ("up / FedAvg", lambda row: _percent(row["share_up"])),
         ("total / FedAvg", lambda row: _percent(row["share_total"])),
         ("s at 1 Mbit/s", lambda row: _seconds(row["network_seconds"]["1"])),
@@ -195,16 +207,20 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
 
 def _federated_note(found: Sequence[Row]) -> str:
     measure = found[0]["measure"]
-    own = (
-        f"Own tests: the mean over clients of the {measure} on each one's own, ± the standard deviation over clients. "
-        "Lowest tenth: the 10th percentile over clients. "
-    )
+    own = ""
+    if _by_client(found):
+        own = (
+            f"Own tests: the mean over clients of the {measure} on each one's own, ± the standard deviation over "
+            "clients. Lowest tenth: the 10th percentile over clients. "
+        )
     if any(_of(row, "client_shared") is not None for row in found):
         own += (
             "Shared model: the mean over clients' own tests of the model that all share. Before adapting: that of what "
             "a client's own model is made of, before it is fine-tuned. "
         )
-    return (own if _by_client(found) else "") + (
+    if any(row["personal_up"] or row["personal_down"] for row in found):
+        own += "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is shared. "
+    return own + (
         "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
         "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no "
         "computing. M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, masks "
@@ -253,7 +269,18 @@ FORMS = {
         _federated,
         _federated_columns,
         (
-            *("M floats up", "s here", "10", "100", "best", "s at 1 Mbit/s", "up / FedAvg", "total / FedAvg"),
+            *(
+                "M floats up",
+                "own MB down",
+                "own MB up",
+                "s here",
+                "10",
+                "100",
+                "best",
+                "s at 1 Mbit/s",
+                "up / FedAvg",
+                "total / FedAvg",
+            ),
             "lowest tenth",
             *(f"client {client}" for client in reversed(range(FEW))),
         ),

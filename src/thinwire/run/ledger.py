@@ -1,16 +1,17 @@
 """What crossed the network: bytes, as ``len`` of what was sent.
 
 One entry a round, client and direction. ``payload`` is the message's blob, ``framing`` its
-header, ``retries`` bytes that had to be sent again. ``floats`` is the papers' own figure
-(32-bit floats' worth of values; positions, masks and headers count nothing): kept beside
-the bytes, never in place of them.
+header, ``retries`` bytes that had to be sent again. ``personal`` are those bytes of the payload that are of
+one client's own model, as SoftPull and FedSM send it; all others are shared. ``floats`` is the papers' own
+figure (32-bit floats' worth of values; positions, masks and headers count nothing): kept beside the bytes,
+never in place of them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Direction = Literal["up", "down"]
 
@@ -26,6 +27,7 @@ class Entry(NamedTuple):
     retries: int = 0
     floats: float = 0.0
     used: bool = True  # False: the bytes crossed, but came too late
+    personal: int = 0  # of the payload
 
     @property
     def total(self) -> int:
@@ -67,12 +69,18 @@ class Ledger:
 
     def lines(self, round: int) -> str:
         """A round as JSON lines."""
-        return "".join(json.dumps(e._asdict()) + "\n" for e in self.of(round=round))
+        return "".join(json.dumps(_written(e)) + "\n" for e in self.of(round=round))
 
     @staticmethod
     def parse(text: str) -> Ledger:
         """What :meth:`lines` wrote. Raises ``ValueError``, naming the line that is no entry."""
         return Ledger(_entry(number, line) for number, line in enumerate(text.splitlines(), 1))
+
+
+def _written(entry: Entry) -> dict[str, Any]:
+    """The fields of an entry; ``personal`` where there is any."""
+    fields = entry._asdict()
+    return fields if entry.personal else {name: value for name, value in fields.items() if name != "personal"}
 
 
 def _entry(number: int, line: str) -> Entry:

@@ -106,6 +106,16 @@ class Result(Predictor):
         """Bytes from server to clients, headers included, once for each client that was sent to."""
         return sum(r["down_bytes"] for r in self.rounds)
 
+    @property
+    def personal_up(self) -> int:
+        """Of ``bytes_up`` those of clients' own models, which FedSM and SoftPull mix. All others are shared."""
+        return sum(r.get("up_personal", 0) for r in self.rounds)
+
+    @property
+    def personal_down(self) -> int:
+        """Of ``bytes_down`` those that went to one client alone."""
+        return sum(r.get("down_personal", 0) for r in self.rounds)
+
     def _values(self, name: str) -> list[float]:
         return [r[name] for r in self.rounds if r.get(name) is not None]
 
@@ -128,6 +138,7 @@ class Result(Predictor):
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             **{name: sum(r[name] for r in self.rounds) for name in COUNTED},
+            **{name: sum(r[name] for r in self.rounds) for name in PERSONAL if name in last},
             "seconds": sum(r["seconds"] for r in self.rounds),
             "network_seconds": {str(rate): transfer(slowest, rate) for rate in RATES},
             "clock": last.get("clock", 0.0),
@@ -137,3 +148,4 @@ class Result(Predictor):
 CLIENTS = tuple(f"client_accuracy{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 DICE = tuple(name.replace("accuracy", "dice") for name in ("accuracy", *CLIENTS))  # where pictures are segmented
 COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")
+PERSONAL = ("up_personal", "down_personal")  # where a method sends to single clients

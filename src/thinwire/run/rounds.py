@@ -29,12 +29,12 @@ from ..params import Params
 from ..task import Task
 from ..train.one import Slot
 from ..version import code_version
-from ..wire import MOST, Packet, Several, State, modest, restore
+from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
 from .client import statistics_of, unheard
 from .envelope import Answer, Call, Piece, key_of
 from .folder import Folder
 from .identity import model_digest, run_digest
-from .ledger import Direction, Entry, Ledger
+from .ledger import Entry, Ledger
 from .messages import Form, Letter, Mean, Message, forms, private, written
 from .own_tests import Metrics, Model, finite, over_clients, tested
 from .pool import Plan, Pool
@@ -203,11 +203,26 @@ class Rounds(ABC):
         """The key of the round of a client that a call or an answer is about."""
         return key_of(self.seed, client, about.round, about.mbit)
 
-    def enter(
-        self, client: int, way: Direction, payload: int, framing: int, floats: float = 0.0, used: bool = True
-    ) -> None:
-        """Enter bytes that crossed in this round into the ledger."""
-        self.ledger.add(Entry(self.round + 1, client, way, payload, framing, 0, floats, used))
+    def enter_call(self, client: int, parcel: Parcel, framing: int) -> None:
+        """Enter what a client was sent in this round into the ledger."""
+        own = 0 if parcel.own is None else len(parcel.own.blob)
+        self.ledger.add(Entry(self.round + 1, client, "down", parcel.size, framing, 0, parcel.floats, True, own))
+
+    def enter_answer(self, client: int, blob: bytes, framing: int, floats: float = 0.0, used: bool = True) -> None:
+        """Enter what a client answered in this round into the ledger; ``blob`` is its reply."""
+        own = self.own_part(blob) if blob and self.private is not None else 0
+        self.ledger.add(Entry(self.round + 1, client, "up", len(blob), framing, 0, floats, used, own))
+
+    def own_part(self, blob: bytes) -> int:
+        """Bytes of a reply that are of the client's own model: of the fields that are not averaged over clients.
+
+        0 for one that cannot be read.
+        """
+        try:
+            body = loads(blob)
+            return sum(length(part) for leaf, part in zip(self.up.leaves, body, strict=True) if leaf.kind == "each")
+        except (WireError, ValueError, TypeError):
+            return 0
 
     def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
         """Take an answer, whose blob is ``body``, into the mean; returns the receiving ends' next states.
@@ -264,6 +279,7 @@ class Rounds(ABC):
 
     def _record(self, loss: float | None, replies: int, lost: int) -> Record:
         up, down = self.ledger.of("up", self.round), self.ledger.of("down", self.round)
+        both = ("up", up), ("down", down)
         return {
             "round": self.round,
             "train_loss": loss,
@@ -279,6 +295,7 @@ class Rounds(ABC):
             "down_floats": sum(e.floats for e in down),
             "slowest_bytes": self.ledger.slowest(self.round),
             "clock": self.clock,
+            **({} if self.private is None else {f"{e}_personal": sum(x.personal for x in of) for e, of in both}),
         }
 
     def _evaluate(self) -> Record:

@@ -300,7 +300,7 @@ class Simulation(Rounds):
     def _deliver(self, client: int) -> Call:
         """Call a client."""
         call, parcel = self.call_to(client)
-        self.enter(client, "down", parcel.size, self.scales.framing(call), parcel.floats)
+        self.enter_call(client, parcel, self.scales.framing(call))
         if self.layers is not None:
             self.layers.called(parcel)
         return call
@@ -313,7 +313,7 @@ class Simulation(Rounds):
             up, down = answer.payload + framing, self.scales.size(call)
             seconds = network.seconds(client, up, down, answer.steps, self.seed)
             used = network.deadline is None or seconds <= network.deadline
-        self.enter(client, "up", answer.payload, framing, floats, used)
+        self.enter_answer(client, answer.blob, framing, floats, used)
         return used, seconds
 
     def adapted(self, client: int, held: Model) -> Model:

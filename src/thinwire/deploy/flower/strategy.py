@@ -59,7 +59,7 @@ class Strategy(Base):
             found.train_metrics_clientapp[record["round"]] = _metrics(record, ("train_loss", "up_bytes", "down_bytes"))
             own = [name for name in record if name.startswith("client_")]
             found.evaluate_metrics_clientapp[record["round"]] = _metrics(record, own)
-            found.evaluate_metrics_serverapp[record["round"]] = _metrics(record, ("accuracy", "test_loss"))
+            found.evaluate_metrics_serverapp[record["round"]] = _metrics(record, TESTED)
         return found
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
@@ -76,6 +76,9 @@ class Strategy(Base):
 
 
 WHY = "a round here is one piece, with what both ends keep of it: call start()"
+
+
+TESTED = ("accuracy", "dice", "mae", "test_loss")  # what `thinwire.task.MEASURE` and the loss are called in a record
 
 
 def _metrics(record: Record, names: Iterable[str]) -> MetricRecord:

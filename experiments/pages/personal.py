@@ -1,0 +1,150 @@
+"""Tables of docs/personal.md: models of clients' own on the retina's sites and on shifted Fashion-MNIST."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+
+from . import Line, Missing, markdown, read, table
+
+LABELS = ("DRIVE", "CHASE", "STARE", "HRF", "LES-AV", "HAGIS", "ORVS")  # of the retina's sites
+THESIS = {  # mean over clients, and over all test pictures: tables 11 and 14
+    "centralised": (0.8898, 0.9014),
+    "FedAvg": (0.8710, 0.8923),
+    "FedProx": (0.8434, 0.8749),
+    "SCAFFOLD": (0.8141, 0.8625),
+    "FedSM": (0.8914, 0.9028),
+    "FedSM-extra": (0.8905, 0.9007),
+    "FT": (0.8875, 0.8984),
+    "APFL": (0.8842, 0.8966),
+    "Per-FedAvg": (0.8737, 0.8900),
+    "pFedMe": (0.8818, 0.8957),
+    "FedSM, lam 0.1": (0.8808, 0.8964),
+    "FedSM, lam 0.3": (0.8859, 0.8896),
+    "FedSM, lam 0.5": (0.8895, 0.9019),
+    "FedSM, lam 0.9": (0.8882, 0.9001),
+}
+ORDER = (
+    *("centralised", "FedAvg", "FedProx", "SCAFFOLD", "FedSM", "FedSM-extra", "Ensemble", "SoftPull", "FT", "APFL"),
+    *("Per-FedAvg", "pFedMe", "Ditto", "FedBN"),
+)
+LAMBDAS = ("FedSM, lam 0.1", "FedSM, lam 0.3", "FedSM, lam 0.5", "FedSM", "FedSM, lam 0.9")
+RESULTS, QUEUE = "experiments/personal/results", "python experiments/personal/everything.py --out runs/personal"
+
+
+def compared(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
+    """A row a method: what each client's own model reaches, and what it cost; means over seeds."""
+    there = [x for x in lines if x["experiment"] == "table" and "own" in x and "unseen" not in x]
+    groups = {name: [x for x in there if x["row"] == name] for name in names}
+    groups = {name: group for name, group in groups.items() if group}
+    if not groups:
+        raise Missing(QUEUE)
+    clients, pictures = len(there[0]["own"]), there[0]["data"] == "retina"
+    sites = LABELS[:clients] if pictures else tuple(f"site {k}" for k in range(clients)) if clients <= 10 else ()
+    head = ["row", "lr", "rounds", "seeds", *sites, "mean", "worst", "lowest tenth", "any", "all tests"]
+    head += ["MB up", "own", "MB down", "own"] + (["thesis"] if pictures else [])
+    rows = []
+    for name, group in groups.items():
+        cells = [name, f"{group[0]['lr']:g}", str(group[0]["rounds"]), str(len(group))]
+        cells += [four(group, lambda x, k=k: x["own"][k]) for k in range(len(sites))]  # type: ignore[misc]
+        cells += [four(group, lambda x: statistics.fmean(x["own"]), spread=True), four(group, lambda x: min(x["own"]))]
+        cells += [four(group, lambda x: tenth(x["own"])), four(group, lambda x: statistics.fmean(x["any"]))]
+        cells += [four(group, lambda x: x["test"])]
+        for way in ("up", "down"):
+            cells += [megabytes(group, f"bytes_{way}"), megabytes(group, f"personal_{way}")]
+        cells += [", ".join(f"{value:.4f}" for value in THESIS.get(name, ()))] if pictures else []
+        rows.append(cells)
+    return markdown(head, rows)
+
+
+def four(lines: list[Line], of: Callable[[Line], float], spread: bool = False) -> str:
+    """To four digits, with the standard deviation over seeds where there are several."""
+    each = [of(line) for line in lines]
+    deviation = f" ± {statistics.stdev(each):.4f}" if spread and len(each) > 1 else ""
+    return f"{statistics.fmean(each):.4f}{deviation}"
+
+
+def tenth(values: list[float]) -> float:
+    """The 10th percentile over clients, between two of them in proportion."""
+    ordered, place = sorted(values), 0.1 * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(values) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def megabytes(lines: list[Line], name: str) -> str:
+    """In 10^6 bytes; nothing where lines do not say it."""
+    found = [line[name] for line in lines if name in line]
+    return f"{statistics.fmean(found) / 1e6:,.1f}" if found else ""
+
+
+def made(file: str, command: str, names: Iterable[str] = ORDER) -> list[str]:
+    """The table of a file of results."""
+    return compared(read(f"{RESULTS}/{file}.jsonl", command).lines, names)
+
+
+@table
+def personal_retina() -> list[str]:
+    return made("retina_64", QUEUE)
+
+
+@table
+def personal_large() -> list[str]:
+    return made("retina_256", f"{QUEUE} --queue large")
+
+
+@table
+def personal_lambdas() -> list[str]:
+    lines = read(f"{RESULTS}/retina_64.jsonl", QUEUE).lines
+    first = [line for line in lines if line.get("seed") == 0]
+    if not any(line["row"] == LAMBDAS[0] for line in first):
+        raise Missing(QUEUE)
+    return compared(first, LAMBDAS)
+
+
+@table
+def personal_sites() -> list[str]:
+    return made("fashion_sites", QUEUE)
+
+
+@table
+def personal_labels() -> list[str]:
+    return made("fashion_mnist", QUEUE)
+
+
+@table
+def personal_unseen() -> list[str]:
+    found = read(f"{RESULTS}/retina_64.jsonl", QUEUE)
+    lines = {(x["row"], x["unseen"]): x for x in found.lines if "unseen" in x and "own" in x}
+    if not lines:
+        raise Missing(QUEUE)
+    methods = [name for name in ORDER if any(row == name for row, _ in lines)]
+    head = ["site left out", *(part for name in methods for part in (name, "after a tenth"))]
+    head += ["chosen by FedSM's selector", "Ensemble's weights"]
+    rows, sums = [], list[list[float]]()
+    for site in sorted({site for _, site in lines}):
+        each = [lines.get((name, site)) for name in methods]
+        values = [x for line in each for x in ((line["test"], line["tuned"]) if line else (float("nan"),) * 2)]
+        sums.append(values)
+        others = [label for k, label in enumerate(LABELS) if k != site]
+        cells = [LABELS[site], *(f"{value:.4f}" for value in values)]
+        cells += [chosen(lines.get(("FedSM", site)), others), weights(lines.get(("Ensemble", site)), others)]
+        rows.append(cells)
+    means = [f"{statistics.fmean(values):.4f}" for values in zip(*sums, strict=True)]
+    return markdown(head, [*rows, ["mean", *means, "", ""]], (0, len(head) - 2, len(head) - 1))
+
+
+def chosen(line: Line | None, others: list[str]) -> str:
+    """Whose model the selector takes, most often first."""
+    if line is None or "chosen" not in line:
+        return ""
+    found = sorted(zip(line["chosen"], others, strict=True), reverse=True)
+    return ", ".join(f"{label} {count}" for count, label in found if count)
+
+
+def weights(line: Line | None, others: list[str]) -> str:
+    """The mean weights of the global model and of the others', the three largest."""
+    if line is None or "weights" not in line:
+        return ""
+    found = sorted(zip(line["weights"], ["global", *others], strict=True), reverse=True)
+    return ", ".join(f"{label} {weight:.2f}" for weight, label in found[:3])
