@@ -1,8 +1,8 @@
 """FLSS in the paper's own proportions: 400 rounds, L = 200, R = 50, s = 5, lambda = 1, a plain mean, three seeds.
 
 20 clients, all of them in every round, each with three quarters of its examples to train on. The tests are the
-quarters of all clients together, as in the paper. What is scaled down is the data: 4,000 pictures of Fashion-MNIST and
-one local epoch of batches of 32, where the paper has 70,000 and five epochs of batches of 128. A client makes about
+quarters of all clients together, as in the paper. What is scaled down is the data: 2,000 pictures of Fashion-MNIST and
+one local epoch of batches of 16, where the paper has 70,000 and five epochs of batches of 128. A client makes about
 five steps a round here and a hundred there.
 
 - ``Dirichlet(.1)`` and ``pathological``: FedAvg and FLSS over it, and both with signs
@@ -62,7 +62,7 @@ def problem(data: str, model: str, examples: int, split: str, clients: int, seed
 
 
 def fedavg(rate: float, rounds: int, epochs: float = 1.0, **fields: Any) -> tw.Algorithm:
-    return tw.FedAvg(tw.LocalSGD(rate, epochs=epochs, batch=32), weights="uniform", **fields)
+    return tw.FedAvg(tw.LocalSGD(rate, epochs=epochs, batch=16), weights="uniform", **fields)
 
 
 def flss(rate: float, rounds: int, inner: Make = fedavg, **fields: Any) -> tw.Algorithm:
@@ -74,9 +74,9 @@ signs = partial(fedavg, up=tw.ErrorFeedback(tw.ScaledSign()))
 
 
 def arm(name: str, row: str, method: Make, split: str = "Dirichlet(0.1)", **fields: Any) -> units.Federated:
-    clients, examples = fields.pop("clients", CLIENTS), fields.pop("examples", 4000)
+    clients, examples = fields.pop("clients", CLIENTS), fields.pop("examples", 2000)
     data, model = fields.pop("data", "fashion_mnist"), fields.pop("model", "fedavg_cnn")
-    about = {"data": data, "model": model, "clients": clients, "examples": examples, "split": split, "batch": 32}
+    about = {"data": data, "model": model, "clients": clients, "examples": examples, "split": split, "batch": 16}
     given: dict[str, Any] = {
         "setting": {"name": name, **about},
         "row": row,
@@ -108,10 +108,10 @@ def compared() -> dict[str, tuple[Make, Any]]:
     cols = 582_026 // 20
 
     def prox(rate: float, rounds: int) -> tw.Algorithm:
-        return tw.FedProx(tw.LocalSGD(rate, batch=32), mu=0.01, weights="uniform")
+        return tw.FedProx(tw.LocalSGD(rate, batch=16), mu=0.01, weights="uniform")
 
     def sketched(rate: float, rounds: int) -> tw.Algorithm:
-        return tw.FetchSGD(cols, k=cols // 10, local=tw.LocalSGD(rate, batch=32), weights="uniform")
+        return tw.FetchSGD(cols, k=cols // 10, local=tw.LocalSGD(rate, batch=16), weights="uniform")
 
     return {
         "FedProx, mu .01": (prox, 84.06),
