@@ -283,27 +283,28 @@ def _emptied(folder: Path) -> None:
 def make(arms: Sequence[Arm], into: Path, stop: float = float("inf")) -> bool:
     """Train what is missing, in order, until ``stop`` (seconds of the clock). Whether nothing is missing then."""
     mine: set[str] = set()  # a line of code that is in no commit is trained again, but not by the same process
-    while True:
-        made = False
-        for arm in arms:
-            for one in units(arm, record.read(into))[0]:
-                if time.time() >= stop:
-                    return False
-                name = digest(one.key)
-                if name in mine or there(record.read(into), one.key):
-                    continue
-                folder = into.parent / ".running" / name
-                with held(folder) as free:
-                    if free and there(record.read(into), one.key) is None:  # nobody made it meanwhile
-                        print(one.name, end=": ", flush=True)
-                        one.arm.train(one.rate, one.seed, into, folder)
-                        shutil.rmtree(folder, ignore_errors=True)
-                        mine.add(name)
-                        made = True
-        if not made:
-            lines = record.read(into)
-            known = [units(arm, lines) for arm in arms]
-            return all(whole and all(there(lines, one.key) for one in some) for some, whole in known)
+    while time.time() < stop and _made(arms, into, mine):
+        pass
+    lines = record.read(into)
+    known = [units(arm, lines) for arm in arms]
+    return all(whole and all(there(lines, one.key) for one in some) for some, whole in known)
+
+
+def _made(arms: Sequence[Arm], into: Path, mine: set[str]) -> bool:
+    """Train the first unit that is missing and that nobody holds. False where there is none."""
+    for one in (one for arm in arms for one in units(arm, record.read(into))[0]):
+        name = digest(one.key)
+        if name in mine or there(record.read(into), one.key):
+            continue
+        folder = into.parent / ".running" / name
+        with held(folder) as free:
+            if free and there(record.read(into), one.key) is None:  # nobody made it meanwhile
+                print(one.name, end=": ", flush=True)
+                one.arm.train(one.rate, one.seed, into, folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                mine.add(name)
+                return True
+    return False
 
 
 def listed(arms: Sequence[Arm], into: Path) -> None:
