@@ -436,3 +436,35 @@ def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
         assert len(line["round_bytes"]) == line["rounds"]
     assert units.make([first, second], into)
     assert len(asked) == 5
+
+
+def test_every_claim_compares_rows_that_its_script_trains() -> None:
+    with alone([str(ROOT / "experiments/tables.py")]):
+        from pages.claims import CLAIMS, PAPERS
+    for group in PAPERS:
+        path = str(ROOT / f"experiments/{group}/claims.py")
+        with alone([path]):
+            arms = runpy.run_path(path, run_name="group")["arms"]()
+        trained = {(arm.setting["name"], arm.row) for arm in arms}
+        compared = {row for claim in CLAIMS if claim.group == group for row in (claim.row, claim.other)}
+        assert sorted(compared - trained) == []
+
+
+def test_a_verdict_follows_from_the_difference_its_deviation_and_the_bytes() -> None:
+    with alone([str(ROOT / "experiments/tables.py")]):
+        from pages.claims import Claim, verdict
+
+    def said(gap: float | None, found: list[float], saved: float = 0.0, sent: float | None = None) -> str:
+        return verdict(Claim("luar", "", ("s", "a"), ("s", "b"), gap, "", "", saved), found, sent)
+
+    assert said(2.0, []) == "not tried yet fairly"
+    assert said(2.0, [1.5, 1.6, 1.7]) == "appears"  # half of 2, and above .5
+    assert said(6.0, [1.5, 1.6, 1.7]) == "in kind"
+    assert said(2.0, [3.0, -0.6, 1.5]) == "in kind"  # 1.3, with a deviation of 1.8
+    assert said(None, [0.3, 0.3, 0.3]) == "in kind"
+    assert said(None, [0.9, 0.9]) == "appears (2 seeds)"
+    assert said(2.0, [-0.1]) == "does not appear (one seed)"
+    assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.5) == "appears"  # within 1.1 + .5
+    assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.9) == "in kind"  # a tenth is saved, not a quarter
+    assert said(-1.1, [-4.0, -4.0, -4.0], 0.5, 0.5) == "in kind"  # within 2.2 + 2
+    assert said(-1.1, [-4.5, -4.5, -4.5], 0.5, 0.5) == "does not appear"
