@@ -19,6 +19,7 @@ import json
 import shutil
 import sys
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.compare import DataParallel
 from thinwire.config import complete
+from thinwire.data import Split
 from thinwire.ddp import Method
 from thinwire.errors import NonFinite, RunError
 from thinwire.problem import Problem
@@ -191,6 +193,18 @@ class Ranks(Arm):
         return replace(self, study=study, tested=50, seeds=(0,), tuning=0.5, small=True, **self.followed())
 
 
+def patient(split: Split, tries: int = 100) -> Callable[..., list[torch.Tensor]]:
+    """The split by the first seed, from the one that it is given on, that leaves no client without enough examples."""
+
+    def dealt(targets: torch.Tensor, groups: torch.Tensor | None, clients: int, seed: int) -> list[torch.Tensor]:
+        for more in range(tries):
+            with contextlib.suppress(ValueError):
+                return split(targets, groups, clients, (seed + more) % 2**31)
+        return split(targets, groups, clients, seed)
+
+    return dealt
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -300,9 +314,12 @@ def _made(arms: Sequence[Arm], into: Path, mine: set[str]) -> bool:
         with held(folder) as free:
             if free and there(record.read(into), one.key) is None:  # nobody made it meanwhile
                 print(one.name, end=": ", flush=True)
-                one.arm.train(one.rate, one.seed, into, folder)
-                shutil.rmtree(folder, ignore_errors=True)
                 mine.add(name)
+                try:
+                    one.arm.train(one.rate, one.seed, into, folder)
+                except Exception:  # the others are made all the same, and this one is still missing at the end
+                    traceback.print_exc()
+                shutil.rmtree(folder, ignore_errors=True)
                 return True
     return False
 

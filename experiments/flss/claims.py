@@ -34,7 +34,7 @@ from thinwire.problem import Problem
 
 ROUNDS, CLIENTS = 400, 20
 SPLITS: dict[str, sets.Split] = {
-    "Dirichlet(0.1)": sets.Dirichlet(0.1, min_examples=8),
+    "Dirichlet(0.1)": sets.Dirichlet(0.1, min_examples=4),
     "Pathological(2)": sets.Pathological(2),
 }
 Make = Callable[[float, int], tw.Algorithm]
@@ -47,7 +47,7 @@ def problem(data: str, model: str, examples: int, split: str, clients: int, seed
     inputs, targets = torch.cat([loaded.inputs, loaded.test_inputs]), torch.cat([loaded.targets, loaded.test_targets])
     part = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))[:examples]
     small = replace(loaded, inputs=inputs[part], targets=targets[part])
-    dealt = SPLITS[split](small.targets, None, clients, seed)
+    dealt = units.patient(SPLITS[split])(small.targets, None, clients, seed)
     cut = [sets.holdout(indices, 0.25, seed + k) for k, indices in enumerate(dealt)]
 
     def task(indices: torch.Tensor) -> tw.Supervised:

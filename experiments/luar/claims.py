@@ -47,7 +47,7 @@ EMNIST = {
 
 @cache
 def problem(data: str, model: str, clients: int, seed: int) -> Problem:
-    found = standard(data, model, clients, sets.Dirichlet(0.1, min_examples=2), seed)
+    found = standard(data, model, clients, units.patient(sets.Dirichlet(0.1, min_examples=2)), seed)
     some = torch.randperm(len(found.test), generator=torch.Generator().manual_seed(0))[:TESTED]
     return replace(found, test=replace(found.test, indices=some))
 
