@@ -29,7 +29,6 @@ PAGES = {  # in the repository -> in the site
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "experiments/README.md": "experiments.md",
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".jsonl": "json", ".h": "c", ".c": "c"}
 LINK = re.compile(r"(!?\[(?:[^\]\[]|\[[^\]]*\])*\])\(([^)\s]+)\)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -110,12 +111,17 @@ def found(into: Path, key: Line) -> Line | None:
 
 
 def replace(into: Path, line: Line, key: Line) -> None:
-    """Write a line in place of those with the fields of ``key``."""
-    kept = [old for old in read(into) if not _has(old, key)]
+    """Write a line in place of those with the fields of ``key``. Other processes may do so at the same time."""
     into.parent.mkdir(parents=True, exist_ok=True)
-    whole = into.with_suffix(".new")  # a kill leaves the one file or the other
-    whole.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]))
-    whole.replace(into)
+    folder = os.open(into.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        kept = [old for old in read(into) if not _has(old, key)]
+        whole = into.with_suffix(".new")  # a kill leaves the one file or the other
+        whole.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]))
+        whole.replace(into)
+    finally:
+        os.close(folder)
 
 
 def _has(line: Line, key: Line) -> bool:

@@ -410,7 +410,8 @@ def test_a_printed_table_says_what_the_committed_results_say(name):
 
 def test_every_table_with_figures_is_printed_from_results():
     by_hand = []
-    for page in [ROOT / "README.md", ROOT / "experiments/README.md", *(ROOT / "docs").glob("*.md"), *METHOD_PAGES]:
+    guides = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/claims").glob("*.md")]
+    for page in [ROOT / "README.md", ROOT / "experiments/README.md", *guides, *METHOD_PAGES]:
         lines = page.read_text().splitlines()
         for i, line in enumerate(lines):
             announced = re.fullmatch("<!-- table: (.+) -->", lines[i - 2]) if i > 1 else None
@@ -443,6 +444,11 @@ def written(path):
 
 def said(page):
     return " ".join((ROOT / page).read_text().split())
+
+
+def claims():
+    """All pages of claims as one text."""
+    return " ".join(said(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/claims").glob("*.md")))
 
 
 def percent(line):
@@ -484,7 +490,8 @@ def figures_of(path):
 
 @each_page
 def test_the_figures_of_a_page_of_a_method_are_those_of_the_results_that_it_names(path):
-    cells = [line.split("|") for line in (ROOT / "experiments/README.md").read_text().splitlines() if line[:1] == "|"]
+    pages = [page.read_text() for page in (ROOT / "docs/claims").glob("*.md")]
+    cells = [line.split("|") for page in pages for line in page.splitlines() if line[:1] == "|"]
     cells = {cell.strip().removesuffix(" %") for row in cells for cell in row}
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
     wrong = []
@@ -492,13 +499,13 @@ def test_the_figures_of_a_page_of_a_method_are_those_of_the_results_that_it_name
         *parts, rest = re.split(r"(experiments/\w+/results/\w+\.jsonl)", " ".join(paragraph.split()))
         for words, results in zip(parts[::2], parts[1::2], strict=True):
             wrong += [figure for figure in FIGURE.findall(words) if figure not in figures_of(results)]
-        if "experiments/README.md" in rest and not parts:
+        if "../claims/" in rest and not parts:
             wrong += [figure for figure in FIGURE.findall(rest) if figure[0] not in cells]
     assert wrong == []
 
 
 def test_what_the_page_of_experiments_says_of_the_order_is_the_order_of_the_results():
-    found, page = {}, said("experiments/README.md")
+    found, page = {}, claims()
     for line in of_experiments("optimisers", "luar"):
         found.setdefault(line["inner"], {}).setdefault(line["row"], []).append(line)
     places, gains = [], []
@@ -520,12 +527,12 @@ def test_what_the_page_of_experiments_says_of_the_order_is_the_order_of_the_resu
 def test_what_the_page_of_experiments_says_of_all_methods_is_in_the_results():
     lines = sorted(of_experiments("everything", "digits"), key=lambda line: line["accuracy"])
     worst, best = (f"{100 * lines[i]['accuracy']:.1f}" for i in (0, -1))
-    assert f"The worst row ends at {worst} % and the best at {best} %" in said("experiments/README.md")
-    assert f"{len(lines)} rows; one seed" in said("experiments/README.md")
+    assert f"The worst row ends at {worst} % and the best at {best} %" in claims()
+    assert f"{len(lines)} rows; one seed" in claims()
 
 
 def test_what_the_page_of_experiments_says_of_flss_is_in_the_results():
-    page = said("experiments/README.md")
+    page = claims()
     found = {(line["row"], line["beta"]): line for line in of_experiments("flss", "table1")}
     costs = [found[row, b]["accuracy"] - found[f"{row}+FLSS", b]["accuracy"] for row, b in found if "FLSS" not in row]
     assert f"it costs {points(min(costs))} to {points(max(costs))} points in every cell" in page
@@ -546,7 +553,7 @@ def test_what_the_page_of_experiments_says_of_flss_is_in_the_results():
 
 
 def test_what_the_page_of_experiments_says_of_intrinsic_compression_is_in_the_results():
-    page = said("experiments/README.md")
+    page = claims()
 
     def best(name, pattern):
         lines = [x for x in of_experiments("intrinsic", f"equal_bytes_{name}") if re.match(pattern, x["expression"])]
@@ -572,7 +579,7 @@ def test_what_the_page_of_experiments_says_of_intrinsic_compression_is_in_the_re
 
 
 def test_what_the_page_of_experiments_says_of_table_2_is_in_the_results():
-    page = said("experiments/README.md")
+    page = claims()
     rows = {line["row"]: line for line in of_experiments("fetchsgd", "table2_fashion_mnist")}
     first = max(rows.values(), key=lambda line: line["best_accuracy"])
     others = [line for name, line in rows.items() if not name.startswith(("Intrinsic", "uncompressed"))]
@@ -592,7 +599,7 @@ def test_what_the_page_of_experiments_says_of_table_2_is_in_the_results():
 
 
 def test_what_the_page_of_experiments_says_of_looking_back_is_in_the_results():
-    page = said("experiments/README.md")
+    page = claims()
     found = {
         (data, line["training"][:4], line["row"]): line
         for data in ("mnist", "fashion_mnist", "cifar10")
@@ -620,7 +627,7 @@ def test_what_the_page_of_experiments_says_of_looking_back_is_in_the_results():
 
 
 def test_what_the_pages_say_of_data_parallel_training_is_in_the_results():
-    page, guide = said("experiments/README.md"), said("docs/ddp.md")
+    page, guide = claims(), said("docs/ddp.md")
     lines = of_experiments("def", "time_to_accuracy_cifar10")
     default = "DEFA(ratio=64.0, scope='vector', lam=None)"
     *_, real = (line for line in lines if (line["kind"], line["expression"]) == ("real", default))

@@ -382,3 +382,94 @@ def test_a_site_that_is_left_out_comes_with_a_tenth_of_its_examples(tmp_path: Pa
     assert said.count("mean ") == 2
     again = run("personal/unseen.py", *arguments, *methods, "--into", str(tmp_path))
     assert again.count("site 0") == 2
+
+
+CLAIMS = ("luar", "flss", "def", "optimisers", "lbgm", "intrinsic")
+
+
+@pytest.mark.parametrize("group", CLAIMS)
+def test_a_group_of_claims_lists_its_trainings_and_takes_four_core_hours_at_most(group: str, tmp_path: Path) -> None:
+    *units, last = run(f"{group}/claims.py", "--list", "--into", tmp_path / "claims.jsonl").splitlines()
+    assert all(line.startswith("missing") for line in units)
+    missing, whole = [float(word) for word in last.replace(" are", "").split() if word[0].isdigit()]
+    assert missing == whole <= 4.5
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with alone([str(ROOT / "experiments/units.py")]):
+        import record
+        import units
+
+        import thinwire as tw
+        from thinwire.problem import standard
+
+    monkeypatch.setattr(record, "dirty", lambda line: False)  # this checkout may have changes
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "experiments/units.py")])
+    into, asked = tmp_path / "claims.jsonl", []
+
+    def problem(seed: int):
+        asked.append(seed)
+        return standard("digits", "linear", 3, seed=seed)
+
+    def method(rate: float, rounds: int) -> tw.Algorithm:
+        return tw.FedAvg(tw.LocalSGD(rate))
+
+    given = {"setting": {"name": "s"}, "method": method, "problem": problem, "rounds": 4, "minutes": 1.0, "tuning": 0.5}
+    first = units.Federated(row="first", rates=(1e-9, 0.1), seeds=(0, 1), **given)
+    second = units.Federated(row="second", follows=first, seeds=(5,), **given)
+    assert not units.make([second], into)  # its rate is not chosen yet
+    trial = units.unit(first, 1e-9, 100)
+    digest = units.digest(trial.key)
+    with units.held(tmp_path / ".running" / digest) as free:
+        assert free
+        assert not units.make([first, second], into)  # another process holds a trial
+    assert asked == [100]
+    assert units.make([first, second], into)
+    lines = written(into)
+    assert [(x["row"], x["kind"], x["rate"], x["seed"], x["rounds"]) for x in lines] == [
+        ("first", "rate", 0.1, 100, 2),
+        ("first", "rate", 1e-9, 100, 2),
+        ("first", "run", 0.1, 0, 4),
+        ("first", "run", 0.1, 1, 4),
+        ("second", "run", 0.1, 5, 4),
+    ]
+    for line in lines:
+        assert [sum(way) for way in zip(*line["round_bytes"], strict=True)] == [line["bytes_up"], line["bytes_down"]]
+        assert len(line["round_bytes"]) == line["rounds"]
+    assert units.make([first, second], into)
+    assert len(asked) == 5
+
+
+def test_every_claim_compares_rows_that_its_script_trains() -> None:
+    with alone([str(ROOT / "experiments/tables.py")]):
+        from pages.claims import CLAIMS, PAPERS
+    for group in PAPERS:
+        path = str(ROOT / f"experiments/{group}/claims.py")
+        with alone([path]):
+            arms = runpy.run_path(path, run_name="group")["arms"]()
+        trained = {(arm.setting["name"], arm.row) for arm in arms}
+        compared = {row for claim in CLAIMS if claim.group == group for row in (claim.row, claim.other)}
+        assert sorted(compared - trained) == []
+
+
+def test_a_verdict_follows_from_the_difference_its_deviation_and_the_bytes() -> None:
+    with alone([str(ROOT / "experiments/tables.py")]):
+        from pages.claims import Claim, verdict
+
+    def said(gap: float | None, found: list[float], saved: float = 0.0, sent: float | None = None) -> str:
+        return verdict(Claim("luar", "", ("s", "a"), ("s", "b"), gap, "", "", saved), found, sent)
+
+    assert said(2.0, []) == "not tried yet fairly"
+    assert said(2.0, [1.5, 1.6, 1.7]) == "appears"  # half of 2, and above .5
+    assert said(6.0, [1.5, 1.6, 1.7]) == "in kind"
+    assert said(2.0, [3.0, -0.6, 1.5]) == "in kind"  # 1.3, with a deviation of 1.8
+    assert said(None, [0.3, 0.3, 0.3]) == "in kind"
+    assert said(None, [0.9, 0.9]) == "appears (2 seeds)"
+    assert said(2.0, [-0.1]) == "does not appear (one seed)"
+    assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.5) == "appears"  # within 1.1 + .5
+    assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.9) == "in kind"  # a tenth is saved, not a quarter
+    assert said(-1.1, [-4.0, -4.0, -4.0], 0.5, 0.5) == "in kind"  # within 2.2 + 2
+    assert said(-1.1, [-4.5, -4.5, -4.5], 0.5, 0.5) == "does not appear"

@@ -112,6 +112,18 @@ def test_who_took_part_is_read_from_the_ledger(tmp_path: Path) -> None:
     assert (found["answered"], found["lost"], found["late"], found["by"]) == (1, 2, 1, [1, 1])
 
 
+def test_every_seed_has_its_heat_map_and_many_runs_have_fewer_columns(tmp_path: Path) -> None:
+    call = {"client": 0, "direction": "down", "payload": 1, "framing": 1}
+    for method in ("a", "b"):
+        for seed in (0, 1, 2, 5):
+            run = made(tmp_path / f"{method}/{seed}", DENSE if method == "a" else TOPK, seed, [line(1)])
+            (run / "ledger.jsonl").write_text("".join(json.dumps({"round": r, **call}) + "\n" for r in range(1, 401)))
+    found = html.gather([tmp_path])["taking_part"]
+    assert [(each["method"], each["seed"]) for each in found] == [(m, s) for m in (0, 1) for s in (0, 1, 2, 5)]
+    # Eight runs share what six have: 300 columns each, so two of 400 rounds to a cell.
+    assert [(each["by"], len(each["cells"][0])) for each in found] == [([1, 2], 200)] * 8
+
+
 def test_neighbours_share_a_cell_of_a_large_heat_map_which_shows_the_highest(tmp_path: Path) -> None:
     grid = np.zeros((241, 801))
     grid[240, 800], grid[1, 3] = 3, 2
@@ -436,6 +448,28 @@ def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained
     assert browser.execute_script(sort) == "own tests"
     browser.execute_script("document.querySelectorAll('#table th button')[5].click()")
     assert browser.execute_script(f"return {FIRST}") == "LUAR(FedAvg(), recycle=1)"
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_method(browser: Any, tmp_path: Path) -> None:
+    call = {"round": 1, "direction": "down", "payload": 1, "framing": 1}
+    for name, method, seeds in (("a", DENSE, (0, 7)), ("b", TOPK, (0, 7)), ("c", "FedAvg(up=SignSGD())", (0,))):
+        for seed in seeds:
+            run = made(tmp_path / f"{name}/{seed}", method, seed, [line(1, 0.5)])
+            (run / "ledger.jsonl").write_text(json.dumps({**call, "client": 3 if seed else 0}) + "\n")
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    lists = "const [method, seed] = document.querySelectorAll('#taking-part select');"
+    change = f"{lists} %s.selectedIndex = %d; %s.dispatchEvent(new Event('change'))"
+    z = "return document.querySelector('#taking-part [data-chart]').data[0].z.map((row) => row[0]).join('')"
+    wait(browser, z, "2000")
+    for which, index, expected, shown in (
+        ("seed", 1, "0002", "FedAvg(), seed 7"),
+        ("method", 1, "0002", "TopK"),  # the same seed
+        ("method", 2, "2000", "seed 0"),  # which has no seed 7
+    ):
+        browser.execute_script(change % (which, index, which))
+        wait(browser, z, expected)
+        assert shown in browser.execute_script("return document.querySelector('#taking-part').textContent")
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 

@@ -85,6 +85,36 @@ def test_subspaces_take_a_rank(thinwire: Look, study: Path, tmp_path: Path) -> N
     assert "cosine to 1 directions: mean" in out
 
 
+def test_the_loss_around_a_model_and_along_the_way_to_it_is_drawn(thinwire: Look, study: Path, tmp_path: Path) -> None:
+    run = next(study.glob("01-*/seed-0"))
+    last = json.loads((run / "rounds.jsonl").read_text().splitlines()[-1])
+    words = ["--points", "3", "--out", str(tmp_path), "--json"]
+    code, out, _ = thinwire("look", "surface", str(run), *words)
+    assert code == 0
+    around = found(out)["runs"]["."]
+    assert around["across"] == around["up"] == [-1, 0, 1]
+    assert around["loss"][1][1] == pytest.approx(last["test_loss"], rel=1e-5)  # the middle is the model
+    code, out, _ = thinwire("look", "path", str(run), *words)
+    assert code == 0
+    along = found(out)["runs"]["."]
+    assert along["rounds"] == [1, 2, 3, 4]
+    assert along["places"][-1] == [0, 0]
+    assert 0.5 < sum(along["shares"]) <= 1.0000001
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["path.png", "surface.png"]
+
+
+def test_the_examples_of_clients_are_embedded(thinwire: Look, study: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn.manifold")
+    run = next(study.glob("02-*/seed-0"))
+    words = ["--each", "4", "--clients", "2", "--out", str(tmp_path), "--json"]
+    code, out, _ = thinwire("look", "embedding", str(run), *words)
+    assert code == 0
+    answer = found(out)["runs"]["."]
+    assert answer["clients"] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert len(answer["places"]) == 8
+    assert "8 examples of 2 clients, 64 features each" in out
+
+
 def test_a_leak_has_its_bytes_and_its_picture(thinwire: Look, tmp_path: Path) -> None:
     words = ["--model", "mlp", "--iterations", "3", "--tries", "1", "--out", str(tmp_path), "--json"]
     code, out, error = thinwire("look", "leakage", "FedAvg()", "FedAvg(up=TopK(0.1))", *words)
@@ -111,6 +141,8 @@ def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:
         (["leakage", "FedAvg()", "--attack", "luck"], "--attack luck: idlg, dlg or label is expected"),
         (["leakage", "FedAvg()", "--tries", "0"], "--tries 0: it must be at least 1"),
         (["leakage", "FedAvg()", "--picture", "99999"], "picture 99999: the data have examples 0 to 1437"),
+        (["surface", "nowhere", "--points", "4"], "--points 4: an odd number of at least 3 is expected"),
+        (["embedding", "nowhere", "--each", "0"], "--each 0: it must be at least 1"),
         (["dimension", "FedAvg()"], "has no dimension: name a method with a field `dim`"),
     ],
 )
@@ -128,6 +160,8 @@ def test_a_run_that_recorded_nothing_is_named_with_the_option_it_lacks(thinwire:
         ("gradients", "train it with --record gradients, looks or all"),
         ("layers", "train it with --record layers"),
         ("subspace", "train it with --record gradients"),
+        ("path", "train it with --record models"),
+        ("surface", "has no complete run"),
         ("feedback", "its method keeps no residuals; look at one such as DEF(64)"),
     ):
         code, _, error = thinwire("look", command, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Tables of federated methods in experiments/README.md."""
+"""Tables of federated methods in docs/claims."""
 
 from __future__ import annotations
 

@@ -183,6 +183,112 @@ def of_feedback(folder: Dir, out: Out = None, as_json: Json = False) -> None:
     _each(folder, out, as_json, one)
 
 
+@look.command("surface")
+def of_surface(
+    folder: Dir,
+    points: Annotated[int, typer.Option(help="Points along each direction, odd: the middle one is the model.")] = 15,
+    reach: Annotated[float, typer.Option(help="How far to go along each direction, in lengths of its filters.")] = 1.0,
+    examples: Annotated[int, typer.Option(help="Test examples, the first ones, at each point.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the two directions.")] = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """The test loss around a run's final model, along two random directions with filters as long as the model's.
+
+    Needs a complete run of a study, of any federated method.
+    """
+    from . import figures, surfaces
+
+    require(points >= 3 and points % 2 == 1, f"--points {points}: an odd number of at least 3 is expected")
+    require(reach > 0, f"--reach {reach}: it must be positive")
+    require(examples >= 1, f"--examples {examples}: it must be at least 1")
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        final, loss, _ = _final(run, examples)
+        a, b = (surfaces.random_direction(final, seed, number) for number in range(2))
+        steps = [reach * (2 * i / (points - 1) - 1) for i in range(points)]
+        found = surfaces.surface(final, a, b, steps, steps, loss)
+        at, most = float(found[points // 2, points // 2]), float(found.max())
+        typer.echo(f"loss {at:.4g} at the model, {most:.4g} at most within {reach:g}")
+        drawn = figures.surface(found, steps, steps, into / "surface.png", "first direction", "second direction")
+        return {"across": steps, "up": steps, "loss": found.tolist(), "figures": [drawn]}
+
+    _each(folder, out, as_json, one)
+
+
+@look.command("path")
+def of_path(
+    folder: Dir,
+    points: Annotated[int, typer.Option(help="Points along each direction.")] = 15,
+    examples: Annotated[int, typer.Option(help="Test examples, the first ones, at each point.")] = 1000,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """The way of a run's models on the plane of their two principal directions, and the test loss around it.
+
+    Needs a complete run of a study with --record models or all, evaluated three times or more.
+    """
+    from ..params import Params
+    from . import figures, surfaces
+
+    require(points >= 3, f"--points {points}: it must be at least 3")
+    require(examples >= 1, f"--examples {examples}: it must be at least 1")
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        layout, rows, rounds = surfaces.recorded(run)
+        found = surfaces.way(rows, layout, rounds)
+        _, loss, _ = _final(run, examples)
+        end = Params(layout, rows[-1].clone())
+        across, up = (surfaces.span(found.places[:, j], points) for j in range(2))
+        values = surfaces.surface(end, *found.directions, across, up, loss)
+        first, second = (100 * share for share in found.shares)
+        typer.echo(f"{len(rounds)} models; two directions have {first:.1f} % and {second:.1f} % of their variance")
+        names = f"first principal direction, {first:.0f} % of the variance", f"second, {second:.0f} %"
+        drawn = figures.surface(values, across, up, into / "path.png", *names, found)
+        places = {"rounds": rounds, "places": found.places.tolist(), "shares": found.shares}
+        return {**places, "across": across, "up": up, "loss": values.tolist(), "figures": [drawn]}
+
+    _each(folder, out, as_json, one)
+
+
+@look.command("embedding")
+def of_embedding(
+    folder: Dir,
+    each: Annotated[int, typer.Option(help="Examples of each client, its first ones.")] = 50,
+    clients: Annotated[int, typer.Option(help="Clients, the first ones.")] = 10,
+    layer: Annotated[str | None, typer.Option(help="Whose input is embedded (default: the last linear layer).")] = None,
+    perplexity: Annotated[float, typer.Option(help="Of t-SNE: about how many neighbours count.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Of t-SNE.")] = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Where a run's final model puts the examples of each client: t-SNE of what goes into its last layer.
+
+    Needs a complete run of a study, of any federated method, and scikit-learn.
+    """
+    import torch
+
+    from . import figures, surfaces
+
+    for name, value in (("each", each), ("clients", clients)):
+        require(value >= 1, f"--{name} {value}: it must be at least 1")
+    require(perplexity > 0, f"--perplexity {perplexity}: it must be positive")
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        _, _, (module, tasks) = _final(run, 1)
+        rows, owners = [], list[int]()
+        for client, task in enumerate(tasks[:clients]):
+            indices = torch.arange(min(each, len(task)))
+            rows.append(surfaces.features(module, task, indices, layer))
+            owners += [client] * len(indices)
+        places = surfaces.embedding(torch.cat(rows), perplexity, seed)
+        typer.echo(f"{len(owners)} examples of {len(rows)} clients, {rows[0].shape[1]} features each")
+        drawn = figures.embedding(places, owners, into / "embedding.png")
+        return {"clients": owners, "places": places.tolist(), "figures": [drawn]}
+
+    _each(folder, out, as_json, one)
+
+
 @look.command("dimension")
 def of_dimension(
     method: Annotated[
@@ -313,6 +419,34 @@ def _module(model: Any, seed: int) -> Any:
     from ..train.one import made
 
     return model if isinstance(model, nn.Module) else made(model, seed)
+
+
+def _final(run: Any, examples: int) -> tuple[Any, Callable[[Any], float], tuple[Any, Any]]:
+    """A run's final model, its loss on the first test examples by parameters, and the module with clients' tasks."""
+    from safetensors.torch import load_file
+
+    from ..compare.loaded import load, study_of
+    from ..params import Params
+    from ..task import as_task, as_tasks
+    from ..train.one import Slot, evaluate, floats
+
+    loaded, study = load(run.path), study_of(run.path)
+    assert study is not None  # without one, load asks for a model
+    problem = study.problem(run.seed)
+    module = loaded.algorithm.assemble(_module(problem.model, run.seed), len(problem.tasks))
+    module.load_state_dict(load_file(run.path / "model.safetensors"), strict=False)
+    slot = Slot(module)
+    final = Params(slot.layout, slot.flat.clone())
+    if problem.test is None:
+        raise RunError(f"{run.path}: its problem has no test set, so there is no loss to look at")
+    test = as_task(problem.test, "test", floats(module))
+    count = min(examples, len(test))
+
+    def loss(x: Any) -> float:
+        slot.load(x)
+        return evaluate(slot, test, 0, count)["loss"] / count
+
+    return final, loss, (loaded.module, as_tasks(problem.tasks, floats(module)))
 
 
 def _each(folder: Path, out: Path | None, as_json: bool, one: Callable[[Any, Path], dict[str, Any]]) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import pyplot as plt
 from torch import Tensor
 
 from ..report.plots import COLOURS
-from . import gradients, layers, leakage, residuals, spectra
+from . import gradients, layers, leakage, residuals, spectra, surfaces
 from .gradients import WHOLE, Kind, Space
 
 MOST = 12  # layers side by side, those with the most entries
@@ -251,3 +252,45 @@ def _picture(place: Any, picture: Tensor, title: str) -> None:
     place.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     place.set_title(title, fontsize=7)
     place.set_axis_off()
+
+
+def surface(
+    values: Tensor,
+    across: Sequence[float],
+    up: Sequence[float],
+    path: Path,
+    x: str,
+    y: str,
+    way: surfaces.Way | None = None,
+) -> Path:
+    """A loss [up, across] as levels, even in their logarithm, with the model at (0, 0) or the way of a run to it."""
+    figure, place = plt.subplots(figsize=(6, 5), layout="constrained")
+    loss = values.nan_to_num(1e8).clamp(1e-8, 1e8).log10().numpy()
+    bar = figure.colorbar(place.contourf(across, up, loss, levels=20, cmap="viridis"))
+    bar.set_label("test loss")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{10**value:.3g}")
+    drawn: dict[str, Any] = {"color": "white", "markeredgecolor": "black", "linewidth": 1}
+    if way is None:
+        place.plot([0], [0], "o", **drawn)
+    else:
+        place.plot(*way.places.T.tolist(), ".-", **drawn)
+        for t in (0, len(way.rounds) - 1):
+            beside: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points"}
+            at = float(way.places[t, 0]), float(way.places[t, 1])
+            place.annotate(f"round {way.rounds[t]}", at, color="white", **beside)
+    _plain(place, x, y)
+    return _save(figure, path)
+
+
+def embedding(places: Tensor, clients: Sequence[int], path: Path) -> Path:
+    """Places on a plane, a colour for each client."""
+    figure, place = plt.subplots(figsize=(6, 5), layout="constrained")
+    owners, colours = torch.tensor(clients), plt.get_cmap("tab20")
+    for i, client in enumerate(dict.fromkeys(clients)):
+        x, y = places[owners == client].T.tolist()
+        place.scatter(x, y, s=8, color=colours(i % 20), label=f"client {client}")
+    place.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    place.set_xticks([])
+    place.set_yticks([])
+    place.set_title("t-SNE of features, by client", fontsize=10)
+    return _save(figure, path)

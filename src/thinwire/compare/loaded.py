@@ -45,7 +45,7 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     if not all(file.exists() for file in files):
         raise RunError(f"{path} has no complete run: give the folder of one run, or let it end first")
     about = json.loads(files[0].read_text())
-    known = _study(path)
+    known = study_of(path)
     algorithm = parse(about["method"]) if known is None else known.method(about["method"], known.use)
     if not isinstance(algorithm, Algorithm):
         raise RunError(f"{path} is no run of a federated method, but of {algorithm!r}")
@@ -78,7 +78,7 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     return Loaded(algorithm, shared, path, clients if here else 0, own if here else None, others)
 
 
-def _study(path: Path) -> Study | None:
+def study_of(path: Path) -> Study | None:
     """The study that a run's folder lies in, if any."""
     from . import load as load_study
 

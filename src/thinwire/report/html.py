@@ -33,6 +33,7 @@ from .read import Arm, Record, Run, arms, read, trainers
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 POINTS = 400  # of a curve
 CELLS = 240, 400  # rows and columns of a heat map
+FULL = 6  # runs whose heat maps have as many
 
 # A page loads nothing. `connect-src` is for the one that is served, which asks for its contents again.
 POLICY = (
@@ -402,10 +403,9 @@ NOT_CALLED, ANSWERED, LOST, LATE = range(4)
 
 
 def _taking_part(found: Sequence[Arm]) -> list[Record] | None:
-    """Of the first seed of each method: which client was called in which round, and what became of the call."""
+    """Of each seed of each method: which client was called in which round, and what became of the call."""
     made = []
-    for number, arm in enumerate(found):
-        run = arm.runs[0]
+    for number, run in _runs(found):
         states = _states(run.path / "ledger.jsonl")
         if not states:
             continue
@@ -414,7 +414,7 @@ def _taking_part(found: Sequence[Arm]) -> list[Record] | None:
         grid = np.full((clients, rounds), NOT_CALLED, dtype=np.int8)
         for (round, client), state in states.items():
             grid[client, round - 1] = state
-        cells, by = _coarse(grid)
+        cells, by = _coarse(grid, _most(found))
         said = {
             name: int((grid == state).sum()) for name, state in (("answered", ANSWERED), ("lost", LOST), ("late", LATE))
         }
@@ -442,9 +442,20 @@ def _states(path: Path) -> dict[tuple[int, int], int]:
     return states
 
 
-def _coarse(grid: Any) -> tuple[Any, list[int]]:
-    """A grid of at most ``CELLS``: neighbours share a cell, which has their highest; and how many did, each way."""
-    by = [-(-size // most) for size, most in zip(grid.shape, CELLS, strict=True)]
+def _runs(found: Sequence[Arm]) -> list[tuple[int, Run]]:
+    """Every run, with the number of its method."""
+    return [(number, run) for number, arm in enumerate(found) for run in arm.runs]
+
+
+def _most(found: Sequence[Arm]) -> tuple[int, int]:
+    """Rows and columns of a heat map: fewer columns where there are many runs, for the sake of the page's size."""
+    rows, columns = CELLS
+    return rows, max(40, columns * FULL // max(FULL, len(_runs(found))))
+
+
+def _coarse(grid: Any, most: tuple[int, int] = CELLS) -> tuple[Any, list[int]]:
+    """A grid of at most so many rows and columns. Neighbours share a cell, their highest: so many each way."""
+    by = [-(-size // limit) for size, limit in zip(grid.shape, most, strict=True)]
     if by != [1, 1]:
         pads = [(0, -size % one) for size, one in zip(grid.shape, by, strict=True)]
         grid = np.pad(grid, pads, constant_values=grid.min())
@@ -454,10 +465,9 @@ def _coarse(grid: Any) -> tuple[Any, list[int]]:
 
 
 def _unsent(found: Sequence[Arm]) -> list[Record] | None:
-    """Of the first seed of methods that leave layers out of replies: which, in each round."""
+    """Of each seed of methods that leave layers out of replies: which, in each round."""
     made = []
-    for number, arm in enumerate(found):
-        run = arm.runs[0]
+    for number, run in _runs(found):
         lines = [line for line in run.rounds if line.get("layer_bytes", {}).get("unsent") is not None]
         names = list(dict.fromkeys(name for line in lines for name in line["layer_bytes"]["unsent"]))
         order = [name for line in lines for name in line["layer_bytes"]["up"]]
@@ -465,15 +475,14 @@ def _unsent(found: Sequence[Arm]) -> list[Record] | None:
         if not names:
             continue
         grid = np.array([[float(name in line["layer_bytes"]["unsent"]) for line in lines] for name in names])
-        made.append({"method": number, "seed": run.seed, "rows": names, **_heat(grid, run)})
+        made.append({"method": number, "seed": run.seed, "rows": names, **_heat(grid, _most(found))})
     return made or None
 
 
 def _recycled(found: Sequence[Arm]) -> list[Record] | None:
-    """Of the first seed of methods whose links look back: the share of layers that a client's reply recycled."""
+    """Of each seed of methods whose links look back: the share of layers that a client's reply recycled."""
     made = []
-    for number, arm in enumerate(found):
-        run = arm.runs[0]
+    for number, run in _runs(found):
         shares: dict[tuple[int, int], list[bool]] = {}
         for line in run.rounds:
             for look in line.get("looks") or ():
@@ -484,11 +493,11 @@ def _recycled(found: Sequence[Arm]) -> list[Record] | None:
         grid = np.full((clients, run.length), -1.0)
         for (client, round), each in shares.items():
             grid[client, round - 1] = statistics.fmean(each)
-        made.append({"method": number, "seed": run.seed, "rows": None, **_heat(grid, run)})
+        made.append({"method": number, "seed": run.seed, "rows": None, **_heat(grid, _most(found))})
     return made or None
 
 
-def _heat(grid: Any, run: Run) -> Record:
+def _heat(grid: Any, most: tuple[int, int]) -> Record:
     """Cells of a heat map, null where there is nothing, and how many rows and rounds share one."""
-    cells, by = _coarse(grid)
+    cells, by = _coarse(grid, most)
     return {"cells": [[None if x < 0 else round(float(x), 3) for x in row] for row in cells], "by": by}

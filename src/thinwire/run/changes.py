@@ -14,6 +14,10 @@ folder, 32-bit floats in little-endian order, one row a round. ``gradients.json`
 in the order of a row. Divided by minus the learning rate, the change of plain SGD is the accumulated gradient of Azam
 et al. (ICLR 2022, Algorithm 2). With one client and one local epoch a round is an epoch of central training.
 
+With ``record="models"`` the server's model after each evaluated round is in ``models.f32``, row ``round - 1``, and
+``models.json`` beside it. Rows of other rounds are holes, which take no room on the disk. The round's record has
+``model``: true.
+
 The change of a client is that of the first training that its method asks for. Means are weighted as the method's are.
 """
 
@@ -33,7 +37,7 @@ from ..local import Trained
 from ..params import Layout, Params
 from ..wire import Packet
 
-ROWS, ABOUT = "gradients.f32", "gradients.json"
+GRADIENTS, MODELS = "gradients", "models"  # the names of their files
 
 
 def noted(x: Params, trained: Trained, unsent: Sequence[str]) -> dict[str, Packet]:
@@ -87,29 +91,28 @@ class Changes:
         }
 
 
-def keep(folder: Path, round: int, mean: Params) -> None:
+def keep(folder: Path, round: int, row: Params, what: str = GRADIENTS) -> None:
     """Write a round's row. It is in the file, and the rows before it are as they were, when this returns."""
-    about = json.dumps({"names": mean.names, "shapes": mean.layout.shapes, "dtype": "<f4"}) + "\n"
-    if not (folder / ABOUT).exists() or (folder / ABOUT).read_text() != about:
-        (folder / ABOUT).write_text(about)
-    path = folder / ROWS
+    about, said = folder / f"{what}.json", {"names": row.names, "shapes": row.layout.shapes, "dtype": "<f4"}
+    text = json.dumps(said) + "\n"
+    if not about.exists() or about.read_text() != text:
+        about.write_text(text)
+    path = folder / f"{what}.f32"
     with open(path, "r+b" if path.exists() else "wb") as file:
-        file.seek((round - 1) * mean.layout.size * 4)
-        file.write(mean.flat.numpy().astype("<f4").tobytes())
+        file.seek((round - 1) * row.layout.size * 4)
+        file.write(row.flat.cpu().numpy().astype("<f4").tobytes())
 
 
-def kept(folder: Path, rounds: Sequence[int]) -> tuple[Layout, list[Tensor]]:
+def kept(folder: Path, rounds: Sequence[int], what: str = GRADIENTS) -> tuple[Layout, list[Tensor]]:
     """The layout, and the rows of these rounds: 32-bit vectors that are read from the disk where they are used.
 
     Raises :class:`RunError` where there are none.
     """
-    if not (folder / ABOUT).exists() or not rounds:
-        raise RunError(
-            f"{folder} has no recorded gradients: train it with --record gradients (simulate(record='gradients'))"
-        )
-    about = json.loads((folder / ABOUT).read_text())
+    if not (folder / f"{what}.json").exists() or not rounds:
+        raise RunError(f"{folder} has no recorded {what}: train it with --record {what} (simulate(record='{what}'))")
+    about = json.loads((folder / f"{what}.json").read_text())
     layout = Layout(tuple(about["names"]), tuple(map(Size, about["shapes"])))
-    size, path = layout.size, folder / ROWS
+    size, path = layout.size, folder / f"{what}.f32"
     if path.stat().st_size < 4 * size * max(rounds):
         raise RunError(f"{path} is shorter than its {max(rounds)} rounds: it is damaged, so train the run anew")
     found = np.memmap(path, "<f4", "c", shape=(max(rounds), size))  # "c": torch takes no read-only memory

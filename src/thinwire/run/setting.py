@@ -50,7 +50,8 @@ class Setting(Config):
       "bytes" is what crossed by layer: its ``layer_bytes`` are those of
       :class:`~thinwire.run.layer_bytes.LayerBytes`. Each reply is then measured twice. "layers" is what local training
       did to each layer, in norms (:mod:`thinwire.run.changes`). "gradients" is the same and, in the run's folder, the
-      mean change of every round whole: 4 bytes times the model a round. "all" is everything.
+      mean change of every round whole: 4 bytes times the model a round. "models" is, in the folder, the server's
+      model after each evaluated round: as many bytes each. "all" is everything.
 
     A run that is resumed must agree on every field that is not in ``may_change``. It keeps the type of its device, and
     the plan and the place of states that it began with.
@@ -83,10 +84,11 @@ class Setting(Config):
         "by default a rule chooses from the model and its size.",
     )
     states: Literal["memory", "disk"] = _field("memory", "Where clients' states lie between rounds: memory or disk.")
-    record: Literal["looks", "bytes", "layers", "gradients", "all"] | None = _field(
+    record: Literal["looks", "bytes", "layers", "gradients", "models", "all"] | None = _field(
         None,
         "What rounds record besides: looks (LBGM's test, layer by layer), bytes (of each layer), layers (norms of the "
-        "mean change, layer by layer), gradients (layers, and the mean change itself, on disk) or all.",
+        "mean change, layer by layer), gradients (layers, and the mean change itself, on disk), models (the model of "
+        "each evaluated round, on disk) or all.",
     )
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ class Setting(Config):
         return replace(self, **fit(Setting, changed)) if changed else self
 
     def records(self, what: str) -> bool:
-        """Whether ``record`` asks for "looks", "layers" or "gradients"."""
+        """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""
         return self.record in (what, "all") or (what == "layers" and self.record == "gradients")
 
     def cohort(self, clients: int) -> int:

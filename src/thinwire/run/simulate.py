@@ -26,7 +26,7 @@ from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import loads
-from .changes import Changes, keep
+from .changes import MODELS, Changes, keep
 from .client import Job, Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
@@ -146,7 +146,7 @@ class Simulation(Rounds):
     ) -> None:
         self.setting = setting = _settled(setting, fields)
         require(out is not None or setting.states == "memory", "states='disk' needs a folder for the run: out=...")
-        vectors = setting.records("gradients")
+        vectors = setting.records("gradients") or setting.records("models")
         require(out is not None or not vectors, f"record={setting.record!r} needs a folder for the run: out=...")
         if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
             raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
@@ -262,6 +262,10 @@ class Simulation(Rounds):
             record |= changes.record((self.algorithm.model(self.server) - before).norm())
             if self.setting.records("gradients") and self.folder is not None and self.folder.writes:
                 keep(self.folder.path, self.round, changes.mean())
+        if evaluate and self.setting.records("models") and self.folder is not None:
+            record["model"] = True
+            if self.folder.writes:
+                keep(self.folder.path, self.round, self.algorithm.model(self.server), MODELS)
         if self.layers is not None:
             record["layer_bytes"] = self.layers.taken()
         return record

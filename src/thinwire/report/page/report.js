@@ -376,7 +376,25 @@ function clients() {
       make("tbody", {}, data.clients.map(row))))));
 }
 
-/** A heat map of one method at a time. */
+/** Two lists, of methods and of the seeds of the one that is chosen. A method that is chosen keeps the seed if it has it. */
+function whose(name, entries, redraw) {
+  state.picked[name] = Math.min(state.picked[name] || 0, entries.length - 1);
+  const picked = () => entries[state.picked[name]];
+  const of = (number) => entries.filter((entry) => entry.method === number);
+  const numbers = [...new Set(entries.map((entry) => entry.method))];
+  const seed = make("select", { onchange: () => { state.picked[name] = entries.indexOf(of(picked().method)[seed.selectedIndex]); redraw(); } });
+  const refill = () => seed.replaceChildren(...of(picked().method).map((entry) => make("option", { selected: entry === picked() }, String(entry.seed))));
+  const method = make("select", { onchange: () => {
+    const own = of(numbers[method.selectedIndex]);
+    state.picked[name] = entries.indexOf(own.find((entry) => entry.seed === picked().seed) || own[0]);
+    refill();
+    redraw();
+  } }, numbers.map((number) => make("option", { selected: number === picked().method }, data.methods[number].label)));
+  refill();
+  return make("div", { class: "controls" }, make("label", {}, "Method", method), make("label", {}, "Seed", seed));
+}
+
+/** A heat map of one run at a time. */
 function heat(id, title, words, entries, describe, options) {
   if (!entries) return null;
   const { div, frame } = chart(id, "", 360);
@@ -400,7 +418,7 @@ function heat(id, title, words, entries, describe, options) {
     }], { xaxis: { title: { text: "round", standoff: 8 }, showgrid: false, zeroline: false, nticks: narrow() ? 5 : 12 },
       yaxis: { autorange: "reversed", showgrid: false, zeroline: false, ...rows }, uirevision: `${id}${state.picked[id]}` });
   };
-  const pick = choice(id, entries, (entry) => `${data.methods[entry.method].label}, seed ${entry.seed}`, fill);
+  const pick = whose(id, entries, fill);
   later.push(fill);
   return section(id, title, make("p", { class: "soft" }, words), pick, key(options.key()), said, frame);
 }
@@ -408,7 +426,7 @@ function heat(id, title, words, entries, describe, options) {
 const STATES = ["not called", "answered", "lost", "too late"];
 const stateFills = () => [theme().blank, "#5b9bd5", "#d1495b", "#edae49"];
 const takingPart = () => heat("taking-part", "Who took part",
-  "Clients that were called in a round, and what became of it. Of the first seed.", data.taking_part,
+  "Clients that were called in a round, and what became of it.", data.taking_part,
   (entry) => `${entry.answered.toLocaleString("en")} answers, ${entry.lost.toLocaleString("en")} lost, ${entry.late.toLocaleString("en")} too late.`
     + (entry.by[0] * entry.by[1] > 1 ? ` A cell is ${entry.by[0]} clients and ${entry.by[1]} rounds, and shows the worst of them.` : ""),
   { low: -0.5, high: 3.5, cells: (entry) => entry.cells.map((row) => Array.from(row, Number)), hover: () => (x) => STATES[x],
@@ -417,11 +435,11 @@ const takingPart = () => heat("taking-part", "Who took part",
 const shade = () => [[0, theme().blank], [1, "#cc6644"]];
 const share = (x) => (x === null ? "" : `${Math.round(100 * x)} % of its layers recycled`);
 const unsent = () => heat("unsent", "Layers that were not sent",
-  "What replies left out in each round, such as the layers that LUAR recycles. Of the first seed.", data.unsent,
+  "What replies left out in each round, such as the layers that LUAR recycles.", data.unsent,
   (entry) => (entry.by[1] > 1 ? `A cell is ${entry.by[1]} rounds.` : ""),
   { low: 0, high: 1, hover: () => (x) => (x ? "not sent" : "sent"), scale: shade, key: () => [[theme().blank, "sent"], ["#cc6644", "not sent"]] });
 const recycled = () => heat("recycled", "Clients whose updates were recycled",
-  "The share of a client's layers for which LBGM sent one number. Of the first seed.", data.recycled,
+  "The share of a client's layers for which LBGM sent one number.", data.recycled,
   (entry) => (entry.by[0] * entry.by[1] > 1 ? `A cell is ${entry.by[0]} clients and ${entry.by[1]} rounds, and shows the largest share.` : ""),
   { low: 0, high: 1, hover: () => share, scale: shade, key: () => [[theme().blank, "sent whole"], ["#cc6644", "all layers recycled"]] });
 

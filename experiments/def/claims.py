@@ -1,0 +1,85 @@
+"""Detached error feedback, fairly: 12,000 steps in place of 1,200, and lambda by the number of ranks.
+
+The thesis (A. Xu, 2023), chapter 2: VGG-16 on CIFAR-10, 16 workers, 200 epochs, which are 78,000 steps, momentum .9,
+weight decay 5e-4, a tenth of the rate from half and three quarters on. Its lambda of .3 is for 16 workers; equation 2-9
+gives 1 / K or more for K. Here: the network of benchmarks/ddp.py (1,333,642 parameters), 32 pictures a step over two
+ranks or four, cropped and flipped, the first 5,000 test pictures. At ratio 64 a coordinate is sent 187 times.
+
+- ``two ranks``: dense, DEF (and DEF-A, which is x of the same training), EF, SAEF averaged every 100 steps, PSync
+- ``four ranks``: dense and DEF
+- ``lambda``: DEF at ratio 64 by lambda, for two ranks and four
+- ``EF21``: over blocks, the row that the thesis leaves out because it does not converge, and over top-k
+
+    python experiments/def/claims.py --list
+    python experiments/def/claims.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
+import ddp as benchmark  # noqa: E402
+import units  # noqa: E402
+
+import thinwire as tw  # noqa: E402
+from thinwire.compare import DataParallel  # noqa: E402
+from thinwire.ddp import DEF, EF, EF21, SAEF, Hook, Method, PSync  # noqa: E402
+
+STEPS, TOGETHER = 12_000, 32
+
+
+def arm(name: str, row: str, method: Method, workers: int = 2, **fields: Any) -> units.Ranks:
+    study = DataParallel(
+        ("Hook(Dense())",),
+        data="cifar10",
+        workers=workers,
+        batch=TOGETHER // workers,
+        steps=STEPS,
+        weight_decay=5e-4,
+        decay=(0.5, 0.75),
+        augment=("Crop(4)", "Flip()"),
+        evaluate_every=500,
+        checkpoint_every=1000,
+    )
+    about = {"name": name, "data": "cifar10", "model": "strided", "workers": workers, "batch": study.batch}
+    given: dict[str, Any] = {
+        "setting": about,
+        "row": row,
+        "method": method,
+        "study": study,
+        "model": benchmark.network,
+        "tested": 5000,
+        "minutes": 10.0,
+        "tuning": 0.15,
+    }
+    return units.Ranks(**(given | fields))
+
+
+def arms() -> list[units.Arm]:
+    one: dict[str, Any] = {"seeds": (0,)}
+    tried: dict[str, Any] = {"rates": [0.01, 0.02, 0.05]}
+    smaller: dict[str, Any] = {"rates": [0.005, 0.01, 0.02]}
+    dense = arm("two ranks", "dense", Hook(tw.Dense()), paper=93.76, **tried)
+    two = arm("two ranks", "DEF", DEF(64), paper=[93.75, 93.61], **tried)
+    four = arm("four ranks", "DEF", DEF(64), workers=4, follows=two)
+    return [
+        dense,
+        two,
+        arm("four ranks", "dense", Hook(tw.Dense()), workers=4, follows=dense, **one),
+        four,
+        arm("two ranks", "SAEF, averaged every 100 steps", SAEF(64, average=100), paper=91.88, **smaller),
+        arm("two ranks", "EF", EF(64), paper=92.16, **smaller, **one),
+        arm("two ranks", "PSync", PSync(64), paper=91.79, **smaller, **one),
+        *(arm("lambda, two ranks", f"lambda {lam}", DEF(64, lam), follows=two, **one) for lam in (0.3, 0.5, 0.7, 1.0)),
+        *(arm("lambda, four ranks", f"lambda {lam}", DEF(64, lam), 4, follows=four, **one) for lam in (0.3, 0.7)),
+        arm("EF21", "over blocks", EF21(64), follows=two, **one),
+        arm("EF21", "over top-k 1 %", EF21(tw.TopK(0.01)), follows=two, **one),
+    ]
+
+
+if __name__ == "__main__":
+    units.main(arms(), Path(__file__).parent / "results" / "claims.jsonl", str(__doc__))

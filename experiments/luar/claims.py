@@ -1,0 +1,175 @@
+"""FedLUAR, fairly: long enough, with the paper's local training, and with a seed more than one.
+
+Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146. The paper's FEMNIST row: 128 clients, 32 a round, Dirichlet(0.1), 20
+steps of 20 with momentum .9, lr .01, a tenth of it from half of 200 rounds on, a plain mean, a CNN of four kernels of
+which two are recycled. Here: EMNIST letters, 64 clients, 8 a round, 150 rounds, the CNN of the FedAvg paper, which has
+four kernels too. The first 4,000 test examples, every five rounds.
+
+- ``recycling``: whole, recycled and dropped, by the metric and at random, one and two of four kernels
+- ``compared``: what the paper compares with
+- ``optimisers``: LUAR over the other methods that the paper has it over, with the paper's settings
+- ``AG News``: fastText (two kernels) by 32 clients, 8 a round; the paper's row is DistilBERT, at 17 % of the floats
+
+    python experiments/luar/claims.py --list
+    python experiments/luar/claims.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+import units
+
+import thinwire as tw
+from thinwire import data as sets
+from thinwire.problem import Problem, standard
+
+ROUNDS, TESTED = 150, 4000
+EMNIST = {
+    "data": "emnist_letters",
+    "model": "fedavg_cnn",
+    "clients": 64,
+    "sample": 8,
+    "split": "Dirichlet(0.1)",
+    "steps": 20,
+    "batch": 20,
+    "momentum": 0.9,
+    "tested": TESTED,
+}
+
+
+@cache
+def problem(data: str, model: str, clients: int, seed: int) -> Problem:
+    found = standard(data, model, clients, units.patient(sets.Dirichlet(0.1, min_examples=2)), seed)
+    some = torch.randperm(len(found.test), generator=torch.Generator().manual_seed(0))[:TESTED]
+    return replace(found, test=replace(found.test, indices=some))
+
+
+def local(rate: float, rounds: int, batch: int = 20) -> tw.LocalSGD:
+    return tw.LocalSGD(tw.Decay(rate, rounds=(rounds // 2,)), steps=20, batch=batch, momentum=0.9)
+
+
+DENSE = tw.Dense()
+
+
+def fedavg(rate: float, rounds: int, up: tw.Link = DENSE, **fields: Any) -> tw.Algorithm:
+    return tw.FedAvg(local(rate, rounds), up=up, weights="uniform", **fields)
+
+
+def luar(
+    rate: float, rounds: int, recycle: int, inner: Callable[[float, int], tw.Algorithm] = fedavg, **fields: Any
+) -> tw.Algorithm:
+    return tw.LUAR(inner(rate, rounds), recycle, **fields)
+
+
+def arm(name: str, row: str, method: Callable[[float, int], tw.Algorithm], **fields: Any) -> units.Federated:
+    given: dict[str, Any] = {
+        "setting": {"name": name, **EMNIST},
+        "row": row,
+        "method": method,
+        "rates": [0.01],
+        "problem": partial(problem, "emnist_letters", "fedavg_cnn", 64),
+        "rounds": ROUNDS,
+        "sample": 8,
+        "minutes": 6.5,
+    }
+    return units.Federated(**(given | fields))
+
+
+RECYCLING: dict[str, tuple[Callable[[float, int], tw.Algorithm], Any]] = {
+    "FedAvg": (fedavg, (71.01, 1.0)),
+    "2 of 4, metric, recycled": (partial(luar, recycle=2), None),
+    "2 of 4, metric, dropped": (partial(luar, recycle=2, drop=True), None),
+    "2 of 4, uniform, recycled": (partial(luar, recycle=2, select="uniform"), None),
+    "1 of 4, metric, recycled": (partial(luar, recycle=1), None),
+    "1 of 4, metric, dropped": (partial(luar, recycle=1, drop=True), None),
+    "1 of 4, uniform, recycled": (partial(luar, recycle=1, select="uniform"), None),
+}
+
+
+def fedpara(rate: float, rounds: int) -> tw.Algorithm:
+    return tw.FedPara(fedavg(rate, rounds), ratio=0.25)
+
+
+def prunefl(rate: float, rounds: int) -> tw.Algorithm:
+    return tw.PruneFL(fedavg(rate, rounds), every=25, share=0.3)
+
+
+COMPARED: dict[str, tuple[Callable[[float, int], tw.Algorithm], Any]] = {
+    "FedPAQ, 16 levels": (partial(fedavg, up=tw.QSGD(16)), (71.54, 0.25)),
+    "LBGM layer by layer, delta .2": (partial(fedavg, up=tw.Layerwise(tw.LBGM(threshold=0.2))), (69.83, 0.71)),
+    "FedPara, a quarter": (fedpara, (67.69, 0.22)),
+    "PruneFL": (prunefl, None),
+}
+
+
+def prox(rate: float, rounds: int) -> tw.Algorithm:
+    return tw.FedProx(local(rate, rounds), mu=0.001, weights="uniform")
+
+
+def fedopt(rate: float, rounds: int) -> tw.Algorithm:
+    return fedavg(rate, rounds, opt=tw.SGD(0.9))
+
+
+def fedavgm(rate: float, rounds: int) -> tw.Algorithm:
+    return fedavg(rate, rounds, opt=tw.Momentum(1.0, beta=0.6))
+
+
+def moon(rate: float, rounds: int) -> tw.Algorithm:
+    return tw.MOON(local(rate, rounds), mu=1.0, temperature=0.5, weights="uniform")
+
+
+def fedmut(rate: float, rounds: int) -> tw.Algorithm:
+    return tw.FedMut(local(rate, rounds), alpha=0.3, weights="uniform")
+
+
+def fedacg(rate: float, rounds: int) -> tw.Algorithm:
+    return tw.FedACG(local(rate, rounds), momentum=0.7, beta=0.01, weights="uniform")
+
+
+OPTIMISERS = {"FedProx": prox, "FedOpt, .9": fedopt, "FedAvgM, .6": fedavgm, "FedACG": fedacg, "FedMut": fedmut}
+OPTIMISERS |= {"MOON": moon, "FedPAQ, 16 levels": partial(fedavg, up=tw.QSGD(16)), "PruneFL": prunefl}
+
+NEWS = {**EMNIST, "data": "ag_news", "model": "fasttext", "clients": 32}
+
+
+def arms() -> list[units.Arm]:
+    found: list[units.Arm] = [arm("recycling", row, method, paper=p) for row, (method, p) in RECYCLING.items()]
+    for row, method, paper in (
+        ("FedAvg", fedavg, (82.66, 1.0)),
+        ("1 of 2, metric, recycled", partial(luar, recycle=1), ("as FedAvg", 0.17)),
+        ("1 of 2, metric, dropped", partial(luar, recycle=1, drop=True), None),
+    ):
+        setting = {"name": "AG News", **NEWS}
+        made = partial(problem, "ag_news", "fasttext", 32)
+        found.append(
+            arm(
+                "",
+                row,
+                method,
+                setting=setting,
+                problem=made,
+                paper=paper,
+                rates=[0.03, 0.3, 1.0],
+                rounds=100,
+                minutes=0.5,
+            )
+        )
+    found += [arm("compared", row, method, paper=p, seeds=(0,)) for row, (method, p) in COMPARED.items()]
+    for row, inner in OPTIMISERS.items():
+        around = partial(luar, recycle=2, inner=inner)
+        if row not in COMPARED:
+            found.append(arm("optimisers", row, inner, seeds=(0,)))
+        found.append(arm("optimisers", f"{row}, 2 of 4 recycled", around, seeds=(0,)))
+    return found
+
+
+if __name__ == "__main__":
+    units.main(arms(), Path(__file__).parent / "results" / "claims.jsonl", str(__doc__))

@@ -1,0 +1,305 @@
+"""The papers' claims in docs/claims: what was found of each, and all rows of the trainings that were made for them.
+
+A claim compares two rows. A verdict follows from the difference by a rule, so that no page says by hand what the lines
+do not. Rows without lines are said to be missing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from . import ROOT, TABLES, Line, Missing, markdown, mean, read, sent
+
+UNTRIED = "not tried yet fairly"
+LEAST = 0.5  # points: a deviation is no smaller
+PAPERS = {  # folder of results -> page, title
+    "lbgm": ("lbgm.md", "LBGM"),
+    "luar": ("fedluar.md", "FedLUAR"),
+    "def": ("thesis.md", "DEF"),
+    "optimisers": ("thesis.md", "DOMO"),
+    "intrinsic": ("intrinsic.md", "Intrinsic"),
+    "flss": ("flss.md", "FLSS"),
+}
+Row = tuple[str, str]  # setting, row
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``row`` is ahead of ``other`` by ``gap`` points or, where that is not above 0, no more than so far behind it.
+
+    ``gap`` None is ahead, however far. ``saved`` is the share of the other's bytes up that the paper saves.
+    ``theirs`` and ``ours`` are settings. ``of`` is what is compared.
+    """
+
+    group: str
+    text: str
+    row: Row
+    other: Row
+    gap: float | None
+    theirs: str
+    ours: str
+    saved: float = 0.0
+    of: str = "accuracy_mean_of_last_5"
+
+
+@cache
+def lines(group: str) -> tuple[Line, ...]:
+    """Those that count, not those that a rate was chosen by."""
+    if not (ROOT / f"experiments/{group}/results/claims.jsonl").exists():
+        return ()
+    found = read(f"experiments/{group}/results/claims.jsonl", "").lines
+    return tuple(line for line in found if line["kind"] == "run")
+
+
+def runs(group: str, row: Row) -> dict[int, Line]:
+    """By seed."""
+    return {line["seed"]: line for line in lines(group) if (line["setting"]["name"], line["row"]) == row}
+
+
+def points(claim: Claim) -> dict[int, float]:
+    """How far the row is ahead, by seeds that both rows have. A training that diverged reached nothing."""
+    ours, others = runs(claim.group, claim.row), runs(claim.group, claim.other)
+    reached = [{seed: line.get(claim.of) or 0.0 for seed, line in found.items()} for found in (ours, others)]
+    return {seed: 100 * (reached[0][seed] - reached[1][seed]) for seed in sorted(ours.keys() & others.keys())}
+
+
+def share(claim: Claim) -> float | None:
+    """Of the other's bytes up, those of the row, over seeds that both have."""
+    ours, others = runs(claim.group, claim.row), runs(claim.group, claim.other)
+    both = [seed for seed in ours.keys() & others.keys() if "bytes_up" in ours[seed] and "bytes_up" in others[seed]]
+    whole = sum(others[seed]["bytes_up"] for seed in both)
+    return sum(ours[seed]["bytes_up"] for seed in both) / whole if whole else None
+
+
+def verdict(claim: Claim, found: Iterable[float] | None = None, sent: float | None = None) -> str:
+    """By the rule of docs/claims/index.md."""
+    each = list(points(claim).values() if found is None else found)
+    if not each:
+        return UNTRIED
+    ahead, spread = statistics.mean(each), max(LEAST, statistics.stdev(each) if len(each) > 1 else 0.0)
+    kept = share(claim) if sent is None else sent
+    enough = not claim.saved or (kept is not None and 1 - kept >= claim.saved / 2)
+    if claim.gap is None or claim.gap > 0:
+        strong, weak = ahead > spread and ahead >= (claim.gap or 0.0) / 2, ahead > 0
+    else:
+        strong, weak = ahead >= claim.gap - spread, ahead >= 2 * claim.gap - 2.0
+    word = "appears" if strong and enough else "in kind" if weak else "does not appear"
+    return word if len(each) > 2 else f"{word} ({'one seed' if len(each) == 1 else f'{len(each)} seeds'})"
+
+
+def number(claim: Claim) -> str:
+    """The difference, with its deviation, and the bytes up."""
+    each = list(points(claim).values())
+    if not each:
+        return ""
+    spread = f" ± {statistics.stdev(each):.1f}" if len(each) > 1 else ""
+    kept = share(claim)
+    bytes_up = "" if kept is None or abs(1 - kept) < 0.005 else f"; {100 * kept:.0f} % of its bytes up"
+    return f"{statistics.mean(each):+.1f}{spread} points{bytes_up}"
+
+
+LBGM = "100 clients of 3 classes, all of the data, 500 rounds", "the same of 3,000 pictures, 100 rounds"
+HALF = "MNIST, half of 100 clients a round, 100 rounds", "the same of 3,000 pictures"
+LETTERS = "FEMNIST, 128 clients, 32 a round, 200 rounds", "EMNIST letters, 64 clients, 8 a round, 150 rounds"
+LUAR = "CIFAR-10, ResNet-20, 128 clients, 200 rounds", LETTERS[1]
+DEF = (
+    "CIFAR-10, VGG-16, 16 workers, 78,000 steps, ratio 64",
+    "CIFAR-10, 1.3M parameters, 2 workers, 12,000 steps, ratio 64",
+)
+DOMO = (
+    "CIFAR-10, VGG-16, 16 clients, P = 98, 200 epochs",
+    "a quarter of CIFAR-10, LBGM's CNN, 16 clients, P = 98, 25 rounds",
+)
+FLSS = (
+    "70,000 pictures, 5 local epochs, 400 rounds, L = 200, R = 50",
+    "2,000 pictures, 1 local epoch, the same rounds, L and R",
+)
+SST2 = "BERT, 50 clients", "fastText, 50 clients, 10 a round, 300 rounds"
+MANY = "ResNet-9, 10,000 clients, 2,400 rounds", "LBGM's CNN, 10,000 clients, 300 rounds"
+OVER = ("FedProx", "FedOpt, .9", "FedAvgM, .6", "FedACG", "FedMut", "MOON", "FedPAQ, 16 levels", "PruneFL")
+
+
+def _claims() -> list[Claim]:
+    found = []
+
+    def add(
+        group: str, settings: tuple[str, str], text: str, row: Row, other: Row, gap: float | None, **more: object
+    ) -> None:
+        theirs, ours = settings
+        found.append(Claim(group, text, row, other, gap, theirs, ours, **more))  # type: ignore[arg-type]
+
+    for delta, gap, saved, text in (
+        (0.2, -14.0, 0.0, "δ = .2 costs 14 points"),
+        (0.05, -4.0, 0.55, "δ = .05 costs 4 points and saves 55 %"),
+        (0.01, -0.01, 0.22, "δ = .01 costs .01 points and saves 22 %"),
+    ):
+        add("lbgm", LBGM, f"CIFAR-10, {text}", ("CIFAR-10", f"delta {delta}"), ("CIFAR-10", "dense"), gap, saved=saved)
+    for name, gap, saved, text in (("half sampled", -4.0, 0.55, "4"), ("half sampled, iid", -0.2, 0.35, ".2")):
+        what = f"{name}, δ = .2 costs {text} points and saves {100 * saved:.0f} %"
+        add("lbgm", HALF, what, (name, "delta .2"), (name, "dense"), gap, saved=saved)
+    for row, saved, text in (
+        ("top-k 10 %, error feedback", 0.3, "saves 30 to 70 % on top of top-k"),
+        ("rank 2", 0.3, "saves 30 to 70 % on top of rank 2"),
+        ("signs", 0.6, "saves 60 to 80 % on top of signs"),
+    ):
+        add("lbgm", LBGM, text, ("beneath", f"LBGM over {row}"), ("beneath", row), -1.0, saved=saved)
+    signs = "LBGM over signs, delta .2"
+    add(
+        "lbgm",
+        LBGM,
+        "saves 60 to 80 % over signs of data-parallel ranks",
+        ("ranks", signs),
+        ("ranks", "signs"),
+        -1.0,
+        saved=0.6,
+    )
+
+    for many in (2, 1):
+        own = f"{many} of 4, metric"
+        fedavg, dropped = ("recycling", "FedAvg"), ("recycling", f"{own}, dropped")
+        recycled = "recycling", f"{own}, recycled"
+        if many == 2:
+            add("luar", LUAR, "half of the bytes cost 1.1 points", recycled, fedavg, -1.12, saved=0.5)
+        add("luar", LUAR, f"recycling {many} of 4 is better than dropping", recycled, dropped, None)
+        gap = 6.2 if many == 2 else None
+        what = f"{many} of 4 by the metric is better than at random{' by 6.2 points' if gap else ''}"
+        add("luar", LUAR, what, recycled, ("recycling", f"{many} of 4, uniform, recycled"), gap)
+    news = "AG News, DistilBERT, 128 clients, 100 rounds", "AG News, fastText, 32 clients, 8 a round, 100 rounds"
+    what = "AG News as FedAvg for 17 % of the floats"
+    add("luar", news, what, ("AG News", "1 of 2, metric, recycled"), ("AG News", "FedAvg"), -0.1, saved=0.83)
+    for row, gap, saved in (
+        ("FedPAQ, 16 levels", -0.1, 0.75),
+        ("LBGM layer by layer, delta .2", -1.18, 0.29),
+        ("FedPara, a quarter", -3.32, 0.78),
+    ):
+        what = f"{row}: {-gap:g} points behind FedAvg, {100 * saved:.0f} % saved"
+        add("luar", LETTERS, what, ("compared", row), ("recycling", "FedAvg"), gap, saved=saved)
+    for row in OVER:
+        alone = "compared" if row.startswith(("FedPAQ", "PruneFL")) else "optimisers"
+        what = f"over {row} LUAR loses as little as over FedAvg"
+        add("luar", LUAR, what, ("optimisers", f"{row}, 2 of 4 recycled"), (alone, row), -1.12, saved=0.5)
+
+    dense, ours = ("two ranks", "dense"), ("two ranks", "DEF")
+    add("def", DEF, "DEF is lossless", ours, dense, -0.01, saved=0.98)
+    add("def", DEF, "DEF-A is lossless (.15 points)", ours, dense, -0.15, saved=0.98, of="accuracy_x_mean_of_last_5")
+    four = DEF[0], DEF[1].replace("2 workers", "4 workers")
+    add("def", four, "DEF is lossless", ("four ranks", "DEF"), ("four ranks", "dense"), -0.01, saved=0.98)
+    for row, gap in (("EF", 1.59), ("SAEF, averaged every 100 steps", 1.87), ("PSync", 1.96)):
+        add("def", DEF, f"DEF is {gap:g} points ahead of {row}", ours, ("two ranks", row), gap)
+    for name, settings in (("two", DEF), ("four", four)):
+        low = (f"lambda, {name} ranks", "lambda 0.3")
+        add("def", settings, "λ of .3 is too small for so few ranks (equation 2-9)", (low[0], "lambda 0.7"), low, None)
+    add("def", DEF, "EF21 does not converge over blocks", ("EF21", "over top-k 1 %"), ("EF21", "over blocks"), None)
+
+    for name, row, gap in (
+        ("s = 10 %", "FedAvgSLM-Z", 2.13), ("s = 10 %", "FedAvgSM", None), ("s = 10 %", "FedAvg", None),
+        ("s = 10 %", "FedAvgLM", None), ("s = 10 %", "FedAvgLM-Z", None), ("s = 10 %", "FedAvgSLM", None),
+        ("s = 5 %", "FedAvgSLM-Z", 5.00), ("s = 5 %", "FedAvg", 23.14),
+        ("s = 20 %", "FedAvgSLM-Z", 1.02), ("E = .5", "FedAvgSLM-Z", 1.25),
+    ):  # fmt: skip
+        far = "" if gap is None else f" by {gap:g} points"
+        add("optimisers", DOMO, f"{name}: DOMO is ahead of {row}{far}", (name, "DOMO"), (name, row), gap)
+    for name, row, gap in (
+        ("alpha and beta", "beta 1", 3.65), ("alpha and beta", "beta .6", 3.94),
+        ("alpha and beta", "alpha .6", 1.78), ("mu", "mu_s .6", None), ("mu", "mu_l .9", None),
+    ):  # fmt: skip
+        best = "beta .9, alpha 1, mu_s .9, mu_l .6"
+        far = "" if gap is None else f" by {gap:g} points"
+        add("optimisers", DOMO, f"{best} is better than {row}{far}", ("s = 10 %", "DOMO"), (name, row), gap)
+
+    for name, row, gap, what in (
+        ("Dirichlet(.1)", "FedAvg", 1.19, "Fashion-MNIST, β = .1"),
+        ("pathological", "FedAvg", 2.07, "Fashion-MNIST, two classes a client"),
+        ("Dirichlet(.1)", "Sign+EF", 0.53, "Fashion-MNIST, β = .1, over signs"),
+    ):
+        text = f"{what}: FLSS is {gap:g} points ahead of {row}"
+        add("flss", FLSS, text, (name, f"{row}+FLSS"), (name, row), gap, saved=0.4)
+    words = (
+        FLSS[0].replace("70,000 pictures", "AG News, fastText"),
+        "8,000 texts, fastText, 1 local epoch, the same rounds, L and R",
+    )
+    text = "AG News: FLSS is 6.2 points ahead of FedAvg"
+    add("flss", words, text, ("AG News", "FedAvg+FLSS"), ("AG News", "FedAvg"), 6.22, saved=0.4)
+    streaming = "Dirichlet(.1)", "FedAvg+FLSS"
+    add(
+        "flss",
+        FLSS,
+        "a streaming subspace is better than a fixed one",
+        streaming,
+        ("ablations", "fixed subspace"),
+        None,
+    )
+    add("flss", FLSS, "λ = .7 is better than 1", ("ablations", "lambda .7"), streaming, None)
+
+    for d, gap in (("200", 3.1), ("800", 0.7), ("3,200", 0.7)):
+        text = f"SST-2: time-varying is {gap:g} points ahead of static at d = {d}"
+        add("intrinsic", SST2, text, ("SST-2", f"time-varying, d = {d}"), ("SST-2", f"static, d = {d}"), gap)
+    text = "SST-2: d = 3,200 is 5.5 points ahead of d = 200"
+    add("intrinsic", SST2, text, ("SST-2", "static, d = 3,200"), ("SST-2", "static, d = 200"), 5.5)
+    for name, settings, eight, one in (
+        ("10,000 clients", MANY, "K = 8, D / 475", "static, D / 475"),
+        ("SST-2", SST2, "K = 8, d = 200", "static, d = 200"),
+    ):
+        add(
+            "intrinsic",
+            settings,
+            f"{name}: K = 8 is ahead of one subspace for the same upload",
+            (name, eight),
+            (name, one),
+            None,
+        )
+    text = "10,000 clients: a subspace is ahead of top-k for the same floats up"
+    add("intrinsic", MANY, text, ("10,000 clients", "static, D / 475"), ("10,000 clients", "top-k, D / 475"), None)
+    return found
+
+
+CLAIMS = _claims()
+
+
+def of_group(group: str) -> Callable[[], list[str]]:
+    """The claims of a paper."""
+
+    def made() -> list[str]:
+        head = ["claim", "the paper's setting", "ours", "what was found", "verdict"]
+        rows = [[c.text, c.theirs, c.ours, number(c), verdict(c)] for c in CLAIMS if c.group == group]
+        return markdown(head, rows, range(5))
+
+    return made
+
+
+def rows_of(group: str) -> Callable[[], list[str]]:
+    """Every row that has lines, with the mean of the last five evaluations."""
+
+    def made() -> list[str]:
+        by_row: dict[Row, list[Line]] = {}
+        for line in lines(group):
+            by_row.setdefault((line["setting"]["name"], line["row"]), []).append(line)
+        if not by_row:
+            raise Missing(f"python experiments/{group}/claims.py")
+        rows = []
+        for (name, row), some in by_row.items():
+            ended = [line for line in some if "accuracy" in line]
+            reached = mean(line["accuracy_mean_of_last_5"] for line in ended) if ended else "diverged"
+            seeds = ", ".join(str(line["seed"]) for line in sorted(some, key=lambda line: line["seed"]))
+            rows.append([name, row, reached, seeds, f"{some[0]['rate']:g}", *(sent(*ended) if ended else ["", ""])])
+        return markdown(["setting", "row", "accuracy", "seeds", "rate", "MB up", "MB down"], rows, (0, 1, 3))
+
+    return made
+
+
+def all_claims() -> list[str]:
+    """The table on top: each claim and its verdict."""
+    rows = []
+    for claim in sorted(CLAIMS, key=lambda claim: list(PAPERS).index(claim.group)):
+        page, title = PAPERS[claim.group]
+        rows.append([f"[{title}]({page})", claim.text, number(claim), verdict(claim)])
+    return markdown(["paper", "claim", "what was found", "verdict"], rows, range(4))
+
+
+TABLES["claims"] = all_claims
+for _group in PAPERS:
+    TABLES[f"claims-{_group}"] = of_group(_group)
+    TABLES[f"rows-{_group}"] = rows_of(_group)

@@ -1,0 +1,367 @@
+"""The trainings of a group of claims: each writes one JSON line, once, whatever stops the process that makes them.
+
+A group is a list of :class:`Arm`: a row of a table in one setting. An arm that is tried with several learning rates is
+first trained with each of them, for fewer rounds and on a split and a start of their own (seed 100). The rate of the
+best mean of the last five evaluations is taken for the seeds that count. What is best is judged on the same test set.
+
+Units are made in the order of the list. A unit whose line is there is not trained again. Two processes with the same
+command share the units: each takes the next one that nobody holds. A training has checkpoints beside the results, in
+``.running``, so a process that is killed loses the rounds since the last of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import record
+import torch
+from record import Line
+from torch import nn
+
+import thinwire as tw
+from thinwire.compare import DataParallel
+from thinwire.config import complete
+from thinwire.data import Split
+from thinwire.ddp import Method
+from thinwire.errors import NonFinite, RunError
+from thinwire.problem import Problem
+
+TUNING = 100  # the seed by which rates are chosen
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm(ABC):
+    """A row in one setting. ``setting`` is what lines say of it, and all that distinguishes it from other settings.
+
+    ``minutes`` are those of one training on one core, as measured. ``paper`` is the paper's figure. With ``follows``
+    the learning rate is the one that was chosen for that arm.
+    """
+
+    setting: Line
+    row: str
+    minutes: float
+    rates: Sequence[float] = ()
+    follows: Arm | None = None
+    seeds: Sequence[int] = SEEDS
+    paper: Any = None
+    tuning: float = 0.4  # of the rounds, for each rate
+
+    @abstractmethod
+    def key(self, rate: float, seed: int) -> Line:
+        """The fields by which its line is found."""
+
+    @abstractmethod
+    def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
+        """Train, with checkpoints in ``folder``, and write the line into ``into``. None where it diverged."""
+
+    @abstractmethod
+    def tiny(self) -> Arm:
+        """The same at a size that says nothing about methods."""
+
+    def followed(self) -> dict[str, Any]:
+        return {} if self.follows is None else {"follows": self.follows.tiny()}
+
+    def about(self, rate: float, seed: int) -> Line:
+        """What every key has."""
+        kind = "rate" if seed == TUNING else "run"
+        return {"setting": self.setting, "row": self.row, "kind": kind, "rate": rate, "seed": seed}
+
+    def share(self, seed: int) -> float:
+        """Of the rounds."""
+        return self.tuning if seed == TUNING else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federated(Arm):
+    """``method`` makes one of a learning rate and of the number of rounds, ``problem`` one of a seed."""
+
+    method: Callable[[float, int], tw.Algorithm]
+    problem: Callable[[int], Problem]
+    rounds: int
+    sample: int | None = None
+    evaluate_every: int = 5
+    small: bool = False
+
+    def length(self, seed: int) -> int:
+        return max(1, round(self.rounds * self.share(seed)))
+
+    def key(self, rate: float, seed: int) -> Line:
+        rounds = self.length(seed)
+        expression = complete(self.method(rate, rounds))
+        tiny = {"tiny": True} if self.small else {}
+        return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **tiny}
+
+    def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
+        problem = self.problem(seed)
+        if self.small:
+            tested = replace(problem.test, indices=torch.arange(50))
+            problem = replace(problem, tasks=problem.tasks[: self.sample or 3], test=tested)
+        row = {**self.key(rate, seed), "paper": self.paper}
+        options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": self.evaluate_every}
+        options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
+        arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, _bytes)
+        try:
+            return record.run(*arguments, **options)
+        except RunError:  # checkpoints of other code
+            _emptied(folder)
+            return record.run(*arguments, **{**options, "resume": False})
+
+    def tiny(self) -> Federated:
+        sample = None if self.sample is None else 2
+        return replace(self, rounds=3, sample=sample, seeds=(0,), tuning=0.3, small=True, **self.followed())
+
+
+def _bytes(result: tw.Result) -> Line:
+    """Of every round, up and down."""
+    return {"round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks(Arm):
+    """``method`` by logical workers; ``study`` has everything but the learning rate."""
+
+    method: Method
+    study: DataParallel
+    model: Callable[[], nn.Module] | None = None  # in place of the study's
+    tested: int = 10_000
+    small: bool = False
+
+    def planned(self, rate: float, seed: int) -> DataParallel:
+        steps = max(1, round(self.study.steps * self.share(seed)))
+        return replace(self.study, methods=(complete(self.method),), lr=rate, steps=steps)
+
+    def key(self, rate: float, seed: int) -> Line:
+        steps, tiny = self.planned(rate, seed).steps, {"tiny": True} if self.small else {}
+        return {**self.about(rate, seed), "steps": steps, "expression": complete(self.method), **tiny}
+
+    def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
+        began, study, key = time.time(), self.planned(rate, seed), self.key(rate, seed)
+        problem = study.problem(seed)
+        build, tested = self.model or problem.model, torch.arange(min(self.tested, len(problem.test)))
+        faster = lambda: build().to(memory_format=torch.channels_last)  # noqa: E731  by a third on a CPU
+        problem = replace(problem, model=faster, test=replace(problem.test, indices=tested))
+        told = {"name": repr(self.method), "workers": study.workers, "batch": study.batch, "paper": self.paper}
+        try:
+            study.train(self.method, seed, problem, folder, None, False)
+        except NonFinite as error:
+            line = {**key, **told, "diverged": str(error), **record.about(key["expression"], began)}
+            record.replace(into, line, key)
+            return record.said(line)
+        except RunError:  # checkpoints of other code
+            _emptied(folder)
+            return self.train(rate, seed, into, folder)
+        looks = record.read(folder / "rounds.jsonl")
+        up, down = (list(accumulate(r[f"{way}_bytes"] for r in looks)) for way in ("up", "down"))
+        of = {name: [r[name] for r in looks if r.get(name) is not None] for name in ("accuracy", "accuracy_x")}
+        line = {
+            **key,
+            **told,
+            "accuracy": of["accuracy"][-1],
+            "best_accuracy": max(of["accuracy"]),
+            "accuracy_mean_of_last_5": _mean(of["accuracy"][-5:]),
+            "accuracy_x": of["accuracy_x"][-1] if of["accuracy_x"] else None,
+            "accuracy_x_mean_of_last_5": _mean(of["accuracy_x"][-5:]),
+            "bytes_up": up[-1],
+            "bytes_down": down[-1],
+            **record.about(key["expression"], began),
+            "curve": [
+                [r["step"], r["train_loss"], r["accuracy"], r.get("accuracy_x"), sent, received]
+                for r, sent, received in zip(looks, up, down, strict=True)
+            ],
+            "lam": [[r["step"], r["lam"], r["lam_star"]] for r in looks if r.get("lam_star") is not None],
+        }
+        record.replace(into, line, key)
+        return record.said(line)
+
+    def tiny(self) -> Ranks:
+        study = replace(self.study, steps=2, batch=4, evaluate_every=1, checkpoint_every=1)
+        return replace(self, study=study, tested=50, seeds=(0,), tuning=0.5, small=True, **self.followed())
+
+
+def patient(split: Split, tries: int = 100) -> Callable[..., list[torch.Tensor]]:
+    """The split by the first seed, from the one that it is given on, that leaves no client without enough examples."""
+
+    def dealt(targets: torch.Tensor, groups: torch.Tensor | None, clients: int, seed: int) -> list[torch.Tensor]:
+        for more in range(tries):
+            with contextlib.suppress(ValueError):
+                return split(targets, groups, clients, (seed + more) % 2**31)
+        return split(targets, groups, clients, seed)
+
+    return dealt
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One training of an arm."""
+
+    arm: Arm
+    rate: float
+    seed: int
+    key: Line = field(repr=False)
+
+    @property
+    def minutes(self) -> float:
+        return self.arm.minutes * self.arm.share(self.seed)
+
+    @property
+    def name(self) -> str:
+        what = "choosing its rate" if self.seed == TUNING else f"seed {self.seed}"
+        return f"{self.arm.setting['name']}: {self.arm.row}, {what}, rate {self.rate:g}"
+
+
+def unit(arm: Arm, rate: float, seed: int) -> Unit:
+    return Unit(arm, rate, seed, json.loads(json.dumps(arm.key(rate, seed))))  # tuples are lists there
+
+
+def digest(key: Line) -> str:
+    """The name of its folder of checkpoints."""
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def there(lines: Sequence[Line], key: Line) -> Line | None:
+    """The last line of clean code with the fields of ``key``."""
+    has = (line for line in reversed(lines) if all(line.get(name) == value for name, value in key.items()))
+    return next((line for line in has if not record.dirty(line)), None)
+
+
+def judged(line: Line) -> float:
+    """What a rate is chosen by; below 0 where training diverged."""
+    return -1.0 if "diverged" in line else float(line["accuracy_mean_of_last_5"])
+
+
+def trials(arm: Arm) -> list[Unit]:
+    """By which its rate is chosen."""
+    return [unit(arm, rate, TUNING) for rate in arm.rates] if len(arm.rates) > 1 else []
+
+
+def chosen(arm: Arm, lines: Sequence[Line]) -> float | None:
+    """Its learning rate: the first of the best. None where not all were tried."""
+    if arm.follows is not None:
+        return chosen(arm.follows, lines)
+    tried = [there(lines, trial.key) for trial in trials(arm)]
+    found = [line for line in tried if line is not None]
+    if len(found) < len(tried):
+        return None
+    return float(max(found, key=judged)["rate"]) if found else arm.rates[0]
+
+
+def units(arm: Arm, lines: Sequence[Line]) -> tuple[list[Unit], bool]:
+    """Those whose key is known by now, and whether these are all: not before the rate is chosen."""
+    rate = chosen(arm, lines)
+    runs = [] if rate is None else [unit(arm, rate, seed) for seed in arm.seeds]
+    return [*trials(arm), *runs], rate is not None
+
+
+def hours(arm: Arm) -> float:
+    """On one core, from nothing."""
+    return (sum(trial.minutes for trial in trials(arm)) + arm.minutes * len(arm.seeds)) / 60
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Whether nobody else trains this unit. A process that is killed lets go."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _emptied(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def make(arms: Sequence[Arm], into: Path, stop: float = float("inf")) -> bool:
+    """Train what is missing, in order, until ``stop`` (seconds of the clock). Whether nothing is missing then."""
+    mine: set[str] = set()  # a line of code that is in no commit is trained again, but not by the same process
+    while time.time() < stop and _made(arms, into, mine):
+        pass
+    lines = record.read(into)
+    known = [units(arm, lines) for arm in arms]
+    return all(whole and all(there(lines, one.key) for one in some) for some, whole in known)
+
+
+def _made(arms: Sequence[Arm], into: Path, mine: set[str]) -> bool:
+    """Train the first unit that is missing and that nobody holds. False where there is none."""
+    for one in (one for arm in arms for one in units(arm, record.read(into))[0]):
+        name = digest(one.key)
+        if name in mine or there(record.read(into), one.key):
+            continue
+        folder = into.parent / ".running" / name
+        with held(folder) as free:
+            if free and there(record.read(into), one.key) is None:  # nobody made it meanwhile
+                print(one.name, end=": ", flush=True)
+                mine.add(name)
+                try:
+                    one.arm.train(one.rate, one.seed, into, folder)
+                except Exception:  # the others are made all the same, and this one is still missing at the end
+                    traceback.print_exc()
+                shutil.rmtree(folder, ignore_errors=True)
+                return True
+    return False
+
+
+def listed(arms: Sequence[Arm], into: Path) -> None:
+    """Every unit, whether it is there, and what all take."""
+    lines, left = record.read(into), 0.0
+    for arm in arms:
+        known, whole = units(arm, lines)
+        for one in known:
+            done = there(lines, one.key)
+            left += 0.0 if done else one.minutes / 60
+            print(f"{'there' if done else 'missing':8s}{one.minutes:6.1f} min  {one.name}")
+        if not whole:
+            left += arm.minutes * len(arm.seeds) / 60
+            print(f"{'missing':8s}{arm.minutes * len(arm.seeds):6.1f} min  {arm.setting['name']}: {arm.row}, then")
+    print(f"{left:.1f} core-hours of {sum(map(hours, arms)):.1f} are missing")
+
+
+def main(arms: Sequence[Arm], into: Path, about: str) -> None:
+    """The command line of a group."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="train nothing: say what is there and what is missing")
+    parser.add_argument("--only", action="append", help="settings or rows with this in their name; may be repeated")
+    parser.add_argument("--seed", action="append", type=int, help="may be repeated; by default those of each row")
+    parser.add_argument("--hours", type=float, help="begin no training after so many")
+    parser.add_argument("--tiny", action="store_true", help="at a size that says nothing about methods")
+    parser.add_argument("--into", type=Path, default=into, help="the file of the results")
+    o = parser.parse_args()
+    torch.set_num_threads(1)
+    asked = [arm for arm in arms if not o.only or any(part in f"{arm.setting['name']}: {arm.row}" for part in o.only)]
+    asked = [replace(arm, seeds=[s for s in arm.seeds if s in o.seed]) if o.seed else arm for arm in asked]
+    if not asked:
+        sys.exit(f"no row has {' or '.join(o.only)} in its name; --list shows them")
+    if o.tiny:
+        asked = [arm.tiny() for arm in asked]
+    if o.list:
+        listed(asked, o.into)
+        return
+    stop = float("inf") if o.hours is None else time.time() + 3600 * o.hours
+    if make(asked, o.into, stop):
+        shutil.rmtree(o.into.parent / ".running", ignore_errors=True)
+        print("nothing is missing")
+    else:
+        print("some are missing: another process trains them, or time is up, or --only left out what they follow")
