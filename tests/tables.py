@@ -1260,6 +1260,11 @@ METHODS = [
         },
     ),
     Method(
+        "Averaged",
+        trained=("Averaged(SCAFFOLD(), decay=0.5)",),
+        refused={"Averaged(FedAvg(), decay=1.0)": "Averaged(decay=1.0): decay must be at least 0 and below 1"},
+    ),
+    Method(
         "LUAR",
         trained=(
             "LUAR(FedAvg(), recycle=1)",

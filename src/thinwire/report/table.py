@@ -115,6 +115,7 @@ def _federated(arm: Arm) -> Row:
     own = (name.replace("client", f"client_{measure}") for name in CLIENTS)
     return {
         **{name: _averaged(_last(run, name) for run in arm.runs) for name in own},
+        "served": _averaged(_last(run, f"served_{measure}") for run in arm.runs),
         "by_client": _each_client(arm, measure),
         "floats_up": mean(arm, "up_floats"),
         "network_seconds": {str(rate): slowest * 8 / (rate * 1e6) for rate in (1, 10, 100)},
@@ -179,7 +180,9 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
             if any(_of(row, f"client_{part}") is not None for row in found)
         ),
     )
+    served: tuple[Column, ...] = (("served", lambda row: _value(row, row["served"])),)
     return (
+        *(served if any(row["served"] is not None for row in found) else ()),
         *((*own, *_client_columns(found)) if _by_client(found) else ()),
         ("MB up", lambda row: _megabytes(row["bytes_up"])),
         ("MB down", lambda row: _megabytes(row["bytes_down"])),
@@ -204,7 +207,10 @@ def _federated_note(found: Sequence[Row]) -> str:
             "Shared model: the mean over clients' own tests of the model that all share. Before adapting: that of what "
             "a client's own model is made of, before it is fine-tuned. "
         )
-    return (own if _by_client(found) else "") + (
+    served = "Served: the model that the server keeps beside the trained one, such as an average. "
+    own = own if _by_client(found) else ""
+    own += served if any(row["served"] is not None for row in found) else ""
+    return own + (
         "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
         "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no "
         "computing. M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, masks "

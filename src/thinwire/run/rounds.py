@@ -142,6 +142,8 @@ class Rounds(ABC):
             folder.model(result.module.state_dict(), about)
             for name, module in result.beside.items():
                 folder.model(module.state_dict(), about, name)
+            if result.served is not None:
+                folder.model(result.served.state_dict(), about, "served")
             for client in self.owners_here():
                 folder.model(result.personal(client).state_dict(), about, f"personal/{client}")
             folder.summary(result.summary())
@@ -286,6 +288,10 @@ class Rounds(ABC):
         if self.test is not None:
             found = self.pool.evaluate(*self.whose(None), self.test)
             values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
+            served = self.algorithm.served(self.server)
+            if served is not None:
+                found = self.pool.evaluate(served, self.whose(None).statistics, self.test)
+                values |= {f"served_{name}": value for name, value in found.items()}
         values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
         return {name: finite(value) for name, value in values.items()}
 
@@ -336,21 +342,23 @@ class Rounds(ABC):
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
-        return self.algorithm.finish(self.trained(client))
+        return self.algorithm.finish(self.trained(self.whose(client)))
 
-    def trained(self, client: int | None = None) -> nn.Module:
-        """A copy of the module as it is trained, with the model of :meth:`whose`, on the CPU."""
-        params, statistics = self.whose(client)
-        self.slot.load(params)
-        self.slot.load_buffers(statistics)
+    def trained(self, model: Model) -> nn.Module:
+        """A copy of the module as it is trained, with this model, on the CPU."""
+        self.slot.load(model.x)
+        self.slot.load_buffers(model.statistics)
         return copy.deepcopy(self.slot.module).to("cpu").eval()
 
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
-        params, whole = self.algorithm.model(self.server).clone(), self.trained()  # the caller's own
+        shared, served = self.whose(None), self.algorithm.served(self.server)
+        params, whole = shared.x.clone(), self.trained(shared)  # the caller's own
         beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
         facts = {**self.facts(), "plan": self.plan}
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
+        if served is not None:
+            result.served = self.algorithm.finish(self.trained(shared._replace(x=served)))
         if self.personal and (self.clients_here or self.algorithm.at_server):
             result.clients, result.own_module = self.num_clients, self.module
         return result

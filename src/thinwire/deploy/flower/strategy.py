@@ -59,7 +59,9 @@ class Strategy(Base):
             found.train_metrics_clientapp[record["round"]] = _metrics(record, ("train_loss", "up_bytes", "down_bytes"))
             own = [name for name in record if name.startswith("client_")]
             found.evaluate_metrics_clientapp[record["round"]] = _metrics(record, own)
-            found.evaluate_metrics_serverapp[record["round"]] = _metrics(record, ("accuracy", "test_loss"))
+            found.evaluate_metrics_serverapp[record["round"]] = _metrics(
+                record, ("accuracy", "test_loss", "served_accuracy", "served_loss")
+            )
         return found
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
