@@ -85,6 +85,7 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "network_seconds": {"1": 1863.0, "10": 186.3, "100": 18.6},
         "seconds": 1234.0,
         "floats_up": 291e6,
+        "served": None,
         "client_accuracy": None,
         "client_accuracy_spread": None,
         "client_accuracy_p10": None,

@@ -68,6 +68,7 @@ class Rounds(ABC):
         seed: int,
         test: Task | None,
         privacy: Privacy | None = None,
+        known: bool = False,
     ) -> None:
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
         self.num_clients, self.sample = num_clients, sample
@@ -76,7 +77,7 @@ class Rounds(ABC):
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
         self.start = algorithm.init_with(slot.params(), self.initial_buffers, num_clients, Key(seed))
-        self.server = self.start.server
+        self.server, self.known = self.start.server, known
         self.up, down = forms(algorithm, self.start, self.buffers)
         self.private = private(algorithm, self.start)
         self.pending = dict[int, State]()  # the sending ends of `personal` after calls that are not answered yet
@@ -84,9 +85,9 @@ class Rounds(ABC):
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
-        self.stream = Stream(algorithm, down, self.start.view, self.buffers)
+        self.stream = Stream(algorithm, down, self.start.view, self.buffers, known)
         self.model_digest = model_digest(slot.module)
-        self.digest = run_digest(algorithm, self.model_digest, seed, num_clients)
+        self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
         self.folder: Folder | None = None
         self.states = Memory(self.ends)
         self.round, self.clock = 0, 0.0
@@ -193,7 +194,8 @@ class Rounds(ABC):
             return None
         key = key_of(self.seed, client, self.round + 1, self.rate(client))
         message = self.algorithm.alone(self.server, client)
-        letter = written(self.private, message, self.states.get(client).tx, key, anew=base == 0)
+        first = self.algorithm.alone(self.start.server, client) if self.known and base == 0 else None
+        letter = written(self.private, message, self.states.get(client).tx, key, base == 0, first)
         self.pending[client] = letter.tx
         return letter
 
