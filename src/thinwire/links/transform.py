@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -76,6 +76,7 @@ class TransformCoding(Link):
     share: float | None = None
 
     contraction = True
+    example: ClassVar[str] = "TransformCoding(4000)"
 
     def __post_init__(self) -> None:
         given = [value for value in (self.bytes, self.rate, self.share) if value is not None]
