@@ -1,8 +1,9 @@
 """What the lossless last stage gains on a real update: bytes of each link's message, plain and through Entropy.
 
 One client trains for an epoch; its change of the model goes through every link. Beside the bytes stands the order-0
-entropy bound of the plain message (what the best code of single bytes would take), which way was taken, and how long
-sending and receiving take without and with the last stage (the fastest of three).
+entropy bound of the plain message (what the best code of single bytes would take), which way was taken, how long
+sending and receiving take without and with the last stage (the fastest of three), and the share of the squared length
+that the receiver sees.
 
     python benchmarks/entropy.py [--data digits] [--model mlp] [--clients 10] [--json] [--into FILE]
 """
@@ -31,6 +32,9 @@ LINKS = [
     "TopK(0.01)",
     "TopK(0.1, values=Int8())",
     "STC(0.01)",
+    "LowRank(2)",
+    "TransformCoding(4000)",
+    "TransformCoding(16000)",
 ]
 WAYS = ("stored", "zstd", "range coding")
 
@@ -77,13 +81,18 @@ def measure(options: argparse.Namespace) -> dict[str, dict]:
     update = run.algorithm.model(run.server) - before
 
     print(f"{update.layout.size:,} entries in {len(update.names)} layers, {4 * update.layout.size:,} bytes\n")
-    print(f"{'link':24} {'plain':>10} {'bound':>12} {'Entropy':>10} {'share':>8}  {'way':12} {'ms':>8} {'ms, both':>8}")
+    print(
+        f"{'link':26} {'plain':>10} {'bound':>12} {'Entropy':>10} {'share':>8}  {'way':12} "
+        f"{'ms':>8} {'ms, both':>8} {'kept':>7}"
+    )
     found = {}
     for expression in LINKS:
         link = tw.parse(expression)
         plain, _, alone = passed(link, update)
         data, way, both = passed(tw.Entropy(link), update)
+        _, seen, _ = link.send(update, link.open(update)[0], tw.Key(0).at("up"))
         row = {
+            "kept": 1 - ((update - seen).norm() / update.norm()) ** 2,
             "plain": plain,
             "bound": round(bound(link, update), 1),
             "entropy": data,
@@ -92,8 +101,9 @@ def measure(options: argparse.Namespace) -> dict[str, dict]:
         }
         found[expression] = row
         print(
-            f"{expression:24} {row['plain']:10,} {row['bound']:12,.1f} {row['entropy']:10,} "
-            f"{row['entropy'] / row['plain']:7.1%}  {row['way']:12} {1e3 * alone:8.1f} {1e3 * both:8.1f}"
+            f"{expression:26} {row['plain']:10,} {row['bound']:12,.1f} {row['entropy']:10,} "
+            f"{row['entropy'] / row['plain']:7.1%}  {row['way']:12} {1e3 * alone:8.1f} {1e3 * both:8.1f} "
+            f"{row['kept']:7.3f}"
         )
     return found
 

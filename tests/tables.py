@@ -372,6 +372,32 @@ LINKS = [
         measured=("PowerSGD(2)",),
     ),
     Link(
+        "TransformCoding",
+        laws={"TransformCoding(120)": (120, "c"), "TransformCoding(share=0.9)": (1_420, "c")},
+        same={"TransformCoding(1500)": "Dense()"},
+        refused={
+            "TransformCoding()": (
+                "TransformCoding(): give one of bytes, rate (bits an entry) and share (of the squared length)"
+            ),
+            "TransformCoding(900, share=0.5)": (
+                "TransformCoding(900, share=0.5): give one of bytes, rate (bits an entry) and share (of the squared "
+                "length)"
+            ),
+            "TransformCoding(0)": "TransformCoding(0): bytes must be positive",
+            "TransformCoding(rate=0.0)": "TransformCoding(rate=0.0): rate must be above 0 and at most 64 bits an entry",
+            "TransformCoding(share=1.0)": "TransformCoding(share=1.0): share must be above 0 and below 1",
+        },
+        wire={
+            # the numbers take no more than 20 bytes
+            "TransformCoding(20)": "01 480104 00004040 00008040 0000803f 000000c0",
+        },
+        lost={
+            # no worse than the largest of eight alone
+            "TransformCoding(30)": (7 / 8, 1e-80),
+        },
+        measured=("TransformCoding(100000)",),
+    ),
+    Link(
         "CountSketch",
         laws={
             "CountSketch(1, cols=20)": (248, "l"),
@@ -1258,6 +1284,11 @@ METHODS = [
         golden={
             "intrinsic": "Intrinsic(200, subspaces=2, varying=True, epoch=2, local=LocalSGD(lr=0.1, batch=16))",
         },
+    ),
+    Method(
+        "Averaged",
+        trained=("Averaged(SCAFFOLD(), decay=0.5)",),
+        refused={"Averaged(FedAvg(), decay=1.0)": "Averaged(decay=1.0): decay must be at least 0 and below 1"},
     ),
     Method(
         "LUAR",

@@ -1037,7 +1037,7 @@ def test_what_a_call_says_is_checked() -> None:
         call._replace(client=6),
         call._replace(client=-1),
         call._replace(base=1),
-        call._replace(pieces=Several([], None)),
+        call._replace(pieces=Several([], None), snapshot=True),
     ):
         with pytest.raises(WireError):
             read_call(bad.write())

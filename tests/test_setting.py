@@ -43,6 +43,7 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
         "loud",
         "--record loud: one of 'looks', 'bytes', 'layers', 'gradients', 'all' is expected",
     ),
+    ("start", "known", "known", "drawn", "--start drawn: one of 'sent', 'known' is expected"),
 ]
 
 

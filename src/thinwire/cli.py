@@ -129,7 +129,7 @@ def _of_predict() -> list[Any]:
     from .run.setting import Setting
 
     known = _options(Federated, "use", "data", "model", "task", "clients", "split", "rounds", "data_dir")
-    return [*known, *_options(Setting, "sample", "seed")]
+    return [*known, *_options(Setting, "sample", "seed", "start")]
 
 
 def _of_resume() -> list[Any]:
@@ -344,10 +344,10 @@ def predict(
     from .analysis.predict import show
 
     study = _federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch})
-    rounds, sample, seed = study.rounds, study.setting.sample, study.setting.seed
+    rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start
     problem = study.problem(seed)
     _refuse_other_clients(study, given["typed"], len(problem.tasks))
-    found = [foresee(method, problem, rounds, sample, mbit, seed) for method in study.parsed()]
+    found = [foresee(method, problem, rounds, sample, mbit, seed, start) for method in study.parsed()]
     show(found, rounds, sample or len(problem.tasks), mbit)
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
 

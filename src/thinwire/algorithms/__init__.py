@@ -1,5 +1,6 @@
 """Federated methods, one file a paper."""
 
+from .averaged import Averaged
 from .base import Algorithm, Each, Start, Sum
 from .clustered_lbgm import ClusteredLBGM
 from .domo import DOMO
@@ -28,6 +29,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "Algorithm",
+    "Averaged",
     "ClusteredLBGM",
     "Each",
     "FedACG",

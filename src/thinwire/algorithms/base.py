@@ -262,6 +262,10 @@ class Algorithm(Config, ABC):
         """The client whose model :meth:`predict` takes for each example, -1 for the shared one; [examples], int64."""
         raise ValueError(f"{self!r} selects no client's model: it has one answer for all examples")
 
+    def served(self, server: State) -> Params | None:
+        """A model that is evaluated and saved beside :meth:`model`, such as an average. None, the default: no other."""
+        return None
+
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         """A client's own model as it is evaluated, made of its :meth:`model` and its examples. By default ``x`` itself.
 
@@ -377,6 +381,9 @@ class Around(Algorithm):
 
     def selected(self, models: Models, inputs: Any) -> Tensor:
         return self.inner.selected(models, inputs)
+
+    def served(self, server: State) -> Params | None:
+        return self.inner.served(server)
 
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         return self.inner.adapt(x, task, key)

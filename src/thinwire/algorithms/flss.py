@@ -256,6 +256,9 @@ class FLSS(Around):
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server.inner, client, own)
 
+    def served(self, server: State) -> Params | None:
+        return self.inner.served(server.inner)
+
     def at_client(self, view: State, client: int | None, own: State) -> Params:
         return self.inner.at_client(view.inner, client, own)
 

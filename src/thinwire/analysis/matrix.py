@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from torch import nn
 
 from ..algorithms import Algorithm, FedAvg
-from ..expression import vocabulary
+from ..expression import parse, vocabulary
 from ..key import Key
 from ..links import Link
 from ..params import Params
@@ -96,6 +96,8 @@ def _place(cls: Any, kind: type) -> str | None:
 
 def _example(cls: Any, kind: type, inner: Any = None) -> Any:
     """An object of a class: its defaults, the least of what it asks for, and what it is to hold."""
+    if "example" in vars(cls):  # its defaults alone make none
+        return parse(vars(cls)["example"])
     hints, place, given = get_type_hints(cls), _place(cls, kind), {}
     for field in fields(cls):
         if field.name == place and (inner is not None or field.default is MISSING):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -47,15 +48,25 @@ class Prediction:
 
 
 def predict(
-    algorithm: Algorithm, problem: Problem, rounds: int, sample: int | None, mbit: float = 10.0, seed: int = 0
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    sample: int | None,
+    mbit: float = 10.0,
+    seed: int = 0,
+    start: Literal["sent", "known"] = "sent",
 ) -> Prediction:
-    """What ``rounds`` rounds of ``sample`` clients would cost on links of ``mbit`` Mbit/s, equal both ways."""
+    """What ``rounds`` rounds of ``sample`` clients would cost on links of ``mbit`` Mbit/s, equal both ways.
+
+    ``start`` is that of :class:`~thinwire.run.setting.Setting`: whether the starting model is sent.
+    """
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(mbit > 0, f"mbit={mbit}: a rate must be positive")
-    run = _rehearsed(algorithm, problem, rounds, sample, seed, turning=False)
+    setting = Setting(sample=sample, seed=seed, workers=1, plan="each", start=start)
+    run = _rehearsed(algorithm, problem, rounds, setting, turning=False)
     runs = [run]
     if run.up.memory:
-        runs.append(_rehearsed(algorithm, problem, rounds, sample, seed, turning=True))
+        runs.append(_rehearsed(algorithm, problem, rounds, setting, turning=True))
     ledgers = [run.ledger for run in runs]
     seconds = [transfer(sum(map(ledger.slowest, ledger.rounds)), mbit) for ledger in ledgers]
     return Prediction(
@@ -68,11 +79,8 @@ def predict(
     )
 
 
-def _rehearsed(
-    algorithm: Algorithm, problem: Problem, rounds: int, sample: int | None, seed: int, turning: bool
-) -> Simulation:
+def _rehearsed(algorithm: Algorithm, problem: Problem, rounds: int, setting: Setting, turning: bool) -> Simulation:
     """A run whose clients do not train."""
-    setting = Setting(sample=sample, seed=seed, workers=1, plan="each")
     run = Simulation(algorithm, problem.model, problem.tasks, setting)
     run.pool.close()
     run.pool = Rehearsal(run.slot, run.pool.work, turning)

@@ -28,10 +28,12 @@ class Loaded(Predictor):
     clients: int = 0
     own_module: Callable[[int], nn.Module] | None = None
     beside: Mapping[str, nn.Module] = field(default_factory=dict)
+    served: nn.Module | None = None
 
 
 def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> Loaded:
-    """The trained models of a run that is complete, from its folder: ``model``, ``personal(client)``, ``predict(x)``.
+    """The trained models of a run that is complete, from its folder: ``model``, ``personal(client)``, ``predict(x)``;
+    ``served`` where the method served another one.
 
     ``folder`` is that of ``simulate(..., out=folder)`` or ``serve``, or that of one run of a study,
     ``study/01-FedAvg/seed-0``. ``model`` is the module, or the function that makes it, that the run was given. A run of
@@ -75,7 +77,8 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     shared = filled(copy.deepcopy(first), "model")
     others = {name: filled(copy.deepcopy(other), name) for name, other in beside.items()}
     here = (path / "personal").exists()
-    return Loaded(algorithm, shared, path, clients if here else 0, own if here else None, others)
+    served = filled(copy.deepcopy(first), "served") if (path / "served.safetensors").exists() else None
+    return Loaded(algorithm, shared, path, clients if here else 0, own if here else None, others, served)
 
 
 def study_of(path: Path) -> Study | None:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm, Start
-from ..errors import OutOfSync, RunError, WireError, require
+from ..errors import OutOfSync, RunError, WireError, check, require
 from ..key import Key
 from ..params import Params
 from ..run.client import ClientState, Job, Reply, adapted, one_round, statistics_of, taken, unheard
@@ -31,7 +31,7 @@ from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..run.messages import Form, forms, private
 from ..run.own_tests import Model, packed, tested
-from ..run.stream import Logged, Parcel, View, catch_up
+from ..run.stream import Logged, Parcel, View, begun, catch_up
 from ..task import Task, as_task
 from ..train.fitting import fitting
 from ..train.one import Slot, evaluate, floats, made
@@ -156,8 +156,9 @@ class Node:
         algorithm = self.algorithm
         model = self.model if isinstance(self.model, nn.Module) else made(self.model, call.seed)
         slot = Slot(algorithm.assemble(model, call.clients), self.device)
-        digest = run_digest(algorithm, model_digest(slot.module), call.seed, call.clients)
-        if digest != call.run:
+        begins = model_digest(slot.module)
+        known = call.run == run_digest(algorithm, begins, call.seed, call.clients, known=True)
+        if not known and call.run != run_digest(algorithm, begins, call.seed, call.clients):
             raise RunError("the server runs another method or another model: start this client with the server's")
         self.probe(slot)
         statistics = slot.buffers()
@@ -174,11 +175,15 @@ class Node:
             self.lost = kept.after(call.base)
         except OutOfSync:
             return Answer.to(call, number)
+        check(len(call.pieces) >= (alone is not None) + (not known), "what a client misses")
         pieces, own = (call.pieces, b"") if alone is None else (call.pieces[:-1], call.pieces[-1].blob)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in pieces])
+        if known and call.base == 0 and not call.snapshot:
+            held = held._replace(view=begun(algorithm, down, start.server, held.view, Key(call.seed)))
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = key_of(call.seed, call.client, call.round, call.mbit)
-        mine, state = taken(algorithm, alone, view, Job(key, held.own, own, call.base == 0))
+        job = Job(key, held.own, own, call.base == 0)
+        mine, state = taken(algorithm, alone, view, job, start if known else None)
         metrics = self.tested(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
         name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)

@@ -76,7 +76,8 @@ class Deployment(Rounds):
     another when a run goes on.
     ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
     see which of them training moves. With ``states``, a folder, what is kept of every client
-    lies there between its rounds.
+    lies there between its rounds. With ``start="known"`` the starting model is sent to nobody: clients have it from
+    the seed, and refuse the calls of a run whose digest says that theirs is another.
 
     Clients that have tests of their own (``Node(test=...)``) send what these say with their answers to this round. The
     record has it as ``client_accuracy`` and so on, over the ``evaluated_clients`` alone, of the models with which the
@@ -102,10 +103,11 @@ class Deployment(Rounds):
         test: Any = None,
         device: str = "cpu",
         states: Path | None = None,
+        start: Literal["sent", "known"] = "sent",
     ) -> None:
         require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
         require(clients > 0, f"clients={clients}: there must be at least one")
-        setting = Setting(sample=sample, seed=seed, privacy=privacy, device=device)
+        setting = Setting(sample=sample, seed=seed, privacy=privacy, device=device, start=start)
         cohort = setting.cohort(clients)
         self.first = cohort if take is None else take
         require(0 < self.first <= cohort, f"take={take}: it must be between 1 and the {cohort} sampled")
@@ -128,7 +130,7 @@ class Deployment(Rounds):
             "the model has buffers: give test=..., on which the server sees which of them training moves",
         )
         self.clip, self.most_examples, self.mbit = clip, bounds, mbit
-        super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy)
+        super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy, start == "known")
         if clip is not None:
             clippable(algorithm, self.up)
         self.secret = secrets.token_hex(32)  # clients are told the seed
@@ -368,6 +370,7 @@ class Deployment(Rounds):
             "sample": self.sample,
             "take": self.first,
             "clip": self.clip,
+            "start": "known" if self.known else "sent",
             "privacy": None if self.privacy is None else complete(self.privacy),
             "parameters": self.slot.layout.size,
         }

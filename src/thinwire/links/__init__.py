@@ -20,6 +20,7 @@ from .sketch import CountSketch
 from .sparse import RandK, Sparse, TopK
 from .stc import STC
 from .subspace import Basis, Fastfood, Gaussian, PerTensor
+from .transform import TransformCoding
 from .wrappers import Flat, Layerwise, Partition
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Sparse",
     "Ternary",
     "TopK",
+    "TransformCoding",
     "Wrapper",
     "entropy_bound",
     "top_k",

@@ -10,6 +10,7 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
 - ``train_loss``, the mean since the line before, or null;
 - ``accuracy`` (0 to 1; where pictures are segmented ``dice``, 0 to 1), ``test_loss`` and further metrics of the model
   on the test set, where it was evaluated;
+- ``served_accuracy``, ``served_loss`` and so on, the same of a model that is served beside it (Averaged);
 - ``client_accuracy`` and more, the same of clients' own tests: the mean over clients, its ``_spread``, ``_p10`` and
   ``_worst``, and the means ``_before`` a client's model was adapted and of the model that all share (``_shared``);
 - ``seconds``, what it took here since the line before.

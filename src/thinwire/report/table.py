@@ -115,6 +115,7 @@ def _federated(arm: Arm) -> Row:
     own = (name.replace("client", f"client_{measure}") for name in CLIENTS)
     return {
         **{name: _averaged(_last(run, name) for run in arm.runs) for name in own},
+        "served": _averaged(_last(run, f"served_{measure}") for run in arm.runs),
         "by_client": _each_client(arm, measure),
         "personal_up": _personal(arm, "up"),
         "personal_down": _personal(arm, "down"),
@@ -190,7 +191,9 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
         ("own MB up", lambda row: _megabytes(row["personal_up"])),
         ("own MB down", lambda row: _megabytes(row["personal_down"])),
     )
+    served: tuple[Column, ...] = (("served", lambda row: _value(row, row["served"])),)
     return (
+        *(served if any(row["served"] is not None for row in found) else ()),
         *((*own, *_client_columns(found)) if _by_client(found) else ()),
         ("MB up", lambda row: _megabytes(row["bytes_up"])),
         ("MB down", lambda row: _megabytes(row["bytes_down"])),
@@ -220,6 +223,8 @@ def _federated_note(found: Sequence[Row]) -> str:
         )
     if any(row["personal_up"] or row["personal_down"] for row in found):
         own += "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is shared. "
+    served = "Served: the model that the server keeps beside the trained one, such as an average. "
+    own += served if any(row["served"] is not None for row in found) else ""
     return own + (
         "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
         "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no "

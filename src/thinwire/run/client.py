@@ -59,14 +59,19 @@ class Job(NamedTuple):
     anew: bool = False  # whether client and server hold nothing in common yet
 
 
-def taken(algorithm: Algorithm, form: Form | None, view: View, job: Job) -> tuple[View, ClientState]:
+def taken(
+    algorithm: Algorithm, form: Form | None, view: View, job: Job, known: Start | None = None
+) -> tuple[View, ClientState]:
     """What a client goes by in its round: the view, with what it alone was sent, and its state. Raises ``WireError``.
 
-    ``form`` is that of what one client alone is sent; None where the method sends nothing of the kind.
+    ``form`` is that of what one client alone is sent; None where the method sends nothing of the kind. ``known`` is
+    the start, where clients know it.
     """
     if form is None:
         return view, job.own
-    msg, rx = heard(form, job.alone, job.own.rx, job.key, job.anew)
+    assert job.key.client is not None
+    first = algorithm.alone(known.server, job.key.client) if known is not None and job.anew else None
+    msg, rx = heard(form, job.alone, job.own.rx, job.key, job.anew, first)
     return view._replace(state=algorithm.take(view.state, msg)), job.own._replace(rx=rx)
 
 

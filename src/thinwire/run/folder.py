@@ -3,7 +3,8 @@
 ``run.json`` (what it is), ``rounds.jsonl`` and ``ledger.jsonl`` (a line a round; a line a
 message), ``clients.jsonl`` (where clients have tests of their own: a line an evaluation, every metric's values
 in the order of clients), ``summary.json`` and ``model.safetensors`` (when complete; where the method
-has such, ``selector.safetensors`` and ``personal/<client>.safetensors`` beside it), ``checkpoint/``.
+has such, ``selector.safetensors``, ``served.safetensors`` and ``personal/<client>.safetensors`` beside it),
+``checkpoint/``.
 
 Everything is written so that a process killed at any moment leaves a run that can be
 resumed: whole files replace each other, lines past the last checkpoint are cut off.

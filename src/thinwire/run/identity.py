@@ -25,9 +25,9 @@ def model_digest(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def run_digest(algorithm: Algorithm, model: str, seed: int, clients: int) -> str:
-    """What server and clients must agree on; ``model`` is its digest."""
-    text = json.dumps([complete(algorithm), model, seed, clients])
+def run_digest(algorithm: Algorithm, model: str, seed: int, clients: int, known: bool = False) -> str:
+    """What server and clients must agree on; ``model`` is its digest. ``known``: whether clients begin with it."""
+    text = json.dumps([complete(algorithm), model, seed, clients, *(["known"] if known else [])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, Start
 from ..errors import NonFinite
 from ..key import Key
 from ..params import Params
@@ -51,11 +51,12 @@ class Work(NamedTuple):
     own: ClientState
     manner: Manner = PLAIN
     private: Form | None = None  # of what one client alone is sent
+    known: Start | None = None  # the start, where clients know it
 
     def taken(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
         """What a client's round is made of."""
         assert job.key.client is not None
-        return self.tasks[job.key.client], *taken(self.algorithm, self.private, view, job), job.key
+        return self.tasks[job.key.client], *taken(self.algorithm, self.private, view, job, self.known), job.key
 
 
 Plan = Literal["each", "together"]

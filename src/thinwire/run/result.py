@@ -31,6 +31,7 @@ class Predictor(ABC):
     clients: int  # that have models of their own here
     own_module: Callable[[int], nn.Module] | None
     beside: Mapping[str, nn.Module]  # trained beside the module: FedSM's ``selector``
+    served: nn.Module | None  # another model to predict with, of a method that has one: Averaged's average
 
     @property
     def model(self) -> nn.Module:
@@ -84,6 +85,7 @@ class Result(Predictor):
     clients: int = 0  # that have models of their own here
     own_module: Callable[[int], nn.Module] | None = None
     beside: Mapping[str, nn.Module] = field(default_factory=dict)
+    served: nn.Module | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -132,7 +134,7 @@ class Result(Predictor):
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,
             **{name: next(iter(self._values(name)[::-1]), None) for name in CLIENTS},
-            **{name: self._values(name)[-1] for name in DICE if self._values(name)},
+            **{name: self._values(name)[-1] for name in (*DICE, *SERVED) if self._values(name)},
             "test_loss": next(iter(self._values("test_loss")[::-1]), None),
             "train_loss": last.get("train_loss"),
             "bytes_up": self.bytes_up,
@@ -147,5 +149,6 @@ class Result(Predictor):
 
 CLIENTS = tuple(f"client_accuracy{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 DICE = tuple(name.replace("accuracy", "dice") for name in ("accuracy", *CLIENTS))  # where pictures are segmented
+SERVED = tuple(f"served_{name}" for name in ("accuracy", "dice", "loss"))
 COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")
 PERSONAL = ("up_personal", "down_personal")  # where a method sends to single clients

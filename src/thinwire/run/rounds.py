@@ -68,6 +68,7 @@ class Rounds(ABC):
         seed: int,
         test: Task | None,
         privacy: Privacy | None = None,
+        known: bool = False,
     ) -> None:
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
         self.num_clients, self.sample = num_clients, sample
@@ -76,7 +77,7 @@ class Rounds(ABC):
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
         self.start = algorithm.init_with(slot.params(), self.initial_buffers, num_clients, Key(seed))
-        self.server = self.start.server
+        self.server, self.known = self.start.server, known
         self.up, down = forms(algorithm, self.start, self.buffers)
         self.private = private(algorithm, self.start)
         self.pending = dict[int, State]()  # the sending ends of `personal` after calls that are not answered yet
@@ -84,9 +85,9 @@ class Rounds(ABC):
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
-        self.stream = Stream(algorithm, down, self.start.view, self.buffers)
+        self.stream = Stream(algorithm, down, self.start.view, self.buffers, known)
         self.model_digest = model_digest(slot.module)
-        self.digest = run_digest(algorithm, self.model_digest, seed, num_clients)
+        self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
         self.folder: Folder | None = None
         self.states = Memory(self.ends)
         self.round, self.clock = 0, 0.0
@@ -142,6 +143,8 @@ class Rounds(ABC):
             folder.model(result.module.state_dict(), about)
             for name, module in result.beside.items():
                 folder.model(module.state_dict(), about, name)
+            if result.served is not None:
+                folder.model(result.served.state_dict(), about, "served")
             for client in self.owners_here():
                 folder.model(result.personal(client).state_dict(), about, f"personal/{client}")
             folder.summary(result.summary())
@@ -191,7 +194,8 @@ class Rounds(ABC):
             return None
         key = key_of(self.seed, client, self.round + 1, self.rate(client))
         message = self.algorithm.alone(self.server, client)
-        letter = written(self.private, message, self.states.get(client).tx, key, anew=base == 0)
+        first = self.algorithm.alone(self.start.server, client) if self.known and base == 0 else None
+        letter = written(self.private, message, self.states.get(client).tx, key, base == 0, first)
         self.pending[client] = letter.tx
         return letter
 
@@ -303,6 +307,10 @@ class Rounds(ABC):
         if self.test is not None:
             found = self.pool.evaluate(*self.whose(None), self.test)
             values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
+            served = self.algorithm.served(self.server)
+            if served is not None:
+                found = self.pool.evaluate(served, self.whose(None).statistics, self.test)
+                values |= {f"served_{name}": value for name, value in found.items()}
         values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
         return {name: finite(value) for name, value in values.items()}
 
@@ -353,21 +361,23 @@ class Rounds(ABC):
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
-        return self.algorithm.finish(self.trained(client))
+        return self.algorithm.finish(self.trained(self.whose(client)))
 
-    def trained(self, client: int | None = None) -> nn.Module:
-        """A copy of the module as it is trained, with the model of :meth:`whose`, on the CPU."""
-        params, statistics = self.whose(client)
-        self.slot.load(params)
-        self.slot.load_buffers(statistics)
+    def trained(self, model: Model) -> nn.Module:
+        """A copy of the module as it is trained, with this model, on the CPU."""
+        self.slot.load(model.x)
+        self.slot.load_buffers(model.statistics)
         return copy.deepcopy(self.slot.module).to("cpu").eval()
 
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
-        params, whole = self.algorithm.model(self.server).clone(), self.trained()  # the caller's own
+        shared, served = self.whose(None), self.algorithm.served(self.server)
+        params, whole = shared.x.clone(), self.trained(shared)  # the caller's own
         beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
         facts = {**self.facts(), "plan": self.plan}
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
+        if served is not None:
+            result.served = self.algorithm.finish(self.trained(shared._replace(x=served)))
         if self.personal and (self.clients_here or self.algorithm.at_server):
             result.clients, result.own_module = self.num_clients, self.module
         return result

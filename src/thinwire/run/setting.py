@@ -36,6 +36,10 @@ class Setting(Config):
       buffers or random layers. "measured" times a few steps of both in the first round, so that the same run may
       give other bits.
 
+    - ``start``: "sent" sends every client the starting model with its first call. "known" sends it to nobody: clients
+      draw it from ``seed`` as the server does (or hold the same module), and check a digest of it. A client that is
+      called first in a later round is sent what changed since. It changes bytes, and no model.
+
     These fields change no result:
 
     - ``evaluate_every``: rounds between evaluations. The last round is always evaluated.
@@ -90,6 +94,7 @@ class Setting(Config):
         "mean change, layer by layer), gradients (layers, and the mean change itself, on disk), models (the model of "
         "each evaluated round, on disk) or all.",
     )
+    start: Literal["sent", "known"] = _field("sent", "The starting model: sent to clients, or known from the seed.")
 
     def __post_init__(self) -> None:
         for name in ("sample", "evaluate_every", "checkpoint_every", "workers"):

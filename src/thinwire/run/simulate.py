@@ -186,7 +186,8 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(max(self.tasks[:100], key=len))
-        super().__init__(algorithm, slot, len(tasks), sample, setting.seed, tested, setting.privacy)
+        known = setting.start == "known"
+        super().__init__(algorithm, slot, len(tasks), sample, setting.seed, tested, setting.privacy, known)
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
@@ -194,7 +195,8 @@ class Simulation(Rounds):
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
         self.manner = Manner(train, setting.records("looks"), setting.records("layers"))
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
-        work = Work(algorithm, self.up, self.tasks, self.stream.view, self.ends().own, self.manner, self.private)
+        own, begun = self.ends().own, self.start if known else None
+        work = Work(algorithm, self.up, self.tasks, self.stream.view, own, self.manner, self.private, begun)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
         self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
 

@@ -2,7 +2,8 @@
 
 A client's view is a pure function of the broadcasts it received, so it is the same for
 every client of one version and a simulator holds it once. A client that was away gets the
-messages it missed, or a snapshot of the view, whichever is fewer bytes.
+messages it missed, or a snapshot of the view, whichever is fewer bytes. Where the start is known, a client that has
+heard nothing makes the first broadcast itself, and is sent what came after it.
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ class Parcel(NamedTuple):
 class Stream:
     """The server's end. Versions count broadcasts from 1; version 0 has heard nothing."""
 
-    def __init__(self, algorithm: Algorithm, form: Form, view: State, buffers: Params | None) -> None:
-        self.algorithm, self.form = algorithm, form
+    def __init__(
+        self, algorithm: Algorithm, form: Form, view: State, buffers: Params | None, known: bool = False
+    ) -> None:
+        self.algorithm, self.form, self.known = algorithm, form, known
         self.tx, rx = form.open()
         self.view = View(view, rx, buffers)
         self.version = 0
@@ -109,6 +112,7 @@ class Stream:
 
     def parcel(self, version: int) -> Parcel:
         """The fewest bytes that bring a client from ``version`` to the newest."""
+        version = max(version, 1) if self.known else version
         if version < self.since:
             return Parcel(True, [self.snapshot()])
         missed = [m for m in self.log if m.version > version]
@@ -140,6 +144,15 @@ def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: 
     # product may depend on how its factors are aligned.
     msg, buffers = form.build([clone(value) for value in values])
     return View(algorithm.see(view.state, msg, key), clone(rx) if form.memory else rx, buffers)
+
+
+def begun(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> View:
+    """A client's half of a start that is known: the first broadcast, made of the server's first state, taken in."""
+    values = form.values(algorithm.broadcast(server, view.state), view.buffers)
+    tx, rx = form.open(values)
+    key = key._replace(round=1, client=None)
+    body, _, _ = form.send(values, tx, key)
+    return receive(algorithm, form, view._replace(rx=rx), Logged(1, 1, dumps(body), 0.0, 1), key)
 
 
 def catch_up(algorithm: Algorithm, form: Form, view: View, parcel: Parcel, key: Key) -> View:

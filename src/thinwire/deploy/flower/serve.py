@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -50,6 +50,7 @@ def serve(
     test: Any = None,
     evaluate_every: int = 1,
     seed: int = 0,
+    start: Literal["sent", "known"] = "sent",
     out: str | Path | None = None,
     poll: float = 0.5,
     on_round: Callable[[Record], None] | None = None,
@@ -70,7 +71,8 @@ def serve(
     round's weight); ``privacy`` bounds both, and hides it in noise. ``mbit`` is what every client's
     uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it until one
     is lost, and ``ByBandwidth`` chooses by it (for a client whose answers are then too small
-    to be measured it goes on to). ``poll`` is the pause, in seconds, between two looks for
+    to be measured it goes on to). ``start="known"`` sends the starting model to nobody: both ends make it under the one
+    seed, and a client that has another refuses. ``poll`` is the pause, in seconds, between two looks for
     answers. The other arguments are those of :func:`thinwire.simulate`.
 
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
@@ -82,7 +84,7 @@ def serve(
     with one_thread(), opened(out, "the server, started with the same arguments,") as folder:
         states = None if folder is None else folder.path / "states"
         options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
-        options |= {"mbit": mbit, "seed": seed, "test": test, "most_examples": most_examples}
+        options |= {"mbit": mbit, "seed": seed, "test": test, "most_examples": most_examples, "start": start}
         names = [] if isinstance(clients, int) else ordered(clients)
         if isinstance(most_examples, Mapping):
             require(

@@ -56,6 +56,10 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_bits_decode": (None, [POINTER, LONG, POINTER]),
     "tw_rans_encode": (LONG, [POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, LONG]),
     "tw_rans_decode": (LONG, [POINTER, LONG, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER]),
+    "tw_adaptive_put": (None, [POINTER, POINTER, LONG, LONG, INT, POINTER, POINTER, POINTER, LONG]),
+    "tw_adaptive_end": (LONG, [LONG, LONG, LONG, POINTER, LONG]),
+    "tw_adaptive_get": (None, [POINTER, POINTER, LONG, LONG, INT, POINTER, POINTER, POINTER, LONG]),
+    "tw_outer_sum": (None, [POINTER, POINTER, LONG, LONG, LONG, POINTER, INT]),
     "tw_chains": (INT, [POINTER, LONG, LONG, POINTER, INT, POINTER]),
 }
 

@@ -521,6 +521,28 @@ static void FN(collect)(const float *x, const Draw *d, u32 mask, i64 start, i64 
     }
 }
 
+/* -- outer --------------------------------------------------------------------------------------------------- */
+
+/* Rows start to stop of the sum over k, in order, of left[k] right[k]T: 64 columns at a time, which stay in registers. */
+static void FN(outer_sum)(const float *left, const float *right, i64 rank, i64 m, i64 n, i64 start, i64 stop, float *out) {
+    for (i64 j = 0; j < n; j += 64) {
+        i64 wide = least(64, n - j);
+        for (i64 i = start; i < stop; i++) {
+            if (wide == 64) {
+                FN(vec) sums[4 * PARTS] = {{0}};
+                for (i64 k = 0; k < rank; k++)
+                    for (int p = 0; p < 4 * PARTS; p++) sums[p] += GIVEN(right + k * n + j + p * WIDTH) * left[k * m + i];
+                for (int p = 0; p < 4 * PARTS; p++) VEC(out + i * n + j + p * WIDTH) = sums[p];
+                continue;
+            }
+            float sums[64] = {0};
+            for (i64 k = 0; k < rank; k++)
+                for (i64 p = 0; p < wide; p++) sums[p] += right[k * n + j + p] * left[k * m + i];
+            memcpy(out + i * n + j, sums, (size_t)wide * 4);
+        }
+    }
+}
+
 /* -- chain --------------------------------------------------------------------------------------------------- */
 
 /* Examples are taken five at a time, beside as many rows of the weights as there are registers for. Rows of examples are

@@ -597,6 +597,21 @@ int tw_fastfood_transpose(const float *x, i64 size, float *work, i64 n, float *s
     return tw_hadamard(sums, m, threads);
 }
 
+/* -- outer.py ------------------------------------------------------------------------------------------------ */
+
+typedef struct { const float *left, *right; i64 rank, m, n; float *out; } Outer;
+
+static void outer_sum(void *job, int part, int parts) {
+    Outer *o = job;
+    RANGE(o->m, 1);
+    CALL(outer_sum, o->left, o->right, o->rank, o->m, o->n, start, stop, o->out);
+}
+
+void tw_outer_sum(const float *left, const float *right, i64 rank, i64 m, i64 n, float *out, int threads) {
+    Outer o = {left, right, rank, m, n, out};
+    in_parts(outer_sum, &o, (int)least(most(1, m), parts_of(rank * m * n, threads)));
+}
+
 /* -- gaps.py: one thread, a few nanoseconds a position ------------------------------------------------------- */
 
 /* The bits that quotients take with each parameter below `count`, without those of the rests.
@@ -732,6 +747,170 @@ i64 tw_rans_decode(const uint16_t *words, i64 length, i64 n, i64 lanes, const u3
             states[l] = x;
         }
     return at;
+}
+
+/* -- adaptive.py --------------------------------------------------------------------------------------------- */
+
+#define EACH 128                /* models of a context: */
+#define PREFIX 16               /* from here how long a number is, */
+#define TOP 80                  /* from here its two bits after the first */
+#define LONGEST 30              /* bits after the first */
+#define SHARE 15                /* a probability's bits */
+#define SLOWEST 160             /* events after which a model adapts no slower */
+#define RAREST 16               /* of 2^16, a probability is never less */
+#define RENEW (1u << 24)
+
+/* The chance of a zero bit in 16 bits, and how many bits it was learnt from. */
+typedef struct { uint16_t p; uint16_t seen; } Model;
+
+/* A writer's `low` or a reader's `code`; the next byte's place; whether a writer has found no room. */
+typedef struct { i64 low, range, at, full; } Coder;
+
+/* After how many answers by what share of 2^16 a model moves. The compiler divides. */
+#define RATE(n) 131072 / (2 * (n) + 3)
+#define RATES(n) RATE(n), RATE(n + 1), RATE(n + 2), RATE(n + 3), RATE(n + 4), RATE(n + 5), RATE(n + 6), RATE(n + 7)
+#define MANY_RATES(n) RATES(n), RATES(n + 8), RATES(n + 16), RATES(n + 24), RATES(n + 32)
+static const int32_t rates[SLOWEST + 1] = {MANY_RATES(0), MANY_RATES(40), MANY_RATES(80), MANY_RATES(120), RATE(160)};
+
+static inline void learn(Model *m, int bit) {
+    i64 step = ((bit ? RAREST : 65536 - RAREST) - (i64)m->p) * rates[m->seen];
+    m->p = (uint16_t)(m->p + (step >> 16));
+    m->seen += m->seen < SLOWEST;
+}
+
+/* A writer adds, from the last byte on, what no longer fits into `low`. */
+static inline void carried(Coder *c, u8 *out) {
+    if (c->low >> 32 == 0) return;
+    i64 i = c->at - 1;
+    while (out[i] == 255) out[i--] = 0;
+    out[i]++;
+    c->low &= 0xFFFFFFFF;
+}
+
+static inline void narrowed(Coder *c, u8 *out, i64 room) {
+    carried(c, out);
+    while (c->range < RENEW) {
+        /* What is put from here to the end of its number goes nowhere: from 0 on there is nothing to carry. */
+        if (c->at >= room) { c->full = 1; c->low = 0; c->range = 0xFFFFFFFF; return; }
+        out[c->at++] = (u8)(c->low >> 24);
+        c->low = c->low << 8 & 0xFFFFFFFF;
+        c->range <<= 8;
+    }
+}
+
+static inline void put(Coder *c, Model *m, int bit, u8 *out, i64 room) {
+    i64 bound = (c->range >> SHARE) * (m->p >> 1);
+    if (bit) c->low += bound, c->range -= bound;
+    else c->range = bound;
+    learn(m, bit);
+    narrowed(c, out, room);
+}
+
+static inline void put_plain(Coder *c, int bit, u8 *out, i64 room) {
+    c->range >>= 1;
+    if (bit) c->low += c->range;
+    narrowed(c, out, room);
+}
+
+static inline void renewed(Coder *c, const u8 *data, i64 length) {
+    while (c->range < RENEW) {
+        c->low = (c->low << 8 & 0xFFFFFFFF) | (c->at < length ? data[c->at] : 0);
+        c->at++;
+        c->range <<= 8;
+    }
+}
+
+static inline int get(Coder *c, Model *m, const u8 *data, i64 length) {
+    i64 bound = (c->range >> SHARE) * (m->p >> 1);
+    int bit = c->low >= bound;
+    if (bit) c->low -= bound, c->range -= bound;
+    else c->range = bound;
+    learn(m, bit);
+    renewed(c, data, length);
+    return bit;
+}
+
+static inline int get_plain(Coder *c, const u8 *data, i64 length) {
+    c->range >>= 1;
+    int bit = c->low >= c->range;
+    if (bit) c->low -= c->range;
+    renewed(c, data, length);
+    return bit;
+}
+
+static inline int size_of(const int32_t *v, i64 i, i64 back) {
+    if (back == 0 || i < back) return 0;
+    int32_t x = v[i - back];
+    return x == 0 ? 0 : x == 1 || x == -1 ? 1 : 2;
+}
+
+/* The models of entry i, given those before it: of the entry before and of the one a row before. */
+#define MODELS_OF(i)                                                                                              \
+    int left = size_of(values, i, 1), above = size_of(values, i, row);                                            \
+    Model *own = models + (i64)contexts[i] * EACH, *zero = own + 3 * left + above;                                \
+    Model *prefix = own + PREFIX + 32 * (left + above > 1), *top = own + TOP;
+
+/* Numbers of a magnitude below 2^31. */
+void tw_adaptive_put(const int32_t *values, const u8 *contexts, i64 n, i64 row, int negative, Model *models, Coder *coder, u8 *out, i64 room) {
+    Coder c = *coder;
+    for (i64 i = 0; i < n && !c.full; i++) {
+        MODELS_OF(i)
+        int32_t value = values[i];
+        put(&c, zero, value != 0, out, room);
+        if (value == 0) continue;
+        if (negative) put_plain(&c, value < 0, out, room);
+        u32 size = value < 0 ? 0u - (u32)value : (u32)value;
+        int more = 31 - __builtin_clz(size);
+        for (int k = 0; k < LONGEST; k++) {
+            put(&c, prefix + k, k < more, out, room);
+            if (k == more) break;
+        }
+        Model *first = top + 3 * (least(more, 16) - 1);
+        for (int k = more - 1, node = 0; k >= 0; k--) {
+            int bit = size >> k & 1;
+            if (more - k > 2) put_plain(&c, bit, out, room);
+            else put(&c, first + node, bit, out, room);
+            node = 1 + bit;
+        }
+    }
+    *coder = c;
+}
+
+/* The fewest bytes that tell the range, without zeros at the end; how many bytes there are. -1: no room. */
+i64 tw_adaptive_end(i64 low, i64 range, i64 at, u8 *out, i64 room) {
+    Coder c = {low, range, at, 0};
+    for (int bytes = 0; bytes <= 4; bytes++) {
+        i64 rest = ((i64)1 << (32 - 8 * bytes)) - 1, value = (c.low + rest) & ~rest;
+        if (value > c.low + c.range - 1) continue;
+        if (c.at + bytes > room) return -1;
+        c.low = value;
+        carried(&c, out);
+        for (int k = 0; k < bytes; k++, c.low = c.low << 8 & 0xFFFFFFFF) out[c.at++] = (u8)(c.low >> 24);
+        break;
+    }
+    while (c.at && out[c.at - 1] == 0) c.at--;
+    return c.at;
+}
+
+/* What was put; beyond the end zeros are read, and no number is longer than 31 bits. */
+void tw_adaptive_get(int32_t *values, const u8 *contexts, i64 n, i64 row, int negative, Model *models, Coder *coder, const u8 *data, i64 length) {
+    Coder c = *coder;
+    for (i64 i = 0; i < n; i++) {
+        MODELS_OF(i)
+        values[i] = 0;
+        if (!get(&c, zero, data, length)) continue;
+        int minus = negative ? get_plain(&c, data, length) : 0, more = 0;
+        while (more < LONGEST && get(&c, prefix + more, data, length)) more++;
+        Model *first = top + 3 * (least(more, 16) - 1);
+        u32 size = 1;
+        for (int k = more - 1, node = 0; k >= 0; k--) {
+            int bit = more - k > 2 ? get_plain(&c, data, length) : get(&c, first + node, data, length);
+            size = size << 1 | (u32)bit;
+            node = 1 + bit;
+        }
+        values[i] = minus ? -(int32_t)size : (int32_t)size;
+    }
+    *coder = c;
 }
 
 /* -- train/compiled.py -------------------------------------------------------------------------------------------- */

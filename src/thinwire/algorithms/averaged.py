@@ -1,0 +1,78 @@
+"""A served model beside the trained one: the average of the models of late.
+
+Averages of the last iterates of stochastic gradient descent: Polyak, Juditsky, SIAM Journal on Control and
+Optimization, 1992; with weights that fall by a factor a step, as used in deep learning since Szegedy et al., CVPR 2016,
+arXiv:1512.00567, section 8.
+
+Differences from the papers: the average is taken once a round, of the server's model. The first rounds weigh as if
+there had been no others, so the model that training began with has no part in it. Norm statistics are not averaged:
+those of the trained model go with the average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import require
+from ..key import Key
+from ..params import Params
+from ..wire import State
+from .base import Around, Message, Start
+
+
+class Server(NamedTuple):
+    """What the server keeps."""
+
+    inner: State
+    average: Params
+    rounds: int  # that are in it
+
+
+@dataclass(frozen=True)
+class Averaged(Around):
+    """Around any method: the server also keeps the average of its models, that of a round ago with weight ``decay``.
+
+    x̄ <- x̄ + (x - x̄) (1 - decay) / (1 - decay^t) after round t. Training, messages and bytes are those of ``inner``. The
+    average is evaluated on the test set beside the trained model (``served_accuracy``, ``served_loss`` and so on in a
+    round's record) and saved beside it (``served.safetensors``, ``result.served``). Of a method whose clients have
+    models of their own it is the average of the model that all share. The server keeps one vector more.
+
+    Raises ``ValueError`` for a decay outside 0 to 1.
+    """
+
+    paper = "Polyak, Juditsky, SIAM J. Control Optim., 1992"
+
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        require(0 <= self.decay < 1, f"Averaged(decay={self.decay}): decay must be at least 0 and below 1")
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return self.init_with(x, None, num_clients, key)
+
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+        start = self.inner.init_with(x, buffers, num_clients, key)
+        return start._replace(server=Server(start.server, self.inner.model(start.server), 0))
+
+    def broadcast(self, server: State, view: State) -> Message:
+        return self.inner.broadcast(server.inner, view)
+
+    def alone(self, server: State, client: int) -> Message:
+        return self.inner.alone(server.inner, client)
+
+    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
+        inner, rounds = self.inner.server(server.inner, view, mean, key), server.rounds + 1
+        x = self.inner.model(inner)
+        share = (1 - self.decay) / (1 - self.decay**rounds)
+        return Server(inner, x if rounds == 1 else server.average + (x - server.average) * share, rounds)
+
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
+        return self.inner.model(server.inner, client, own)
+
+    def statistics(self, server: State, client: int | None = None) -> Params | None:
+        return self.inner.statistics(server.inner, client)
+
+    def served(self, server: State) -> Params | None:
+        average: Params = server.average
+        return average

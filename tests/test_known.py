@@ -1,0 +1,138 @@
+"""A starting model that is known from the seed is sent to nobody, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.analysis.predict import predict
+from thinwire.deploy.client import Node
+from thinwire.deploy.server import Deployment
+from thinwire.errors import OutOfSync, RunError, WireError
+from thinwire.problem import Problem
+from thinwire.run.envelope import read_call
+from thinwire.run.folder import Folder
+from thinwire.wire import Several
+
+Start = Literal["sent", "known"]
+LOCAL = "LocalSGD(0.1, batch=None, steps=2)"
+METHODS = [
+    f"FedAvg({LOCAL})",
+    f"FedAvg({LOCAL}, down=EF21(TopK(0.2)))",
+    f"SCAFFOLD({LOCAL})",
+    f"Intrinsic(5, subspaces=2, varying=True, epoch=2, local={LOCAL})",
+    f"FetchSGD(60, 5, known=True, local={LOCAL})",
+    f"FLSS(FedAvg({LOCAL}), rank=1, start=1)",
+    f"LUAR(FedAvg({LOCAL}), recycle=1, layers='tensors')",
+    f"SoftPull(FedAvg({LOCAL}), personal=EF21(TopK(0.2)))",
+    f"SoftPull(FedAvg({LOCAL}))",
+    f"FedSM(local={LOCAL}, selector='mlp')",
+]
+G = torch.Generator().manual_seed(0)
+TASKS = [(torch.randn(12, 40, generator=G), torch.randint(0, 3, (12,), generator=G)) for _ in range(3)]
+AWAY = [[0], [0, 1], [0], [0, 1, 2]]  # the second joins in round 2, the third in round 4
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(40, 3), nn.BatchNorm1d(3))  # 123 parameters and 6 more, 516 bytes; statistics of 24
+
+
+def simulated(text: str, start: Start) -> tw.Result:
+    return tw.simulate(tw.parse(text), model, TASKS, 4, start=start, cohort=AWAY, workers=1, plan="each")
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_the_model_is_the_same_and_nobody_is_sent_the_start(text: str) -> None:
+    sent, known = simulated(text, "sent"), simulated(text, "known")
+    assert known.params.flat.equal(sent.params.flat)
+    assert [r["train_loss"] for r in known.rounds] == [r["train_loss"] for r in sent.rounds]
+    assert known.rounds[0]["down_payload"] == 0
+    assert known.rounds[0]["down_floats"] == 0
+    assert sent.rounds[0]["down_payload"] > (500 if "known" not in text else 0)
+    assert all(a["down_payload"] <= b["down_payload"] for a, b in zip(known.rounds, sent.rounds, strict=True))
+    if "EF21" in text:  # the second client is sent differences, a fifth of the entries, and not the model
+        assert known.rounds[1]["down_payload"] < sent.rounds[1]["down_payload"] - 300
+
+
+def deployed(text: str, start: Start, folder: Path) -> Deployment:
+    server = Deployment(tw.parse(text), model, 3, seed=0, start=start, test=TASKS[0], states=folder / "s/states")
+    server.open(Folder(folder / "s"), resume=True)
+    return server
+
+
+def node(text: str, client: int, folder: Path, module: nn.Module | None = None) -> Node:
+    return Node(tw.parse(text), module or model, TASKS[client], folder / str(client))
+
+
+@pytest.mark.parametrize("start", ["sent", "known"])
+@pytest.mark.parametrize("text", METHODS)
+def test_clients_elsewhere_make_the_start_themselves(text: str, start: Start, tmp_path: Path) -> None:
+    expected = simulated(text, start)
+    for number, cohort in enumerate(AWAY, 1):  # the server is started anew in each round
+        server = deployed(text, start, tmp_path)
+        for client, call in server.begin(cohort).items():
+            assert server.accept(client, node(text, client, tmp_path).answer(call))
+        record = server.end()
+        assert (record["up_bytes"], record["down_bytes"], record["down_payload"]) == tuple(
+            expected.rounds[number - 1][name] for name in ("up_bytes", "down_bytes", "down_payload")
+        )
+        assert server.folder is not None
+        server.folder.append(record, server.ledger.lines(number))
+        server.save(server.folder)
+    assert server.algorithm.model(server.server).flat.equal(expected.params.flat)
+
+
+@pytest.mark.parametrize("text", [METHODS[1], METHODS[7]])
+def test_a_client_that_lost_what_it_held_begins_anew_with_the_model_of_a_start_that_is_sent(
+    text: str, tmp_path: Path
+) -> None:
+    models = []
+    for start in ("sent", "known"):
+        server = deployed(text, start, tmp_path / start)  # type: ignore[arg-type]
+        for number in range(3):
+            for client, call in server.begin(range(3)).items():
+                disk = f"{start}{number}" if client == 1 else start  # client 1 has a new one each time
+                found = node(text, client, tmp_path / disk)
+                try:
+                    assert server.accept(client, found.answer(call))
+                except OutOfSync:
+                    call = server.reopen(client)
+                    assert read_call(call).base == 0
+                    assert server.accept(client, found.answer(call))
+            server.end()
+        models.append(server.algorithm.model(server.server).flat)
+    assert models[0].equal(models[1])
+
+
+def test_a_client_that_begins_elsewhere_refuses(tmp_path: Path) -> None:
+    call = deployed(METHODS[0], "known", tmp_path).begin([0])[0]
+    with pytest.raises(RunError, match="another method or another model"):
+        node(METHODS[0], 0, tmp_path, nn.Linear(40, 3)).answer(call)
+
+
+def test_a_call_that_leaves_out_what_a_client_needs_is_refused(tmp_path: Path) -> None:
+    for text, start in ((METHODS[0], "sent"), (METHODS[8], "sent"), (METHODS[8], "known")):
+        call = read_call(deployed(text, start, tmp_path / text[:3] / start).begin([0])[0])  # type: ignore[arg-type]
+        bare = call._replace(pieces=Several([], call.pieces.like))
+        with pytest.raises(WireError, match="what a client misses expected"):
+            node(text, 0, tmp_path).answer(bare.write())
+        with pytest.raises(WireError, match="what a client misses expected"):
+            read_call(bare._replace(snapshot=True).write())
+
+
+def test_a_run_goes_on_with_the_start_that_it_began_with(tmp_path: Path) -> None:
+    deployed(METHODS[0], "known", tmp_path)
+    with pytest.raises(RunError, match="start"):
+        deployed(METHODS[0], "sent", tmp_path)
+
+
+def test_a_prediction_leaves_the_start_out() -> None:
+    problem = Problem(model, [tw.Supervised(*task) for task in TASKS], None)
+    sent, known = (predict(tw.parse(METHODS[0]), problem, 2, None, start=start) for start in ("sent", "known"))
+    # three clients are sent 516 bytes of parameters, 24 of statistics and their structure once each
+    assert 3 * 540 < sent.bytes_down[0] - known.bytes_down[0] < 3 * 600

@@ -1,0 +1,158 @@
+"""Transform coding: what fits the bytes, what is seen of it, and that it is the same bits everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Size
+
+import thinwire as tw
+from problems import key
+from thinwire.errors import WireError
+from thinwire.kernels import native
+from thinwire.links import LowRank, TopK, TransformCoding
+from thinwire.links.transform import most_terms
+from thinwire.params import Layout, Params
+from thinwire.wire import dumps, loads
+
+SHAPES = {"conv": (16, 8, 3, 3), "bias": (16,), "fc": (90, 200), "embedding": (70, 12), "lora": (4, 200), "norm": (90,)}
+LAYERS = Layout(tuple(SHAPES), tuple(map(Size, SHAPES.values())))  # 20,898 entries
+
+
+def update(noise: float = 0.02, seed: int = 3) -> Params:
+    """Layers of nearly low rank, as updates are: of ``fc`` terms that halve, of the embedding a few rows."""
+    g = torch.Generator().manual_seed(seed)
+    x = Params(LAYERS, noise * torch.randn(LAYERS.size, generator=g))
+    for k in range(5):
+        x["fc"].add_(0.5**k * torch.outer(torch.randn(90, generator=g), torch.randn(200, generator=g)))
+    x["conv"].view(16, 72).add_(torch.outer(torch.randn(16, generator=g), torch.randn(72, generator=g)))
+    x["embedding"][5:9].add_(torch.randn(4, 12, generator=g))
+    return x
+
+
+X = update()
+
+
+def lost(link: tw.Link, x: Params = X) -> tuple[int, float]:
+    """Bytes, and the share of the squared length that is not seen."""
+    packet, seen, _ = link.send(x, link.open(x)[0], key(0))
+    got, _ = link.recv(loads(dumps(packet)), x.layout, None, key(0))
+    assert got.flat.equal(seen.flat)
+    return len(dumps(packet)), ((x - seen).norm() / x.norm()) ** 2
+
+
+def test_more_bytes_leave_less_error_and_are_never_exceeded() -> None:
+    found = [lost(TransformCoding(most)) for most in (30, 100, 400, 1_000, 4_000, 20_000)]
+    for (size, _), most in zip(found, (30, 100, 400, 1_000, 4_000, 20_000), strict=True):
+        assert 0.9 * most < size <= most or most == 30
+    errors = [error for _, error in found]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] < 1
+    assert errors[3] < 0.1
+    assert errors[5] < 1e-3
+
+
+def test_an_update_of_nearly_low_rank_is_seen_better_than_other_links_do_with_more_bytes() -> None:
+    (few, own), (low, rank), (top, sparse) = lost(TransformCoding(1_500)), lost(LowRank(2)), lost(TopK(0.1))
+    assert few < low / 2
+    assert few < top / 2
+    assert own < rank
+    assert own < sparse
+
+
+def test_bytes_that_hold_the_numbers_themselves_carry_them_as_they_are() -> None:
+    assert lost(TransformCoding(4 * 20_898 + 8)) == (83_600, 0.0)
+    size, error = lost(TransformCoding(4 * 20_898 + 7))
+    assert size <= 83_599
+    assert 0 < error < 1e-7
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
+def test_a_share_of_the_squared_length_is_seen_at_least(share: float) -> None:
+    size, error = lost(TransformCoding(share=share))
+    assert (1 - share) / 2 < error <= (1 - share) * (1 + 1e-6)
+    assert size < {0.3: 100, 0.9: 400, 0.999: 13_000}[share]
+
+
+def test_a_rate_is_so_many_bits_an_entry_and_64_bytes() -> None:
+    size, _ = lost(TransformCoding(rate=0.5))
+    assert 1_300 < size <= 1_307 + 64  # 20,898 entries, half a bit each
+
+
+def test_it_costs_nothing_to_send_zeros_and_little_to_send_a_single_entry() -> None:
+    packet, seen, _ = TransformCoding(100).send(LAYERS.zeros(), None, key(0))
+    assert len(dumps(packet)) == 4
+    assert not seen.flat.any()
+    one = LAYERS.zeros()
+    one["fc"][3, 7] = -2.5
+    size, error = lost(TransformCoding(26), one)
+    assert size <= 26
+    assert error < 0.02
+
+
+def test_too_few_bytes_for_a_single_entry_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"TransformCoding\(10\): a single entry of .* takes more; raise bytes"):
+        TransformCoding(10).send(X, None, key(0))
+
+
+def test_a_message_does_not_depend_on_the_scale_of_an_update() -> None:
+    packet, _, _ = TransformCoding(1_000).send(X, None, key(0))
+    larger, _, _ = TransformCoding(1_000).send(X * 2.0**40, None, key(0))
+    assert packet[4:].equal(larger[4:])
+
+
+PACKET = TransformCoding(3_000).send(X, None, key(0))[0]
+
+
+def test_what_is_seen_is_the_same_bits_at_every_level_and_with_any_number_of_threads() -> None:
+    before, expected = native._level(), TransformCoding(3_000).recv(PACKET, LAYERS, None, key(0))[0]
+    try:
+        for level in ("reference", *native.LEVELS):
+            native.use(level)
+            for threads in (1, 2, 4):
+                torch.set_num_threads(threads)
+                got, _ = TransformCoding(3_000).recv(PACKET, LAYERS, None, key(0))
+                assert got.flat.equal(expected.flat), (level, threads)
+    finally:
+        torch.set_num_threads(1)
+        native.use(before)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_what_is_seen_is_the_same_bits_whatever_torch_computes_with(capability: str) -> None:
+    expected = TransformCoding(3_000).recv(PACKET, LAYERS, None, key(0))[0].flat.numpy().tobytes()
+    program = f"""
+import hashlib
+from torch import Size
+import thinwire as tw
+layout = tw.Layout({tuple(SHAPES)!r}, tuple(map(Size, {tuple(SHAPES.values())!r})))
+packet = tw.loads(bytes.fromhex({dumps(PACKET).hex()!r}))
+seen = tw.parse("TransformCoding(3000)").recv(packet, layout, None, tw.Key(0))[0]
+print(hashlib.sha256(seen.flat.numpy().tobytes()).hexdigest())
+"""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "THINWIRE_KERNELS": "reference"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == hashlib.sha256(expected).hexdigest()
+
+
+def test_error_feedback_goes_around_it_and_brings_everything_across_in_the_end() -> None:
+    link = tw.ErrorFeedback(TransformCoding(300))
+    tx, total = link.open(X)[0], X.zeros()
+    for t in range(12):
+        _, seen, tx = link.send(X if t == 0 else X.zeros(), tx, key(t))
+        total = total + seen
+    assert ((X - total).norm() / X.norm()) ** 2 < lost(TransformCoding(300))[1] / 3
+
+
+def test_more_terms_than_any_sender_sends_are_refused() -> None:
+    assert [most_terms(shape) for shape in LAYERS.shapes] == [6, 0, 31, 5, 1, 0]
+    with pytest.raises(WireError):
+        TransformCoding(3_000).recv(PACKET, LAYERS.only(["conv"]), None, key(0))
+    with pytest.raises(WireError, match="at most 100 bytes"):
+        TransformCoding(100).recv(PACKET, LAYERS, None, key(0))
