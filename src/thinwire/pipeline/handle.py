@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..config import complete
+from ..ddp.methods import Feedback, Hook
 from ..errors import WireError, require
 from .stage import Batch, Settings, Stage
 
@@ -21,7 +22,9 @@ class Bytes:
     """Bytes that one part sent and received, what frames messages included.
 
     ``forward`` are activations, ``backward`` error gradients, ``look`` activations of batches that were looked at and
-    not trained with. ``setup`` is what ranks compared before the first batch; the simulator has none of it.
+    not trained with. ``averaged`` is what the part gave to collectives with its replicas, of which there are R: of an
+    all-reduce of n bytes 2 (R - 1) / R * n cross each one's link, of an all-gather (R - 1) n. ``setup`` is what ranks
+    compared before the first batch; the simulator has none of it.
     """
 
     batches: int = 0
@@ -31,16 +34,17 @@ class Bytes:
     backward_received: int = 0
     look_sent: int = 0
     look_received: int = 0
+    averaged: int = 0
     setup: int = 0
 
     @property
     def sent(self) -> int:
-        """All that was sent to train."""
+        """All that was sent to other parts to train."""
         return self.forward_sent + self.backward_sent
 
     @property
     def received(self) -> int:
-        """All that was received to train."""
+        """All that was received from other parts to train."""
         return self.forward_received + self.backward_received
 
     def add(self, way: str, direction: str, count: int) -> None:
@@ -56,12 +60,13 @@ class Bytes:
 class Training(ABC):
     """Steps, evaluation, checkpoints and bytes of a pipelined training.
 
-    ``stages`` has the parts that lie in this process, by number, and ``ledger`` their bytes.
+    ``stages`` has the parts that lie in this process, and ``ledger`` their bytes, both by rank: part k of replica r is
+    rank r K + k.
     """
 
     def __init__(self, stages: Mapping[int, Stage], settings: Settings) -> None:
         self.stages, self.settings = dict(stages), settings
-        self.ledger = {part: Bytes() for part in self.stages}
+        self.ledger = {rank: Bytes() for rank in self.stages}
         self.looks = 0
         self.shape: tuple[Any, ...] | None = None
 
@@ -73,7 +78,7 @@ class Training(ABC):
     @property
     def held(self) -> dict[int, int]:
         """The most micro-batches that each part here kept at once between their forward and their backward pass."""
-        return {part: stage.most for part, stage in self.stages.items()}
+        return {rank: stage.most for rank, stage in self.stages.items()}
 
     def step(self, x: Tensor | None, y: Tensor | None = None, examples: Tensor | Sequence[int] | None = None) -> Any:
         """Train with one batch more. The first part needs the inputs ``x``, the last one the targets ``y``.
@@ -85,7 +90,11 @@ class Training(ABC):
         and :class:`~thinwire.errors.RankLost` where another rank is lost or has failed.
         """
         numbers = None if examples is None else [int(number) for number in examples]
-        return self.run("step", lambda stage: stage.tick(Batch(x, y, numbers)), lambda: self._same_shape(x))
+
+        def begin(stage: Stage) -> Any:
+            return stage.tick(Batch(*(self.share(whole, stage.replica) for whole in (x, y, numbers))))
+
+        return self.run("step", begin, lambda: self._same_shape(x))
 
     def drain(self) -> Any:
         """Finish what is on its way, so that every batch is used once. Returns the mean loss of what went back.
@@ -100,7 +109,19 @@ class Training(ABC):
         Activations go from part to part as they are, whatever link training has. What is on its way stays there.
         """
         self.looks += 1
-        return self.run("predict", lambda stage: stage.look(x, self.looks))
+        return self.run("predict", lambda stage: stage.look(self.share(x, stage.replica), self.looks))
+
+    def share(self, whole: Any, replica: int) -> Any:
+        """What a replica is given of a batch: in a process of its own all that its script gives."""
+        return whole
+
+    @abstractmethod
+    def whole_state_dict(self) -> dict[str, Tensor]:
+        """The model's ``state_dict()``, copied, under its names before it was cut.
+
+        Parameters are as they are now: call :meth:`drain` first where every batch is to count. Of replicas they are the
+        model that the method is judged by, and buffers those of the first replica. Between processes all ranks call it.
+        """
 
     @abstractmethod
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
@@ -126,31 +147,44 @@ class Training(ABC):
             "schedule": complete(self.settings.schedule),
             "parts": self.settings.parts,
             "seed": self.settings.seed,
+            "replicas": self.settings.replicas,
+            "average": complete(self.settings.average) if self.settings.replicas > 1 else None,
         }
 
-    def state_of(self, part: int, pending: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def state_of(self, rank: int, pending: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The state of one part here."""
         return {
             **self.about(),
-            "ledger": dict(vars(self.ledger[part])),
+            "ledger": dict(vars(self.ledger[rank])),
             "shape": None if self.shape is None else [list(self.shape[0]), str(self.shape[1])],
-            **self.stages[part].state(pending),
+            **self.stages[rank].state(pending),
         }
 
-    def load_part(self, part: int, state: dict[str, Any]) -> list[Any]:
+    def load_part(self, rank: int, state: dict[str, Any]) -> list[Any]:
         """Go on from the state of a part; returns the messages that wait for it."""
         known = isinstance(state, dict) and state.get("format") == FORMAT
         require(known, "this is no state of thinwire.pipeline, or of another version: give what state_dict() returned")
         for name, mine in self.about().items():
             require(state[name] == mine, f"this state is of another {name}: {state[name]}, not {mine}")
-        require(state["part"] == part, f"this state is of part {state['part']}, and this is part {part}")
+        stage = self.stages[rank]
+        for name, own in (("part", stage.part), ("replica", stage.replica)):
+            require(state[name] == own, f"this state is of {name} {state[name]}, and this is {name} {own}")
         try:
-            pending = self.stages[part].load(state)
+            pending = stage.load(state)
         except WireError as error:
             raise ValueError(str(error)) from error
-        self.ledger[part] = Bytes(**state["ledger"])
+        self.ledger[rank] = Bytes(**state["ledger"])
         self.shape = None
         return pending
+
+
+def settle(settings: Settings) -> Settings:
+    """Settings as they are. Raises ``ValueError`` for replicas that cannot be."""
+    replicas, average = settings.replicas, settings.average
+    require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
+    fits = isinstance(average, Feedback | Hook)
+    require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
+    return settings
 
 
 def modules(stages: Any) -> list[nn.Module]:
