@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -51,22 +52,22 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
     ahead, back, inputs, graphs, weights = [], [], [], [], []
     with one_thread(), torch.random.fork_rng(devices=[]):
         for part, stage in enumerate(copy.deepcopy(list(stages)), 1):
-            targets, last = y.to(_device(stage)), part == len(stages)
+            last = part == len(stages)
+            finish = partial(_lost, loss, y.to(_device(stage))) if last else _same
             x = x.to(_device(stage)).detach()
             if part > 1:
                 x.requires_grad_()
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
                 began = _now(x.device)
-                out = stage(x.clone())  # which may be written over
-                out = loss(out, targets) if last else out
+                out = finish(stage(x.clone()))  # a copy, which may be written over
                 between = _now(x.device)
                 torch.autograd.backward(out.sum() if last else out, None if last else torch.ones_like(out))
                 times.append((between - began, _now(x.device) - between))
             ahead.append(min(first for first, _ in times))
             back.append(min(second for _, second in times))
             inputs.append(x.numel() * x.element_size())
-            graphs.append(_kept(stage, x, lambda out, y=targets, last=last: loss(out, y) if last else out))
+            graphs.append(_kept(stage, x, finish))
             weights.append(sum(p.numel() * p.element_size() for p in stage.parameters() if p.requires_grad))
             x = out.detach()
     return Profile(len(y), tuple(ahead), tuple(back), tuple(inputs), tuple(graphs), tuple(weights))
@@ -76,7 +77,15 @@ def _device(stage: nn.Module) -> torch.device:
     return next(stage.parameters()).device
 
 
-def _kept(stage: nn.Module, x: Tensor, finish: Loss) -> int:  # type: ignore[type-arg]
+def _same(out: Tensor) -> Tensor:
+    return out
+
+
+def _lost(loss: Loss, targets: Tensor, out: Tensor) -> Tensor:
+    return loss(out, targets)
+
+
+def _kept(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> int:
     """Bytes that a graph keeps, each memory counted once."""
     own = {t.untyped_storage().data_ptr() for t in (x, *stage.parameters(), *stage.buffers())}
     found: dict[int, int] = {}
@@ -93,9 +102,7 @@ def _kept(stage: nn.Module, x: Tensor, finish: Loss) -> int:  # type: ignore[typ
     return sum(found.values())
 
 
-def messages(
-    stages: Sequence[nn.Module], schedule: Schedule, x: Tensor, y: Tensor, loss: Loss = mean_loss
-) -> Bytes:
+def messages(stages: Sequence[nn.Module], schedule: Schedule, x: Tensor, y: Tensor, loss: Loss = mean_loss) -> Bytes:
     """The bytes of a batch's messages under a schedule's links, from messages that are encoded: a batch is trained.
 
     The modules are left as they are. ``AQSGD`` sends whole examples in a first epoch, and it is of that.
@@ -175,10 +182,8 @@ def memory(schedule: Schedule, profile: Profile) -> tuple[int, ...]:
     parts, pieces, found = len(profile.inputs), schedule.pieces, []
     for part, delay in enumerate(schedule.delays(parts)):
         held, inputs, graph = delay + 1, profile.inputs[part], profile.graphs[part]
-        if schedule.keeps == "input" and delay:
-            size = held * inputs + graph  # one graph at a time, while it is replayed
-        else:
-            size = held * (inputs + graph) // pieces
+        replayed = schedule.keeps == "input" and delay > 0  # one graph at a time
+        size = held * inputs + graph if replayed else held * (inputs + graph) // pieces
         if schedule.lookback:
             size += 2 * profile.weights[part]
         elif schedule.keeps == "weights" and delay:

@@ -50,7 +50,9 @@ def split(
         f"split(parts={parts}): the chain has {sum(trained)} modules with parameters to train, and a part without any "
         "would have nothing to do: take fewer parts, or cut the modules up",
     )
-    cuts = _balanced_cuts(chain, trained, parts, sample, costs) if at is None else _given_cuts(chain, trained, parts, at)
+    cuts = (
+        _balanced_cuts(chain, trained, parts, sample, costs) if at is None else _given_cuts(chain, trained, parts, at)
+    )
     made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
     _apart(made)
     return made
@@ -79,12 +81,12 @@ def _balanced_cuts(
 def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at: Sequence[int]) -> list[int]:
     require(len(at) == parts - 1, f"split(at={list(at)}): {parts} parts begin at {parts - 1} places after the first")
     ends = [0, *at, len(chain)]
-    for part, (begin, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for part, (begin, end) in enumerate(itertools.pairwise(ends)):
         fits = 0 <= begin < end <= len(chain) and any(trained[begin:end])
         require(
             fits,
-            f"split(at={list(at)}): part {part} would be the modules {begin} to {end - 1} of {len(chain)}, and each part "
-            "needs some, with parameters to train among them",
+            f"split(at={list(at)}): part {part} would be the modules {begin} to {end - 1} of {len(chain)}, and each "
+            "part needs some, with parameters to train among them",
         )
     return list(at)
 
@@ -128,7 +130,9 @@ def _chain(model: Any) -> list[Named]:
         require(strange is None, f"split: {type(strange).__name__} in the list is no module; wrap it in one")
         # What chain() returns has its name in the model, and a number where it is not the model's own.
         own = {id(m): n.split(".") for n, m in model.named_modules() if n} if isinstance(model, nn.Module) else {}
-        named = [(tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)]
+        named = [
+            (tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)
+        ]
         return [found for name, module in named for found in _opened(name, module)]
     if type(model) is not nn.Sequential:
         raise ValueError(
