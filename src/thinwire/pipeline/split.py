@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def split(
     parts: int,
     sample: Any = None,
     costs: Sequence[float] | None = None,
+    at: Sequence[int] | None = None,
 ) -> list[nn.Sequential]:
     """Cut a model into ``parts`` chains of modules, the costliest of which costs as little as can be.
 
@@ -33,11 +35,12 @@ def split(
     ``chain()`` that returns such a list. ``sample`` is a batch: inputs, or a tuple that begins with them. It goes
     forward and back through each module, and the seconds that takes are the module's cost. Under
     ``torch.distributed`` all ranks use what rank 0 measured. ``costs`` are given costs in place of measured ones, one
-    a module of the chain, in any unit: so the result is the same everywhere. The modules themselves are in the parts,
-    not copies, and a part's ``state_dict()`` has the names of the model's.
+    a module of the chain, in any unit: so the result is the same everywhere. ``at`` are the places themselves: the
+    number, in the chain, of the module that each part but the first begins with. The modules themselves are in the
+    parts, not copies, and a part's ``state_dict()`` has the names of the model's.
 
     Raises ``ValueError`` for a model that is no chain, for fewer modules with parameters than parts, for a parameter
-    that lies in two parts, and for a sample that does not go through.
+    that lies in two parts, for places that leave a part without parameters, and for a sample that does not go through.
     """
     require(parts >= 1, f"split(parts={parts}): at least 1")
     chain = _chain(model)
@@ -47,6 +50,23 @@ def split(
         f"split(parts={parts}): the chain has {sum(trained)} modules with parameters to train, and a part without any "
         "would have nothing to do: take fewer parts, or cut the modules up",
     )
+    cuts = (
+        _balanced_cuts(chain, trained, parts, sample, costs) if at is None else _given_cuts(chain, trained, parts, at)
+    )
+    made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
+    _apart(made)
+    return made
+
+
+def places(stages: Sequence[nn.Module]) -> tuple[int, ...]:
+    """Where :func:`split` has cut a chain into ``stages``: what it takes as ``at``."""
+    lengths = [len(_opened((), stage)) for stage in stages]
+    return tuple(itertools.accumulate(lengths[:-1]))
+
+
+def _balanced_cuts(
+    chain: Sequence[Named], trained: Sequence[bool], parts: int, sample: Any, costs: Sequence[float] | None
+) -> list[int]:
     if costs is None:
         require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
         costs = _everyones(_measured(chain, sample))
@@ -55,10 +75,20 @@ def split(
         f"split(costs=...): {len(costs)} costs for {len(chain)} modules: {', '.join('.'.join(n) for n, _ in chain)}",
     )
     require(all(cost >= 0 for cost in costs), "split(costs=...): a cost is below 0")
-    cuts = balanced([float(cost) for cost in costs], trained, parts)
-    made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
-    _apart(made)
-    return made
+    return balanced([float(cost) for cost in costs], trained, parts)
+
+
+def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at: Sequence[int]) -> list[int]:
+    require(len(at) == parts - 1, f"split(at={list(at)}): {parts} parts begin at {parts - 1} places after the first")
+    ends = [0, *at, len(chain)]
+    for part, (begin, end) in enumerate(itertools.pairwise(ends)):
+        fits = 0 <= begin < end <= len(chain) and any(trained[begin:end])
+        require(
+            fits,
+            f"split(at={list(at)}): part {part} would be the modules {begin} to {end - 1} of {len(chain)}, and each "
+            "part needs some, with parameters to train among them",
+        )
+    return list(at)
 
 
 def balanced(costs: Sequence[float], trained: Sequence[bool], parts: int) -> list[int]:
@@ -98,7 +128,12 @@ def _chain(model: Any) -> list[Named]:
     if modules:
         strange = next((m for m in modules if not isinstance(m, nn.Module)), None)
         require(strange is None, f"split: {type(strange).__name__} in the list is no module; wrap it in one")
-        return [found for i, module in enumerate(modules) for found in _opened((str(i),), module)]
+        # What chain() returns has its name in the model, and a number where it is not the model's own.
+        own = {id(m): n.split(".") for n, m in model.named_modules() if n} if isinstance(model, nn.Module) else {}
+        named = [
+            (tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)
+        ]
+        return [found for name, module in named for found in _opened(name, module)]
     if type(model) is not nn.Sequential:
         raise ValueError(
             f"split: {type(model).__name__} is no chain, whose modules each take what the one before gives: make it an "
