@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..ddp.collectives import Group, Traffic
 from ..errors import require
 from ..wire import dumps, loads
+from .schedule import Schedule
 
 __all__ = ["split"]
 
@@ -28,12 +29,14 @@ def split(
     sample: Any = None,
     costs: Sequence[float] | None = None,
     at: Sequence[int] | None = None,
+    schedule: Schedule | None = None,
 ) -> list[nn.Sequential]:
     """Cut a model into ``parts`` chains of modules, the costliest of which costs as little as can be.
 
     ``model`` is an ``nn.Sequential`` (within which others are opened), a list of modules, or a module with a method
     ``chain()`` that returns such a list. ``sample`` is a batch: inputs, or a tuple that begins with them. It goes
-    forward and back through each module, and the seconds that takes are the module's cost. Under
+    forward and back through each module, and the seconds that takes are the module's cost. With ``schedule``, a part
+    that replays its forward passes, as all but the last do under DSP, is charged for them twice. Under
     ``torch.distributed`` all ranks use what rank 0 measured. ``costs`` are given costs in place of measured ones, one
     a module of the chain, in any unit: so the result is the same everywhere. ``at`` are the places themselves: the
     number, in the chain, of the module that each part but the first begins with. The modules themselves are in the
@@ -50,9 +53,11 @@ def split(
         f"split(parts={parts}): the chain has {sum(trained)} modules with parameters to train, and a part without any "
         "would have nothing to do: take fewer parts, or cut the modules up",
     )
-    cuts = (
-        _balanced_cuts(chain, trained, parts, sample, costs) if at is None else _given_cuts(chain, trained, parts, at)
-    )
+    if at is None:
+        late = [] if schedule is None else replays(schedule, parts)
+        cuts = _balanced_cuts(chain, trained, parts, sample, costs, late)
+    else:
+        cuts = _given_cuts(chain, trained, parts, at)
     made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
     _apart(made)
     return made
@@ -64,18 +69,31 @@ def places(stages: Sequence[nn.Module]) -> tuple[int, ...]:
     return tuple(itertools.accumulate(lengths[:-1]))
 
 
+def replays(schedule: Schedule, parts: int) -> list[bool]:
+    """Which parts compute a forward pass twice: those that are behind and have to hand something on."""
+    schedule.check(parts)
+    return [schedule.keeps == "input" and delay > 0 for delay in schedule.delays(parts)[:-1]] + [False]
+
+
 def _balanced_cuts(
-    chain: Sequence[Named], trained: Sequence[bool], parts: int, sample: Any, costs: Sequence[float] | None
+    chain: Sequence[Named],
+    trained: Sequence[bool],
+    parts: int,
+    sample: Any,
+    costs: Sequence[float] | None,
+    late: Sequence[bool],
 ) -> list[int]:
+    again: Sequence[float] = ()
     if costs is None:
         require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
-        costs = _everyones(_measured(chain, sample))
+        measured = _everyones(_measured(chain, sample))
+        costs, again = [f + b for f, b in measured], [f for f, _ in measured]
     require(
         len(costs) == len(chain),
         f"split(costs=...): {len(costs)} costs for {len(chain)} modules: {', '.join('.'.join(n) for n, _ in chain)}",
     )
     require(all(cost >= 0 for cost in costs), "split(costs=...): a cost is below 0")
-    return balanced([float(cost) for cost in costs], trained, parts)
+    return balanced([float(cost) for cost in costs], trained, parts, again, late)
 
 
 def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at: Sequence[int]) -> list[int]:
@@ -91,12 +109,20 @@ def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at:
     return list(at)
 
 
-def balanced(costs: Sequence[float], trained: Sequence[bool], parts: int) -> list[int]:
+def balanced(
+    costs: Sequence[float],
+    trained: Sequence[bool],
+    parts: int,
+    again: Sequence[float] = (),
+    late: Sequence[bool] = (),
+) -> list[int]:
     """Where to cut: the first module of each part after the first.
 
     The largest sum of a part is as small as can be where each part has a module that is ``trained``. Of several such
-    cuts the one with the earliest places.
+    cuts the one with the earliest places. A module costs ``again`` more in a part that is ``late``.
     """
+    each = [[c + a for c, a in zip(costs, again, strict=True)] if again and slow else costs for slow in late]
+    each = each or [costs] * parts
     n, least = len(costs), float("inf")
     ahead = [[least] * (n + 1) for _ in range(parts + 1)]  # ahead[k][i]: the largest of k parts from module i on
     ahead[0][n] = 0.0
@@ -105,7 +131,7 @@ def balanced(costs: Sequence[float], trained: Sequence[bool], parts: int) -> lis
         for i in range(n - 1, -1, -1):
             own, some = 0.0, False
             for j in range(i + 1, n + 1):
-                own, some = own + costs[j - 1], some or trained[j - 1]
+                own, some = own + each[parts - k][j - 1], some or trained[j - 1]
                 worst = max(own, ahead[k - 1][j])
                 if some and worst < ahead[k][i]:
                     ahead[k][i], place[k][i] = worst, j
@@ -178,7 +204,7 @@ def _apart(parts: Sequence[nn.Module]) -> None:
             )
 
 
-def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
+def _measured(chain: Sequence[Named], sample: Any) -> list[tuple[float, float]]:
     """Seconds of each module, forward and back; parameters' gradients, statistics and random numbers are left alone."""
     x = sample[0] if isinstance(sample, tuple | list) else sample
     require(
@@ -197,11 +223,12 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
                     leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
                     began = _now(device)
                     out = module(leaf.clone() if leaf.requires_grad else leaf)
+                    between = _now(device)
                     require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
                     wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
                     if out.requires_grad:
                         torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-                    times.append(_now(device) - began)
+                    times.append((between - began, _now(device) - between))
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 raise ValueError(
                     f"split: {'.'.join(name) or 'the model'} ({type(module).__name__}) does not take what comes before "
@@ -211,7 +238,7 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
                 with torch.no_grad():
                     for buffer, value in kept:
                         buffer.copy_(value)
-            found.append(min(times))
+            found.append((min(f for f, _ in times), min(b for _, b in times)))
             x = out.detach()
     finally:
         torch.set_rng_state(before)
@@ -224,11 +251,11 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _everyones(costs: list[float]) -> list[float]:
+def _everyones(costs: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Rank 0's, where there are several: parts have to be the same everywhere."""
     if not (dist.is_available() and dist.is_initialized()):
         return costs
     group = dist.group.WORLD
     assert group is not None
-    found: list[float] = loads(Group(group, Traffic()).gather(dumps(costs))[0])
-    return found
+    found = loads(Group(group, Traffic()).gather(dumps([list(each) for each in costs]))[0])
+    return [(f, b) for f, b in found]
