@@ -1,11 +1,16 @@
 """Pipelined training over a slow link: times of a batch beside the law, and beside torch.distributed.pipelining.
 
-Two processes have half a model each: ResNet-20, or the character transformer. All schedules take turns in one run, with
-micro-batches of the same size. A turn begins with batches that are not counted, so that queues are full. What is
-measured is the time of a micro-batch: DSP, FR and BPK make a step of each, GPipe, 1F1B and torch's schedules one of
-``MICRO``. With --slowlink, the path of a program that runs a command on hosts joined by slow links
-(``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``, each host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT),
-the two are hosts whose messages take 10 ms one way, at 100 and at 20 Mbit/s. Without, they are over loopback.
+Two processes have half a model each: ResNet-20, the character transformer, or ``waits``. That is a chain of 14 modules
+which wait in place of computing, 1.2 ms forward and 2.4 ms back, as long in all as ResNet-20 takes for 8 pictures on an
+idle core of the machine where this was written, and hand on as much as its second stage. So each of the two has, in
+effect, a processor of its own, however many the machine has and whatever else they do.
+
+All schedules take turns in one run, with micro-batches of the same size. A turn begins with batches that are not
+counted, so that queues are full. What is measured is the time of a micro-batch: DSP, FR and BPK make a step of each,
+GPipe, 1F1B and torch's schedules one of ``MICRO``. With --slowlink, the path of a program that runs a command on hosts
+joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``, each host with RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT), the two are hosts whose messages take 10 ms one way, at 100 and at 20 Mbit/s. Without,
+they are over loopback.
 
     python benchmarks/pipeline.py [--quick] [--slowlink PROGRAM] [--json] [--into FILE]
 """
@@ -29,6 +34,8 @@ from typing import Any
 MICRO = 4  # micro-batches of a batch, of the schedules that have them
 EXAMPLES = 8  # of a micro-batch
 SLOWED = (50, 100, 150)  # percent
+WAITS, SECONDS = 14, 0.0012  # modules, and what each waits forward
+CUTS = {(2, True): [6], (2, False): [7], (4, False): [3, 7, 10]}  # of waits, by parts and whether the first replays
 HERE = Path(__file__).resolve().parent
 
 
@@ -40,10 +47,51 @@ def model(name: str, tiny: bool) -> tuple[Any, Any, Any]:
 
     torch.manual_seed(0)
     n = 2 if tiny else EXAMPLES
+    if name == "waits":
+        return waits(), torch.randn(n, 32, 16, 16), torch.randint(16, (n, 32, 16))
     if name == "resnet20":
         return models.resnet20(), torch.randn(n, 3, 32, 32), torch.randint(10, (n,))
     rows = torch.randint(65, (n, 81))
     return models.char_transformer(depth=2 if tiny else 6), rows[:, :-1], rows[:, 1:]
+
+
+def waits() -> Any:
+    """A chain of modules that wait, twice as long back as forward."""
+    import torch
+    from torch import nn
+
+    class Later(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+            time.sleep(SECONDS)
+            return x * gain
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            time.sleep(2 * SECONDS)
+            return slopes[0], torch.zeros(())
+
+    class Wait(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = Later.apply(x, self.gain)  # type: ignore[no-untyped-call]
+            return found
+
+    return nn.Sequential(*[Wait() for _ in range(WAITS)])
+
+
+def cut(name: str, net: Any, parts: int, sample: Any, schedule: Any = None) -> Any:
+    """The parts of a model, as alike as can be under a schedule."""
+    from thinwire.pipeline import split
+    from thinwire.pipeline.split import replays
+
+    if name != "waits":
+        return split(net, parts, sample=sample, schedule=schedule)
+    late = schedule is not None and any(replays(schedule, parts))
+    return split(net, parts, at=CUTS[parts, late])
 
 
 class Arm:
@@ -54,7 +102,7 @@ class Arm:
         from torchs import SINGLE, Torchs
 
         from thinwire import Int8
-        from thinwire.pipeline import BPK, DSP, FR, GPipe, OneFOneB, pipeline, split
+        from thinwire.pipeline import BPK, DSP, FR, GPipe, OneFOneB, pipeline
         from thinwire.pipeline.stage import mean_loss
 
         net, x, y = model(o.model, o.tiny)
@@ -68,7 +116,7 @@ class Arm:
         self.schedule: Any = None
         if torchs == "torch":
             parts = 2 if kind in SINGLE else 4
-            self.train = Torchs(kind, split(net, parts, sample=x), MICRO, sgd, mean_loss)
+            self.train = Torchs(kind, cut(o.model, net, parts, x), MICRO, sgd, mean_loss)
             return
         small = {"activations": Int8(), "gradients": Int8()} if "Int8" in name else {}
         spare = 4 if "spare" in name else 0
@@ -81,7 +129,7 @@ class Arm:
         }
         ahead = profile["delay"]["Int8" if small else "dense"] + spare
         self.schedule = known.get(name) or DSP((1, 0), (ahead, 0), **small)
-        stages = split(net, 2, sample=x, schedule=self.schedule)
+        stages = cut(o.model, net, 2, x, self.schedule)
         self.train = pipeline(stages, sgd, self.schedule)
 
     def step(self) -> None:
@@ -114,7 +162,7 @@ def rank_main(o: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from thinwire.pipeline import DSP, split
+    from thinwire.pipeline import DSP
     from thinwire.pipeline.plan import least, measure
 
     torch.set_num_threads(1)
@@ -122,7 +170,7 @@ def rank_main(o: argparse.Namespace) -> None:
     rank = dist.get_rank()
     net, x, y = model(o.model, o.tiny)
     found: list[Any] = [None]
-    stages = split(net, 2, sample=x, schedule=DSP((1, 0), (2, 0)))
+    stages = cut(o.model, net, 2, x, DSP((1, 0), (2, 0)))
     if rank == 0:
         profile = measure(stages, x, y)
         size, rate, late = profile.inputs[1], o.rate or 1e5, o.latency / 1e3
@@ -274,7 +322,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer arms and repetitions")
     parser.add_argument("--slowlink", help="the program that joins hosts by slow links (it needs root)")
     parser.add_argument("--late", type=float, default=10.0, help="ms that a message takes from host to host, one way")
-    parser.add_argument("--models", nargs="+", default=["resnet20", "char_transformer"])
+    parser.add_argument("--models", nargs="+", default=["waits", "resnet20", "char_transformer"])
     parser.add_argument("--rates", type=float, nargs="+", default=[100.0, 20.0], help="Mbit/s")
     parser.add_argument("--only", choices=["links", "stragglers"])
     parser.add_argument("--json", action="store_true")
