@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from pages import ROOT, TABLES, Missing, analysis, data_parallel, federated, users  # noqa: F401  the last fill TABLES
+from pages import ROOT, TABLES, Missing, analysis, data_parallel, federated, pipelined, users  # noqa: F401  the last fill TABLES
 
 PAGES = [
     "experiments/README.md",
@@ -26,6 +26,7 @@ PAGES = [
     "docs/federation.md",
     "docs/links.md",
     "docs/analysis.md",
+    "docs/pipeline.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
 
