@@ -42,8 +42,9 @@ from ..train.one import made
 from ..version import code_version
 from ..wire import Packet, State
 from .steps import Steps
-from .study import asked, own
+from .study import asked, described, own
 
+MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
 LAST = 5  # evaluations, whose mean is the accuracy
 LOOKED = 500  # examples of a test that go through the parts at once
 
@@ -190,6 +191,10 @@ class Pipelined(Steps):
     ) -> list[str]:
         if self.forward and (self.cut or self.parts == 1):
             return super().run(out, on_record, progress, problems)
+        begun = described(out) if (out / "study.json").exists() else {}
+        if begun.get("forward") and all(begun.get(f) == v for f, v in self.values().items() if f not in MEASURED):
+            found = Pipelined.of(begun, out / "study.json")
+            return found.run(out, on_record, progress, problems)
         known = problems or {self.seeds[0]: self.problem(self.seeds[0])}
         return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known)
 
