@@ -142,7 +142,10 @@ def test_accuracy_is_the_mean_of_the_last_five_evaluations(tmp_path):
     assert row["best_accuracy"] == pytest.approx(0.12)
     assert (row["test_loss"], row["clock"], row["seconds_per_batch"]) == (2.0, 3.5, 0.5)
     assert (row["bytes_forward"], row["bytes_backward"], row["bytes_total"]) == ([35], [21], 56)
-    assert "| `FR()` | 10.0 % ± 7.1 | 12.0 % | 1.000 | 2.000 | 1, 0 | 0.00 + 0.00 |" in table.markdown([row])
+    assert (
+        "| `FR() (stopped after step 7)` | 10.0 % ± 7.1 | 12.0 % | 1.000 | 2.000 | 1, 0 | 0.00 + 0.00 |"
+        in table.markdown([row])
+    )
 
 
 # -- what is typed ----------------------------------------------------------------
@@ -241,6 +244,17 @@ def files(out: Path) -> dict[str, Any]:
     return found
 
 
+def _resumed(found: dict[str, Any]) -> dict[str, Any]:
+    """Models, losses and accuracies: without bytes and the seconds that these take."""
+    numbers = {}
+    for name, value in found.items():
+        if name.endswith("rounds.jsonl"):
+            numbers[name] = [[line[key] for key in ("step", "train_loss", "test_loss", "accuracy")] for line in value]
+        elif name.endswith("model.safetensors"):
+            numbers[name] = value
+    return numbers
+
+
 def test_two_processes_have_the_numbers_of_one_go_on_with_what_it_began_and_outlive_a_schedule_that_fails(tmp_path):
     one = study(*SCHEDULES)
     one.claim(tmp_path / "whole")
@@ -269,7 +283,10 @@ def test_two_processes_have_the_numbers_of_one_go_on_with_what_it_began_and_outl
     assert len(whole) == 9
     assert files(tmp_path / "ranks") == whole
     assert "03-FR-True/seed-0/rounds.jsonl" not in files(tmp_path / "before")
-    assert files(tmp_path / "stopped") == whole
+    # Processes that go on announce their frames anew, 256 bytes in each direction.
+    assert _resumed(files(tmp_path / "stopped")) == _resumed(whole)
+    again, before = (found["02-OneFOneB-2/seed-0/rounds.jsonl"][1] for found in (files(tmp_path / "stopped"), whole))
+    assert [again[way][0] - before[way][0] for way in ("forward_bytes", "backward_bytes")] == [256, 256]
     assert load(tmp_path / "ranks") == load(tmp_path / "whole")
     assert done.stdout.count("ended with 0") == 2 + 2 + 1  # of the third command rank 0 tells
     failed = next(line for line in done.stderr.splitlines() if line.startswith("error: BPK(), seed 0"))

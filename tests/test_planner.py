@@ -206,7 +206,7 @@ def test_the_plan_of_a_model_as_a_table_and_as_json(monkeypatch, capsys):
     assert called(monkeypatch, *words, "--latency", "0", "--mbit", "1e9", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [len(found["profile"][name]) for name in ("forward", "backward", "inputs", "graphs", "weights")] == [2] * 5
-    assert found["ahead"] == [4 * 8 * 128 * 4 + 40]  # [4, 8, 128] floats, three dimensions and padding
+    assert found["ahead"] == [4 * 8 * 128 * 4 + 32]  # [4, 8, 128] floats, and framing
     rows = {row["schedule"]: row for row in found["rows"]}
     assert list(rows)[:8] == [
         *("BPK()", "GPipe(2)", "OneFOneB(2)", "FR()", "FR(True)", "DDG()", "PipeDream()", "PipeDream2BW(2)")
