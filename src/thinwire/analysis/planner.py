@@ -138,7 +138,7 @@ def plan(
     shown = dict.fromkeys([*always, best(BPK()), *typed, *map(best, typed)])
     first = best(BPK())
     return Plan(
-        model=model or type(module).__name__,
+        model=model or f"the model of {data}",
         parts=parts,
         batch=batch,
         mbit=mbit,

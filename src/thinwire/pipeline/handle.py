@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -68,7 +69,7 @@ class Training(ABC):
         self.stages, self.settings = dict(stages), settings
         self.ledger = {rank: Bytes() for rank in self.stages}
         self.looks = 0
-        self.shape: tuple[Any, ...] | None = None
+        self.shapes: dict[str, list[Any]] = {}  # of the first batch: inputs and targets, with their types
 
     @property
     def batches(self) -> int:
@@ -85,16 +86,20 @@ class Training(ABC):
 
         ``examples`` are the numbers of the batch's examples, for links that remember by example. Returns the loss, a
         number in a tensor, of the batch that went back at the last part: this one, unless the schedule keeps that part
-        behind too. None on all other ranks, and where no batch went back. Raises ``ValueError`` for a batch whose
-        examples are of another shape or type than those before, :class:`~thinwire.errors.NonFinite` where the loss is,
+        behind too. None on all other ranks, and where no batch went back. Raises ``ValueError`` for a batch of another
+        size, shape or type than those before, :class:`~thinwire.errors.NonFinite` where the loss is no number,
         and :class:`~thinwire.errors.RankLost` where another rank is lost or has failed.
+
+        A batch of another shape is refused before anything is done with it. A simulation then goes on with the next
+        batch. Of processes each one that was given such a batch raises ``ValueError``, and all others ``RankLost``
+        with its text: the training is begun anew from its last checkpoint.
         """
         numbers = None if examples is None else [int(number) for number in examples]
 
         def begin(stage: Stage) -> Any:
             return stage.tick(Batch(*(self.share(whole, stage.replica) for whole in (x, y, numbers))))
 
-        return self.run("step", begin, lambda: self._same_shape(x))
+        return self.run("step", begin, lambda: self._same_shapes(x, y))
 
     def drain(self) -> Any:
         """Finish what is on its way, so that every batch is used once. Returns the mean loss of what went back.
@@ -127,16 +132,19 @@ class Training(ABC):
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
         """Drive what ``begin`` makes of each stage here to its end; returns what the last part's gave."""
 
-    def _same_shape(self, x: Tensor | None) -> None:
-        if x is None:
-            return
-        shape = (tuple(x.shape[1:]), x.dtype)
-        self.shape = self.shape or shape
-        require(
-            self.shape == shape,
-            f"batch {self.batches} has inputs of {list(shape[0])} a piece, {shape[1]}, and those before had "
-            f"{list(self.shape[0])}, {self.shape[1]}: one training takes inputs of one shape",
-        )
+    def _same_shapes(self, x: Tensor | None, y: Tensor | None) -> None:
+        found = {name: [list(t.shape), str(t.dtype)] for name, t in (("inputs", x), ("targets", y)) if t is not None}
+        for name, now in found.items():
+            before = self.shapes.get(name, now)
+            hint = ""
+            if now[0][:1] != before[0][:1] and now[0][1:] == before[0][1:]:
+                hint = "; drop the last batch of an epoch where it is smaller (drop_last=True)"
+            require(
+                now == before,
+                f"batch {self.batches} has {name} of shape {now[0]}, {now[1]}, and those before had {before[0]}, "
+                f"{before[1]}: one training takes batches of one shape{hint}",
+            )
+        self.shapes = {**found, **self.shapes}
 
     # -- checkpoints ----------------------------------------------------------
 
@@ -156,7 +164,7 @@ class Training(ABC):
         return {
             **self.about(),
             "ledger": dict(vars(self.ledger[rank])),
-            "shape": None if self.shape is None else [list(self.shape[0]), str(self.shape[1])],
+            "shapes": copy.deepcopy(self.shapes),
             **self.stages[rank].state(pending),
         }
 
@@ -174,7 +182,8 @@ class Training(ABC):
         except WireError as error:
             raise ValueError(str(error)) from error
         self.ledger[rank] = Bytes(**state["ledger"])
-        self.shape = None
+        if self.settings.replicas == 1:  # a simulation is given all replicas' batches at once, and a process its own
+            self.shapes = {**self.shapes, **copy.deepcopy(state["shapes"])}
         return pending
 
 

@@ -89,9 +89,9 @@ def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return suited(outputs, targets).mean()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
-    """What all stages of a training have in common."""
+    """What all stages of a training have in common: what :func:`~thinwire.pipeline.pipeline` was asked for."""
 
     schedule: Schedule
     parts: int
