@@ -46,6 +46,8 @@ def pipeline_stragglers() -> list[str]:
         rows.append(
             [f"{'the first' if which == 'one' else 'each, at one batch of three'}, {percent} %", *cells, thesis]
         )
+    whole = [cell for arm in ("DSP", "DSP, spare", "FR, barrier") for cell in (f"{line['arms'][arm]['ms']:.1f} ms", "")]
+    rows.insert(0, ["none", *whole, ""])
     head = ["slowed"]
     for arm in ("DSP", "DSP, 4 batches to spare", "FR with its barrier"):
         head += [arm, "by the law"]
