@@ -25,6 +25,7 @@ from pages import (  # noqa: F401  pages fill TABLES
     data_parallel,
     federated,
     personal,
+    pipelined,
     users,
 )
 
@@ -37,6 +38,7 @@ PAGES = [
     "docs/links.md",
     "docs/analysis.md",
     "docs/personal.md",
+    "docs/pipeline.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
 

@@ -214,6 +214,7 @@ def broken(clients):
         (["FedAvg(down=TopK(0.1))"], "down=TopK(0.1) cannot carry a broadcast"),
         (["FedAvg()", "FedAvg()"], "a method is named twice: leave one of the two out"),
         (["DEF(64)"], "DEF is a data-parallel method, for `thinwire ddp-sim`"),
+        (["FR()"], "FR is a schedule of pipelined training, for `thinwire pipeline run`"),
         (["FedAvg()", "--rounds", "0"], "--rounds 0: it must be at least 1"),
         (["FedAvg()", "--clients", "-3"], "--clients -3: it must be at least 1"),
         (["FedAvg()", "--sample", "9", "--clients", "5"], "--sample 9: it must be between 1 and the 5 clients"),
@@ -364,7 +365,9 @@ def test_resume_of_what_is_no_study_says_so(thinwire, tmp_path):
         ({"methods": ["FedAvg()"], "setting": "Setting(smaple=3)"}, "no argument 'smaple' (did you mean sample?)"),
         ({"methods": ["FedAvg()"], "setting": "Dense()"}, "setting is Dense(), not Setting such as"),
         ({"methods": ["FedAvgg()"]}, "unknown method 'FedAvgg' (did you mean FedAvg?)"),
-        ({"kind": "pipelined"}, "study.json: kind is 'pipelined'; known are federated, data-parallel"),
+        ({"kind": "split"}, "study.json: kind is 'split'; known are federated, data-parallel, pipelined"),
+        ({"kind": "pipelined", "methods": ["FR()"], "mbit": "x"}, "mbit is 'x', not float"),
+        ({"kind": "pipelined", "methods": ["FedAvg()"]}, "FedAvg is a federated method, for `thinwire run`"),
         ({"kind": "data-parallel", "methods": ["DEF()"], "steps": 1.5}, "steps is 1.5, not int"),
         ({"kind": "data-parallel", "methods": ["FedAvg()"]}, "FedAvg is a federated method, for `thinwire run`"),
         ({"format": 2}, "is of another version of thinwire (its format is 2, and this one reads 3): go on with that"),
@@ -386,12 +389,12 @@ def test_a_method_that_does_not_begin_within_the_rounds_is_noted(thinwire, tmp_p
     assert "note" not in error
 
 
-@pytest.mark.parametrize("command", ["run", "predict", "ddp-sim"])
+@pytest.mark.parametrize("command", ["run", "predict", "ddp-sim", "pipeline run", "pipeline plan"])
 def test_help_names_every_data_set_and_every_model(thinwire, monkeypatch, command):
     from thinwire import data, models
 
     monkeypatch.setenv("COLUMNS", "500")
-    code, shown, _ = thinwire(command, "--help")
+    code, shown, _ = thinwire(*command.split(), "--help")
     assert code == 0
     assert f" {', '.join(data.names())}." in shown
     assert f" {', '.join(models.names())}; by default one that suits the data." in shown

@@ -349,6 +349,32 @@ def test_data_parallel_steps_are_measured_over_loopback() -> None:
     assert found["slow"] is None
 
 
+def test_a_pipeline_is_measured_beside_torchs_own_over_loopback() -> None:
+    arguments = ["--tiny", "--quick", "--only", "links", "--models", "waits", "--json"]
+    found = json.loads(run("pipeline.py", *arguments, folder="benchmarks").splitlines()[-1])["links"]["waits 0"]
+    assert found["arms"]["DSP"]["schedule"].startswith("DSP((1, 0), m=(")
+    assert found["arms"]["DSP"]["held"][1] == [1, 1]
+    assert found["over_torch 1F1B"] > 0
+
+
+def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "resnet20", "--parts", 3, "--seeds", 0, "--only", "(4, 2, 0)"]
+    arguments += ["--examples", 32, "--tested", 16, "--epochs", 2, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
+    shown = [run("dsp/train.py", *arguments, "--work", tmp_path / "work") for _ in range(2)]
+    costs, *lines = written(tmp_path / "dsp.jsonl")
+    assert (costs["part"], len(costs["forward"]), len(costs["cut"])) == ("costs", 3, 2)
+    assert [line["row"].partition(", a")[2] for line in lines] == [
+        "",
+        "ctivations=Half(), gradients=Half())",
+        "ctivations=Int8(), gradients=Int8())",
+    ]
+    assert [line["held"] for line in lines] == [[4, 3, 1]] * 3  # of 4 batches
+    assert lines[0]["bytes_up"] > 1.9 * lines[1]["bytes_up"] > 3.5 * lines[2]["bytes_up"]
+    assert all([point[0] for point in line["curve"]] == [2, 4] for line in lines)
+    if not lines[0]["dirty"]:  # of code that is in no commit a line is trained anew
+        assert shown[1].count("there already") == 3
+
+
 def pins() -> dict[str, str]:
     text = (ROOT / "constraints.txt").read_text()
     return dict(line.split("==") for line in text.splitlines() if line and not line.startswith("#"))

@@ -264,7 +264,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     words = "--workers 2 --steps 6 --evaluate-every 2"
     done = called("ddp-sim", "Hook(Dense())", "DEF(16)", *words.split(), "--out", out / "data-parallel")
     assert done.exit_code == 0, done.output
-    return {"federated": out / "federated", "data-parallel": out / "data-parallel"}
+    words = "--parts 2 --batch 16 --steps 4 --evaluate-every 2 --seeds 0,1 --rates 0.5,1 --clip 9"
+    done = called("pipeline", "run", "BPK()", "DSP((1,0),(2,0))", *words.split(), "--out", out / "pipelined")
+    assert done.exit_code == 0, done.output
+    return {kind: out / kind for kind in ("federated", "data-parallel", "pipelined")}
 
 
 def test_report_writes_a_page_of_a_study_of_every_kind(trained: dict[str, Path]) -> None:
@@ -275,13 +278,20 @@ def test_report_writes_a_page_of_a_study_of_every_kind(trained: dict[str, Path])
         assert (path, json.loads(said)) == (str(folder / "report.html"), {"file": str(folder / "report.html")})
         found = html.gather([folder])
         assert found["setting"][0][0] == "Data", kind
-    federated, parallel = (html.gather([folder]) for folder in trained.values())
+    federated, parallel, pipelined = (html.gather([folder]) for folder in trained.values())
     assert federated["title"] == "digits, 4 clients, 3 rounds"
     assert dict(federated["setting"])["Own tests"] == "20 % of each client's examples, which it does not train on"
     assert {"layers", "clients", "taking_part", "unsent"} <= federated.keys()
     assert parallel["title"] == "digits, 2 workers, 6 steps"
     assert (list(parallel["axes"]), parallel["missing"]) == (["steps", "bytes_up", "bytes_total"], [])
     assert [part["name"] for part in parallel["bytes"]] == ["up, in all-reduces", "up, in all-gathers", "down"]
+    assert pipelined["title"] == "digits, 2 parts, batches of 16, 4 steps"
+    assert (list(pipelined["axes"]), pipelined["missing"]) == (["steps", "bytes_total", "seconds"], [])
+    assert [part["name"] for part in pipelined["bytes"]] == ["activations, ahead", "error gradients, back"]
+    said = dict(pipelined["setting"])
+    assert said["Parts"] == "2; from the second on they begin at module 2"
+    assert (said["Rates"], said["Links"]) == ("0.5 and 1 times that, by part", "100 Mbit/s each way, 0.01 s one way")
+    assert said["Optimiser"] == "SGD, learning rate 0.1, momentum 0.9"
 
 
 def test_report_refuses_a_file_for_what_is_served(trained: dict[str, Path]) -> None:

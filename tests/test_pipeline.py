@@ -583,8 +583,10 @@ def test_batches_that_cannot_be_are_refused():
     training = Simulation(cut(net(), 2), sgd, GPipe(4))
     training.step(*data()[0])
     for batch, said in (
-        ((torch.zeros(8, 5), data()[0][1]), "batch 1 has inputs of .5. a piece"),
-        ((torch.zeros(6, 6), data()[0][1][:6]), "6 examples, which are not 4 micro-batches of equal size"),
+        (
+            (torch.zeros(8, 5), data()[0][1]),
+            r"batch 1 has inputs of shape \[8, 5\], torch.float32, and those before had",
+        ),
         ((None, data()[0][1]), "the first part needs the inputs x"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -593,6 +595,8 @@ def test_batches_that_cannot_be_are_refused():
         training.step(*data()[0])
     with pytest.raises(ValueError, match="the last part needs the targets y"):
         training.step(data()[0][0])
+    with pytest.raises(ValueError, match="6 examples, which are not 4 micro-batches of equal size"):
+        Simulation(cut(net(), 2), sgd, GPipe(4)).step(data()[0][0][:6], data()[0][1][:6])
     with pytest.raises(ValueError, match="give the list of modules that split"):
         Simulation(net, sgd, GPipe(4))
     with pytest.raises(ValueError, match="part 0 has no parameters to train"):
@@ -601,12 +605,29 @@ def test_batches_that_cannot_be_are_refused():
         pipeline(cut(net(), 3), sgd, BPK())
 
 
-def test_a_smaller_last_batch_is_a_batch():
-    training = Simulation(cut(net(), 2), sgd, dsp(2))
-    for size in (8, 8, 5):
-        training.step(data()[0][0][:size], data()[0][1][:size])
-    assert math.isfinite(float(training.drain() or 0.0))
-    assert {stage.steps for stage in training.stages.values()} == {3}
+@pytest.mark.parametrize("schedule", [dsp(2), BPK(), PipeDream2BW(1)])
+def test_a_smaller_last_batch_is_refused_and_nothing_is_lost(schedule):
+    model, batches = net(), data()
+    training = Simulation(cut(model, 2), sgd, schedule)
+    for number, (x, y) in enumerate(batches):
+        if number == 4:
+            before = training.state_dict()
+            for smaller in ((x[:5], y[:5]), (x, y[:5]), (x.double(), y)):
+                with pytest.raises(ValueError, match=r"batch 4 has .*: one training takes batches of one shape"):
+                    training.step(*smaller)
+            with pytest.raises(ValueError, match=r"drop the last batch of an epoch where it is smaller \(drop_last=Tr"):
+                training.step(x[:5], y[:5])
+            after = training.state_dict()
+            assert tw.dumps(before) == tw.dumps(after)
+            training = Simulation(cut(model, 2), sgd, schedule)
+            training.load_state_dict(after)
+            with pytest.raises(
+                ValueError, match=r"inputs of shape \[5, 6\], torch.float32, and those before had \[8, 6\]"
+            ):
+                training.step(x[:5], y[:5])
+        training.step(x, y)
+    training.drain()
+    assert torch.equal(bits(model), bits(piped(schedule, 2)[0]))
 
 
 def test_a_loss_that_is_not_finite_says_at_which_batch():
@@ -785,6 +806,7 @@ def everything(rank: int) -> dict[str, Any]:
         said[name] = refuse(make)
     for name, batches in {
         "shape": [(torch.zeros(8, 6 - (rank == 0)), data()[0][1])],
+        "size": [(data()[0][0][:5], data()[0][1][:5]) if rank in (0, 3) else (None, None)],
         "targets": [(data()[0][0], None if rank == 3 else data()[0][1])],
         "nan": [(x * math.nan, y) for x, y in data()[:1]],
     }.items():
@@ -865,7 +887,7 @@ def test_a_rank_that_wants_something_else_is_refused_on_every_rank(name, said, r
 @pytest.mark.parametrize(
     ("name", "part", "said"),
     [
-        ("shape", 0, "batch 3 has inputs of [5] a piece"),
+        ("shape", 0, "batch 3 has inputs of shape [8, 5], torch.float32, and those before had [8, 6]"),
         ("targets", 3, "step(x, y): the last part needs the targets y"),
         ("nan", 3, "batch 3: the loss became nan; lower the learning rate, or clip"),
     ],
@@ -877,6 +899,17 @@ def test_an_error_of_one_rank_is_said_on_every_rank_at_once(name, part, said, ra
         assert f"part {part}: " in found["refused"][name] or rank == part
         assert found["refused"][f"{name} again"].startswith("ValueError: this training has failed")
         assert found[f"{name} seconds"] < 60
+
+
+def test_a_smaller_last_batch_is_refused_on_every_rank(ranks):
+    for rank, found in enumerate(ranks):
+        said, name = found["refused"]["size"], "targets of shape [5]" if rank == 3 else "inputs of shape [5, 6]"
+        if rank in (0, 3):  # which were given it
+            assert said.startswith(f"ValueError: batch 3 has {name}, torch.")
+        else:
+            assert said.startswith(f"RankLost: part {rank} of 4 cannot go on: part ")
+        assert "drop the last batch of an epoch where it is smaller (drop_last=True)" in said
+        assert found["size seconds"] < 60
 
 
 def lost(rank: int) -> Any:

@@ -72,6 +72,7 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
     monkeypatch.setattr(rich.console, "Console", lambda **_: console)
     row = {
         "method": "FedAvg(up=LBGM(ErrorFeedback(TopK(0.1)), threshold=0.5))",
+        "kind": "federated",
         "unit": "round",
         "complete": True,
         "measure": "accuracy",

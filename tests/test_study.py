@@ -14,7 +14,7 @@ import pytest
 
 import thinwire as tw
 from thinwire import cli
-from thinwire.compare import KINDS, DataParallel, Federated, Study, load
+from thinwire.compare import KINDS, DataParallel, Federated, Pipelined, Study, load
 from thinwire.errors import RunError
 from thinwire.report.read import UNITS, arms
 from thinwire.run.folder import locked
@@ -35,6 +35,10 @@ FEDERATED = "run FedAvg() FedAvg(up=ErrorFeedback(TopK(0.1))) --clients 4 --roun
 DATA_PARALLEL = (
     "ddp-sim DEF(16) Hook(ErrorFeedback(TopK(0.1))) --workers 2 --steps 10 --evaluate-every 3 --checkpoint-every 3"
 )
+PIPELINED = (
+    "pipeline run BPK() DSP((1,0),(2,0),activations=Int8()) --parts 2 --batch 16 --steps 10 --evaluate-every 3 "
+    "--checkpoint-every 3"
+)
 STUDIES = {
     "federated": Row(
         [*FEDERATED.split(), "--workers", "1"],
@@ -47,6 +51,12 @@ STUDIES = {
         ("01-DEF-16.0", "02-Hook-ErrorFeedback-TopK-0.1"),
         6,
         ["bytes_total", "bytes_up", "steps"],
+    ),
+    "pipelined": Row(
+        [*PIPELINED.split(), "--cut", "2", "--forward", "0.01,0.02", "--backward", "0.01,0.02"],
+        ("01-BPK", "02-DSP-1-0-m-2-0-activations-Int8"),
+        6,
+        ["bytes_total", "seconds", "steps"],
     ),
 }
 each_kind = pytest.mark.parametrize("kind", STUDIES)
@@ -122,9 +132,7 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
     code, shown, error = thinwire("resume", str(out), "--json")
     assert code == 0, error
     # What was complete is not trained again, and the other goes on from its checkpoint.
-    assert again == [
-        (f"{row.folders[1]}/seed-0", step) for step in {"federated": (3, 4), "data-parallel": (6, 9, 10)}[kind]
-    ]
+    assert again == [(f"{row.folders[1]}/seed-0", step) for step in ((3, 4) if kind == "federated" else (6, 9, 10))]
     for name in row.folders:
         one, other = out / name / "seed-0", finished[kind] / name / "seed-0"
         assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
@@ -164,6 +172,7 @@ def test_bytes_of_a_worker_are_what_it_gives_to_collectives_and_what_it_gets_bac
 HEADS = {
     "federated": "MB up,MB down,up / FedAvg,total / FedAvg,s at 1 Mbit/s,10,100,s here,M floats up",
     "data-parallel": "of x,kB a step,MB up,MB down,up / Dense,s here",
+    "pipelined": "loss,test loss,staleness,MB 0-1,MB ahead,MB back,total / BPK,s a batch,s by the law,x BPK,s here",
 }
 
 
@@ -271,11 +280,14 @@ def test_a_study_of_before_there_was_one_format_is_refused(
     assert (code, error) == (2, f"error: {tmp_path} holds {said}\n")
 
 
-def test_runs_of_rounds_and_of_steps_are_plotted_apart(thinwire: Command, finished: dict[str, Path]) -> None:
-    code, _, error = thinwire("plot", *(str(folder) for folder in finished.values()))
-    assert code == 2
-    assert error.endswith("these share no axis, so name folders of one kind\n")
-    assert error.count("\n") == 1
+@pytest.mark.parametrize("other", ["federated", "pipelined"])
+def test_runs_of_different_kinds_are_shown_apart(thinwire: Command, finished: dict[str, Path], other: str) -> None:
+    for command in ("plot", "table"):
+        code, _, error = thinwire(command, str(finished["data-parallel"]), str(finished[other]))
+        assert code == 2
+        assert f"is data-parallel, {finished[other]}/01-" in error
+        assert error.endswith(f"is {other}: these share no table and no axis, so name folders of one kind\n")
+        assert error.count("\n") == 1
 
 
 FAILING = """
@@ -311,6 +323,12 @@ def test_a_method_that_fails_does_not_take_the_others(
             workers=2,
             steps=2,
         ),
+        "pipelined": Pipelined(
+            Pipelined.resolved(["BPK(activations=Failing())", "BPK()"], ["failing"]),
+            use=("failing",),
+            parts=2,
+            steps=2,
+        ),
     }
     study, out = studies[kind], tmp_path / "out"
     study.claim(out)
@@ -334,14 +352,16 @@ def test_one_run_of_a_study_that_was_deleted_is_trained_again(
 
 
 def test_a_study_of_a_kind_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "study.json").write_text('{"kind": "pipelined", "format": 3}')
-    with pytest.raises(RunError, match=r"study\.json: kind is 'pipelined'; known are federated, data-parallel$"):
+    (tmp_path / "study.json").write_text('{"kind": "split", "format": 3}')
+    with pytest.raises(RunError, match=r"study\.json: kind is 'split'; known are federated, data-parallel, pipelined$"):
         load(tmp_path)
 
 
-def test_the_methods_of_both_kinds_are_listed(thinwire: Command) -> None:
+def test_the_methods_of_all_kinds_are_listed(thinwire: Command) -> None:
     code, shown, _ = thinwire("methods", "--json")
     kinds = {(entry["name"], entry["kind"]) for entry in json.loads(shown[-1])["methods"]}
     assert code == 0
     assert {("FedAvg", "algorithm"), ("DEF", "data-parallel"), ("Hook", "data-parallel"), ("TopK", "link")} <= kinds
     assert {name for name, kind in kinds if kind == "data-parallel"} == {*tw.ddp.methods.METHODS}
+    assert {name for name, kind in kinds if kind == "pipeline schedule"} == {*tw.pipeline.schedule.SCHEDULES}
+    assert ("AQSGD", "pipeline link") in kinds

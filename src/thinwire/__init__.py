@@ -1,4 +1,4 @@
-"""Federated and data-parallel training over thin networks.
+"""Federated, data-parallel and pipelined training over thin networks.
 
 What crosses the network is small, known to the byte, and safe to lose::
 

@@ -1,4 +1,4 @@
-"""The command line: ``thinwire run``, ``resume``, ``report``, ``table``, ``plot``, ``methods``, ``look`` and others."""
+"""The command line: ``thinwire run``, ``resume``, ``report``, ``methods``, ``look``, ``pipeline run`` and others."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(look, name="look")
+pipeline = typer.Typer(no_args_is_help=True)
+app.add_typer(pipeline, name="pipeline", help="Pipelined training: compare schedules, and plan one.")
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended, as shells have it
 
 Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
@@ -58,10 +60,12 @@ def thinwire(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Compare federated and data-parallel training methods on real data, counting every byte."""
+    """Compare federated, data-parallel and pipelined training on real data, counting every byte."""
 
 
-def _command(name: str, options: Callable[[], list[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _command(
+    name: str, options: Callable[[], list[Any]], within: typer.Typer = app
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that has ``options`` besides the parameters of its function, which takes their values as ``**given``.
 
     They are made when the command is called: until then nobody waits for torch. ``given["typed"]`` has the names of
@@ -84,7 +88,7 @@ def _command(name: str, options: Callable[[], list[Any]]) -> Callable[[Callable[
         signature = inspect.signature(function, eval_str=True)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-        return app.command(name, cls=WithOptions)(function)
+        return within.command(name, cls=WithOptions)(function)
 
     return register
 
@@ -142,6 +146,18 @@ def _of_ddp_sim() -> list[Any]:
     from .compare import DataParallel
 
     return _options(DataParallel)
+
+
+def _of_pipeline() -> list[Any]:
+    from .compare import Pipelined
+
+    return _options(Pipelined)
+
+
+def _of_plan() -> list[Any]:
+    from .compare import Pipelined
+
+    return _options(Pipelined, "use", "data", "model", "data_dir", "batch", "parts", "device", "mbit", "latency")
 
 
 def _study(cls: type, methods: list[str], given: dict[str, Any], local: dict[str, Any] | None = None) -> Any:
@@ -216,7 +232,7 @@ def resume(
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Continue a study, federated or data-parallel, from its checkpoints, bit for bit."""
+    """Continue a study of any kind from its checkpoints, bit for bit."""
     from .compare import load
 
     study = load(out).but(rounds=rounds, data_dir=data_dir, workers=given["workers"])
@@ -371,18 +387,106 @@ def ddp_sim(
     from .compare import DataParallel
 
     run_seeds = (seed,) if seeds is None else _seeds(seeds)
-    study = _study(DataParallel, methods, {**given, "decay": _shares(decay), "seeds": run_seeds})
+    study = _study(DataParallel, methods, {**given, "decay": _decay(decay), "seeds": run_seeds})
     problems = None if resume else {study.seeds[0]: study.check()}
     told = _told(log, out)
     study.claim(out, overwrite, resume)
     _finish(study, out, as_json, told, problems)
 
 
-def _shares(text: str | None) -> tuple[float, ...]:
+Cut = Annotated[
+    str | None,
+    typer.Option(help="The places in the chain of modules where parts begin, e.g. 4,9 (default: by measured seconds)."),
+]
+
+
+@_command("run", _of_pipeline, pipeline)
+def pipeline_run(
+    schedules: Annotated[
+        list[str], typer.Argument(metavar="EXPR", help='Schedules, e.g. "BPK()" "DSP((1,1,0),(4,2,0))" "1F1B(4)".')
+    ],
+    cut: Cut = None,
+    rates: Annotated[str | None, typer.Option(help="A factor of the rate for each part, e.g. 0.5,0.7,1.")] = None,
+    forward: Annotated[
+        str | None, typer.Option(help="Seconds of a batch at each part, forward, e.g. 0.02,0.03,0.02 (else measured).")
+    ] = None,
+    backward: Annotated[str | None, typer.Option(help="Seconds of a batch at each part, back (else measured).")] = None,
+    decay: Annotated[str | None, typer.Option(help="A tenth of the rate after these shares, e.g. 0.5,0.75.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the model and of batches.")] = 0,
+    seeds: Seeds = None,
+    out: Out = Path("runs/pipeline"),
+    overwrite: Overwrite = False,
+    log: LogTo = None,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Train one model under several schedules; table, logs and plots in --out. Under torchrun each rank has a part."""
+    from .compare import Pipelined
+    from .run.ranks import barrier, rank
+
+    listed = {
+        "cut": tuple(int(place) for place in _numbers("cut", cut, "places in the chain", "4,9", int)),
+        "rates": _numbers("rates", rates, "a factor for each part", "0.5,0.7,1"),
+        "forward": _numbers("forward", forward, "seconds for each part", "0.02,0.03,0.02"),
+        "backward": _numbers("backward", backward, "seconds for each part", "0.02,0.03,0.02"),
+        "decay": _decay(decay),
+        "seeds": (seed,) if seeds is None else _seeds(seeds),
+    }
+    study = _study(Pipelined, schedules, {**given, **listed})
+    problem = study.problem(study.seeds[0])
+    study = study.settled(problem)
+    for method in study.parsed():
+        study.rehearse(method, problem)
+    told = _told(log, out)
+    if rank() == 0:
+        study.claim(out, overwrite)
+    barrier()
+    _finish(study, out, as_json, told, {study.seeds[0]: problem})
+
+
+@_command("plan", _of_plan, pipeline)
+def pipeline_plan(
+    schedules: Annotated[
+        list[str] | None, typer.Argument(metavar="[EXPR]", help="Schedules to show besides those that always are.")
+    ] = None,
+    cut: Cut = None,
+    micro: Annotated[int, typer.Option(help="Micro-batches of GPipe, 1F1B and PipeDream-2BW.")] = 4,
+    shape: Annotated[
+        str | None, typer.Option(help="In place of --data: an example's shape, 3,32,32 or, of texts, 80.")
+    ] = None,
+    classes: Annotated[int, typer.Option(help="With --shape: classes, or different ids of texts.")] = 10,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Measure a model's parts, and say how long a batch takes under each schedule, and which delays hide the links."""
+    from .analysis import planner
+
+    if shape is not None and "data" in given["typed"]:
+        raise ValueError(f"--shape {shape} is not used with --data: leave one of the two out")
+    sizes = tuple(int(size) for size in _numbers("shape", shape, "numbers of an example", "3,32,32", int))
+    places = tuple(int(place) for place in _numbers("cut", cut, "places in the chain", "4,9", int))
+    names = ("data", "model", "data_dir", "batch", "parts", "device", "mbit", "latency")
+    asked = {name: given[name] for name in names}
+    found = planner.plan(
+        schedules or (), given["use"] or (), micro=micro, shape=sizes, classes=classes, cut=places, **asked
+    )
+    if not as_json:
+        planner.show(found)
+    _print_json(as_json, found.values())
+
+
+def _decay(text: str | None) -> tuple[float, ...]:
+    return _numbers("decay", text, "shares of the steps", "0.5,0.75")
+
+
+def _numbers(
+    option: str, text: str | None, what: str, example: str, kind: Callable[[str], float] = float
+) -> tuple[float, ...]:
+    """Numbers that were typed with commas between them."""
     try:
-        return tuple(float(word) for word in text.split(",")) if text else ()
+        return tuple(kind(word) for word in text.split(",")) if text else ()
     except ValueError:
-        raise ValueError(f"--decay {text}: shares of the steps separated by commas, such as 0.5,0.75") from None
+        raise ValueError(f"--{option} {text}: {what} separated by commas, such as {example}") from None
 
 
 def _refuse_other_clients(study: Any, typed: set[str], made: int) -> None:

@@ -15,6 +15,9 @@ from ..expression import settings, shape, vocabulary
 from ..links import Link
 from ..links.subspace import Basis
 from ..optimizers import Optimizer
+from ..pipeline.schedule import SCHEDULES
+from ..pipeline.schedule import Schedule as Parts
+from ..pipeline.stored import AQSGD
 from ..run.network import Network
 from ..run.privacy import Privacy
 from ..run.setting import Setting
@@ -35,6 +38,8 @@ KINDS: dict[type, str] = {
     Algorithm: "algorithm",
     Link: "link",
     Method: "data-parallel",
+    Parts: "pipeline schedule",
+    AQSGD: "pipeline link",
     Optimizer: "server optimiser",
     Schedule: "learning rate",
     Split: "split",
@@ -51,6 +56,7 @@ def catalogue(use: Sequence[str] = ()) -> list[Entry]:
     """Every name, by kind, then by name; those too that ``use``, modules of the user's, define."""
     # One by one: EF21 is a link, and a data-parallel method too.
     named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), *METHODS.items()]
+    named += [*SCHEDULES.items(), ("AQSGD", AQSGD)]
     # What a module merely imports from thinwire is there already.
     named += [(name, cls) for name, cls in own(use).items() if not cls.__module__.startswith("thinwire.")]
     found = [_entry(name, cls) for name, cls in named]

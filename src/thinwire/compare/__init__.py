@@ -7,11 +7,12 @@ from pathlib import Path
 from ..errors import RunError
 from .data_parallel import DataParallel
 from .federated import Federated
+from .pipelined import Pipelined
 from .study import Study, described
 
-__all__ = ["KINDS", "DataParallel", "Federated", "Study", "load"]
+__all__ = ["KINDS", "DataParallel", "Federated", "Pipelined", "Study", "load"]
 
-KINDS: dict[str, type[Study]] = {cls.kind: cls for cls in (Federated, DataParallel)}
+KINDS: dict[str, type[Study]] = {cls.kind: cls for cls in (Federated, DataParallel, Pipelined)}
 
 
 def load(out: Path) -> Study:

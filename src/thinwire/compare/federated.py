@@ -13,6 +13,7 @@ from ..data import Split
 from ..ddp.methods import METHODS
 from ..errors import ExpressionError, require
 from ..expression import settings
+from ..pipeline.schedule import SCHEDULES
 from ..problem import CLIENTS, Problem, custom, standard
 from ..report.read import Record
 from ..run.setting import Setting
@@ -59,6 +60,8 @@ class Federated(Study):
     def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Algorithm:
         """A method of :mod:`thinwire.algorithms`, or one of the user's own; ``defaults`` are those of its training."""
         names, outer = known(use), text.partition("(")[0].strip()
+        if outer in SCHEDULES and outer not in names:
+            raise ExpressionError(f"{outer} is a schedule of pipelined training, for `thinwire pipeline run`")
         if outer in METHODS and outer not in names:
             raise ExpressionError(f"{outer} is a data-parallel method, for `thinwire ddp-sim`")
         found = typed(text, names, defaults)

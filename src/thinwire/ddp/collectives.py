@@ -159,17 +159,22 @@ def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T
         if not requests:
             return results
         assert len(requests) == len(talks), "workers that do not ask alike"
-        means = [r.x for r in requests if isinstance(r, Mean)]
-        if means:
-            answers = _mean(means)
-            _charge(traffic, reduced=means[0].nbytes)
-            continue
-        data = [r.data for r in requests if isinstance(r, Gather)]
-        longest = max(map(len, data))
-        answers = [data] * len(talks)
-        _charge(traffic, gathered=8 + HEAD)
-        if longest > HEAD:
-            _charge(traffic, gathered=longest - HEAD)
+        answers = answered(requests, traffic)
+
+
+def answered(requests: Sequence[Mean | Gather], traffic: Traffic | None = None) -> list[Any]:
+    """What a process group would answer to the requests of all its ranks. ``traffic`` is charged what one gives."""
+    means = [r.x for r in requests if isinstance(r, Mean)]
+    if means:
+        answers = _mean(means)
+        _charge(traffic, reduced=means[0].nbytes)
+        return answers
+    data = [r.data for r in requests if isinstance(r, Gather)]
+    longest = max(map(len, data))
+    _charge(traffic, gathered=8 + HEAD)
+    if longest > HEAD:
+        _charge(traffic, gathered=longest - HEAD)
+    return [data] * len(requests)
 
 
 def _mean(parts: list[Tensor]) -> list[Tensor]:

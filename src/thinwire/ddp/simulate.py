@@ -31,7 +31,7 @@ from ..task import Task
 from ..train.one import means, to_device, usable
 from ..train.threads import one_thread, single
 from ..wire import Packet, State, restore
-from .collectives import Traffic, together
+from .collectives import Talk, Traffic, together
 from .exchange import Ends, average, ends, exchange, output, place, start
 from .methods import Feedback, Hook, Method
 from .vector import Vector
@@ -110,8 +110,7 @@ class Worker:
 
     def backward(self, task: Task, indices: Tensor, key: Key) -> None:
         """The gradient of a mini-batch, at the point where the method takes it."""
-        if isinstance(self.method, Feedback) and self.rank.lam:
-            place(self.rank, self.rank.lam, self.vector.flat)
+        self.leave()
         self.optimizer.zero_grad()
         batch = to_device(task.batch(indices, key.generator("augment")), self.vector.flat.device)
         loss = task.loss(self.module, batch).mean()
@@ -120,14 +119,58 @@ class Worker:
         if not math.isfinite(self.loss):
             raise NonFinite(f"step {key.round}: the loss became {self.loss:.3g}; lower the learning rate")
 
+    @torch.no_grad()
+    def leave(self) -> None:
+        """The parameters become the point where the method takes gradients."""
+        if isinstance(self.method, Feedback) and self.rank.lam:
+            place(self.rank, self.rank.lam, self.vector.flat)
+
+    @torch.no_grad()
+    def step(self, key: Key, clip: Callable[[], object] = lambda: None) -> Talk[None]:
+        """From a gradient to the next model. ``clip`` is called before the optimiser's step, to change gradients.
+
+        Raises ``NonFinite`` where a ``Hook`` would average a gradient that is not finite.
+        """
+        if isinstance(self.method, Feedback):
+            clip()
+            self.optimizer.step()
+            yield from exchange(self.method, self.rank, self.vector.flat, key)
+            return
+        assert isinstance(self.method, Hook)
+        torch._foreach_copy_([layer for _, layer in self.gradient.items()], self.grads)
+        arrived = yield from average(self.method.link, self.ends, self.gradient, key)
+        if arrived is None:
+            raise NonFinite(f"step {key.round}: a gradient became NaN or infinite; lower the learning rate")
+        torch._foreach_copy_(self.grads, [layer for _, layer in arrived.items()])
+        clip()
+        self.optimizer.step()
+
+    def judged(self) -> Talk[Tensor]:
+        """The parameters, as one vector, that the method is judged by. All workers ask for them together."""
+        if isinstance(self.method, Feedback):
+            return (yield from output(self.method, self.rank))
+        return self.vector.flat
+
+    @property
+    def kept(self) -> dict[str, State]:
+        """What the method keeps between steps."""
+        kept = self.rank if isinstance(self.method, Feedback) else self.ends
+        return {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")}
+
+    @kept.setter
+    def kept(self, found: dict[str, Any]) -> None:
+        if isinstance(self.method, Feedback):
+            self.rank = replace(self.rank, **found)
+        else:
+            self.ends = Ends(**found)
+
     def state(self) -> dict[str, State]:
         """All of it that the next step depends on. Tensors are the worker's own, not copies."""
-        kept = self.rank if isinstance(self.method, Feedback) else self.ends
         return {
             "parameters": self.vector.flat,
             "buffers": list(self.module.buffers()),
             "optimizer": self.optimizer.state_dict(),
-            "kept": {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")},
+            "kept": self.kept,
         }
 
     @torch.no_grad()
@@ -140,10 +183,7 @@ class Worker:
         for buffer, value in zip(self.module.buffers(), found["buffers"], strict=True):
             buffer.copy_(value)
         self.optimizer.load_state_dict(copy.deepcopy(packet["optimizer"]))  # what is loaded must not be written to
-        if isinstance(self.method, Feedback):
-            self.rank = replace(self.rank, **found["kept"])
-        else:
-            self.ends = Ends(**found["kept"])
+        self.kept = found["kept"]
 
 
 def simulate(
@@ -296,21 +336,7 @@ def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
 @torch.no_grad()
 def one_step(team: Sequence[Worker], keys: Sequence[Key], traffic: Traffic | None = None) -> None:
     """From gradients to the next model, on all workers."""
-    method = team[0].method
-    if isinstance(method, Hook):
-        for worker in team:
-            torch._foreach_copy_([layer for _, layer in worker.gradient.items()], worker.grads)
-        talks = [average(method.link, w.ends, w.gradient, key) for w, key in zip(team, keys, strict=True)]
-        for worker, arrived in zip(team, together(talks, traffic), strict=True):
-            if arrived is None:
-                raise NonFinite(f"step {keys[0].round}: a gradient became NaN or infinite; lower the learning rate")
-            torch._foreach_copy_(worker.grads, [layer for _, layer in arrived.items()])
-            worker.optimizer.step()
-    else:
-        assert isinstance(method, Feedback)
-        for worker in team:
-            worker.optimizer.step()
-        together([exchange(method, w.rank, w.vector.flat, k) for w, k in zip(team, keys, strict=True)], traffic)
+    together([worker.step(key) for worker, key in zip(team, keys, strict=True)], traffic)
     if traffic is not None:
         traffic.steps += 1
 

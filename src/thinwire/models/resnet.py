@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .norm import normalise
+from .pool import ChannelMean
 
 
 def resnet20(shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, norm: str = "batch") -> nn.Module:
@@ -58,6 +59,10 @@ class ResNet(nn.Module):
         x = self.stages(x).mean(dim=(2, 3))  # [n, 64]
         out: Tensor = self.dense(x)
         return out
+
+    def chain(self) -> list[nn.Module]:
+        """The modules in order, each of which takes what the one before gives: where a pipeline may cut."""
+        return [self.conv, self.norm, nn.ReLU(), *self.stages, ChannelMean(), self.dense]
 
 
 class _Block(nn.Module):

@@ -35,7 +35,7 @@ class CharTransformer(nn.Module):
     def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.characters = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(context, width)
+        self.positions = _Positions(context, width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*[_Block(width, heads, dropout) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
@@ -49,12 +49,22 @@ class CharTransformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, characters: Tensor) -> Tensor:
-        length, context = characters.shape[-1], self.positions.num_embeddings
-        require(length <= context, f"{length} characters are more than the context of {context}")
-        positions = torch.arange(length, device=characters.device)
-        x = self.dropout(self.characters(characters) + self.positions(positions))  # [n, length, width]
+        x = self.dropout(self.positions(self.characters(characters)))  # [n, length, width]
         out: Tensor = self.dense(self.norm(self.blocks(x)))
         return out
+
+    def chain(self) -> list[nn.Module]:
+        """The modules in order, each of which takes what the one before gives: where a pipeline may cut."""
+        return [self.characters, self.positions, self.dropout, *self.blocks, self.norm, self.dense]
+
+
+class _Positions(nn.Embedding):
+    """Adds what is learnt of each position to what was embedded, [n, length, width]."""
+
+    def forward(self, embedded: Tensor) -> Tensor:
+        length, context = embedded.shape[-2], self.num_embeddings
+        require(length <= context, f"{length} characters are more than the context of {context}")
+        return embedded + super().forward(torch.arange(length, device=embedded.device))
 
 
 class _Block(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import require
 from .norm import normalise
+from .pool import ChannelMean
 
 # Convolutions of 3 x 3 by their channels; 0 is a pool of 2 x 2.
 _VGG11 = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
@@ -76,3 +77,7 @@ class VGG(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.dense(self.features(x).mean(dim=(2, 3)))
         return out
+
+    def chain(self) -> list[nn.Module]:
+        """The modules in order, each of which takes what the one before gives: where a pipeline may cut."""
+        return [*self.features, ChannelMean(), self.dense]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..config import complete
+from ..ddp.methods import Feedback, Hook
 from ..errors import WireError, require
 from .stage import Batch, Settings, Stage
 
@@ -21,7 +23,9 @@ class Bytes:
     """Bytes that one part sent and received, what frames messages included.
 
     ``forward`` are activations, ``backward`` error gradients, ``look`` activations of batches that were looked at and
-    not trained with. ``setup`` is what ranks compared before the first batch; the simulator has none of it.
+    not trained with. ``averaged`` is what the part gave to collectives with its replicas, of which there are R: of an
+    all-reduce of n bytes 2 (R - 1) / R * n cross each one's link, of an all-gather (R - 1) n. ``setup`` is what ranks
+    compared before the first batch; the simulator has none of it.
     """
 
     batches: int = 0
@@ -31,16 +35,17 @@ class Bytes:
     backward_received: int = 0
     look_sent: int = 0
     look_received: int = 0
+    averaged: int = 0
     setup: int = 0
 
     @property
     def sent(self) -> int:
-        """All that was sent to train."""
+        """All that was sent to other parts to train."""
         return self.forward_sent + self.backward_sent
 
     @property
     def received(self) -> int:
-        """All that was received to train."""
+        """All that was received from other parts to train."""
         return self.forward_received + self.backward_received
 
     def add(self, way: str, direction: str, count: int) -> None:
@@ -56,14 +61,15 @@ class Bytes:
 class Training(ABC):
     """Steps, evaluation, checkpoints and bytes of a pipelined training.
 
-    ``stages`` has the parts that lie in this process, by number, and ``ledger`` their bytes.
+    ``stages`` has the parts that lie in this process, and ``ledger`` their bytes, both by rank: part k of replica r is
+    rank r K + k.
     """
 
     def __init__(self, stages: Mapping[int, Stage], settings: Settings) -> None:
         self.stages, self.settings = dict(stages), settings
-        self.ledger = {part: Bytes() for part in self.stages}
+        self.ledger = {rank: Bytes() for rank in self.stages}
         self.looks = 0
-        self.shape: tuple[Any, ...] | None = None
+        self.shapes: dict[str, list[Any]] = {}  # of the first batch: inputs and targets, with their types
 
     @property
     def batches(self) -> int:
@@ -73,19 +79,27 @@ class Training(ABC):
     @property
     def held(self) -> dict[int, int]:
         """The most micro-batches that each part here kept at once between their forward and their backward pass."""
-        return {part: stage.most for part, stage in self.stages.items()}
+        return {rank: stage.most for rank, stage in self.stages.items()}
 
     def step(self, x: Tensor | None, y: Tensor | None = None, examples: Tensor | Sequence[int] | None = None) -> Any:
         """Train with one batch more. The first part needs the inputs ``x``, the last one the targets ``y``.
 
         ``examples`` are the numbers of the batch's examples, for links that remember by example. Returns the loss, a
         number in a tensor, of the batch that went back at the last part: this one, unless the schedule keeps that part
-        behind too. None on all other ranks, and where no batch went back. Raises ``ValueError`` for a batch whose
-        examples are of another shape or type than those before, :class:`~thinwire.errors.NonFinite` where the loss is,
+        behind too. None on all other ranks, and where no batch went back. Raises ``ValueError`` for a batch of another
+        size, shape or type than those before, :class:`~thinwire.errors.NonFinite` where the loss is no number,
         and :class:`~thinwire.errors.RankLost` where another rank is lost or has failed.
+
+        A batch of another shape is refused before anything is done with it. A simulation then goes on with the next
+        batch. Of processes each one that was given such a batch raises ``ValueError``, and all others ``RankLost``
+        with its text: the training is begun anew from its last checkpoint.
         """
         numbers = None if examples is None else [int(number) for number in examples]
-        return self.run("step", lambda stage: stage.tick(Batch(x, y, numbers)), lambda: self._same_shape(x))
+
+        def begin(stage: Stage) -> Any:
+            return stage.tick(Batch(*(self.share(whole, stage.replica) for whole in (x, y, numbers))))
+
+        return self.run("step", begin, lambda: self._same_shapes(x, y))
 
     def drain(self) -> Any:
         """Finish what is on its way, so that every batch is used once. Returns the mean loss of what went back.
@@ -100,22 +114,37 @@ class Training(ABC):
         Activations go from part to part as they are, whatever link training has. What is on its way stays there.
         """
         self.looks += 1
-        return self.run("predict", lambda stage: stage.look(x, self.looks))
+        return self.run("predict", lambda stage: stage.look(self.share(x, stage.replica), self.looks))
+
+    def share(self, whole: Any, replica: int) -> Any:
+        """What a replica is given of a batch: in a process of its own all that its script gives."""
+        return whole
+
+    @abstractmethod
+    def whole_state_dict(self) -> dict[str, Tensor]:
+        """The model's ``state_dict()``, copied, under its names before it was cut.
+
+        Parameters are as they are now: call :meth:`drain` first where every batch is to count. Of replicas they are the
+        model that the method is judged by, and buffers those of the first replica. Between processes all ranks call it.
+        """
 
     @abstractmethod
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
         """Drive what ``begin`` makes of each stage here to its end; returns what the last part's gave."""
 
-    def _same_shape(self, x: Tensor | None) -> None:
-        if x is None:
-            return
-        shape = (tuple(x.shape[1:]), x.dtype)
-        self.shape = self.shape or shape
-        require(
-            self.shape == shape,
-            f"batch {self.batches} has inputs of {list(shape[0])} a piece, {shape[1]}, and those before had "
-            f"{list(self.shape[0])}, {self.shape[1]}: one training takes inputs of one shape",
-        )
+    def _same_shapes(self, x: Tensor | None, y: Tensor | None) -> None:
+        found = {name: [list(t.shape), str(t.dtype)] for name, t in (("inputs", x), ("targets", y)) if t is not None}
+        for name, now in found.items():
+            before = self.shapes.get(name, now)
+            hint = ""
+            if now[0][:1] != before[0][:1] and now[0][1:] == before[0][1:]:
+                hint = "; drop the last batch of an epoch where it is smaller (drop_last=True)"
+            require(
+                now == before,
+                f"batch {self.batches} has {name} of shape {now[0]}, {now[1]}, and those before had {before[0]}, "
+                f"{before[1]}: one training takes batches of one shape{hint}",
+            )
+        self.shapes = {**found, **self.shapes}
 
     # -- checkpoints ----------------------------------------------------------
 
@@ -126,31 +155,45 @@ class Training(ABC):
             "schedule": complete(self.settings.schedule),
             "parts": self.settings.parts,
             "seed": self.settings.seed,
+            "replicas": self.settings.replicas,
+            "average": complete(self.settings.average) if self.settings.replicas > 1 else None,
         }
 
-    def state_of(self, part: int, pending: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def state_of(self, rank: int, pending: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The state of one part here."""
         return {
             **self.about(),
-            "ledger": dict(vars(self.ledger[part])),
-            "shape": None if self.shape is None else [list(self.shape[0]), str(self.shape[1])],
-            **self.stages[part].state(pending),
+            "ledger": dict(vars(self.ledger[rank])),
+            "shapes": copy.deepcopy(self.shapes),
+            **self.stages[rank].state(pending),
         }
 
-    def load_part(self, part: int, state: dict[str, Any]) -> list[Any]:
+    def load_part(self, rank: int, state: dict[str, Any]) -> list[Any]:
         """Go on from the state of a part; returns the messages that wait for it."""
         known = isinstance(state, dict) and state.get("format") == FORMAT
         require(known, "this is no state of thinwire.pipeline, or of another version: give what state_dict() returned")
         for name, mine in self.about().items():
             require(state[name] == mine, f"this state is of another {name}: {state[name]}, not {mine}")
-        require(state["part"] == part, f"this state is of part {state['part']}, and this is part {part}")
+        stage = self.stages[rank]
+        for name, own in (("part", stage.part), ("replica", stage.replica)):
+            require(state[name] == own, f"this state is of {name} {state[name]}, and this is {name} {own}")
         try:
-            pending = self.stages[part].load(state)
+            pending = stage.load(state)
         except WireError as error:
             raise ValueError(str(error)) from error
-        self.ledger[part] = Bytes(**state["ledger"])
-        self.shape = None
+        self.ledger[rank] = Bytes(**state["ledger"])
+        if self.settings.replicas == 1:  # a simulation is given all replicas' batches at once, and a process its own
+            self.shapes = {**self.shapes, **copy.deepcopy(state["shapes"])}
         return pending
+
+
+def settle(settings: Settings) -> Settings:
+    """Settings as they are. Raises ``ValueError`` for replicas that cannot be."""
+    replicas, average = settings.replicas, settings.average
+    require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
+    fits = isinstance(average, Feedback | Hook)
+    require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
+    return settings
 
 
 def modules(stages: Any) -> list[nn.Module]:

@@ -7,6 +7,9 @@ goes on. In the meantime it has begun m_i - m_j batches more. So a batch takes a
     max over i <= j of (sum of f + b over i..j, and of c + d between them) / (1 + m_i - m_j)
 
 seconds. Where each part executes its own list and waits for messages alone, it takes exactly that once queues are full.
+
+A link that is busy for r seconds with the messages of a batch, its bytes over its rate, is as a part that computes so
+long: a batch takes at least r seconds too, however large the delays are.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from .schedule import DSP, Schedule
 
 __all__ = ["events", "plan", "tick"]
 
+Busy = tuple[Sequence[float], Sequence[float]]
+"""Of the seconds of messages ahead and back those in which the link is taken; the rest is latency."""
+
 
 def tick(
     delays: Sequence[int],
@@ -26,19 +32,22 @@ def tick(
     backward: Sequence[float],
     ahead: Sequence[float],
     back: Sequence[float],
+    busy: Busy = ((), ()),
 ) -> float:
     """Seconds a batch by the law.
 
     ``delays`` are m; ``forward`` and ``backward`` seconds of each part; ``ahead[k]`` and ``back[k]`` seconds of a
-    message from part k to k + 1, and of one from k + 1 to k: latency and bytes over rate.
+    message from part k to k + 1, and of one from k + 1 to k: latency and bytes over rate. ``busy`` has the bytes over
+    the rate alone; without it messages never wait for one another.
     """
     own = [f + b for f, b in zip(forward, backward, strict=True)]
     between = [c + d for c, d in zip(ahead, back, strict=True)]
     n = len(own)
     require(len(delays) == n and len(between) == n - 1, f"{len(delays)} delays, {n} parts, {len(between)} links")
-    return max(
+    circles = (
         (sum(own[i : j + 1]) + sum(between[i:j])) / (1 + delays[i] - delays[j]) for i in range(n) for j in range(i, n)
     )
+    return max(*circles, *busy[0], *busy[1], 0.0)
 
 
 def events(
@@ -48,14 +57,18 @@ def events(
     ahead: Sequence[float],
     back: Sequence[float],
     batches: int = 200,
+    busy: Busy = ((), ()),
 ) -> float:
     """Seconds a batch, as parts that execute a schedule's operations would take, over the second half of ``batches``.
 
-    Seconds are those of a whole batch, of which a micro-batch takes its share. A message never waits for another one.
+    Seconds are those of a whole batch, of which a micro-batch takes its share. A message waits for those before it
+    while the link is ``busy`` with them; without ``busy`` it never waits.
     """
     parts, pieces = len(forward), schedule.pieces
     schedule.check(parts)
-    done: dict[tuple[str, int, int, int], float] = {}  # when a pass of (part, batch, micro) has ended
+    links = {"forward": (ahead, busy[0] or [0.0] * len(ahead)), "backward": (back, busy[1] or [0.0] * len(back))}
+    free: dict[tuple[str, int], float] = {}  # when a link, by direction, has sent all that it was given
+    there: dict[tuple[str, int, int, int], float] = {}  # when a message to (part, batch, micro) has arrived
     clock = [0.0] * parts
     ops = [[op for n in range(batches) for op in schedule.tick(k, parts, n)] for k in range(parts)]
     at, ends, locked = [0] * parts, [0.0] * batches, [0] * parts
@@ -65,23 +78,26 @@ def events(
             while at[k] < len(ops[k]):
                 op = ops[k][at[k]]
                 needs: tuple[str, int, int, int] | None = None
-                wait = 0.0
                 if op.do == "forward" and k:
-                    needs, wait = ("forward", k - 1, op.batch, op.micro), ahead[k - 1] / pieces
+                    needs = ("forward", k, op.batch, op.micro)
                 elif op.do in ("backward", "teach") and k < parts - 1:
-                    needs, wait = ("backward", k + 1, op.batch, op.micro), back[k] / pieces
-                if needs is not None and needs not in done:
+                    needs = ("backward", k, op.batch, op.micro)
+                if needs is not None and needs not in there:
                     break
                 if schedule.barrier and op.do == "forward" and op.micro == 0 and min(locked) < op.batch:
                     break
                 if needs is not None:
-                    clock[k] = max(clock[k], done[needs] + wait)
+                    clock[k] = max(clock[k], there[needs])
                 if schedule.barrier and op.do == "forward" and op.batch:
                     clock[k] = max(clock[k], ends[op.batch - 1])
                 clock[k] += {"forward": forward[k], "backward": backward[k], "guess": backward[k]}.get(
                     op.do, 0
                 ) / pieces
-                done["backward" if op.do == "guess" else op.do, k, op.batch, op.micro] = clock[k]
+                way, to = ("forward", k + 1) if op.do == "forward" else ("backward", k - 1)
+                if op.do in ("forward", "backward", "guess") and 0 <= to < parts:
+                    seconds, taken = (each[min(k, to)] / pieces for each in links[way])
+                    starts = max(clock[k], free.get((way, to), 0.0))
+                    free[way, to], there[way, to, op.batch, op.micro] = starts + taken, starts + seconds
                 at[k], moved = at[k] + 1, True
                 following = ops[k][at[k]] if at[k] < len(ops[k]) else None
                 if following is None or (following.do == "forward" and following.micro == 0):
@@ -92,14 +108,21 @@ def events(
     return (ends[-1] - ends[half - 1]) / (batches - half)
 
 
-def plan(forward: Sequence[float], backward: Sequence[float], ahead: Sequence[float], back: Sequence[float]) -> DSP:
+def plan(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    ahead: Sequence[float],
+    back: Sequence[float],
+    busy: Busy = ((), ()),
+) -> DSP:
     """The DSP with the smallest delays whose links cost nothing: a batch takes what the slowest part needs.
 
-    ``backward`` has the replay of each part but the last in it. The delays are the least, part by part; what of a delay
+    Where a link is ``busy`` for longer than that, a batch takes what the busiest link needs. ``backward`` has the
+    replay of each part but the last in it. The delays are the least, part by part; what of a delay
     lies on the links forward, p, is one tick where there is one.
     """
     own = [f + b for f, b in zip(forward, backward, strict=True)]
-    most, n = max(own), len(own)
+    most, n = max(*own, *busy[0], *busy[1], 0.0), len(own)
     require(most > 0, "the parts take no time: there is nothing to plan")
     m = [0] * n
     for i in range(n - 2, -1, -1):

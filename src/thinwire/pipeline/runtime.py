@@ -8,6 +8,7 @@ each. What does not fit follows in a message of its own. A negative length says 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import time
@@ -20,10 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import complete
-from ..ddp.collectives import Gather, Group, Traffic
+from ..ddp.collectives import Gather, Group, Mean, Traffic
+from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
+from ..links import Dense
 from ..wire import Packet, dumps, loads, pieces
-from .handle import Training, modules
+from .handle import Training, modules, settle
 from .schedule import Schedule
 from .simulate import HEAD, LEAST
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
@@ -36,6 +39,7 @@ FIRST = 1 << 20  # above the tags that gloo gives to collectives
 EACH = 16  # tags of one training: receives that an earlier one has posted must not take messages of this one
 trainings = 0  # that this process has begun
 MOST_AHEAD = 8  # receives that are posted: each has a frame's memory
+INITIAL = ("model (its parameters' names or shapes)", "initial model")
 COMPARING = "comparing what is to be trained"
 PARTING = 5.0  # seconds in which a rank that fails tries to say so
 
@@ -49,10 +53,15 @@ def pipeline(
     seed: int = 0,
     rate: Callable[[int, int], float] | None = None,
     clip: float | None = None,
+    replicas: int = 1,
+    average: Method = Hook(Dense()),  # noqa: B008  frozen
     group: dist.ProcessGroup | None = None,
     timeout: float = 300.0,
 ) -> Pipeline:
     """Train a part of a model in each process of a group: rank k has ``stages[k]``, where its parameters lie.
+
+    With ``replicas`` there are so many such pipelines: rank r K + k is part k of K of replica r, and each replica's
+    script gives batches of its own. What the replicas of a part send one another at each step is ``average``.
 
     - ``stages``: what :func:`split` returned, the whole list on every rank.
     - ``optimizer``: a function that makes an optimiser of torch's of a part's parameters.
@@ -61,32 +70,47 @@ def pipeline(
     - ``seed``: of random layers and links. It is the same on every rank.
     - ``rate``: a factor of the learning rate by (batch, part).
     - ``clip``: the largest norm of a part's gradient; larger ones are scaled down.
+    - ``replicas``: pipelines side by side.
+    - ``average``: a method of :mod:`thinwire.ddp` such as ``DEF(64)`` or ``Hook(TopK(0.01))``; by default the mean of
+      gradients. It acts part by part. Parameters are then where the method takes gradients; ``whole_state_dict()`` and
+      ``predict`` have the model that it is judged by. Gradients are clipped as the optimiser sees them: means over
+      replicas under a ``Hook``, each replica's own under all others. Running statistics, the links' memories, and
+      DNI's auxiliary networks are each replica's own.
     - ``group``: the ranks, by default all. They speak gloo, in a group of their own where this one has no CPU backend.
     - ``timeout``: seconds after which a neighbour that sends nothing is lost.
 
     All ranks call it at the same place. Raises ``ValueError`` for what cannot be trained, :class:`OutOfSync` on every
-    rank where one has another model, schedule, seed, clip or number of parts, and :class:`RankLost` where one is
-    missing.
+    rank where one has another model, schedule, seed, clip, average, or number of parts or replicas, and
+    :class:`RankLost` where one is missing.
     """
     parts = modules(stages)
     require(timeout > 0, f"timeout={timeout}: seconds, above 0")
     alone = not (dist.is_available() and dist.is_initialized())
+    settings = settle(Settings(schedule, len(parts), optimizer, loss, seed, rate, clip, replicas, average))
+    needed = len(parts) * replicas
+    shown = f"{len(parts)} parts" if replicas == 1 else f"{len(parts)} parts in {replicas} replicas"
     require(
-        not alone or len(parts) == 1,
-        f"{len(parts)} parts are {len(parts)} processes: call torch.distributed.init_process_group first, under "
-        f"torchrun --nproc-per-node {len(parts)}, or train them in one with Simulation",
+        not alone or needed == 1,
+        f"{shown} are {needed} processes: call torch.distributed.init_process_group first, under "
+        f"torchrun --nproc-per-node {needed}, or train them in one with Simulation",
     )
     group = None if alone else group or dist.group.WORLD
     rank, size = (0, 1) if group is None else (group.rank(), group.size())
-    settings = Settings(schedule, len(parts), optimizer, loss, seed, rate, clip)
     if group is not None and "cpu" not in {device.type for device in group._device_types}:
         ranks = dist.get_process_group_ranks(group)
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     setup = Traffic()
     tag = 0 if group is None else _same_everywhere(Group(group, setup), settings, parts)
     schedule.check(len(parts))  # on all ranks alike, once they have the same
-    require(size == len(parts), f"{len(parts)} parts, and {size} ranks: split(model, parts={size}, ...)")
-    return Pipeline(Stage(parts[rank], rank, settings), settings, group, timeout, tag, setup.gathered)
+    require(size == needed, f"{shown}, and {size} ranks: split(model, parts={size // replicas}, ...)")
+    replica, part = divmod(rank, len(parts))
+    peers = None
+    if group is not None and replicas > 1:
+        ranks = [dist.get_global_rank(group, other) for other in range(part, size, len(parts))]
+        limit = datetime.timedelta(seconds=timeout)
+        peers = dist.new_group(ranks, limit, backend="gloo", use_local_synchronization=True)
+    stage = Stage(parts[part], part, settings, replica)
+    return Pipeline(stage, settings, group, timeout, tag, setup.gathered, peers)
 
 
 def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module]) -> int:
@@ -98,15 +122,17 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
         for name, tensor in part.state_dict().items():
             names.append([number, name, str(tensor.dtype), list(tensor.shape)])
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    mine = [len(parts), complete(settings.schedule), settings.seed, settings.clip, names, digest.hexdigest()]
+    shown = complete(settings.average)
+    mine = [len(parts), settings.replicas, complete(settings.schedule), shown, settings.seed, settings.clip]
+    mine += [names, digest.hexdigest()]
     found = [loads(data, max_values=None) for data in group.drive(_gather(dumps([trainings, *mine])), COMPARING)]
     trainings = 1 + max(int(theirs.pop(0)) for theirs in found)
-    what = ("number of parts", "schedule", "seed", "clip", "model (its parameters' names or shapes)", "initial model")
+    what = ("number of parts", "number of replicas", "schedule", "average", "seed", "clip", *INITIAL)
     for rank, one in enumerate(found):
         for name, theirs, expected in zip(what, one, found[0], strict=True):
             if theirs != expected:
                 shown = f": {theirs}, not {expected}" if isinstance(theirs, int | float | str | None) else ""
-                hint = "; seed torch alike on every rank before the model is made" if name == "initial model" else ""
+                hint = "; seed torch alike on every rank before the model is made" if name == INITIAL[-1] else ""
                 raise OutOfSync(f"rank {rank} has another {name} than rank 0{'' if hint else shown}{hint}")
     return FIRST + trainings * EACH
 
@@ -251,11 +277,20 @@ class Pipeline(Training):
     """One part of a pipeline, in this process. ``bytes`` are those that it sent and received."""
 
     def __init__(
-        self, stage: Stage, settings: Settings, group: dist.ProcessGroup | None, timeout: float, tag: int, setup: int
+        self,
+        stage: Stage,
+        settings: Settings,
+        group: dist.ProcessGroup | None,
+        timeout: float,
+        tag: int,
+        setup: int,
+        peers: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__({stage.part: stage}, settings)
+        self.rank = stage.replica * settings.parts + stage.part
+        super().__init__({self.rank: stage}, settings)
         self.stage, self.part, self.group, self.timeout = stage, stage.part, group, timeout
-        self.ledger[self.part].setup = setup
+        self.peers = None if peers is None else Group(peers, Traffic())  # this part in all replicas
+        self.ledger[self.rank].setup = setup
         self.computed = 0.0  # seconds that this part has computed, and not waited for messages or sent them
         self.failed: str | None = None
         self.pending: deque[list[Any]] = deque()  # messages back that arrived before they were asked for
@@ -276,16 +311,16 @@ class Pipeline(Training):
     @property
     def bytes(self) -> Any:
         """Bytes of this part, by direction."""
-        return self.ledger[self.part]
+        return self.ledger[self.rank]
 
     @property
     def waited(self) -> float:
-        """Seconds that this part has waited for messages."""
+        """Seconds that this part has waited for messages of its neighbours."""
         return sum(box.waited for box in self.into.values())
 
     def _rank(self, part: int) -> int:
         assert self.group is not None
-        return dist.get_global_rank(self.group, part)
+        return dist.get_global_rank(self.group, self.stage.replica * self.settings.parts + part)
 
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
         require(self.failed is None, f"this training has failed ({self.failed}): begin anew, from a checkpoint")
@@ -316,6 +351,8 @@ class Pipeline(Training):
                 answer = None
                 if isinstance(request, Give):
                     self._give(request)
+                elif isinstance(request, Mean | Gather):
+                    answer = self._shared(request)
                 else:
                     answer = self._take(request)
             except Lost as error:
@@ -323,6 +360,20 @@ class Pipeline(Training):
 
     def _give(self, request: Give) -> None:
         self.bytes.add(request.way, "sent", self.out[request.way].send(request.batch, request.micro, request.packet))
+
+    def _shared(self, request: Mean | Gather) -> Any:
+        """What all replicas of this part have of it."""
+        assert self.peers is not None
+        before = self.peers.traffic.bytes
+        try:
+            found = self.peers.mean(request.x) if isinstance(request, Mean) else self.peers.gather(request.data)
+        except RuntimeError as error:
+            raise RankLost(
+                f"part {self.part} of {self.settings.parts}, replica {self.stage.replica}: another replica of this "
+                f"part died, failed, or sent nothing for {self.timeout:g} s ({_first(error)})"
+            ) from error
+        self.bytes.averaged += self.peers.traffic.bytes - before
+        return found
 
     def _take(self, request: Take) -> Packet:
         if request.way == "backward" and self.pending:
@@ -365,6 +416,11 @@ class Pipeline(Training):
                 box.fail(self.failed)
             except (Lost, RuntimeError):
                 continue
+        if self.peers is not None:  # its connections are closed: other replicas would wait for this one
+            peers, self.peers = self.peers.group, None
+            with contextlib.suppress(RuntimeError, ValueError):
+                dist.destroy_process_group(peers)
+            del peers
         end = time.monotonic() + min(PARTING, self.timeout)
         for box in self.out.values():
             while box.going:
@@ -389,27 +445,24 @@ class Pipeline(Training):
             self.bytes.add("backward", "received", size)
             self.pending.append([batch, micro, packet])
         frames = {way: box.size for way, box in self.out.items() if box.size}
-        return {**self.state_of(self.part, self.pending), "frames": frames}
+        return {**self.state_of(self.rank, self.pending), "frames": frames}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state of this part was taken, bit for bit. Every rank loads its own, before its first batch.
 
         Raises ``ValueError`` for the state of another part, schedule, seed or model.
         """
-        self.pending = deque(self.load_part(self.part, state))
+        self.pending = deque(self.load_part(self.rank, state))
 
     def whole_state_dict(self) -> dict[str, Tensor]:
-        """The model's ``state_dict()``, on every rank, under its names before it was cut. All ranks call it.
-
-        Parameters are as they are now: call :meth:`drain` first where every batch is to count.
-        """
-        mine = {name: tensor.cpu() for name, tensor in self.stage.module.state_dict().items()}
+        mine = self._drive(self.stage.whole())
         if self.group is None:
-            return mine
-        found = Group(self.group, Traffic()).drive(_gather(dumps(mine)), "gathering the model")
+            found: dict[str, Tensor] = mine
+            return found
+        data = dumps({} if self.stage.replica else mine)
         joined: dict[str, Tensor] = {}
-        for data in found:
-            joined |= {n: t.clone() for n, t in loads(data, max_values=None, finite=False).items()}
+        for part in Group(self.group, Traffic()).drive(_gather(data), "gathering the model"):
+            joined |= {n: t.clone() for n, t in loads(part, max_values=None, finite=False).items()}
         return joined
 
 

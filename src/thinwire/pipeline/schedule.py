@@ -136,6 +136,10 @@ class Schedule(Config):
         """Whether all parts wait for one another after each batch. That changes the time a batch takes alone."""
         return False
 
+    def staleness(self, parts: int) -> tuple[int, ...]:
+        """How many batches lie between the forward pass of a batch and the step that it leads to, by part."""
+        return (0,) * parts if self.flushes else self.delays(parts)
+
     def lags(self, parts: int) -> tuple[int, ...]:
         """Ticks from the forward pass of a part to that of the next one, where all parts have a common clock."""
         return (0,) * parts
@@ -399,6 +403,9 @@ class PipeDream2BW(_Micro):
     @property
     def lookback(self) -> int:
         return 1
+
+    def staleness(self, parts: int) -> tuple[int, ...]:
+        return (1,) * parts
 
     def check(self, parts: int) -> None:
         super().check(parts)

@@ -7,16 +7,21 @@ messages take between processes.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ..ddp.collectives import Gather, Mean, Traffic, answered
+from ..ddp.methods import Hook, Method
 from ..errors import require
+from ..links import Dense
 from ..train.threads import one_thread
 from ..wire import length
-from .handle import Training, modules
+from .handle import Training, modules, settle
 from .schedule import Schedule
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
 
@@ -27,7 +32,11 @@ LEAST = 256  # bytes of a frame
 
 
 class Simulation(Training):
-    """Parts in one process. The arguments are those of :func:`~thinwire.pipeline.pipeline`."""
+    """Parts in one process. The arguments are those of :func:`~thinwire.pipeline.pipeline`.
+
+    A batch is dealt to the replicas in equal pieces, in order, and a loss is the mean of theirs. The modules that were
+    given are those of the first replica.
+    """
 
     def __init__(
         self,
@@ -39,55 +48,99 @@ class Simulation(Training):
         seed: int = 0,
         rate: Callable[[int, int], float] | None = None,
         clip: float | None = None,
+        replicas: int = 1,
+        average: Method = Hook(Dense()),  # noqa: B008  frozen
     ) -> None:
         parts = modules(stages)
         schedule.check(len(parts))
-        settings = Settings(schedule, len(parts), optimizer, loss, seed, rate, clip)
-        super().__init__({k: Stage(module, k, settings) for k, module in enumerate(parts)}, settings)
+        settings = settle(Settings(schedule, len(parts), optimizer, loss, seed, rate, clip, replicas, average))
+        teams = [parts, *(copy.deepcopy(parts) for _ in range(replicas - 1))]
+        made = [Stage(module, k, settings, r) for r, team in enumerate(teams) for k, module in enumerate(team)]
+        super().__init__(dict(enumerate(made)), settings)
         self.mail: dict[tuple[int, str], deque[list[Any]]] = {}
         self.frames: dict[tuple[int, str], int] = {}  # bytes of a frame, as the first message sets them
+        self.shared = [Traffic() for _ in parts]  # what one replica of each part gave to collectives
+
+    def step(self, x: Tensor | None, y: Tensor | None = None, examples: Tensor | Sequence[int] | None = None) -> Any:
+        replicas = self.settings.replicas
+        fits = x is None or len(x) % replicas == 0
+        require(fits, f"batch {self.batches} has {0 if x is None else len(x)} examples for {replicas} replicas alike")
+        return super().step(x, y, examples)
+
+    def share(self, whole: Any, replica: int) -> Any:
+        n = self.settings.replicas
+        return whole if whole is None or n == 1 else whole[len(whole) * replica // n : len(whole) * (replica + 1) // n]
 
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
         if check is not None:
             check()
-        talks = {part: begin(stage) for part, stage in self.stages.items()}
-        waits: dict[int, Take | None] = dict.fromkeys(talks)
-        result = None
-        with one_thread():
-            while talks:
-                before = len(talks), self._waiting()
-                for part in self.order(list(talks)):
-                    try:
-                        waits[part] = self._advance(part, talks[part], waits[part])
-                    except StopIteration as end:
-                        del talks[part]
-                        result = end.value if part == self.settings.parts - 1 else result
-                assert (len(talks), self._waiting()) != before or not talks, "parts that wait for one another"
+        results = self._ended(begin)
         if what == "step":
             for ledger in self.ledger.values():
                 ledger.batches += 1
-        return result
+        found = [results[rank] for rank, stage in self.stages.items() if stage.last and results[rank] is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return torch.cat(found) if what == "predict" else torch.stack(found).mean()
 
-    def order(self, parts: list[int]) -> list[int]:
+    def whole_state_dict(self) -> dict[str, Tensor]:
+        found = self._ended(lambda stage: stage.whole())
+        return {name: tensor for k in range(self.settings.parts) for name, tensor in found[k].items()}
+
+    def _ended(self, begin: Any) -> dict[int, Any]:
+        """What comes of each rank's talk."""
+        talks = {rank: begin(stage) for rank, stage in self.stages.items()}
+        waits: dict[int, Any] = dict.fromkeys(talks)  # the request that a rank waits with
+        answers: dict[int, Any] = {}  # to those that a rank made of its replicas
+        results: dict[int, Any] = {}
+        with one_thread():
+            while talks:
+                before = dict(waits)
+                for rank in self.order(list(talks)):
+                    try:
+                        waits[rank] = self._advance(rank, talks[rank], waits[rank], answers)
+                    except StopIteration as end:
+                        del talks[rank], waits[rank]
+                        results[rank] = end.value
+                self._answer(waits, answers)
+                moved = len(waits) < len(before) or any(waits[rank] is not before[rank] for rank in waits)
+                assert moved or answers, "parts that wait for one another"
+        return results
+
+    def order(self, ranks: list[int]) -> list[int]:
         """Whose turn it is: any order gives the same result."""
-        return parts
+        return ranks
 
-    def _waiting(self) -> int:
-        return sum(ledger.sent + ledger.received + ledger.look_received for ledger in self.ledger.values())
+    def _answer(self, waits: dict[int, Any], answers: dict[int, Any]) -> None:
+        """Answer requests that all replicas of a part have made."""
+        parts, replicas = self.settings.parts, self.settings.replicas
+        for part, traffic in enumerate(self.shared):
+            ranks = range(part, parts * replicas, parts)
+            requests = [waits.get(rank) for rank in ranks]
+            if replicas > 1 and ranks[0] not in answers and all(isinstance(r, Mean | Gather) for r in requests):
+                before = traffic.bytes
+                for rank, answer in zip(ranks, answered(requests, traffic), strict=True):  # type: ignore[arg-type]
+                    answers[rank] = answer
+                    self.ledger[rank].averaged += traffic.bytes - before
 
-    def _advance(self, part: int, talk: Any, waits: Take | None) -> Take:
-        """Go on until a message is needed that is not there. Raises ``StopIteration`` at the end."""
+    def _advance(self, rank: int, talk: Any, waits: Any, answers: dict[int, Any]) -> Take | Mean | Gather:
+        """Go on until an answer is needed that is not there. Raises ``StopIteration`` at the end."""
         request: Any = talk.send(None) if waits is None else waits
         while True:
             if isinstance(request, Give):
-                other = part - 1 if request.way == "backward" else part + 1
+                other = rank - 1 if request.way == "backward" else rank + 1
                 self.mail.setdefault((other, request.way), deque()).append(list(request))
-                size = self._frame(part, request)
-                self.ledger[part].add(request.way, "sent", size)
+                size = self._frame(rank, request)
+                self.ledger[rank].add(request.way, "sent", size)
                 self.ledger[other].add(request.way, "received", size)
                 request = talk.send(None)
                 continue
-            box = self.mail.get((part, request.way))
+            if isinstance(request, Mean | Gather):
+                if rank not in answers:
+                    return request
+                request = talk.send(answers.pop(rank))
+                continue
+            box = self.mail.get((rank, request.way))
             if not box:
                 found: Take = request
                 return found
@@ -95,32 +148,34 @@ class Simulation(Training):
             assert (batch, micro) == (request.batch, request.micro)
             request = talk.send(packet)
 
-    def _frame(self, part: int, message: Give) -> int:
+    def _frame(self, rank: int, message: Give) -> int:
         """The bytes that a message takes between processes: see :mod:`thinwire.pipeline.runtime`."""
         needed = HEAD + length(message.packet)
-        name, opening = (part, message.way), 0
+        name, opening = (rank, message.way), 0
         if name not in self.frames:
             self.frames[name], opening = max(needed, LEAST), LEAST
         return opening + max(needed, self.frames[name])
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Everything that the next step depends on, a dict a part, copied. A process loads that of its part."""
-        boxes = {part: self.mail.get((part, "backward"), ()) for part in self.stages}
+        """Everything that the next step depends on, a dict a rank, copied. A process loads that of its rank."""
+        boxes = {rank: self.mail.get((rank, "backward"), ()) for rank in self.stages}
         return [
-            {**self.state_of(part, [m[1:] for m in boxes[part]]), "frames": self._frames(part)} for part in self.stages
+            {**self.state_of(rank, [m[1:] for m in boxes[rank]]), "frames": self._frames(rank)} for rank in self.stages
         ]
 
-    def _frames(self, part: int) -> dict[str, int]:
-        return {way: size for (owner, way), size in self.frames.items() if owner == part}
+    def _frames(self, rank: int) -> dict[str, int]:
+        return {way: size for (owner, way), size in self.frames.items() if owner == rank}
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """Go on where states were taken, bit for bit; those of processes too. Raises ``ValueError`` for others'."""
-        require(len(states) == self.settings.parts, f"{len(states)} states for {self.settings.parts} parts")
+        parts, replicas = self.settings.parts, self.settings.replicas
+        shown = f"{parts} parts" if replicas == 1 else f"{parts} parts in {replicas} replicas"
+        require(len(states) == parts * replicas, f"{len(states)} states for {shown}")
         self.mail, self.frames = {}, {}
-        for part, state in enumerate(states):
-            pending = self.load_part(part, state)
-            self.mail[part, "backward"] = deque(["backward", *message] for message in pending)
-            self.frames |= {(part, way): size for way, size in state["frames"].items()}
+        for rank, state in enumerate(states):
+            pending = self.load_part(rank, state)
+            self.mail[rank, "backward"] = deque(["backward", *message] for message in pending)
+            self.frames |= {(rank, way): size for way, size in state["frames"].items()}
 
 
 def simulate_pipeline(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ..ddp.collectives import Group, Traffic
 from ..errors import require
 from ..wire import dumps, loads
+from .schedule import Schedule
 
 __all__ = ["split"]
 
@@ -26,18 +28,22 @@ def split(
     parts: int,
     sample: Any = None,
     costs: Sequence[float] | None = None,
+    at: Sequence[int] | None = None,
+    schedule: Schedule | None = None,
 ) -> list[nn.Sequential]:
     """Cut a model into ``parts`` chains of modules, the costliest of which costs as little as can be.
 
     ``model`` is an ``nn.Sequential`` (within which others are opened), a list of modules, or a module with a method
     ``chain()`` that returns such a list. ``sample`` is a batch: inputs, or a tuple that begins with them. It goes
-    forward and back through each module, and the seconds that takes are the module's cost. Under
+    forward and back through each module, and the seconds that takes are the module's cost. With ``schedule``, a part
+    that replays its forward passes, as all but the last do under DSP, is charged for them twice. Under
     ``torch.distributed`` all ranks use what rank 0 measured. ``costs`` are given costs in place of measured ones, one
-    a module of the chain, in any unit: so the result is the same everywhere. The modules themselves are in the parts,
-    not copies, and a part's ``state_dict()`` has the names of the model's.
+    a module of the chain, in any unit: so the result is the same everywhere. ``at`` are the places themselves: the
+    number, in the chain, of the module that each part but the first begins with. The modules themselves are in the
+    parts, not copies, and a part's ``state_dict()`` has the names of the model's.
 
     Raises ``ValueError`` for a model that is no chain, for fewer modules with parameters than parts, for a parameter
-    that lies in two parts, and for a sample that does not go through.
+    that lies in two parts, for places that leave a part without parameters, and for a sample that does not go through.
     """
     require(parts >= 1, f"split(parts={parts}): at least 1")
     chain = _chain(model)
@@ -47,26 +53,76 @@ def split(
         f"split(parts={parts}): the chain has {sum(trained)} modules with parameters to train, and a part without any "
         "would have nothing to do: take fewer parts, or cut the modules up",
     )
-    if costs is None:
-        require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
-        costs = _everyones(_measured(chain, sample))
-    require(
-        len(costs) == len(chain),
-        f"split(costs=...): {len(costs)} costs for {len(chain)} modules: {', '.join('.'.join(n) for n, _ in chain)}",
-    )
-    require(all(cost >= 0 for cost in costs), "split(costs=...): a cost is below 0")
-    cuts = balanced([float(cost) for cost in costs], trained, parts)
+    if at is None:
+        late = [] if schedule is None else replays(schedule, parts)
+        cuts = _balanced_cuts(chain, trained, parts, sample, costs, late)
+    else:
+        cuts = _given_cuts(chain, trained, parts, at)
     made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
     _apart(made)
     return made
 
 
-def balanced(costs: Sequence[float], trained: Sequence[bool], parts: int) -> list[int]:
+def places(stages: Sequence[nn.Module]) -> tuple[int, ...]:
+    """Where :func:`split` has cut a chain into ``stages``: what it takes as ``at``."""
+    lengths = [len(_opened((), stage)) for stage in stages]
+    return tuple(itertools.accumulate(lengths[:-1]))
+
+
+def replays(schedule: Schedule, parts: int) -> list[bool]:
+    """Which parts compute a forward pass twice: those that are behind and have to hand something on."""
+    schedule.check(parts)
+    return [schedule.keeps == "input" and delay > 0 for delay in schedule.delays(parts)[:-1]] + [False]
+
+
+def _balanced_cuts(
+    chain: Sequence[Named],
+    trained: Sequence[bool],
+    parts: int,
+    sample: Any,
+    costs: Sequence[float] | None,
+    late: Sequence[bool],
+) -> list[int]:
+    again: Sequence[float] = ()
+    if costs is None:
+        require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
+        measured = _everyones(_measured(chain, sample))
+        costs, again = [f + b for f, b in measured], [f for f, _ in measured]
+    require(
+        len(costs) == len(chain),
+        f"split(costs=...): {len(costs)} costs for {len(chain)} modules: {', '.join('.'.join(n) for n, _ in chain)}",
+    )
+    require(all(cost >= 0 for cost in costs), "split(costs=...): a cost is below 0")
+    return balanced([float(cost) for cost in costs], trained, parts, again, late)
+
+
+def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at: Sequence[int]) -> list[int]:
+    require(len(at) == parts - 1, f"split(at={list(at)}): {parts} parts begin at {parts - 1} places after the first")
+    ends = [0, *at, len(chain)]
+    for part, (begin, end) in enumerate(itertools.pairwise(ends)):
+        fits = 0 <= begin < end <= len(chain) and any(trained[begin:end])
+        require(
+            fits,
+            f"split(at={list(at)}): part {part} would be the modules {begin} to {end - 1} of {len(chain)}, and each "
+            "part needs some, with parameters to train among them",
+        )
+    return list(at)
+
+
+def balanced(
+    costs: Sequence[float],
+    trained: Sequence[bool],
+    parts: int,
+    again: Sequence[float] = (),
+    late: Sequence[bool] = (),
+) -> list[int]:
     """Where to cut: the first module of each part after the first.
 
     The largest sum of a part is as small as can be where each part has a module that is ``trained``. Of several such
-    cuts the one with the earliest places.
+    cuts the one with the earliest places. A module costs ``again`` more in a part that is ``late``.
     """
+    each = [[c + a for c, a in zip(costs, again, strict=True)] if again and slow else costs for slow in late]
+    each = each or [costs] * parts
     n, least = len(costs), float("inf")
     ahead = [[least] * (n + 1) for _ in range(parts + 1)]  # ahead[k][i]: the largest of k parts from module i on
     ahead[0][n] = 0.0
@@ -75,7 +131,7 @@ def balanced(costs: Sequence[float], trained: Sequence[bool], parts: int) -> lis
         for i in range(n - 1, -1, -1):
             own, some = 0.0, False
             for j in range(i + 1, n + 1):
-                own, some = own + costs[j - 1], some or trained[j - 1]
+                own, some = own + each[parts - k][j - 1], some or trained[j - 1]
                 worst = max(own, ahead[k - 1][j])
                 if some and worst < ahead[k][i]:
                     ahead[k][i], place[k][i] = worst, j
@@ -98,7 +154,12 @@ def _chain(model: Any) -> list[Named]:
     if modules:
         strange = next((m for m in modules if not isinstance(m, nn.Module)), None)
         require(strange is None, f"split: {type(strange).__name__} in the list is no module; wrap it in one")
-        return [found for i, module in enumerate(modules) for found in _opened((str(i),), module)]
+        # What chain() returns has its name in the model, and a number where it is not the model's own.
+        own = {id(m): n.split(".") for n, m in model.named_modules() if n} if isinstance(model, nn.Module) else {}
+        named = [
+            (tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)
+        ]
+        return [found for name, module in named for found in _opened(name, module)]
     if type(model) is not nn.Sequential:
         raise ValueError(
             f"split: {type(model).__name__} is no chain, whose modules each take what the one before gives: make it an "
@@ -143,7 +204,7 @@ def _apart(parts: Sequence[nn.Module]) -> None:
             )
 
 
-def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
+def _measured(chain: Sequence[Named], sample: Any) -> list[tuple[float, float]]:
     """Seconds of each module, forward and back; parameters' gradients, statistics and random numbers are left alone."""
     x = sample[0] if isinstance(sample, tuple | list) else sample
     require(
@@ -162,11 +223,12 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
                     leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
                     began = _now(device)
                     out = module(leaf.clone() if leaf.requires_grad else leaf)
+                    between = _now(device)
                     require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
                     wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
                     if out.requires_grad:
                         torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-                    times.append(_now(device) - began)
+                    times.append((between - began, _now(device) - between))
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 raise ValueError(
                     f"split: {'.'.join(name) or 'the model'} ({type(module).__name__}) does not take what comes before "
@@ -176,7 +238,7 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[float]:
                 with torch.no_grad():
                     for buffer, value in kept:
                         buffer.copy_(value)
-            found.append(min(times))
+            found.append((min(f for f, _ in times), min(b for _, b in times)))
             x = out.detach()
     finally:
         torch.set_rng_state(before)
@@ -189,11 +251,11 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _everyones(costs: list[float]) -> list[float]:
+def _everyones(costs: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Rank 0's, where there are several: parts have to be the same everywhere."""
     if not (dist.is_available() and dist.is_initialized()):
         return costs
     group = dist.group.WORLD
     assert group is not None
-    found: list[float] = loads(Group(group, Traffic()).gather(dumps(costs))[0])
-    return found
+    found = loads(Group(group, Traffic()).gather(dumps([list(each) for each in costs]))[0])
+    return [(f, b) for f, b in found]

@@ -2,7 +2,7 @@
 
 A stage is driven as the generators of :mod:`thinwire.ddp.collectives` are. It yields :class:`Take` and :class:`Give`,
 and is answered by whoever carries messages: a queue in memory, or a process group. So simulator and processes compute
-with the same lines.
+with the same lines. A part that has replicas yields ``Mean`` and ``Gather`` too, which all replicas of the part answer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from ..ddp.collectives import Gather, Mean
+from ..ddp.handle import frozen, thawed
+from ..ddp.methods import Hook, Method
+from ..ddp.simulate import Worker
 from ..errors import NonFinite, WireError, check, require
 from ..key import Key
 from ..links import Dense
@@ -56,7 +60,7 @@ class Give(NamedTuple):
     packet: Packet
 
 
-Talk = Generator[Take | Give, Any, T]
+Talk = Generator[Take | Give | Mean | Gather, Any, T]
 
 
 @dataclass
@@ -85,9 +89,9 @@ def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return suited(outputs, targets).mean()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
-    """What all stages of a training have in common."""
+    """What all stages of a training have in common: what :func:`~thinwire.pipeline.pipeline` was asked for."""
 
     schedule: Schedule
     parts: int
@@ -96,15 +100,18 @@ class Settings:
     seed: int = 0
     rate: Callable[[int, int], float] | None = None
     clip: float | None = None
+    replicas: int = 1
+    average: Method = Hook(Dense())  # what the replicas of a part send one another at each step
 
 
 @dataclass
 class Stage:
-    """One part: its module, optimiser, queue, and what it stashed."""
+    """One part: its module, optimiser, queue, and what it stashed. ``replica`` says of which pipeline."""
 
     module: nn.Module
     part: int
     settings: Settings
+    replica: int = 0
     steps: int = 0  # of the optimiser
     first: int = 0  # batch since the pipeline was empty
     given: int = 0  # batches
@@ -120,7 +127,9 @@ class Stage:
         self.schedule, self.parts = s.schedule, s.parts
         self.last = self.part == self.parts - 1
         self.trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        self.optimizer = s.optimizer(list(self.trained.values()))
+        # What replicas average, and what each keeps of it, is data-parallel training's, part by part.
+        self.worker = Worker(self.module, s.optimizer, s.average, s.replicas) if s.replicas > 1 else None
+        self.optimizer = self.worker.optimizer if self.worker else s.optimizer(list(self.trained.values()))
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.device = next(iter(self.trained.values())).device
         # What writes over its input must not write over what is kept of it.
@@ -157,9 +166,10 @@ class Stage:
             x = self._open((yield Take("look", number, 0)))
         elif x is None:
             raise ValueError("predict(x): the first part needs the inputs")
+        judged = yield from self._judged()
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._holding(judged):
             out: Tensor = self.module(x.to(self.device, copy=self.fresh))
         for module, training in modes:
             module.training = training
@@ -167,6 +177,29 @@ class Stage:
             return out
         yield Give("look", number, 0, self._tensor(out))
         return None
+
+    def whole(self) -> Talk[dict[str, Tensor]]:
+        """The part's ``state_dict()``, copied: of replicas the model that their method is judged by."""
+        judged = yield from self._judged()
+        with self._holding(judged):
+            found: dict[str, Tensor] = _copied(self.module.state_dict())
+        return found
+
+    def _judged(self) -> Talk[Tensor | None]:
+        return None if self.worker is None else (yield from self.worker.judged()).clone()
+
+    @contextmanager
+    def _holding(self, flat: Tensor | None) -> Iterator[None]:
+        """Other parameters, until the block ends."""
+        if self.worker is None or flat is None:
+            yield
+            return
+        before = self.worker.vector.flat.clone()
+        self.worker.vector.flat.copy_(flat)
+        try:
+            yield
+        finally:
+            self.worker.vector.flat.copy_(before)
 
     def _do(self, ops: Sequence[Op], batch: Batch) -> Talk[None]:
         for op in ops:
@@ -177,7 +210,7 @@ class Stage:
             elif op.do == "teach":
                 yield from self._teach(op)
             else:
-                self._step(op)
+                yield from self._step(op)
 
     def _loss(self) -> Tensor | None:
         """The mean loss of the batches that went back entirely."""
@@ -252,19 +285,26 @@ class Stage:
             slope = kept.x.grad if kept.x.grad is not None else torch.zeros_like(kept.x)
             yield Give("backward", op.batch, op.micro, self._message(slope, "gradients", op))
 
-    def _step(self, op: Op) -> None:
+    def _step(self, op: Op) -> Talk[None]:
         s = self.settings
         if s.rate is not None:
             for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = lr * s.rate(op.batch, self.part)
-        if s.clip is not None:
-            torch.nn.utils.clip_grad_norm_(list(self.trained.values()), s.clip)
         if self.schedule.lookback:
             self._stash(self.steps)  # a batch to come may ask for the parameters as they were
-        self.optimizer.step()
+        if self.worker is None:
+            self._clip()
+            self.optimizer.step()
+        else:
+            yield from self.worker.step(Key(s.seed, self.steps, self.replica, f"pipeline/{self.part}"), self._clip)
+            self.worker.leave()
         self.optimizer.zero_grad()
         self.steps += 1
         self._forget()
+
+    def _clip(self) -> None:
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.settings.clip)
 
     # -- forward passes -------------------------------------------------------
 
@@ -305,7 +345,7 @@ class Stage:
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index or 0])
         before = [g.get_state() for g in generators]
-        number = Key(self.settings.seed, kept.batch, self.part, f"pipeline/{kept.micro}").number("dice")
+        number = Key(self.settings.seed, kept.batch, self._of(self.part), f"pipeline/{kept.micro}").number("dice")
         for g in generators:
             g.manual_seed(number)
         try:
@@ -380,7 +420,11 @@ class Stage:
     # -- messages -------------------------------------------------------------
 
     def _key(self, where: str, op: Op, sender: int) -> Key:
-        return Key(self.settings.seed, op.batch, sender, f"pipeline/{where}/{op.micro}")
+        return Key(self.settings.seed, op.batch, self._of(sender), f"pipeline/{where}/{op.micro}")
+
+    def _of(self, part: int) -> int:
+        """The number among all parts of all replicas: no two draw alike."""
+        return self.replica * self.parts + part
 
     def _message(self, x: Tensor, where: str, op: Op, examples: list[int] | None = None) -> Packet:
         link: Any = getattr(self.schedule, where)
@@ -453,6 +497,7 @@ class Stage:
             aux = [self.aux.shape, self.aux.state_dict(), self.aux_optimizer.state_dict()]
         found = {
             "part": self.part,
+            "replica": self.replica,
             "steps": self.steps,
             "first": self.first,
             "given": self.given,
@@ -467,6 +512,7 @@ class Stage:
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
             "untaught": [[batch, h] for batch, h in self.untaught],
             "aux": aux,
+            "worker": None if self.worker is None else frozen(self.worker.kept),
             "sent": [[e, h] for e, h in self.sent.held.items()],
             "received": [[e, h] for e, h in self.received.held.items()],
             "pending": [list(message) for message in pending],
@@ -493,6 +539,8 @@ class Stage:
             }
             self.losses = {b: [torch.tensor(x) for x in found] for b, found in state["losses"]}
             self.untaught = deque((batch, h.to(self.device)) for batch, h in state["untaught"])
+            if self.worker is not None:
+                self.worker.kept = thawed(state["worker"], self.worker.kept)
             self._unlearn()
             if state["aux"] is not None:
                 shape, weights, kept = state["aux"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..run.network import transfer
-from .read import Arm, Run
+from .read import UNITS, Arm, Run
 
 Axis = Callable[[Run], list[float]]
 Vector = NDArray[np.float64]
@@ -86,18 +86,27 @@ def _seconds(run: Run) -> list[float]:
 
 
 SENT = {
-    "round": ("MB sent by clients", "MB sent, both directions"),
-    "step": ("MB sent by a worker", "MB sent and received by a worker"),
+    "federated": {
+        "bytes_up": "MB sent by clients",
+        "bytes_total": "MB sent, both directions",
+        "seconds": "seconds on the simulated network",
+    },
+    # There is no simulated clock: a collective's time hangs on how it is done.
+    "data-parallel": {"bytes_up": "MB sent by a worker", "bytes_total": "MB sent and received by a worker"},
+    "pipelined": {
+        "bytes_total": "MB sent between parts, both directions",
+        "seconds": "seconds by the law",
+    },
+}
+"""What accuracy is drawn against besides rounds or steps, and how that axis is labelled, by the kind of the runs."""
+COSTS: dict[str, Axis] = {
+    "bytes_up": _running("up_bytes"),
+    "bytes_total": _running("up_bytes", "down_bytes"),
+    "seconds": _seconds,
 }
 
 
-def axes(unit: str) -> dict[str, tuple[Axis, str]]:
-    """What accuracy is drawn against, and how the axis is labelled: of runs whose lines are numbered by ``unit``."""
-    up, total = SENT[unit]
-    found = {
-        f"{unit}s": (count, unit),
-        "bytes_up": (_running("up_bytes"), up),
-        "bytes_total": (_running("up_bytes", "down_bytes"), total),
-    }
-    # Data-parallel steps have no simulated clock: a collective's time hangs on how it is done.
-    return found | ({"seconds": (_seconds, "seconds on the simulated network")} if unit == "round" else {})
+def axes(kind: str) -> dict[str, tuple[Axis, str]]:
+    """What accuracy is drawn against, and how the axis is labelled, for runs of a kind."""
+    unit = UNITS[kind]
+    return {f"{unit}s": (count, unit), **{name: (COSTS[name], label) for name, label in SENT[kind].items()}}

@@ -74,7 +74,7 @@ def page(contents: Record, live: bool = False) -> str:
 def gather(folders: Sequence[Path]) -> Record:
     """All that the page shows of the runs below ``folders``. Raises :class:`RunError` where there is none to read."""
     found = arms(list(folders))
-    rows, unit = table.rows(found), found[0].unit
+    rows = table.rows(found)
     study = _study(folders)
     sections = {
         "layers": _layers(found),
@@ -87,7 +87,7 @@ def gather(folders: Sequence[Path]) -> Record:
         "title": title(found, folders),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": code_version(),
-        "unit": unit,
+        "unit": found[0].unit,
         "setting": [list(pair) for pair in setting(found, study, folders)],
         "warnings": warnings(found),
         "methods": [{"label": arm.label, "expression": arm.expression} for arm in found],
@@ -97,6 +97,7 @@ def gather(folders: Sequence[Path]) -> Record:
         "curves": [_curves(arm) for arm in found],
         "targets": [_targets(arm) for arm in found],
         "bytes": _bytes(found),
+        "bytes_said": SAID[found[0].kind],
         **{name: value for name, value in sections.items() if value is not None},
         "missing": [why for name, why in MISSING.items() if _wanted(name, found) and sections[name] is None],
     }
@@ -113,7 +114,7 @@ MISSING = {
 
 def _wanted(name: str, found: Sequence[Arm]) -> bool:
     """Whether runs of this kind, with these methods, could have a section."""
-    return found[0].unit == "round" and (name != "recycled" or any("LBGM(" in arm.expression for arm in found))
+    return found[0].kind == "federated" and (name != "recycled" or any("LBGM(" in arm.expression for arm in found))
 
 
 # -- what was asked for, and what to beware of ----------------------------------
@@ -134,8 +135,10 @@ def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
     """What is above the page and the table."""
     study, about = _study(folders), found[0].runs[0].about
     data = study.get("task") or study.get("data") or found[0].runs[0].path.parent.name
-    if found[0].unit == "step":
+    if found[0].kind == "data-parallel":
         return f"{data}, {about['workers']} workers, {about['steps']} steps"
+    if found[0].kind == "pipelined":
+        return f"{data}, {about['parts']} parts, batches of {about['batch']}, {about['steps']} steps"
     rounds = study.get("rounds") or max(run.length for arm in found for run in arm.runs)
     return f"{data}, {about['clients']} clients, {rounds} rounds" if "clients" in about else f"{data}, {rounds} rounds"
 
@@ -164,7 +167,7 @@ def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> lis
                 ]
             ),
         ),
-        *(_of_rounds(about, study) if found[0].unit == "round" else _of_steps(about)),
+        *SETTINGS[found[0].kind](about, study),
         ("Local training", _shared_trainer(found)),
         ("Seeds", ", ".join(map(str, sorted({run.seed for run in runs})))),
         ("Folders", ", ".join(map(str, folders))),
@@ -191,7 +194,7 @@ def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:
     ]
 
 
-def _of_steps(about: Record) -> list[tuple[str, str | None]]:
+def _of_steps(about: Record, study: Record) -> list[tuple[str, str | None]]:
     kind = "AdamW" if about.get("adamw") else "SGD"
     more = "" if about.get("adamw") else f", momentum {about.get('momentum', 0):g}"
     more += " (Nesterov's)" if about.get("nesterov") else ""
@@ -203,6 +206,28 @@ def _of_steps(about: Record) -> list[tuple[str, str | None]]:
         ("Optimiser", f"{kind}, learning rate {about['lr']:g}{more}"),
         ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
     ]
+
+
+def _of_parts(about: Record, study: Record) -> list[tuple[str, str | None]]:
+    own = [f"{f + b:.3g}" for f, b in zip(about["forward"], about["backward"], strict=True)]
+    decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
+    rates = _listed([f"{factor:g}" for factor in about["rates"]]) if about.get("rates") else None
+    more = f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
+    begin = _listed([str(place) for place in about["cut"]]) if about["cut"] else None
+    return [
+        ("Parts", f"{about['parts']}" + (f"; from the second on they begin at module {begin}" if begin else "")),
+        ("Steps", f"{about['steps']:,}, of {about['batch']} examples"),
+        ("Optimiser", f"{about['optimizer']}, learning rate {about['lr']:g}, momentum {about['momentum']:g}{more}"),
+        ("Rates", f"{rates} times that, by part" if rates else None),
+        ("Clipping", f"gradients of a part to a norm of {about['clip']:g}" if about.get("clip") else None),
+        ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
+        ("Links", f"{about['mbit']:g} Mbit/s each way, {about['latency']:g} s one way"),
+        ("Seconds", f"a batch takes parts {_listed(own)} s forward and back"),
+    ]
+
+
+SETTINGS = {"federated": _of_rounds, "data-parallel": _of_steps, "pipelined": _of_parts}
+"""What is said of a run, from its ``run.json`` and its study, by its kind."""
 
 
 def _plain(text: str | None) -> str | None:
@@ -264,7 +289,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _table(rows: Sequence[Record]) -> Record:
-    columns, form = table.columns_of(rows), table.FORMS[rows[0]["unit"]]
+    columns, form = table.columns_of(rows), table.FORMS[rows[0]["kind"]]
     return {
         "head": [HEADS.get(name, name) for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
@@ -277,16 +302,18 @@ HEADS = {"10": "s at 10", "100": "s at 100"}
 
 
 def _axes(found: Sequence[Arm]) -> Record:
+    labels = {name: label for name, (_, label) in axes(found[0].kind).items()}
     timed = any(run.rounds and run.rounds[-1].get("clock") for arm in found for run in arm.runs)
-    clock = "seconds on the simulated network" if timed else "seconds of the slowest client's bytes at 10 Mbit/s"
-    return {name: clock if name == "seconds" else label for name, (_, label) in axes(found[0].unit).items()}
+    if not timed and "seconds" in labels:
+        labels["seconds"] = "seconds of the slowest client's bytes at 10 Mbit/s"
+    return labels
 
 
 def _curves(arm: Arm) -> Record:
     """By value: the mean over seeds, the band, and the place on every axis."""
     made: Record = {}
     for value in NAMES:
-        for name, (axis, _) in axes(arm.unit).items():
+        for name, (axis, _) in axes(arm.kind).items():
             found = curve(arm, axis, value)
             if found is None:
                 continue
@@ -318,7 +345,7 @@ def _targets(arm: Arm) -> list[Record]:
             accuracy = line.get("accuracy")
             if accuracy is not None and accuracy > best:
                 best, kept = accuracy, [*kept, i]
-        costs = {name: np.array(axis(run))[kept] for name, (axis, _) in axes(arm.unit).items()}
+        costs = {name: np.array(axis(run))[kept] for name, (axis, _) in axes(arm.kind).items()}
         reached = [100 * run.rounds[i]["accuracy"] for i in kept]
         thin = _thinned(len(kept)) if kept else []
         made = {name: _short(cost[thin]) for name, cost in costs.items()} if kept else {}
@@ -327,20 +354,30 @@ def _targets(arm: Arm) -> list[Record]:
 
 
 PARTS = {
-    "round": {
+    "federated": {
         "up_payload": "up, payload",
         "up_framing": "up, headers",
         "down_payload": "down, payload",
         "down_framing": "down, headers",
     },
-    "step": {"reduced_bytes": "up, in all-reduces", "gathered_bytes": "up, in all-gathers", "down_bytes": "down"},
+    "data-parallel": {
+        "reduced_bytes": "up, in all-reduces",
+        "gathered_bytes": "up, in all-gathers",
+        "down_bytes": "down",
+    },
+    "pipelined": {"up_bytes": "activations, ahead", "down_bytes": "error gradients, back"},
 }
-"""What all bytes of a run are made of, by the unit of its lines."""
+"""What all bytes of a run are made of, by its kind."""
+SAID = {
+    "federated": "All bytes of a run, in the mean over seeds. Headers are what a message has around its payload.",
+    "data-parallel": "All bytes of one worker's run, in the mean over seeds.",
+    "pipelined": "All bytes between parts, in the mean over seeds.",
+}
 
 
 def _bytes(found: Sequence[Arm]) -> list[Record]:
     """What of all bytes went where, in the mean over seeds; a list with ``name`` and ``values``, one a method."""
-    parts = PARTS[found[0].unit]
+    parts = PARTS[found[0].kind]
     return [{"name": said, "values": [table.mean(arm, name) for arm in found]} for name, said in parts.items()]
 
 

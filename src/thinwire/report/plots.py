@@ -31,8 +31,9 @@ def plot(
 ) -> list[Path]:
     """Accuracy against rounds or steps, bytes up, all bytes and simulated seconds; loss; all in one.
 
-    Steps of data-parallel training have no simulated seconds. Where clients have tests of their own, their
-    accuracies too: the mean, one standard deviation over clients around it, the lowest tenth and the worst client.
+    Data-parallel training has no simulated seconds, and of pipelined training there is no curve by bytes up. Where
+    clients have tests of their own, their accuracies too: the mean, one standard deviation over clients around it, the
+    lowest tenth and the worst client.
     ``out`` is a folder for all of these, or a file for the overview alone, in the format of its suffix. ``form`` is
     that of files in a folder (png), ``title`` a line above the curves, ``size`` width and height in inches. Raises
     ``ValueError`` for a format that matplotlib cannot write.
@@ -50,7 +51,7 @@ def plot(
     form = form or "png"
     unit, (value, loss) = arms[0].unit, judged(arms)
     files = []
-    for name, (axis, label) in axes(unit).items():
+    for name, (axis, label) in axes(arms[0].kind).items():
         files.append(_single(arms, out / f"{value}_by_{name}.{form}", axis, label, value, title, size))
     files.append(_single(arms, out / f"loss_by_{unit}s.{form}", count, unit, loss, title, size))
     if own := next((name for name in OWN if has(arms, name)), None):
@@ -61,7 +62,8 @@ def plot(
 
 def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
     unit, (value, loss) = arms[0].unit, judged(arms)
-    panels = [(*axis, value) for name, axis in axes(unit).items() if name != "seconds"] + [(count, unit, loss)]
+    drawn = list(axes(arms[0].kind).values())[:3]
+    panels = [*((*axis, value) for axis in drawn), (count, unit, loss)]
     figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
     if title is not None:
         figure.suptitle(title)

@@ -1,12 +1,13 @@
-"""Runs as they lie on disk, grouped by method: federated and data-parallel ones alike.
+"""Runs as they lie on disk, grouped by method, whatever kind of training they are of.
 
 A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is complete, ``summary.json``. A line of
-``rounds.jsonl`` is a round of federated training, or an evaluation of data-parallel training. It has
+``rounds.jsonl`` is a round of federated training, or an evaluation of data-parallel or pipelined training. It has
 
 - ``round``, the number of the round, or ``step``, the number of steps made: the run's unit;
 - ``up_bytes`` and ``down_bytes``, sent since the line before. Up is from clients to the server, and down from the
   server to clients, once for each client. Of data-parallel training up is what one worker gave to collectives, and
-  down what it got back;
+  down what it got back. Of pipelined training up are activations, over all boundaries between parts, and down error
+  gradients;
 - ``train_loss``, the mean since the line before, or null;
 - ``accuracy`` (0 to 1; where pictures are segmented ``dice``, 0 to 1), ``test_loss`` and further metrics of the model
   on the test set, where it was evaluated;
@@ -15,8 +16,10 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
   ``_worst``, and the means ``_before`` a client's model was adapted and of the model that all share (``_shared``);
 - ``seconds``, what it took here since the line before.
 
-Further keys belong to one kind: ``clients``, ``clock``, ``up_payload`` and others to rounds; ``reduced_bytes``,
-``gathered_bytes``, ``accuracy_x``, ``lam``, ``residual`` and others to steps.
+Further keys belong to one kind: ``clients``, ``up_payload`` and others to rounds; ``reduced_bytes``,
+``gathered_bytes``, ``accuracy_x``, ``lam``, ``residual`` and others to data-parallel steps; ``forward_bytes`` and
+``backward_bytes``, a list by boundary, to pipelined ones. ``clock``, of rounds and of pipelined steps, are simulated
+seconds since the run began.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from ..expression import parse
 from ..local import Trainer
 
 Record = dict[str, Any]
-UNITS = {"federated": "round", "data-parallel": "step"}
+UNITS = {"federated": "round", "data-parallel": "step", "pipelined": "step"}
 """What a line of ``rounds.jsonl`` is numbered by, by the kind of the run: its key."""
 
 
@@ -57,9 +60,14 @@ class Run:
         return int(self.about["seed"])
 
     @property
+    def kind(self) -> str:
+        """A key of ``UNITS``."""
+        return str(self.about.get("kind", "federated"))
+
+    @property
     def unit(self) -> str:
         """What a line is numbered by: "round" or "step"."""
-        return UNITS[self.about.get("kind", "federated")]
+        return UNITS[self.kind]
 
     @property
     def length(self) -> int:
@@ -76,6 +84,11 @@ class Arm:
     runs: list[Run]
 
     @property
+    def kind(self) -> str:
+        """That of all its runs: a key of ``UNITS``."""
+        return self.runs[0].kind
+
+    @property
     def unit(self) -> str:
         """What a line is numbered by: "round" or "step"."""
         return self.runs[0].unit
@@ -86,14 +99,14 @@ def arms(folders: list[Path]) -> list[Arm]:
     runs = [run for folder in folders for run in _runs(folder)]
     if not runs:
         raise RunError(f"no runs in {', '.join(map(str, folders))}: a run has a rounds.jsonl")
-    other = next((run for run in runs if run.unit != runs[0].unit), None)
+    other = next((run for run in runs if run.kind != runs[0].kind), None)
     if other is not None:
-        units = f"{runs[0].path} has {runs[0].unit}s, {other.path} has {other.unit}s"
-        raise RunError(f"{units}: these share no axis, so name folders of one kind")
+        kinds = f"{runs[0].path} is {runs[0].kind}, {other.path} is {other.kind}"
+        raise RunError(f"{kinds}: these share no table and no axis, so name folders of one kind")
     by: dict[str, list[Run]] = {}
     for run in runs:
         by.setdefault(run.expression, []).append(run)
-    short = labels(list(by)) if runs[0].unit == "round" else {}
+    short = labels(list(by)) if runs[0].kind == "federated" else {}
     return [Arm(short.get(expression) or _name(found), expression, found) for expression, found in by.items()]
 
 

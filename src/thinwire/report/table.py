@@ -16,6 +16,7 @@ from ..ddp.methods import Hook
 from ..expression import parse
 from ..links import Dense
 from ..optimizers import SGD
+from ..pipeline import BPK
 from ..run.folder import write_atomic
 from .read import Arm, Run, read_lines
 
@@ -32,12 +33,13 @@ class Form:
     columns: Callable[[Sequence[Row]], tuple[Column, ...]]  # after the best accuracy
     least: tuple[str, ...]  # the columns to leave out of a narrow terminal, these first
     note: Callable[[Sequence[Row]], str]
+    last: int = 1  # evaluations at the end, whose mean a method is judged by
 
 
 def rows(arms: list[Arm]) -> list[Row]:
     """One row a method: means over seeds, and the deviation where there are several."""
-    form = FORMS[arms[0].unit]
-    found = [_row(arm) | form.more(arm) for arm in arms]
+    form = FORMS[arms[0].kind]
+    found = [_row(arm, form.last) | form.more(arm) for arm in arms]
     dense = next((row for row in found if row["bytes_up"] and form.plain(row["expression"])), None)
     for row in found:
         for way in ("up", "total"):
@@ -45,13 +47,14 @@ def rows(arms: list[Arm]) -> list[Row]:
     return found
 
 
-def _row(arm: Arm) -> Row:
+def _row(arm: Arm, last: int) -> Row:
     measure = judged(arm)
-    finals = [value for run in arm.runs if (value := _last(run, measure)) is not None]
+    finals = [value for run in arm.runs if (value := _ending(run, measure, last)) is not None]
     up, down = mean(arm, "up_bytes"), mean(arm, "down_bytes")
     return {
         "method": arm.label,
         "expression": arm.expression,
+        "kind": arm.kind,
         "unit": arm.unit,
         "seeds": [run.seed for run in arm.runs],
         f"{arm.unit}s": min(run.length for run in arm.runs),
@@ -88,7 +91,12 @@ def _averaged(values: Iterable[float | None]) -> float | None:
 
 
 def _last(run: Run, name: str) -> float | None:
-    return next((r[name] for r in reversed(run.rounds) if r.get(name) is not None), None)
+    return _ending(run, name, 1)
+
+
+def _ending(run: Run, name: str, count: int) -> float | None:
+    """The mean of the last ``count`` values that there are."""
+    return _averaged([r[name] for r in run.rounds if r.get(name) is not None][-count:])
 
 
 def _best(run: Run, name: str) -> float | None:
@@ -266,10 +274,79 @@ def _data_parallel_note(found: Sequence[Row]) -> str:
     )
 
 
+# -- pipelined training -------------------------------------------------------
+
+LAST = 5  # evaluations, whose mean is the accuracy
+BOUNDARIES = 4  # each of which has a column
+
+
+def _pipelined(arm: Arm) -> Row:
+    about = arm.runs[0].about
+    by = {f"bytes_{way}": _by_boundary(arm, f"{way}_bytes") for way in ("forward", "backward")}
+    clocks = [run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs]
+    return {
+        "train_loss": _averaged(_ending(run, "train_loss", LAST) for run in arm.runs),
+        "test_loss": _averaged(_ending(run, "test_loss", LAST) for run in arm.runs),
+        **by,
+        "staleness": about["staleness"],
+        "clock": statistics.fmean(clocks),
+        "seconds_per_batch": statistics.fmean(c / max(1, run.length) for c, run in zip(clocks, arm.runs, strict=True)),
+    }
+
+
+def _by_boundary(arm: Arm, name: str) -> list[float]:
+    """The mean over seeds of a sum over lines, of each boundary between parts."""
+    sums = [[sum(each) for each in zip(*(r[name] for r in run.rounds), strict=True)] for run in arm.runs]
+    return [statistics.fmean(each) for each in zip(*sums, strict=True)]
+
+
+def _pipelined_columns(found: Sequence[Row]) -> tuple[Column, ...]:
+    plain = next((row["clock"] for row in found if _pipelined_plain(row["expression"])), None)
+    boundaries = max(len(row["bytes_forward"]) for row in found)
+
+    def between(part: int) -> Column:
+        def cell(row: Row) -> str:
+            ways = [row[f"bytes_{way}"] for way in ("forward", "backward")]
+            return " + ".join(_megabytes(way[part]) for way in ways) if part < len(ways[0]) else "-"
+
+        return f"MB {part}-{part + 1}", cell
+
+    def speed(row: Row) -> str:
+        return f"{plain / row['clock']:.2f}" if plain and row["clock"] else "-"
+
+    return (
+        ("loss", lambda row: "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"),
+        ("test loss", lambda row: "-" if row["test_loss"] is None else f"{row['test_loss']:.3f}"),
+        ("staleness", lambda row: ", ".join(map(str, row["staleness"]))),
+        *(between(part) for part in range(boundaries) if boundaries <= BOUNDARIES),
+        ("MB ahead", lambda row: _megabytes(row["bytes_up"])),
+        ("MB back", lambda row: _megabytes(row["bytes_down"])),
+        ("total / BPK", lambda row: _percent(row["share_total"])),
+        ("s a batch", lambda row: f"{row['seconds_per_batch']:.4g}"),
+        ("s by the law", lambda row: _seconds(row["clock"])),
+        ("x BPK", speed),
+        ("s here", lambda row: _seconds(row["seconds"])),
+    )
+
+
+def _pipelined_plain(expression: str) -> bool:
+    return expression == complete(BPK())
+
+
+def _pipelined_note(found: Sequence[Row]) -> str:
+    return (
+        f"Accuracy and losses are means of the last {LAST} evaluations. Staleness: batches between a batch's forward "
+        "pass and the step that it leads to, part by part. MB (10^6 bytes) ahead are activations, MB back error "
+        "gradients, of what was really serialised, headers included; '0-1' is the boundary between parts 0 and 1, "
+        "ahead + back. Seconds by the law are those of the parts' measured times and of the links' rate and latency. "
+        "'x BPK': how many times as fast as plain model parallelism."
+    )
+
+
 # -----------------------------------------------------------------------------
 
 FORMS = {
-    "round": Form(
+    "federated": Form(
         _federated_plain,
         _federated,
         _federated_columns,
@@ -291,15 +368,26 @@ FORMS = {
         ),
         _federated_note,
     ),
-    "step": Form(
+    "data-parallel": Form(
         lambda expression: expression == complete(Hook(Dense())),
         _data_parallel,
         _data_parallel_columns,
         ("s here", "best", "of x", "MB down", "MB up"),
         _data_parallel_note,
     ),
+    "pipelined": Form(
+        _pipelined_plain,
+        _pipelined,
+        _pipelined_columns,
+        (
+            *("s here", "best", "test loss", "total / BPK", "s by the law", "MB back", "MB ahead"),
+            *(f"MB {part}-{part + 1}" for part in reversed(range(BOUNDARIES))),
+        ),
+        _pipelined_note,
+        LAST,
+    ),
 }
-"""By the unit of a line."""
+"""By the kind of the runs."""
 NAME = 30  # characters of a method's name that always stand side by side
 BORDER = 3  # characters around a cell
 
@@ -311,7 +399,7 @@ def columns_of(found: Sequence[Row]) -> list[Column]:
         (found[0]["measure"], _accuracy),
         ("best", lambda row: _value(row, row[f"best_{row['measure']}"])),
     ]
-    return [*first, *FORMS[found[0]["unit"]].columns(found)]
+    return [*first, *FORMS[found[0]["kind"]].columns(found)]
 
 
 def _method(row: Row) -> str:
@@ -352,7 +440,7 @@ def markdown(found: list[Row]) -> str:
     for row in found:
         first, *rest = (cell(row) for _, cell in columns)
         lines.append("| " + " | ".join([f"`{first}`", *rest]) + " |")
-    return "\n".join([*lines, "", FORMS[found[0]["unit"]].note(found), ""])
+    return "\n".join([*lines, "", FORMS[found[0]["kind"]].note(found), ""])
 
 
 def latex(found: list[Row]) -> str:
@@ -403,7 +491,7 @@ def _flat(row: Row) -> Iterator[tuple[str, Any]]:
 
 def show(found: list[Row], title: str) -> None:
     """The table on the terminal; ``table.md`` has the columns that a narrow one has no room for."""
-    columns, form = columns_of(found), FORMS[found[0]["unit"]]
+    columns, form = columns_of(found), FORMS[found[0]["kind"]]
     lines = [[cell(row) for _, cell in columns] for row in found]
     draw(title, [name for name, _ in columns], lines, form.least, form.note(found))
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import CombinationError, DataError, NonFinite, RunError, WireError
+from ..errors import CombinationError, DataError, NonFinite, OutOfSync, RankLost, RunError, WireError
 from ..wire import Packet, State, dumps, loads, restore
 from .client import ClientState, Job, Reply
 from .pool import Plan, Pool
@@ -80,26 +80,29 @@ class Ranks(Pool):
         barrier()
 
 
-ERRORS = {kind.__name__: kind for kind in (NonFinite, WireError, RunError, DataError, CombinationError, ValueError)}
+KINDS = (NonFinite, WireError, RunError, DataError, CombinationError, OutOfSync, RankLost, ValueError)
+ERRORS = {kind.__name__: kind for kind in KINDS}
 
 
 def shared(work: Callable[[], State]) -> list[Any]:
     """What every rank's ``work`` gives, in the order of ranks. Where it raises, all ranks raise the first one's error.
 
-    A rank that left alone would leave the others waiting for it.
+    A rank that left alone would leave the others waiting for it. ``RankLost`` is another rank's error, which is raised
+    where there is one.
     """
+    if size() == 1:
+        return [work()]
     failed: Exception | None = None
     try:
         mine = [work()]
     except Exception as error:
         failed, mine = error, [type(error).__name__, str(error)]
     everyone = exchange(mine)
-    for number, found in enumerate(everyone):
-        if len(found) == 2:
-            if failed is not None and number == rank():
-                raise failed
-            kind, text = found
-            raise ERRORS[kind](text) if kind in ERRORS else RuntimeError(f"rank {number}: {kind}: {text}")
+    errors = [(number, *found) for number, found in enumerate(everyone) if len(found) == 2]
+    for number, kind, text in sorted(errors, key=lambda error: error[1] == RankLost.__name__):
+        if failed is not None and number == rank():
+            raise failed
+        raise ERRORS[kind](text) if kind in ERRORS else RuntimeError(f"rank {number}: {kind}: {text}")
     return [found[0] for found in everyone]
 
 

@@ -328,8 +328,7 @@ function directions() {
   const most = Math.max(...totals, 1);
   const fills = data.bytes.length === 4 ? PARTS : [PARTS[0], PARTS[1], PARTS[2]];
   return section("bytes", "Bytes by direction",
-    make("p", { class: "soft" }, data.unit === "round" ? "All bytes of a run, in the mean over seeds. Headers are what a message has around its payload."
-      : "All bytes of one worker's run, in the mean over seeds."),
+    make("p", { class: "soft" }, data.bytes_said),
     key(data.bytes.map((part, k) => [fills[k], part.name])),
     make("div", { class: "bars" }, data.methods.map((method, i) => bar(code(method.label), bytes(totals[i]),
       data.bytes.map((part, k) => [part.values[i], fills[k], `${part.name}: ${bytes(part.values[i])}`]), most))));

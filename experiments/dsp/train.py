@@ -1,0 +1,197 @@
+"""What staleness costs: DSP beside backpropagation, FR, DDG and DNI, Tables 1 and 3 of the thesis in kind.
+
+A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 1. There ResNet-164 and ResNet-98 are trained for 300 epochs
+of CIFAR-10, cut into K = 3 and 4 parts, with batches of 128 and SGD with momentum .9. Here it is ResNet-20 for a few
+epochs of a part of the pictures. ``--data shakespeare`` trains the character transformer instead, under SGD, AdamW,
+NAdam with a momentum of .99, and Muon. Nothing is tuned: a learning rate is that of ``OPTIMIZERS`` for all rows.
+
+All parts lie in one process, and the numbers are those of processes, bit for bit. Simulated seconds are those of the
+law with links of ``--mbit`` and ``--latency`` and the seconds that each part takes, which are measured once and written
+down as a line. A row of a seed is a line too, written when it is done. A command that is stopped goes on where it was:
+lines that are there are not trained again, and a row that is not finished goes on from its checkpoint in ``--work``.
+
+    python experiments/dsp/train.py
+    python experiments/dsp/train.py --data shakespeare --epochs 3
+    python experiments/dsp/train.py --only "DSP" --parts 3 --seeds 0 --examples 2000 --epochs 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import record
+
+from thinwire import data as sets
+from thinwire.compare.pipelined import Pipelined
+from thinwire.config import complete
+from thinwire.data import IID
+from thinwire.problem import Problem, standard
+
+LAGS = {3: [(4, 2, 0), (6, 3, 0), (10, 5, 0)], 4: [(6, 4, 2, 0), (9, 6, 3, 0), (15, 10, 5, 0)]}
+OPTIMIZERS = {"SGD": (0.02, 0.9), "AdamW": (1e-3, 0.9), "NAdam": (1e-3, 0.99), "Muon": (1e-3, 0.95)}  # rate, momentum
+# Best top-1 of ResNet-164 on CIFAR-10, Table 1.
+THESIS = {
+    "BP": 94.41,
+    "FR()": 94.55,
+    "DSP((1, 1, 0), (4, 2, 0))": 94.68,
+    "DSP((2, 2, 0), (6, 3, 0))": 93.98,
+    "DSP((3, 3, 0), (10, 5, 0))": 93.37,
+    "4 FR()": 94.44,
+    "DSP((1, 1, 1, 0), (6, 4, 2, 0))": 94.32,
+    "DSP((2, 2, 2, 0), (9, 6, 3, 0))": 94.87,
+    "DSP((3, 3, 3, 0), (15, 10, 5, 0))": 93.34,
+}
+
+
+def rows(parts: int, text: bool) -> list[str]:
+    """The schedules of a number of parts."""
+    if parts == 1:
+        return ["BPK()"]
+    stale = [f"DSP({(*[lag] * (parts - 1), 0)}, {m})" for lag, m in zip((1, 2, 3), LAGS[parts], strict=True)]
+    if text:
+        return ["FR()", "PipeDream()", stale[0], stale[2]]
+    thin = [stale[0][:-1] + f", activations={link}, gradients={link})" for link in ("Half()", "Int8()")]
+    return ["FR()", "DDG()", *stale, *thin, "DNI()"]
+
+
+def problem(o: argparse.Namespace, seed: int, augment: tuple[sets.Augment, ...]) -> Problem:
+    """``--examples`` of the training set, drawn by the seed, and the first ``--tested`` of the test set."""
+    loaded = sets.load(o.data)
+    some = torch.randperm(len(loaded.targets), generator=torch.Generator().manual_seed(seed))[: o.examples]
+    groups = None if loaded.groups is None else loaded.groups[some]
+    loaded = replace(
+        loaded,
+        inputs=loaded.inputs[some],
+        targets=loaded.targets[some],
+        groups=groups,
+        test_inputs=loaded.test_inputs[: o.tested],
+        test_targets=loaded.test_targets[: o.tested],
+    )
+    return standard(loaded, o.model, 1, IID(), seed, augment=augment)
+
+
+def study(o: argparse.Namespace, schedule: str, parts: int, seed: int, optimizer: str) -> Pipelined:
+    """One row of one seed."""
+    rate, momentum = OPTIMIZERS[optimizer]
+    steps = o.epochs * (o.examples // o.batch)
+    return Pipelined(
+        methods=(schedule,),
+        seeds=(seed,),
+        data=o.data,
+        model=o.model,
+        augment=("Crop(4)", "Flip()") if o.data == "cifar10" else (),
+        batch=o.batch,
+        steps=steps,
+        lr=o.lr or rate,
+        momentum=momentum,
+        weight_decay=5e-4 if o.data == "cifar10" else 0.0,
+        decay=(0.5, 0.75),
+        evaluate_every=max(1, o.examples // o.batch),
+        checkpoint_every=max(1, o.examples // o.batch),
+        parts=parts,
+        optimizer=optimizer,
+        clip=None if o.data == "cifar10" else 1.0,
+        mbit=o.mbit,
+        latency=o.latency,
+    )
+
+
+def timed(o: argparse.Namespace, one: Pipelined, given: Problem) -> Pipelined:
+    """The study with the seconds of its parts, and with its cut: from the line that has them, or measured."""
+    key = {"experiment": "dsp", "part": "costs", "data": o.data, "model": o.model, "parts": one.parts, "batch": o.batch}
+    there = record.found(o.into, key)
+    if there is None:
+        began, found = time.time(), one.settled(given)
+        costs = {name: list(getattr(found, name)) for name in ("cut", "forward", "backward")}
+        there = {**key, **costs, **record.about("split", began)}
+        record.replace(o.into, there, key)
+    return replace(one, **{name: tuple(there[name]) for name in ("cut", "forward", "backward")})
+
+
+def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> None:
+    """Train what has no line yet, and write it."""
+    method, seed = one.parsed()[0], one.seeds[0]
+    key = {
+        "experiment": "dsp",
+        "part": "curve",
+        "data": o.data,
+        "model": o.model,
+        "row": row,
+        "parts": one.parts,
+        "optimizer": one.optimizer,
+        "lr": one.lr,
+        "batch": one.batch,
+        "examples": o.examples,
+        "tested": o.tested,
+        "steps": one.steps,
+        "mbit": one.mbit,
+        "latency": one.latency,
+        "seed": seed,
+    }
+    if record.found(o.into, key) is not None:
+        print(f"there already: {row}, {one.optimizer}, {one.parts} parts, seed {seed}", flush=True)
+        return
+    began = time.time()
+    name = re.sub(r"\W+", "-", "-".join(str(each) for each in key.values())).strip("-")
+    failed = one.run(o.work / name, problems={seed: given})
+    line = {**key, "thesis": THESIS.get(f"4 {row}" if one.parts == 4 else row, THESIS.get(row))}
+    if failed:
+        line |= {"diverged": failed[0]}
+    else:
+        folder = o.work / name / next(one.runs())[2]
+        found = json.loads((folder / "summary.json").read_text())
+        names = ("accuracy", "best_accuracy", "test_loss", "train_loss", "bytes_up", "bytes_down", "held", "clock")
+        line |= {each: found[each] for each in names}
+        looked = record.read(folder / "rounds.jsonl")
+        line["curve"] = [[r["step"], r["clock"], r.get("accuracy"), r["test_loss"], r["train_loss"]] for r in looked]
+    line |= record.about(complete(method), began)
+    record.replace(o.into, line, key)
+    shown = failed[0] if failed else f"{100 * line['accuracy']:.1f} %, best {100 * line['best_accuracy']:.1f} %"
+    print(f"{row}, {one.optimizer}, {one.parts} parts, seed {seed}: {shown}, {line['seconds']:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=["cifar10", "shakespeare", "digits"], default="cifar10")
+    parser.add_argument("--parts", type=int, nargs="+", help="by default 3 and 4, of texts 3")
+    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), help="by default SGD, of texts all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", help="rows with this in their name alone")
+    parser.add_argument("--examples", type=int, default=10_000)
+    parser.add_argument("--tested", type=int, default=2_000)
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--model", help="by default resnet20, of texts char_transformer")
+    parser.add_argument("--mbit", type=float, default=100.0)
+    parser.add_argument("--latency", type=float, default=0.01, help="seconds one way")
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("runs/dsp"), help="checkpoints of rows that are not done")
+    o = parser.parse_args()
+    text = o.data == "shakespeare"
+    o.model = o.model or {"cifar10": "resnet20", "shakespeare": "char_transformer", "digits": "mlp"}[o.data]
+    o.into = o.into or Path(__file__).parent / "results" / f"{o.data}.jsonl"
+    for seed in o.seeds:
+        given = None
+        for optimizer in o.optimizers or (list(OPTIMIZERS) if text else ["SGD"]):
+            for parts in [1, *(o.parts or ([3] if text else [3, 4]))]:
+                for schedule in rows(parts, text):
+                    row = "BP" if parts == 1 else schedule
+                    if o.only and o.only not in row:
+                        continue
+                    one = study(o, schedule, parts, seed, optimizer)
+                    given = given or problem(o, seed, one.augments())
+                    trained(o, timed(o, one, given), given, row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Tables of docs/pipeline.md: times over slow links, stragglers, and what staleness costs."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from . import Line, Results, markdown, mean, number, read, table
+
+BENCHMARK = "python benchmarks/pipeline.py --slowlink PROGRAM --into benchmarks/results/pipeline.jsonl"
+THESIS = {  # Table 2: percent slower where each GPU is slowed with a chance of a third
+    "any 50": (28.52, 18.15),
+    "any 100": (97.06, 32.10),
+    "any 150": (359.2, 53.42),
+}
+
+
+@table
+def pipeline_links() -> list[str]:
+    results = read("benchmarks/results/pipeline.jsonl", BENCHMARK)
+    lines = results.all(part="links")
+    others = list(dict.fromkeys(name for line in lines for name in line["arms"] if name != "DSP"))
+    rows = []
+    for line in lines:
+        arms = line["arms"]
+        link = f"{line['mbit']:g} Mbit/s, {line['latency_ms']:g} ms" if line["mbit"] else "loopback"
+        own = [f"{arms['DSP']['ms']:.1f}", f"{line['over_law']:.3f}", f"{line['of_speedup_by_law']:.2f}"]
+        ratios = [f"{line[f'over_{name}']:.2f}" if name in arms else "" for name in others]
+        rows.append([f"`{line['model']}`", link, *own, *ratios])
+    head = ["parts of", "link", "DSP, ms", "to the law", "speed-up over BPK, to the law's"]
+    return markdown([*head, *(f"`{name}`, to DSP" for name in others)], rows, (0, 1))
+
+
+@table
+def pipeline_stragglers() -> list[str]:
+    line = read("benchmarks/results/pipeline.jsonl", BENCHMARK).of(part="stragglers")
+    rows = []
+    for name, found in line["slowed"].items():
+        which, percent = name.split()
+        cells = [
+            f"{100 * found[arm][kind]:.0f} %"
+            for arm in ("DSP", "DSP, spare", "FR, barrier")
+            for kind in ("loss", "law")
+        ]
+        thesis = "".join(f"{fr} %, {dsp} %" for fr, dsp in [THESIS[name]] if name in THESIS) if name in THESIS else ""
+        rows.append(
+            [f"{'the first' if which == 'one' else 'each, at one batch of three'}, {percent} %", *cells, thesis]
+        )
+    whole = [cell for arm in ("DSP", "DSP, spare", "FR, barrier") for cell in (f"{line['arms'][arm]['ms']:.1f} ms", "")]
+    rows.insert(0, ["none", *whole, ""])
+    head = ["slowed"]
+    for arm in ("DSP", "DSP, 4 batches to spare", "FR with its barrier"):
+        head += [arm, "by the law"]
+    return markdown([*head, "thesis, 3 parts: FR, DSP(3,3,0;10,5,0)"], rows)
+
+
+@table
+def dsp_cifar10() -> list[str]:
+    return _learned(read("experiments/dsp/results/cifar10.jsonl", "python experiments/dsp/train.py"))
+
+
+@table
+def dsp_shakespeare() -> list[str]:
+    path = "experiments/dsp/results/shakespeare.jsonl"
+    return _learned(read(path, "python experiments/dsp/train.py --data shakespeare --epochs 3"))
+
+
+def _learned(results: Results) -> list[str]:
+    """A row a schedule, number of parts and optimiser: means over seeds."""
+    groups: dict[Any, list[Line]] = {}
+    for line in results.all(part="curve"):
+        groups.setdefault((line["optimizer"], line["parts"], line["row"]), []).append(line)
+    alone = {key[0]: statistics.mean(one["clock"] for one in lines) for key, lines in groups.items() if key[1] == 1}
+    rows = []
+    for (optimizer, parts, row), lines in groups.items():
+        done = [line for line in lines if "diverged" not in line]
+        if done:
+            clock = statistics.mean(line["clock"] for line in done)
+            faster = f"{alone[optimizer] / clock:.2f}" if optimizer in alone else ""
+            sent = number(statistics.mean(line["bytes_up"] + line["bytes_down"] for line in done) / 1e6)
+            accuracies = [mean(line[name] for line in done) for name in ("best_accuracy", "accuracy")]
+            cells = [*accuracies, f"{clock:,.0f}", faster, sent]
+        else:
+            cells = ["diverged", *[""] * 4]
+        thesis = lines[0].get("thesis")
+        rows.append([f"`{row}`", str(parts), optimizer, *cells, f"{thesis:.2f} %" if thesis else ""])
+    head = ["schedule", "parts", "optimiser", "best", "mean of the last 5", "simulated s", "speed-up", "MB", "thesis"]
+    return markdown(head, rows, (0, 2))
