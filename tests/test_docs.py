@@ -206,7 +206,12 @@ def test_the_commands_of_the_readme_run_as_typed(tmp_path, monkeypatch, capsys):
             (tmp_path / f"{named[1]}.py").write_text(block)
             monkeypatch.delitem(sys.modules, named[1], raising=False)
     commands = commands_of((ROOT / "README.md").read_text())
-    assert [words[words.index("--out") + 1] for words in commands] == ["runs/first", "runs/mine", "runs/own", "runs/parts"]
+    assert [words[words.index("--out") + 1] for words in commands] == [
+        "runs/first",
+        "runs/mine",
+        "runs/own",
+        "runs/parts",
+    ]
     for words in commands:
         length, more = ("--steps", []) if words[1] == "pipeline" else ("--rounds", ["--workers", "1"])
         short = [*words[1:], *more]
