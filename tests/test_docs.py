@@ -205,18 +205,15 @@ def test_the_commands_of_the_readme_run_as_typed(tmp_path, monkeypatch, capsys):
         if named := re.match(r"# (my_\w+)\.py\n", block):
             (tmp_path / f"{named[1]}.py").write_text(block)
             monkeypatch.delitem(sys.modules, named[1], raising=False)
-    commands = commands_of((ROOT / "README.md").read_text())
-    assert [words[words.index("--out") + 1] for words in commands] == [
-        "runs/first",
-        "runs/mine",
-        "runs/own",
-        "runs/parts",
-    ]
+    text = (ROOT / "README.md").read_text()
+    commands = commands_of(text)
+    assert [words[words.index("--out") + 1] for words in commands] == ["runs/first", "runs/mine", "runs/own"]
     for words in commands:
-        length, more = ("--steps", []) if words[1] == "pipeline" else ("--rounds", ["--workers", "1"])
-        short = [*words[1:], *more]
-        short[short.index(length) + 1] = "2"
+        short = [*words[1:], "--workers", "1"]
+        short[short.index("--rounds") + 1] = "2"
         assert not app(short, standalone_mode=False)
+    (pipelined,) = re.findall(r"`thinwire (pipeline run [^`]+)`", text)
+    assert not app([*shlex.split(pipelined), "--steps", "2", "--out", "runs/parts"], standalone_mode=False)
     table = (tmp_path / "runs/own/table.md").read_text()
     assert all(f"`{name}`" in table for name in ("FedAvg()", "Clipped(most=0.1)", "FedAvg(up=Steps(0.001))"))
     capsys.readouterr()

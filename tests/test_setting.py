@@ -41,7 +41,7 @@ OPTIONS: list[tuple[str, Any, str, str, str]] = [
         "looks",
         "looks",
         "loud",
-        "--record loud: one of 'looks', 'bytes', 'layers', 'gradients', 'all' is expected",
+        "--record loud: one of 'looks', 'bytes', 'layers', 'gradients', 'models', 'all' is expected",
     ),
     ("start", "known", "known", "drawn", "--start drawn: one of 'sent', 'known' is expected"),
 ]

@@ -34,14 +34,16 @@ DTYPES = [
 ]
 
 
+def _bytes(x: Tensor) -> bytes:
+    return bytes(x.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).numpy())
+
+
 def same(a: Any, b: Any) -> bool:
     """Bit for bit, types included; a tuple counts as a list."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype or a.shape != b.shape:
             return False
-        return bytes(a.contiguous().view(-1).view(torch.uint8).numpy()) == bytes(
-            b.contiguous().view(-1).view(torch.uint8).numpy()
-        )
+        return _bytes(a) == _bytes(b)
     if isinstance(a, list | tuple):
         return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
