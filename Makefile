@@ -127,7 +127,7 @@ wheel: | .venv/pyvenv.cfg
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -f src/thinwire/kernels/native/*.so
+	rm -f src/thinwire/kernels/native/*.so src/thinwire/kernels/native/*.sanitized
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pyvenv.cfg, and not the folder, whose date changes with each file in it.

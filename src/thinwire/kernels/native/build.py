@@ -4,7 +4,8 @@ Needs a C compiler (``cc``, or what ``CC`` names) and nothing else. The library 
 loaded with ctypes, so one file serves every version of Python.
 
 Where the environment variable ``THINWIRE_SANITIZE`` is set, another file is compiled, and loaded, that stops the
-process at the first wrong access to memory or undefined behaviour, for ``make sanitize``.
+process at the first wrong access to memory or undefined behaviour, for ``make sanitize``. Its name does not end in
+``.so``: whoever looks for modules of Python in this folder, as ``make docs`` does, would load it and be stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from platform import machine, system
 
 HERE = Path(__file__).resolve().parent
 SANITIZED = bool(os.environ.get("THINWIRE_SANITIZE"))
-LIBRARY = HERE / ("sanitized.so" if SANITIZED else "native.so")
+LIBRARY = HERE / ("native.sanitized" if SANITIZED else "native.so")
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=default"]
 # One rounding an operation, whatever the processor could fuse. Vectors of 16 floats pass between static functions only.
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
