@@ -114,7 +114,7 @@ LINKS = [
             "TopK(0.1)": (476, 492),
             "TopK(0.1, values=Half())": (276, 292),
             "TopK(0.1, values=ScaledSign())": (97, 123),
-            "TopK(0.5)": (2_144, 2_156),
+            "TopK(0.5)": (2_120, 2_140),
             "TopK(1.0)": (4_012, 4_020),
             "TopK(0.1, sampled=True)": (476, 492),
             "TopK(0.1, values=Int8())": (184, 208),
@@ -195,11 +195,8 @@ LINKS = [
             "STC(0.1)": (90, 111),
         },
         ties={
-            # both of two, which are alike: + and -, gaps 0 and 0, b = 0; of one and zero the one
-            "STC(0.5)": (
-                "01 0602 06044800410101410101410100 06044800410101410101410100 000000 00004040 01 03 0000 "
-                "0000803f 01 01"
-            ),
+            # both of two, which are alike: the mean, how many, and a byte of places and signs; of one and zero the one
+            "STC(0.5)": "01 0602 06034800 0304 410101 06034800 0302 410101 000000 00004040 c4 000000 0000803f a0",
         },
         floats={
             # 20 signs in three bytes
@@ -276,13 +273,12 @@ LINKS = [
             "QSGD(bucket=0)": "QSGD(bucket=0): bucket must be at least 1",
         },
         bytes={
-            # 12, 4 of norm, 250 of levels
-            "QSGD(1)": (266, 278),
-            "QSGD(7)": (516, 528),
-            "QSGD(16)": (1_016, 1_032),
-            # 12, 40 of norms, 1,000
-            "QSGD(16, bucket=100)": (1_052, 1_064),
-            "QSGD(3, bucket=64, norm='max')": (576, 588),
+            # of a fixed width 266, 516, 1,016, 1,052 and 576: by the adaptive coder
+            "QSGD(1)": (38, 63),
+            "QSGD(7)": (126, 176),
+            "QSGD(16)": (197, 244),
+            "QSGD(16, bucket=100)": (379, 371),
+            "QSGD(3, bucket=64, norm='max')": (411, 400),
         },
         ties={
             # +-3 of 3 are 2 and 0, +1 and 0 of 1 are 2 and 1, two bits each
@@ -292,8 +288,8 @@ LINKS = [
             ),
         },
         floats={
-            "QSGD(16)": 1 + 200 + 1 + 50,
-            "QSGD(7, bucket=100)": 8 + 100 + 2 + 25,
+            "QSGD(16)": 1 + 154 / 4 + 1 + 60 / 4,  # levels as they are coded
+            "QSGD(7, bucket=100)": 8 + 162 / 4 + 2 + 45 / 4,
         },
         unbiased={
             "QSGD(127)": 0.025 * 53.6 * 500**0.5 / 127,
@@ -319,11 +315,11 @@ LINKS = [
         laws={"Ternary()": (180, "")},
         same={"Ternary()": "QSGD(1, norm='max')"},
         bytes={
-            # 11, 1 of padding, 4 of scale, 200 of digits
-            "Ternary()": (216, 228),
+            # five digits a byte are (216, 228)
+            "Ternary()": (204, 224),
         },
         ties={"Ternary()": "01 0602 06024800410101 06024800410101 000000 00004040 02 000000 0000803f 05"},
-        floats={"Ternary()": 1 + 160 / 4 + 1 + 40 / 4},
+        floats={"Ternary()": 1 + 153 / 4 + 1 + 40 / 4},
         unbiased={"Ternary()": 0.025 * 20},
         measured=("Ternary()",),
     ),
@@ -467,7 +463,7 @@ LINKS = [
             "Flat(QSGD(1, bucket=2, norm='max'))": "01 0602 480102 410101 000000 00004040 0000803f 62",
             "Flat(Int8())": "01 0602 4800 420104 00004040 7f812a00",
             # the first two of four
-            "Flat(STC(0.5))": "01 0604 4800 410101 410101 410100 0000 00004040 01 03",
+            "Flat(STC(0.5))": "01 0603 4800 0304 410101 000000 00004040 cb",
         },
         floats={"Flat(ScaledSign())": 1 + 1000 / 32},
         lost={
@@ -679,7 +675,7 @@ LINKS = [
         },
         bytes={
             "Partition({'b': Dense(), '*': TopK(0.1)})": (480, 1_192),
-            "Partition({'<500': Dense(), '>=500': Ternary()})": (220, 984),
+            "Partition({'<500': Dense(), '>=500': Ternary()})": (210, 979),
         },
         wire={
             "Partition({'*': Dense()})": "01 0601 480104 0000 00004040 00008040 0000803f 000000c0",
@@ -1259,6 +1255,31 @@ METHODS = [
             "FetchSGD(20, 911)": "FetchSGD(k=911): more than the model's 910 parameters",
         },
         golden={"fetchsgd": f"FetchSGD(200, 60, momentum=0.5, local={GOLD})"},
+    ),
+    Method(
+        "FedPM",
+        trained=(
+            "FedPM(LocalAdam(0.3, batch=8, epochs=3))",
+            "FedPM(LocalSGD(lr=30.0, batch=8, epochs=3), reset=2, shown='mean', down=Entropy(Dense()))",
+            "FedPM(LocalAdam(0.3, batch=4, epochs=4), reset=3, shown='threshold', least=0.1, up=Dense(), down=Half())",
+        ),
+        refused={
+            "FedPM(reset=0)": "FedPM(reset=0): reset must be at least 1",
+            "FedPM(least=0.5)": "FedPM(least=0.5): least must be above 0 and below 0.5",
+        },
+    ),
+    Method(
+        "DeComFL",
+        trained=(
+            "DeComFL(4, directions=10, local=LocalSGD(lr=0.2, batch=32))",
+            "DeComFL(4, directions=10, mu=0.01, local=LocalSGD(lr=0.1, batch=32), up=Half(), weights='uniform')",
+        ),
+        refused={
+            "DeComFL(0)": "DeComFL(steps=0): steps must be at least 1",
+            "DeComFL(directions=0)": "DeComFL(directions=0): directions must be at least 1",
+            "DeComFL(mu=0)": "DeComFL(mu=0.0): mu must be positive",
+            "DeComFL(local=LocalSGD(0.1, momentum=0.9))": "...leave momentum and prox of local at 0",
+        },
     ),
     Method(
         "Intrinsic",

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Size, Tensor
 
 from problems import key, noise, octets, once, refused, vector
+from thinwire.errors import WireError
+from thinwire.kernels import gaps, levels
 from thinwire.links import EF21, STC, ScaledSign, TopK
 from thinwire.links.stc import golomb
 from thinwire.params import Layout, Params
@@ -68,14 +70,20 @@ def test_stc_is_read_by_an_independent_reader(n: int, percent: int, seed: int) -
     bits = [struct.unpack("<I", struct.pack("<f", abs(v)))[0] for v in x.tolist()]
     least = sorted(bits)[-k] - 2048  # what is equal to 12 of its 24 bits is taken as equal
     largest = [i for i in range(n) if bits[i] >= least and bits[i]]
-    scale, signs = packet[0], packet[1].tolist()
-    positions = read_gaps(packet[2], packet[3], golomb(len(largest), n))
-    assert positions == largest
-    expected = [0.0] * n
-    for j, i in enumerate(positions):
-        expected[i] = float(scale) if signs[j // 8] >> j % 8 & 1 else -float(scale)
+    scale = packet[0]
+    if len(packet) == 3:
+        ternary = levels.unpack(packet[2], n, most=1)
+        assert ternary.nonzero().view(-1).tolist() == largest
+        assert packet[1] == len(largest)
+        expected = (ternary * float(scale)).tolist()
+    else:
+        signs, positions = packet[1].tolist(), read_gaps(packet[2], packet[3], golomb(len(largest), n))
+        assert positions == largest
+        expected = [0.0] * n
+        for j, i in enumerate(positions):
+            expected[i] = float(scale) if signs[j // 8] >> j % 8 & 1 else -float(scale)
     assert seen.flat.tolist() == expected
-    assert float(scale) == pytest.approx(sum(abs(float(x[i])) for i in positions) / len(positions), rel=1e-6)
+    assert float(scale) == pytest.approx(sum(abs(float(x[i])) for i in largest) / len(largest), rel=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
@@ -89,9 +97,23 @@ def test_stc_delivers_what_top_k_with_scaled_signs_delivers_in_fewer_bytes(share
 
 def test_gaps_of_random_positions_take_what_the_paper_says() -> None:
     # p = 0.01: b* + 1 / (1 - 0.99^(2^b*)) = 6 + 2.108 bits a position; a bit for the sign
-    packet, _ = once(STC(0.01), noise(200_000))
-    bits = 8 * (packet[0][2].numel() + packet[0][3].numel()) / 2_000
-    assert bits == pytest.approx(8.108, rel=0.01)
+    positions = torch.randperm(200_000, generator=torch.Generator().manual_seed(0))[:2_000].sort().values
+    quotients, rests = gaps.encode(positions, 200_000, golomb(2_000, 200_000))
+    assert 8 * (quotients.numel() + rests.numel()) / 2_000 == pytest.approx(8.108, rel=0.01)
+
+
+def test_entries_of_a_few_rows_take_fewer_bytes_than_the_papers_gaps_and_the_same_is_seen() -> None:
+    x = torch.randn(60, 200, generator=torch.Generator().manual_seed(0))
+    x[::10] *= 100
+    layered, flat = (Params(Layout(("a",), (Size(shape),)), x.view(-1)) for shape in ((60, 200), (12_000,)))
+    (mean, k, coded), seen = STC(0.05).send(layered, None, key(0))[0][0], STC(0.05).send(layered, None, key(0))[1]
+    assert seen.flat.equal(STC(0.05).send(flat, None, key(0))[1].flat)
+    assert k == int(seen.flat.count_nonzero()) >= 600
+    # b* = 4 for p = 0.05: 4 + 1 / (1 - 0.95^16) = 5.79 bits a position and one a sign are 509 bytes for 600
+    assert coded.numel() < 300
+    for bad in ([mean, k + 1, coded], [mean, True, coded], [mean, k, coded[:-1]], [mean, k, coded, coded]):
+        with pytest.raises(WireError):
+            STC(0.05).recv(loads(dumps([bad])), layered.layout, None, key(0))
 
 
 def test_the_residual_of_the_server_is_that_of_the_paper() -> None:

@@ -16,7 +16,7 @@ from problems import key
 from thinwire.errors import WireError
 from thinwire.kernels import native
 from thinwire.links import LowRank, TopK, TransformCoding
-from thinwire.links.transform import most_terms
+from thinwire.links.bitstream import most_terms
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads
 

@@ -3,6 +3,7 @@
 from .averaged import Averaged
 from .base import Algorithm, Each, Start, Sum
 from .clustered_lbgm import ClusteredLBGM
+from .decomfl import DeComFL
 from .domo import DOMO
 from .fedacg import FedACG
 from .fedavg import FedAvg
@@ -12,6 +13,7 @@ from .fedgen import FedGen
 from .fedmut import FedMut
 from .fedntd import FedNTD
 from .fedpara import FedPara
+from .fedpm import FedPM
 from .fedprox import FedProx
 from .fetchsgd import FetchSGD
 from .flss import FLSS
@@ -31,6 +33,7 @@ __all__ = [
     "Algorithm",
     "Averaged",
     "ClusteredLBGM",
+    "DeComFL",
     "Each",
     "FedACG",
     "FedAvg",
@@ -44,6 +47,7 @@ __all__ = [
     "FedGen",
     "FedMut",
     "FedNTD",
+    "FedPM",
     "FedPara",
     "FedProx",
     "FetchSGD",

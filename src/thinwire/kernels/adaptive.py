@@ -164,7 +164,8 @@ class Reader(_Coder):
         """Raises ``WireError`` if there are bytes that no number needed."""
         check(self.data.size <= self.state[2], "no more bytes than the numbers take")
 
-    def _get(self, contexts: list[int], row: int, negative: bool) -> list[int]:
+    def asking(self) -> tuple[Any, Any]:
+        """The reference: what answers a question, given its model, and what keeps the place that was reached."""
         chances, seen, rates = self.chances, self.seen, RATES
         low, width, at, _ = self.state.tolist()
         data, length = self.data.tolist(), self.data.size
@@ -191,8 +192,15 @@ class Reader(_Coder):
             while width < RENEW:
                 low = (low << 8 & WHOLE) | (data[at] if at < length else 0)
                 width, at = width << 8, at + 1
-            return bit
+            return int(bit)
 
+        def settle() -> Any:
+            self.state[:] = low, width, at, 0
+
+        return answer, settle
+
+    def _get(self, contexts: list[int], row: int, negative: bool) -> list[int]:
+        answer, settle = self.asking()
         numbers, sizes = [0] * len(contexts), [0] * len(contexts)
         for i, context in enumerate(contexts):
             left, above = sizes[i - 1] if i else 0, sizes[i - row] if 0 < row <= i else 0
@@ -208,7 +216,7 @@ class Reader(_Coder):
                 bit = answer(PLAIN if more - k > 2 else first + node)
                 size, node = size << 1 | bit, 1 + bit
             numbers[i], sizes[i] = -size if minus else size, 2 if more else 1
-        self.state[:] = low, width, at, 0
+        settle()
         return numbers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -260,6 +261,11 @@ def join(layout: Layout, layers: Iterable[Tensor]) -> Params:
     for (start, size, _), layer in zip(layout.spans.values(), layers, strict=True):
         flat[start : start + size] = layer.reshape(-1)
     return Params(layout, flat)
+
+
+def width(shape: Size) -> int:
+    """The length of a row of a layer as the matrix [first dimension, all others]; 0 of a layer of one dimension."""
+    return math.prod(shape[1:]) if len(shape) > 1 else 0
 
 
 def parts(packet: Packet, count: int, expected: str) -> list[Packet]:

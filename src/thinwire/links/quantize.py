@@ -1,4 +1,8 @@
-"""A few bits an entry: rounded at random, so that it is right on average, or to the nearest."""
+"""A few bits an entry: rounded at random, so that it is right on average, or to the nearest.
+
+Levels of a fixed width are sent only where :mod:`thinwire.kernels.levels` does not take fewer bytes. A receiver knows
+which it is by the number of bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import UInt8
 from torch import Size, Tensor
 from torch.nn.functional import pad
 
 from ..errors import check, require
+from ..kernels import levels as coder
 from ..kernels.quantize import dequantize, quantize
 from ..kernels.trits import pack_trits, unpack_trits
 from ..key import Key
 from ..wire import Packet
-from .base import Codec, finite, number, octets, parts, vector
+from .base import Codec, finite, number, octets, parts, vector, width
 
 HIGHEST = torch.finfo(torch.float32).max / 2  # of a norm: a multiple of a part of it must not be infinite
 
@@ -23,18 +29,19 @@ HIGHEST = torch.finfo(torch.float32).max / 2  # of a norm: a multiple of a part 
 class QSGD(Codec):
     """Every entry rounded at random to one of ``levels`` parts of the norm on either side of zero.
 
-    For the norm s of a layer, x / s * levels is rounded up or down to a whole number at random, so that it is right
-    on average. The draw is fresh in every round and for every client. ``bucket`` entries share a norm, by default the
-    whole layer. ``norm`` is "l2", as in the paper, or "max", with smaller errors and fewer zeros. An entry takes 2
-    bits for 1 level, 4 bits for up to 7 and 8 bits for up to 127, and a norm 4 bytes. ``Entropy(QSGD(16))`` takes
-    fewer where most levels are zero. The link is no contraction: an entry that is rounded up may be off by more than
-    it was. Raises ``ValueError`` for levels outside 1 to 127 and a bucket below 1. Alistarh, Grubic, Li, Tomioka,
-    Vojnovic, NeurIPS 2017, arXiv:1610.02132, section 3.
+    For the norm s of a layer, x / s * levels is rounded up or down to a whole number at random, so that it is right on
+    average. The draw is fresh in every round and for every client. ``bucket`` entries share a norm, by default the
+    whole layer. ``norm`` is "l2", as in the paper, or "max", with smaller errors and fewer zeros. An entry takes at
+    most 2 bits for 1 level, 4 bits for up to 7 and 8 bits for up to 127, and a norm 4 bytes. Where the adaptive coder
+    takes fewer, as where most levels are zero, levels are sent by it. The link is no contraction: an entry that is
+    rounded up may be off by more than it was. Raises ``ValueError`` for levels outside 1 to 127 and a bucket below 1.
+    Alistarh, Grubic, Li, Tomioka, Vojnovic, NeurIPS 2017, arXiv:1610.02132, section 3.
 
     FedPAQ (Reisizadeh et al., AISTATS 2020, arXiv:1909.13014) is this link around local training by sampled clients:
     ``FedAvg(up=QSGD(16))``.
 
-    Differences from the paper: levels have a fixed width in place of Elias codes. Without ``bucket`` each layer has
+    Differences from the paper: levels are coded by an adaptive range coder, or have a fixed width, in place of
+    Elias codes. Without ``bucket`` each layer has
     one norm; ``Flat(QSGD(16))`` takes that of the whole vector. A norm beyond half of the largest 32-bit float is cut
     to that.
     """
@@ -58,11 +65,19 @@ class QSGD(Codec):
         flat, seed = x.reshape(-1), key.number("dither")
         if self.bucket is None:
             norms = self._norms(flat.view(1, -1))
-            return [norms, quantize(flat, float(norms), self.levels, self.bits, seed)]
+            return [norms, self._packed(flat, float(norms), seed, width(x.shape))]
         rows = pad(flat, (0, -flat.numel() % self.bucket)).view(-1, self.bucket)
         norms = self._norms(rows)
         shares = rows / torch.where(norms > 0, norms, 1.0)[:, None]
-        return [norms, quantize(shares.view(-1)[: flat.numel()], 1.0, self.levels, self.bits, seed)]
+        return [norms, self._packed(shares.view(-1)[: flat.numel()], 1.0, seed, width(x.shape))]
+
+    def _packed(self, flat: Tensor, scale: float, seed: int, row: int) -> Tensor:
+        """Levels in the fewest bytes."""
+        found = quantize(flat, scale, self.levels, 8, seed)
+        coded = _coded(found, self.levels, (found.numel() * self.bits + 7) // 8, row)
+        if coded is not None:
+            return coded
+        return found if self.bits == 8 else quantize(flat, scale, self.levels, self.bits, seed)
 
     def _norms(self, rows: Tensor) -> Tensor:
         if rows.numel() == 0:
@@ -74,11 +89,13 @@ class QSGD(Codec):
         n, bucket = shape.numel(), self.bucket
         scales, packed = parts(packet, 2, "norms and levels")
         norms = vector(scales, 1 if bucket is None else (n + bucket - 1) // bucket, torch.float32)
-        levels = octets(packed)
+        levels, bits = octets(packed), self.bits
+        if levels.numel() < (n * bits + 7) // 8:
+            levels, bits = _decoded(levels, self.levels, n, width(shape)), 8
         check((norms >= 0).all(), "norms that are not negative")
         if bucket is None:
-            return dequantize(levels, n, float(norms), self.levels, self.bits).view(shape)
-        shares = dequantize(levels, n, 1.0, self.levels, self.bits)
+            return dequantize(levels, n, float(norms), self.levels, bits).view(shape)
+        shares = dequantize(levels, n, 1.0, self.levels, bits)
         rows = pad(shares, (0, -n % bucket)).view(-1, bucket) * norms[:, None]
         return rows.view(-1)[:n].view(shape)
 
@@ -88,9 +105,10 @@ class QSGD(Codec):
 
 @dataclass(frozen=True)
 class Ternary(Codec):
-    """-s, 0 or +s at random, right on average; s is the layer's largest magnitude. 1.6 bits an entry.
+    """-s, 0 or +s at random, right on average; s is the layer's largest magnitude. At most 1.6 bits an entry.
 
-    The receiver sees what ``QSGD(1, norm="max")`` delivers, but five entries share a byte. s takes 4 bytes a layer.
+    The receiver sees what ``QSGD(1, norm="max")`` delivers, but five entries share a byte where the
+    adaptive coder does not take fewer. s takes 4 bytes a layer.
     No contraction. Wen et al., "TernGrad", NeurIPS 2017, arXiv:1705.07878, equation 1.
 
     Differences from the paper: gradients are not clipped, so the result stays right on average.
@@ -101,13 +119,18 @@ class Ternary(Codec):
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         scale = finite(self, _largest(flat)).clamp_max(HIGHEST)
-        return [scale, pack_trits(quantize(flat, float(scale), 1, 8, key.number("dither")))]
+        found = quantize(flat, float(scale), 1, 8, key.number("dither"))
+        coded = _coded(found, 1, (len(found) + 4) // 5, width(x.shape))
+        return [scale, pack_trits(found) if coded is None else coded]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
         scale, digits = parts(packet, 2, "a scale and digits")
         check(number(scale) >= 0, "a scale that is not negative")
-        return dequantize(unpack_trits(octets(digits), n), n, float(scale), 1, 8).view(shape)
+        digits = octets(digits)
+        coded = digits.numel() < (n + 4) // 5
+        found = _decoded(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
+        return dequantize(found, n, float(scale), 1, 8).view(shape)
 
     def count(self, packet: Packet) -> float:
         return 1 + float(packet[1].numel()) / 4
@@ -137,6 +160,18 @@ class Int8(Codec):
 
     def count(self, packet: Packet) -> float:
         return 1 + float(packet[1].numel()) / 4
+
+
+def _coded(found: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
+    """Levels, ``most`` added, by the adaptive coder, which takes fewer than ``plain`` bytes; None where it does not."""
+    if found.numel() >= coder.MOST:
+        return None
+    return coder.pack((found - most).view(torch.int8), plain - 1, row, most=most)
+
+
+def _decoded(coded: UInt8[Tensor, " bytes"], most: int, n: int, row: int) -> UInt8[Tensor, " n"]:
+    """What :func:`_coded` was given."""
+    return coder.unpack(coded, n, row, most=most).view(torch.uint8) + most
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """A few entries and where they are.
 
-Positions are really sent: as gaps in a Rice code, or as one bit an entry, whichever is
-smaller. Only ``RandK`` sends none, because both ends draw them from the same seed.
+Positions are really sent: as gaps in a Rice code, as one bit an entry, or by the adaptive coder, which learns where in
+a layer they lie (:mod:`thinwire.kernels.levels`), whichever is smallest. Only ``RandK`` sends none, because both ends
+draw them from the same seed.
 """
 
 from __future__ import annotations
@@ -15,33 +16,44 @@ from jaxtyping import Bool, Int
 from torch import Size, Tensor
 
 from ..errors import check, require
-from ..kernels import gaps
+from ..kernels import gaps, levels
 from ..kernels.select import above, largest, sampled_threshold, top_k
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, floats, join, octets, parts, vector
+from .base import Codec, floats, join, octets, parts, vector, width
 from .dense import Dense
 
+SPARSEST = 1 << 14  # entries a position, beyond which those between cost more time than bytes are saved
 
-def pack_positions(positions: Int[Tensor, " k"], n: int) -> Packet:
-    """Ascending positions below ``n``: None (all), one bit each, or ``[b, quotients, rests]`` of a Rice code.
 
-    Bits lie in bytes, the lowest first; :mod:`thinwire.kernels.gaps` has the code.
+def pack_positions(positions: Int[Tensor, " k"], n: int, row: int = 0) -> Packet:
+    """Ascending positions below ``n``: None (all), one bit each, ``[b, quotients, rests]`` of a Rice code, or the bytes
+    of the adaptive coder, which are fewer than one bit each.
+
+    Bits lie in bytes, the lowest first; :mod:`thinwire.kernels.gaps` has the Rice code. ``row`` is the length of a row
+    of the layer, 0 for a vector.
     """
     if positions.numel() == n:
         return None
     b, length = gaps.best(positions, n)
+    if n <= min(positions.numel() * SPARSEST, levels.MOST - 1):
+        chosen = torch.zeros(n, dtype=torch.int8).index_fill_(0, positions, 1)
+        coded = levels.pack(chosen, min((length + 7) // 8, (n + 7) // 8) - 1, row, negative=False, most=1)
+        if coded is not None:
+            return coded
     if length >= n:
         return gaps.encode_bits(positions, n)
     return [b, *gaps.encode(positions, n, b)]
 
 
-def unpack_positions(packet: Packet, n: int) -> Int[Tensor, " k"]:
+def unpack_positions(packet: Packet, n: int, row: int = 0) -> Int[Tensor, " k"]:
     """What :func:`pack_positions` packed; anything else is a ``WireError``."""
     if packet is None:
         return torch.arange(n)
     if isinstance(packet, Tensor):
+        if packet.numel() < (n + 7) // 8:
+            return levels.unpack(octets(packet), n, row, negative=False, most=1).nonzero().view(-1)
         return gaps.decode_bits(octets(packet), n)
     b, quotients, rests = parts(packet, 3, "positions")
     check(type(b) is int, "positions")
@@ -52,11 +64,12 @@ class _Chosen(Codec):
     """Values at positions; the rest is zero."""
 
     def _pack(self, x: Tensor, positions: Tensor, values: Codec, key: Key) -> Packet:
-        return [pack_positions(positions, x.numel()), values.encode(x.reshape(-1).index_select(0, positions), key)]
+        where = pack_positions(positions, x.numel(), width(x.shape))
+        return [where, values.encode(x.reshape(-1).index_select(0, positions), key)]
 
     def _unpack(self, packet: Packet, shape: Size, values: Codec, key: Key) -> Tensor:
         where, packed = parts(packet, 2, "positions and values")
-        positions = unpack_positions(where, shape.numel())
+        positions = unpack_positions(where, shape.numel(), width(shape))
         found = values.decode(packed, positions.shape, key)
         return torch.zeros(shape.numel()).index_copy_(0, positions, found).view(shape)
 
@@ -81,7 +94,7 @@ class Sparse(_Chosen):
 
     def decode(self, packet: Packet, shape: Size, key: Key, dtype: torch.dtype = torch.float32) -> Tensor:
         check(isinstance(packet, list) and len(packet) == 2, "positions and values")
-        positions = unpack_positions(packet[0], shape.numel())
+        positions = unpack_positions(packet[0], shape.numel(), width(shape))
         found = vector(packet[1], len(positions), dtype)
         return torch.zeros(shape.numel(), dtype=dtype).index_copy_(0, positions, found).view(shape)
 
@@ -102,9 +115,9 @@ class TopK(_Chosen):
     """The largest entries by magnitude: of a layer's n entries k = share * n, rounded up.
 
     ``values`` is the codec of what is kept, e.g. ``TopK(0.01, values=Half())``. Positions are sent as gaps in a Rice
-    code or as one bit an entry, whichever is smaller. With ``sampled`` the threshold comes from a sample of a large
-    layer: that is several times faster, and keeps about ``share`` of the layer. Raises ``ValueError`` unless 0 <
-    share <= 1. Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599.
+    code, as one bit an entry or by the adaptive coder, whichever is smallest. With ``sampled`` the threshold comes from
+    a sample of a large layer: that is several times faster, and keeps about ``share`` of the layer. Raises
+    ``ValueError`` unless 0 < share <= 1. Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599.
 
     Differences from the paper: k is taken of each layer; ``Flat(TopK(...))`` takes it of the whole vector. Zeros are
     not sent, so fewer than k entries may be sent. All entries that equal the k-th largest magnitude are sent,

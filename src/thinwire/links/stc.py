@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from ..errors import require
-from ..kernels import gaps
+from ..errors import check, require
+from ..kernels import gaps, levels
 from ..kernels.select import largest
 from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
-from .base import Codec, number, octets, parts
+from .base import Codec, number, octets, parts, width
 from .sparse import kept
 
 GOLDEN = (1 + math.sqrt(5)) / 2
@@ -33,8 +33,10 @@ class STC(Codec):
     authors' code, however many they are. Magnitudes are compared in 12 bits: sums of ternary messages have many ties
     that differ by rounding alone. Zeros are not sent. A message has the mean magnitude (4 bytes a layer), a sign an
     entry, and the gaps between positions in a Golomb code (Algorithm 1). The number of entries is read off the code,
-    and the code's parameter follows from it, so neither is sent. If at most 2 k entries are sent, the receiver sees
-    what ``TopK(share, values=ScaledSign())`` delivers. If all entries are sent, a message has little more than two
+    and the code's parameter follows from it, so neither is sent. Where they are fewer bytes, as in most layers of more
+    than some hundred entries, the number of entries, and their places and signs together by the adaptive coder
+    (:mod:`thinwire.kernels.levels`), take the place of signs and gaps. If at most 2 k entries are sent, the receiver
+    sees what ``TopK(share, values=ScaledSign())`` delivers. If all entries are sent, a message has little more than two
     bits an entry. Raises ``ValueError`` unless 0 < share <= 1.
 
     The whole method has residuals at both ends, A_i at the clients and A at the server (Algorithm 2)::
@@ -44,9 +46,9 @@ class STC(Codec):
     ErrorFeedback keeps A_i. EF21 sends STC of the difference between the model and what clients have of it. That
     difference is A plus the mean update, so the messages are those of the paper.
 
-    Differences from the paper: p is taken of each layer; ``Flat(STC(0.01))`` takes it of the whole vector. The mean
-    magnitude is that of all entries that are sent, ties included, and the p of the code is their share of the
-    entries.
+    Differences from the paper: p is taken of each layer; ``Flat(STC(0.01))`` takes it of the whole vector. Gaps in a
+    Golomb code are sent only where the adaptive coder takes more. The mean magnitude is that of all entries that are
+    sent, ties included, and the p of the code is their share of the entries.
     """
 
     paper = "Sattler et al., TNNLS 2020, arXiv:1903.02891"
@@ -63,10 +65,24 @@ class STC(Codec):
         n = flat.numel()
         positions = largest(flat, kept(self.share, n))
         values = flat[positions]
-        return [mean_magnitude(values), pack_signs(values), *gaps.encode(positions, n, golomb(len(positions), n))]
+        magnitude, packed = mean_magnitude(values), pack_signs(values)
+        coded = None
+        if n < levels.MOST:
+            signs = torch.zeros(n, dtype=torch.int8)
+            signs[positions] = torch.where(values.signbit(), -1, 1).to(torch.int8)
+            coded = levels.pack(signs, n, width(x.shape), most=1)
+        quotients, rests = gaps.encode(positions, n, golomb(len(positions), n))
+        if coded is not None and coded.numel() < packed.numel() + quotients.numel() + rests.numel():
+            return [magnitude, len(positions), coded]
+        return [magnitude, packed, quotients, rests]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
+        if isinstance(packet, list) and len(packet) == 3:
+            magnitude, k, coded = packet
+            ternary = levels.unpack(octets(coded), n, width(shape), most=1)
+            check(type(k) is int and int(ternary.count_nonzero()) == k, "as many entries as are said")
+            return (ternary.float() * number(magnitude)).view(shape)
         magnitude, *packed = parts(packet, 4, "a magnitude, signs and gaps")
         signs, quotients, rests = map(octets, packed)
         positions = gaps.decode(quotients, rests, n, golomb(gaps.count(quotients), n))
@@ -75,7 +91,8 @@ class STC(Codec):
         return flat.view(shape)
 
     def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 4
+        signs = (packet[1] + 7) // 8 if len(packet) == 3 else packet[1].numel()  # bytes, whatever they are coded in
+        return 1 + float(signs) / 4
 
 
 def golomb(k: int, n: int) -> int:

@@ -59,6 +59,8 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_adaptive_put": (None, [POINTER, POINTER, LONG, LONG, INT, POINTER, POINTER, POINTER, LONG]),
     "tw_adaptive_end": (LONG, [LONG, LONG, LONG, POINTER, LONG]),
     "tw_adaptive_get": (None, [POINTER, POINTER, LONG, LONG, INT, POINTER, POINTER, POINTER, LONG]),
+    "tw_levels_put": (INT, [POINTER, LONG, LONG, INT, INT, POINTER, POINTER, POINTER, LONG]),
+    "tw_levels_get": (INT, [POINTER, LONG, LONG, INT, INT, POINTER, POINTER, POINTER, LONG]),
     "tw_outer_sum": (None, [POINTER, POINTER, LONG, LONG, LONG, POINTER, INT]),
     "tw_chains": (INT, [POINTER, LONG, LONG, POINTER, INT, POINTER]),
 }

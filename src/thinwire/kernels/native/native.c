@@ -913,6 +913,110 @@ void tw_adaptive_get(int32_t *values, const u8 *contexts, i64 n, i64 row, int ne
     *coder = c;
 }
 
+/* -- levels.py ------------------------------------------------------------------------------------------------ */
+
+enum { IS = 0, COUNT = 1024, SIGN = 1152, SIZE = 1168 }; /* places of models; `levels.py` says of what */
+
+/* Who answers: a writer, which knows the values, or a reader. */
+typedef struct { Coder c; Model *models; u8 *out; const u8 *data; i64 room; } Asker;
+
+static inline int ask(Asker *a, i64 model, int bit) {
+    if (a->out == NULL) return get(&a->c, a->models + model, a->data, a->room);
+    put(&a->c, a->models + model, bit, a->out, a->room);
+    return bit;
+}
+
+static inline i64 ask_number(Asker *a, i64 first, i64 value) {
+    int bits = value ? 64 - __builtin_clzll((unsigned long long)value) : 0, size = 0;
+    while (size < LONGEST && ask(a, first + size, size < bits)) size++;
+    i64 found = size > 0;
+    for (int k = size - 2; k >= 0; k--) {
+        int bit = value >> k & 1;
+        if (k == size - 2) bit = ask(a, first + 32 + size, bit);
+        else if (a->out == NULL) bit = get_plain(&a->c, a->data, a->room);
+        else put_plain(&a->c, bit, a->out, a->room);
+        found = found << 1 | bit;
+    }
+    return found;
+}
+
+/* The logarithm in half octaves: 0 of 0, 1 of 1. */
+static inline int halves(i64 x) {
+    if (x < 2) return (int)x;
+    int bits = 64 - __builtin_clzll((unsigned long long)x);
+    return 2 * bits - 2 + (int)(x >> (bits - 2) & 1);
+}
+
+static inline int bits_of(int size) { return size ? least(32 - __builtin_clz((u32)size), 4) : 0; }
+
+/* Of a column: how often it was set, that in half octaves, the sign and the size of its last one. */
+typedef struct { int32_t count; u8 class, sign, size; } Column;
+
+static inline __attribute__((always_inline)) int levels(Asker *a, int8_t *values, i64 n, i64 width, int negative, int most, Column *columns) {
+    i64 total = 0, before = 0;
+    for (i64 j = 0; j < least(width, n); j++) columns[j] = (Column){0, (u8)halves(16), 0, 0};
+    for (i64 start = 0; start < n && !a->c.full; start += width) {
+        i64 wide = least(width, n - start), left = 0;
+        int8_t *row = values + start;
+        if (a->out != NULL) for (i64 j = 0; j < wide; j++) left += row[j] != 0;
+        left = ask_number(a, COUNT + 64 * (before > 0), left);
+        if (left > wide) return 1;
+        before = left;
+        int mean = halves(16 * (2 * total + width) / width), density = 0, was = 0, sign = 0, size = 0;
+        total += left;
+        for (i64 j = 0; left > 0; j++) {
+            Column *column = columns + j;
+            int is = row[j] != 0;
+            if (left < wide - j) {
+                if (was || j % 16 == 0) density = halves((left << 12) / (wide - j));
+                int class = column->class - mean + 8;
+                class = class < 0 ? 0 : class > 15 ? 15 : class;
+                is = ask(a, IS + (density * 16 + class) * 2 + was, is);
+            } else is = 1;
+            was = is;
+            if (!is) continue;
+            left--;
+            column->class = (u8)halves(16 * (2 * (i64)++column->count + 1));
+            int minus = row[j] < 0, value = 1;
+            if (negative) {
+                minus = ask(a, SIGN + 3 * sign + column->sign, minus);
+                sign = column->sign = (u8)(1 + minus);
+            } else minus = 0;
+            if (most > 1) {
+                value = row[j] < 0 ? -row[j] : row[j];
+                value = 1 + (int)ask_number(a, SIZE + 64 * (size + column->size), value - 1);
+                if (value > most) return 1;
+                size = column->size = (u8)bits_of(value);
+            }
+            if (a->out == NULL) row[j] = (int8_t)(minus ? -value : value);
+            else if (a->c.full) break;
+        }
+    }
+    return 0;
+}
+
+/* Writes; 1 where there is no memory. */
+int tw_levels_put(const int8_t *values, i64 n, i64 width, int negative, int most, Model *models, Coder *coder, u8 *out, i64 room) {
+    Column *columns = malloc((size_t)(least(width, n) + 1) * sizeof(Column));
+    if (columns == NULL) return 1;
+    Asker a = {*coder, models, out, NULL, room};
+    levels(&a, (int8_t *)values, n, width, negative, most, columns);
+    *coder = a.c;
+    free(columns);
+    return 0;
+}
+
+/* Reads into `values`, which are zeros. 1: no memory; 2: no writer writes this. */
+int tw_levels_get(int8_t *values, i64 n, i64 width, int negative, int most, Model *models, Coder *coder, const u8 *data, i64 length) {
+    Column *columns = malloc((size_t)(least(width, n) + 1) * sizeof(Column));
+    if (columns == NULL) return 1;
+    Asker a = {*coder, models, NULL, data, length};
+    int wrong = levels(&a, values, n, width, negative, most, columns);
+    *coder = a.c;
+    free(columns);
+    return wrong ? 2 : 0;
+}
+
 /* -- train/compiled.py -------------------------------------------------------------------------------------------- */
 
 enum { IDENTITY, RELU, TANH, SIGMOID };

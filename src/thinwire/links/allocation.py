@@ -1,0 +1,287 @@
+"""Transform coding, its bit allocation: one step for all numbers, and of each layer what is least error for its bits.
+
+A step is tried on some of the numbers of each layer, with an estimate of their bits, until it about fits. Then all is
+coded a few times. The choices are those of rate and distortion together: Shoham, Gersho, IEEE Trans. ASSP, 1988.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..key import Key
+from ..params import Layout, Params
+from .bitstream import FINEST, NONE, NOTHING, Part, built, joined, seen_of, written
+from .decomposition import BLOCK, Layer, rounded_levels
+from .lowrank import sides
+
+SLOPE = 0.11  # squared steps of error that a bit has to take off; 2 ln 2 / 12 = 0.116 for many levels
+BESIDE = 12  # bits of a layer, or of a term, beside its numbers, about
+COARSEST = float(1 << 20)  # step, in which the largest entry is 1
+LARGEST = 3e38  # step that is sent
+ENTRIES_TRIED, SIDE_TRIED = 1 << 13, 64  # numbers of all layers, and of one side of a term, that steps are tried on
+TRIES = 24  # steps that are tried on these, at most
+AGAIN = 8  # times that terms are chosen anew, at most, where those that were chosen cannot do
+CODED = 6  # steps with which all is coded, at most
+AROUND = 8  # bytes of a packet beside those of a step and the levels
+CLOSE = 0.985  # of the bytes allowed, which end the search
+
+
+def searched(
+    x: Params, largest: float, most: int | None, share: float | None, key: Key
+) -> tuple[Tensor, Params] | None:
+    """The bytes with about the smallest step that fits ``most`` bytes, or the largest that keeps ``share``, and what is
+    seen of them. None: not even one entry fits.
+    """
+    layers = [Layer(tensor / largest, key.at(name)) for name, tensor in x.items()]
+    whole = sum(layer.energy for layer in layers)
+    room = 5 * x.layout.size + 64 if most is None else most - AROUND
+    for layer in layers:
+        if not layer.done:
+            layer.decompose(BLOCK if most is None else math.ceil(most * 8 / (2 * sum(sides(layer.shape)))))
+    bits, error = 8.0 * room, None if share is None else (1 - share) * whole
+    enough = whole - 1  # of error: so much is left if the largest entry is sent alone
+    enough = enough if error is None else min(enough, error)
+    trial, step = Trial(layers), math.sqrt(whole / (2 * (most or x.layout.size)))
+    found: tuple[Tensor, list[Part], float] | None = None
+    for _ in range(AGAIN if enough > 0 else 0):
+        step, ways, slope = trial.solved(step, bits, error)
+        while trial.extended(ways, layers):
+            trial = Trial(layers)
+            step, ways, slope = trial.solved(step, bits, error)
+        found = fitted(
+            x.layout, layers, trial.each(ways), step, slope, largest, room, None if error is None else enough
+        )
+        if found is not None:
+            break
+        bits, error = bits * 0.7, None if error is None else error * 0.9  # these terms cannot do
+    if found is not None:
+        packet, parts, sent = found
+        seen = joined(x.layout, parts, sent)
+        off = (x.flat - seen.flat) / largest
+        if error is not None or float(torch.dot(off, off)) <= enough:
+            return packet, seen
+    alone = single(x, room)
+    return None if alone is None or enough < whole - 1 else (alone, seen_of(alone, x.layout))
+
+
+def fitted(
+    layout: Layout,
+    layers: list[Layer],
+    ways: list[tuple[int, Tensor]],
+    step: float,
+    slope: float,
+    largest: float,
+    room: int,
+    enough: float | None,
+) -> tuple[Tensor, list[Part], float] | None:
+    """Layers coded in these ways with the step that fills ``room``, or leaves no more error than ``enough``.
+
+    None: no step that was tried does. ``slope`` is the power of the step that bytes, or errors, go by about.
+    """
+    fine, coarse = 0.0, math.inf  # the coarsest step that is too fine, the finest that is coarse enough
+    last: tuple[float, float] | None = None
+    best: tuple[Tensor, list[Part], float] | None = None
+    for _ in range(CODED):
+        step = max(step, 1 / FINEST)
+        if step > COARSEST or step * largest > LARGEST or (last is not None and step == last[0]):
+            break
+        sent = float(np.float32(step * largest))
+        if sent == 0:
+            break
+        parts = [layer.part(step, mode, terms) for layer, (mode, terms) in zip(layers, ways, strict=True)]
+        packet = written(sent, parts, layout.shapes, 2 * room + 64)
+        if enough is None:  # of the bytes, how many times too many
+            off = 2.0 if packet is None else packet.numel() / room
+            fits, better = off <= 1, best is None or (packet is not None and packet.numel() > best[0].numel())
+        else:  # of the error, how many times too little
+            off = enough / max(missed(parts, step, layers), 1e-30)
+            fits, better = off >= 1, best is None or (packet is not None and packet.numel() < best[0].numel())
+        if packet is not None and fits and better:
+            best = packet, parts, sent
+        if fits and min(off, 1 / off) >= CLOSE:
+            break
+        fine, coarse = (max(fine, step), coarse) if off > 1 else (fine, min(coarse, step))
+        if last is not None and last[0] != step:
+            slope = min(4.0, max(0.2, math.log(last[1] / off) / math.log(step / last[0])))
+        last = step, off
+        step *= (off / (0.993 if enough is None else 1.005)) ** (1 / slope)
+        if not fine < step < coarse:
+            step = between(fine, coarse)
+    return best
+
+
+def between(fine: float, coarse: float) -> float:
+    """A step between two, of which the first may be 0 and the second infinite."""
+    return math.sqrt(max(fine, coarse / 16 if coarse < math.inf else 0) * min(coarse, 16 * fine if fine else coarse))
+
+
+def missed(parts: list[Part], step: float, layers: list[Layer]) -> float:
+    """The squared error that is left."""
+    total = 0.0
+    for part, layer in zip(parts, layers, strict=True):
+        if part.mode:
+            off = layer.x - built(part, step, layer.shape)
+            total += float(torch.dot(off.view(-1), off.view(-1)))
+        else:
+            total += layer.energy
+    return total
+
+
+def single(x: Params, room: int) -> Tensor | None:
+    """The largest entry alone; None where it does not fit."""
+    at = int(x.flat.abs().argmax())
+    parts = []
+    for start, size, _ in x.layout.spans.values():
+        entries = torch.zeros(1, size, dtype=torch.int32)
+        if start <= at < start + size:
+            entries[0, at - start] = 1 if float(x.flat[at]) > 0 else -1
+            parts.append(Part(1, [], [0], entries, NONE))
+        else:
+            parts.append(NOTHING)
+    return written(float(x.flat.abs().max()), parts, x.layout.shapes, room)
+
+
+class Ways(NamedTuple):
+    """How layers are coded."""
+
+    modes: Int[Tensor, " layers"]  # as nothing, as entries or as terms
+    worth: Bool[Tensor, " terms"]  # which terms
+
+
+class Guess(NamedTuple):
+    """What a step comes to, about."""
+
+    nothing: Float[Tensor, " layers"]  # the squared error of a layer that is left out, in squared steps
+    bits: Float[Tensor, " layers"]  # of layers as entries
+    error: Float[Tensor, " layers"]
+    cost: Float[Tensor, " terms"]  # bits of terms
+    gained: Float[Tensor, " terms"]  # what they take off the error
+
+
+class Trial:
+    """Layers as some of their numbers, all in a few tensors, on which a step is tried in half a millisecond."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        many = max(128, ENTRIES_TRIED // max(1, len(layers)))
+        self.size = torch.tensor([float(layer.flat.numel()) for layer in layers])
+        self.energy = torch.tensor([layer.energy for layer in layers])
+        self.entries, self.times = _samples([layer.flat[None] for layer in layers], many)
+        self.terms = [len(layer.s) for layer in layers]
+        self.s, self.owner = torch.cat([layer.s for layer in layers]), torch.repeat_interleave(torch.tensor(self.terms))
+        there = [layer for layer in layers if len(layer.s)]
+        sides_of = [layer.u for layer in there], [layer.v for layer in there]
+        self.sides = [(*_samples(each, SIDE_TRIED), _lengths(each)) for each in sides_of]
+
+    def at(self, step: float) -> Guess:
+        """What this step comes to."""
+        y = self.entries / step
+        levels = rounded_levels(y)
+        bits = _bits(levels, self.size / self.times) * self.times + BESIDE
+        error = (y - levels).square_().sum(1) * self.times
+        scale, gained = (self.s / step).round().clamp(1, FINEST), (self.s / step).square()
+        cost = torch.full_like(self.s, BESIDE)
+        for sample, times, n in self.sides:
+            rounded = rounded_levels(sample * scale[:, None])
+            share = torch.linalg.vecdot(rounded, sample).square() / rounded.square().sum(1).clamp_min(1)
+            gained = gained * (share * times).clamp_max(1)
+            cost = cost + _bits(rounded, n / times) * times
+        return Guess(self.energy / step**2, bits, error, cost, gained)
+
+    def best(self, guess: Guess) -> Ways:
+        """Of each layer what is least error for its bits."""
+        worth = guess.gained > SLOPE * guess.cost
+        saved = self.over_layers((guess.gained - SLOPE * guess.cost) * worth)
+        modes = torch.stack([guess.nothing, guess.error + SLOPE * guess.bits, guess.nothing - saved])
+        modes[2][saved == 0] = math.inf
+        return Ways(modes.argmin(0), worth)
+
+    def over_layers(self, x: Float[Tensor, " terms"]) -> Float[Tensor, " layers"]:
+        """The sum of each layer's terms."""
+        return torch.zeros_like(self.size).index_add_(0, self.owner, x)
+
+    def off(self, step: float, guess: Guess, ways: Ways, bits: float, error: float | None) -> float:
+        """Of the bits how many times too many, or of the error how many times too little; as a logarithm."""
+        entries, terms = ways.modes == 1, (ways.modes == 2)[self.owner] & ways.worth
+        if error is None:
+            found = len(self.size) + float((guess.bits * entries).sum() + (guess.cost * terms).sum())
+            return math.log(found / bits)
+        left = (guess.nothing - self.over_layers(guess.gained * terms)).clamp_min(0)
+        left = torch.where(entries, guess.error, left)
+        return math.log(error / max(float(left.sum()) * step**2, 1e-300))
+
+    def solved(self, step: float, bits: float, error: float | None) -> tuple[float, Ways, float]:
+        """About the step with so many bits, or with so much error; how layers are coded; the power that these go by.
+
+        Where a layer, or a term, comes in with a finer step, bits may jump beyond what is allowed. Then it is left out.
+        """
+        fine, coarse, slope = 0.0, math.inf, 0.9
+        last: tuple[float, float] | None = None
+        ways = coarser = Ways(torch.zeros(0), torch.zeros(0))
+        for _ in range(TRIES):
+            guess = self.at(step)
+            ways = self.best(guess)
+            off = self.off(step, guess, ways, bits, error)
+            if last is not None and last[0] != step:
+                slope = min(3.0, max(0.3, (last[1] - off) / math.log(step / last[0])))
+            last = step, off
+            if abs(off) < 0.03:
+                return step, ways, slope
+            if off > 0:
+                fine = max(fine, step)
+            elif step < coarse:
+                coarse, coarser = step, ways
+            if coarse < 1.03 * fine or (step <= 1 / FINEST and off < 0):
+                return coarse, coarser, 1.0
+            step = max(step * math.exp(max(-3.0, min(3.0, off / slope))), 1 / FINEST)
+            if not fine < step < coarse:
+                step = between(fine, coarse)
+        return step, ways, slope
+
+    def each(self, ways: Ways) -> list[tuple[int, Tensor]]:
+        """Of each layer its way, and which of its terms are sent."""
+        worth = torch.split(ways.worth, self.terms)
+        return [(mode, own.nonzero().view(-1)) for mode, own in zip(ways.modes.tolist(), worth, strict=True)]
+
+    def extended(self, ways: Ways, layers: list[Layer]) -> bool:
+        """Whether some layers were decomposed further: those of which the last term is sent."""
+        more = [
+            layer
+            for layer, (mode, terms) in zip(layers, self.each(ways), strict=True)
+            if not layer.done and mode == 2 and len(terms) and int(terms[-1]) == len(layer.s) - 1
+        ]
+        for layer in more:
+            layer.decompose(BLOCK)
+        return bool(more)
+
+
+def _samples(rows: list[Tensor], most: int) -> tuple[Float[Tensor, "rows some"], Float[Tensor, " rows"]]:
+    """Some entries of each row of matrices of several widths, zeros behind them, and for how many each stands."""
+    strides = [max(1, -(-each.shape[1] // most)) for each in rows]
+    some = [each[:, ::stride] for each, stride in zip(rows, strides, strict=True)]
+    wide = max((each.shape[1] for each in some), default=0)
+    times = [
+        torch.full((len(each),), max(1, each.shape[1]) / max(1, part.shape[1]))
+        for each, part in zip(rows, some, strict=True)
+    ]
+    padded = [torch.nn.functional.pad(part, (0, wide - part.shape[1])) for part in some]
+    return torch.cat(padded) if rows else torch.zeros(0, 0), torch.cat(times) if rows else torch.zeros(0)
+
+
+def _lengths(rows: list[Tensor]) -> Float[Tensor, " rows"]:
+    """The length of each row of matrices of several widths."""
+    return torch.cat([torch.full((len(each),), float(each.shape[1])) for each in rows]) if rows else torch.zeros(0)
+
+
+def _bits(levels: Float[Tensor, "rows n"], n: Float[Tensor, " rows"] | int) -> Float[Tensor, " rows"]:
+    """About how many bits each row of ``n`` numbers takes, by how many are not zero and how long these are."""
+    sizes = levels.abs()
+    some = sizes.count_nonzero(1).float()
+    chance = (some / (n + 1e-9)).clamp(1e-6, 1 - 1e-6)
+    flags = -(chance * chance.log2() + (1 - chance) * (1 - chance).log2())
+    return n * flags + 1.5 * some + 1.4 * sizes.clamp_min_(1).log2_().sum(1)

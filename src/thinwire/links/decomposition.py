@@ -1,0 +1,102 @@
+"""Transform coding, its transform: a layer's singular value decomposition, as far as its terms are worth their bits.
+
+Small layers are decomposed whole, larger ones by random projections, some terms at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..key import Key
+from .bitstream import FINEST, GAINS, NONE, NOTHING, Part, most_terms
+from .lowrank import atoms, sides
+
+DEAD = 0.6  # of a step: what is shorter becomes zero
+NARROW = 64  # the shorter side of a layer that is decomposed whole
+BLOCK = 16  # terms by which a larger one is decomposed at least
+
+
+class Layer:
+    """A layer and as many terms of its decomposition as were asked for."""
+
+    def __init__(self, x: Tensor, key: Key) -> None:
+        self.x, self.key, self.shape = x, key, x.shape
+        self.flat = x.reshape(-1)
+        self.energy = float(torch.dot(self.flat, self.flat)) if self.flat.numel() else 0.0
+        self.most = most_terms(x.shape) if self.energy else 0
+        # An orthonormal basis of columns, and the layer in it.
+        self.q: Tensor | None = None
+        self.b: Tensor | None = None
+        self.u, self.s, self.v = torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, 0)  # terms are rows
+        self.done = self.most == 0
+
+    def decompose(self, more: int) -> None:
+        """At least so many more terms, where there are: Halko, Martinsson, Tropp, SIAM Review 2011, Algorithm 4.4."""
+        if self.done:
+            return
+        m, n = sides(self.shape)
+        x = self.x.reshape(m, n)
+        if min(m, n) <= NARROW:
+            left, right = atoms(x, self.most)  # one of them carries the singular values
+            s = torch.linalg.vector_norm(left, dim=0) * torch.linalg.vector_norm(right, dim=1)
+            unit = [
+                part / torch.linalg.vector_norm(part, dim=1, keepdim=True).clamp_min(1e-30) for part in (left.T, right)
+            ]
+            self.u, self.s, self.v = unit[0].float(), s.float(), unit[1].float()
+            self.done = True
+            return
+        if m > n:
+            x = x.T
+        found = 0 if self.q is None else self.q.shape[1]
+        more = min(max(BLOCK, -(-more // BLOCK) * BLOCK, found), self.most - found)
+        y = x @ torch.randn(x.shape[1], more, generator=self.key.generator(f"sketch{found}"))
+        y = x @ (x.T @ self._orthogonal(y))  # one power iteration
+        y = self._orthogonal(y)
+        self.q = y if self.q is None else torch.cat([self.q, y], 1)
+        self.b = y.T @ x if self.b is None else torch.cat([self.b, y.T @ x])
+        values, vectors = torch.linalg.eigh(self.b @ self.b.T)
+        s, vectors = values.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
+        u, v = (self.q @ vectors).T, (vectors.T @ self.b) / s.clamp_min(1e-30)[:, None]
+        self.u, self.s, self.v = (v, s, u) if m > n else (u, s, v)
+        self.done = self.q.shape[1] >= self.most
+
+    def _orthogonal(self, y: Tensor) -> Tensor:
+        """A basis of what ``y`` has beside the one that is there."""
+        if self.q is not None:
+            y = y - self.q @ (self.q.T @ y)
+            y = y - self.q @ (self.q.T @ y)  # twice is enough
+        q: Tensor = torch.linalg.qr(y).Q
+        return q
+
+    def part(self, step: float, mode: int, terms: Int[Tensor, " rank"]) -> Part:
+        """The layer with this step: nothing (0), entries (1) or these terms of it (2)."""
+        return self._entries(step) if mode == 1 else self._terms(step, terms) if mode == 2 and len(terms) else NOTHING
+
+    def _entries(self, step: float) -> Part:
+        y = self.flat / step
+        levels = rounded_levels(y)
+        squares = float(torch.dot(levels, levels))
+        if not squares:
+            return NOTHING
+        gain = round(GAINS * (float(torch.dot(levels, y)) / squares - 1))
+        return Part(1, [], [max(-GAINS // 2, min(GAINS // 2, gain))], levels.to(torch.int32)[None], NONE)
+
+    def _terms(self, step: float, terms: Tensor) -> Part:
+        u, s, v = self.u[terms], self.s[terms], self.v[terms]
+        levels = (s / step).round().clamp(1, FINEST)  # to a unit vector
+        left, right = rounded_levels(u * levels[:, None]), rounded_levels(v * levels[:, None])
+        # The scales that leave least error, given all terms: (left leftT * right rightT) c = left x right.
+        gram = ((left @ left.T) * (right @ right.T)).double()
+        along = ((left @ u.T) * (s / step) * (right @ v.T)).sum(1).double()
+        scales = torch.linalg.solve(gram + 1e-9 * torch.diag(gram.diagonal().clamp_min(1)), along)
+        gains = ((scales * levels - 1) * levels).round()
+        gains = torch.minimum(torch.maximum(gains, -levels), levels)
+        own = [int(value) for value in levels.tolist()], [int(value) for value in gains.tolist()]
+        return Part(1 + len(terms), *own, left.to(torch.int32), right.to(torch.int32))
+
+
+def rounded_levels(x: Tensor) -> Tensor:
+    """The nearest whole numbers; zero where that is not worth the bits."""
+    return torch.where(x.abs() < DEAD, 0.0, x.round().clamp_(-FINEST, FINEST))

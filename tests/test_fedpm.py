@@ -1,0 +1,74 @@
+"""FedPM: masks are right on average and near their entropy in bytes; the server counts them as worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire import STC, FedPM, LocalAdam, Supervised
+from thinwire.algorithms.fedpm import Reply, _drawn
+
+NET = [("w", torch.tensor([[0.3, -0.1], [-2.0, 0.5]])), ("b", torch.tensor([0.7, 0.0]))]
+
+
+def theta(*values: float) -> tw.Params:
+    return tw.Params.of([("w", torch.tensor(values).view(2, 2))])
+
+
+def test_kernels_hold_one_magnitude_with_the_signs_of_the_start_and_vectors_stay() -> None:
+    start = FedPM().init(tw.Params.of(NET), 3, tw.Key(0))
+    # Kaiming's deviation for two inputs is sqrt(2 / 2) = 1
+    assert start.server.base["w"].tolist() == [[1, -1], [-1, 1]]
+    assert start.server.base["b"].tolist() == pytest.approx([0.7, 0.0])
+    assert start.server.theta.flat.tolist() == [0.5] * 4
+
+
+def test_the_server_counts_masks_since_the_last_reset() -> None:
+    method = FedPM(reset=2, shown="threshold")
+    start = method.init(tw.Params.of(NET), 3, tw.Key(0))
+    state, found = start.server, []
+    for mean in (theta(0, 1, 0.5, 1), theta(1, 1, 0, 0.5), theta(0.5, 0, 0, 1)):
+        state = method.server(state, None, Reply(mean), tw.Key(0))
+        found.append(state.theta.flat.tolist())
+    # the second is the mean of two rounds; with the third the count begins anew
+    assert found == [[0, 1, 0.5, 1], [0.5, 1, 0.25, 0.75], [0.5, 0, 0, 1]]
+    # weights 1, -1, -1, 1 where theta is at least one half
+    assert method.model(state)["w"].tolist() == [[1, 0], [0, 1]]
+
+
+def test_the_mean_of_masks_is_theta() -> None:
+    values = torch.tensor([0.0, 1.0, 0.1, 0.5, 0.93])
+    mean = sum(_drawn(tw.Params.of([("w", values)]), tw.Key(seed)).flat for seed in range(4_000)) / 4_000
+    assert mean[:2].tolist() == [0, 1]
+    assert (mean - values).abs().max() < 5 * 0.5 / math.sqrt(4_000)  # five standard errors
+
+
+@pytest.mark.parametrize(("p", "entropy"), [(0.5, 1.0), (0.1, 0.469), (0.02, 0.1414)])
+def test_a_mask_takes_its_entropy_and_a_few_bytes_and_loses_nothing(p: float, entropy: float) -> None:
+    # -(p log2 p + (1 - p) log2 (1 - p)) bits an entry
+    mask = _drawn(tw.Params.of([("w", torch.full((100, 300), p))]), tw.Key(3))
+    packet, seen, _ = STC(1.0).send(mask, None, tw.Key(0))
+    assert seen.flat.equal(mask.flat)
+    assert len(tw.dumps(packet)) < 1.05 * entropy * 30_000 / 8 + 60
+
+
+def task() -> Supervised:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 6, generator=g)
+    return Supervised(x, (x[:, 0] * x[:, 1] > 0).long())
+
+
+def test_masks_alone_learn_what_random_weights_cannot() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2))
+    run = tw.simulate(FedPM(LocalAdam(0.1, batch=16, epochs=5)), model, [task()] * 2, 12, start="known", test=task())
+    assert run.accuracy is not None
+    assert run.accuracy > 0.8
+    weights = run.module[0].weight  # type: ignore[index]
+    assert weights.abs().unique().tolist() == pytest.approx([0, math.sqrt(2 / 6)])
+    # a mask has 512 entries: 64 bytes and what surrounds them, 24 replies
+    assert run.bytes_up < 24 * (64 + 170)
