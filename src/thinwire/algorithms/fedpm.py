@@ -91,10 +91,11 @@ class _With(nn.Module):
 
     def __init__(self, module: nn.Module, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        self._call = lambda inputs: functional_call(module, weights, inputs)
+        self._held = (module, weights)  # in a tuple: no part of this module
 
     def forward(self, *inputs: Any) -> Any:
-        return self._call(inputs)
+        module, weights = self._held
+        return functional_call(module, weights, inputs)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ class FedPM(Algorithm):
         return Server(server.base, theta, ones, server.seed, server.round + 1)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        base, theta = server.base, server.theta
+        base: Params = server.base
+        theta: Params = server.theta
         if self.shown == "sample":
             theta = _drawn(theta, Key(server.seed, server.round).at("fedpm"))
         elif self.shown == "threshold":

@@ -94,7 +94,7 @@ def unpack(
 def _sizes(n: int, width: int, most: int) -> tuple[int, int]:
     require(n < MOST, f"{n} entries: fewer than {MOST}")
     require(0 < most <= LARGEST and width >= 0, f"a width, and magnitudes up to 1 to {LARGEST}")
-    return n, width or WIDTH
+    return n, min(width or WIDTH, max(n, 1))
 
 
 def _walk(ask: Ask, values: list[int], width: int, negative: bool, most: int, count: bool) -> bool:

@@ -9,24 +9,26 @@ import torch
 from torch import Tensor
 
 from ..errors import WireError, check
-from ..kernels import rans
+from ..kernels import levels, rans
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, count, dumps, loads
-from .base import Link, Look, Wrapper, octets, row
+from .base import Link, Look, Wrapper, octets, row, width
 
-STORED, ZSTD, RANS = range(3)
+STORED, ZSTD, RANS, LEVELS = range(4)
 LEVEL = 3  # of zstd: higher ones take several times as long for a percent
 
 
 @dataclass(frozen=True)
 class Entropy(Wrapper):
-    """``inner``'s packet as it is, by zstd, or by range coding, whichever takes the fewest bytes.
+    """``inner``'s packet as it is, by zstd, by range coding, or its 8-bit numbers by the adaptive coder: what is shortest.
 
-    Quantised updates shrink most: ``Entropy(QSGD(16))``, ``Entropy(Int8())``. Range coding
-    (:mod:`thinwire.kernels.rans`) comes within a percent or two of :func:`entropy_bound` and wins where most bytes
-    are alike. zstd also finds what repeats. The receiver sees what ``inner`` delivers, and states are those of
-    ``inner``. Coded packets cannot be added up, so they are decoded before they are averaged.
+    Quantised updates shrink most: ``Entropy(Int8())``. Range coding (:mod:`thinwire.kernels.rans`) comes within a
+    percent or two of :func:`entropy_bound` and wins where most bytes are alike. zstd also finds what repeats. The
+    adaptive coder (:mod:`thinwire.kernels.levels`) learns where in a layer numbers are large. Links that it serves by
+    themselves (STC, TopK, QSGD, Ternary, TransformCoding) gain little or nothing here. The receiver sees what ``inner``
+    delivers, and states are those of ``inner``. Coded packets cannot be added up, so they are decoded before they are
+    averaged.
 
     A receiver decompresses at most :func:`limit` bytes with at most :func:`values` values in them. A packet beyond
     these is sent as it is. ``recv`` raises ``WireError`` for a packet that announces more.
@@ -71,7 +73,7 @@ def entropy_bound(data: bytes) -> float:
 
 
 def _coded(packet: Packet, layout: Layout) -> Packet:
-    """The shortest of the three; which one it is comes first."""
+    """The shortest of the four; which one it is comes first."""
     import zstandard  # where it is used
 
     ways: list[Packet] = [[STORED, packet]]
@@ -82,6 +84,9 @@ def _coded(packet: Packet, layout: Layout) -> Packet:
         # The frequencies and the lanes come on top of the bound; where zstd is ahead of it there is nothing to try.
         if entropy_bound(data) < len(frame):
             ways.append([RANS, len(data), *rans.encode(_bytes(data))])
+        found = _taken(packet, layout)
+        if found:
+            ways.append([LEVELS, *found])
     return min(ways, key=lambda way: len(dumps(way)))
 
 
@@ -95,11 +100,63 @@ def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packe
     if way == ZSTD:
         check(len(parts) == 1, "a zstd frame")
         return loads(_zstd(octets(parts[0]), most), max_values=most_values)
-    check(way == RANS and len(parts) == 4, "a packet stored, by zstd or by range coding")
+    if way == LEVELS:
+        return _given_back(parts, most, most_values)
+    check(way == RANS and len(parts) == 4, "a packet stored, by zstd, by range coding or by levels")
     size, present, counts, words = parts
     check(type(size) is int and size > 0 and (most is None or size <= most), "a packet of no more bytes than accepted")
     coded = rans.Coded(row(present, torch.bool), row(counts, torch.int16), row(words, torch.int16))
     return loads(rans.decode(coded, size).numpy().tobytes(), max_values=most_values)
+
+
+def _taken(packet: Packet, layout: Layout) -> list[Packet]:
+    """The packet with empty rows in place of its rows of 8-bit numbers, and of each its length, the width of its layer
+    and its bytes. Nothing where there are none, or where one has a number that the coder does not take.
+    """
+    taken: list[Packet] = []
+
+    def take(part: Packet, row: int) -> Packet:
+        if isinstance(part, list):
+            return [take(one, row) for one in part]
+        if not _is_row(part):
+            return part
+        fits = part.numel() == 0 or int(part.min()) >= -levels.LARGEST
+        coded = levels.pack(part.contiguous(), part.numel(), row) if fits and part.numel() < levels.MOST else None
+        taken.append([part.numel(), row, coded])
+        return part[:0]
+
+    by_layer = isinstance(packet, list) and len(packet) == len(layout.names)
+    rows = [width(shape) for shape in layout.shapes] if by_layer else None
+    rest = take(packet, 0) if rows is None else [take(part, row) for part, row in zip(packet, rows, strict=True)]
+    return [rest, *taken] if taken and all(coded is not None for _, _, coded in taken) else []
+
+
+def _given_back(parts: list[Packet], most: int | None, most_values: int | None) -> Packet:
+    """What :func:`_taken` was given."""
+    check(len(parts) > 1, "a packet and its 8-bit numbers")
+    rest, *taken = parts
+    check(most_values is None or count(rest) <= most_values, "a packet of no more values than accepted")
+    sizes = [part[:2] for part in taken if isinstance(part, list) and len(part) == 3]
+    check(len(sizes) == len(taken) and all(type(x) is int and x >= 0 for pair in sizes for x in pair), "lengths")
+    check(sum(n for n, _ in sizes) <= (levels.MOST - 1 if most is None else most), "no more bytes than accepted")
+    queue = iter(taken)
+
+    def give(part: Packet) -> Packet:
+        if isinstance(part, list):
+            return [give(one) for one in part]
+        if not _is_row(part):
+            return part
+        n, row, coded = next(queue, (0, 0, None))
+        check(part.numel() == 0 and coded is not None, "8-bit numbers for each empty row")
+        return levels.unpack(octets(coded), n, row)
+
+    packet = give(rest)
+    check(next(queue, None) is None, "an empty row for all 8-bit numbers")
+    return packet
+
+
+def _is_row(part: Packet) -> bool:
+    return isinstance(part, Tensor) and part.dtype == torch.int8 and part.ndim == 1
 
 
 def _zstd(frame: Tensor, most: int | None) -> bytes:
