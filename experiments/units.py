@@ -96,6 +96,7 @@ class Federated(Arm):
     sample: int | None = None
     evaluate_every: int = 5
     small: bool = False
+    start: str = "sent"
 
     def length(self, seed: int) -> int:
         return max(1, round(self.rounds * self.share(seed)))
@@ -104,7 +105,8 @@ class Federated(Arm):
         rounds = self.length(seed)
         expression = complete(self.method(rate, rounds))
         tiny = {"tiny": True} if self.small else {}
-        return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **tiny}
+        start = {} if self.start == "sent" else {"start": self.start}
+        return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **start, **tiny}
 
     def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
         problem = self.problem(seed)
@@ -114,6 +116,7 @@ class Federated(Arm):
         row = {**self.key(rate, seed), "paper": self.paper}
         options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": self.evaluate_every}
         options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
+        options |= {"start": self.start} if self.start != "sent" else {}
         arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, _bytes)
         try:
             return record.run(*arguments, **options)
@@ -127,8 +130,10 @@ class Federated(Arm):
 
 
 def _bytes(result: tw.Result) -> Line:
-    """Of every round, up and down."""
-    return {"round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds]}
+    """Of every round, up and down; and of a served average its accuracy, by round."""
+    served = [[r["round"], r["served_accuracy"]] for r in result.rounds if r.get("served_accuracy") is not None]
+    bytes_of = {"round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds]}
+    return bytes_of | ({"served_curve": served} if served else {})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -422,6 +422,14 @@ def test_a_group_of_claims_lists_its_trainings_and_takes_four_core_hours_at_most
     assert not list(tmp_path.iterdir())
 
 
+def test_the_search_for_one_percent_lists_its_trainings(tmp_path: Path) -> None:
+    *units, last = run("onepercent/search.py", "--list", "--into", tmp_path / "search.jsonl").splitlines()
+    assert all(line.startswith("missing") for line in units)
+    for rival in ("FedPM", "DeComFL", "FetchSGD", "1 : 8", "5 epochs, 10 rounds"):
+        assert any(rival in line for line in units), rival
+    assert "core-hours" in last
+
+
 def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

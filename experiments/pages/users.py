@@ -78,6 +78,23 @@ def links() -> list[str]:
 
 
 @table
+def coding() -> list[str]:
+    results = read(
+        "benchmarks/results/coding.jsonl", "python benchmarks/coding.py --into benchmarks/results/coding.jsonl"
+    )
+    rows = [
+        [
+            f"`{name}`",
+            *(f"{row[field]:,}" for field in ("before", "after", "mean_before", "mean_after")),
+            *(f"{sum(row[field]):.1f}" for field in ("ms_before", "ms_after")),
+        ]
+        for name, row in results.of(data="fashion_mnist")["found"].items()
+    ]
+    head = ["link", "client, before", "client, after", "mean, before", "mean, after", "ms before", "ms after"]
+    return markdown(head, rows)
+
+
+@table
 def wire() -> list[str]:
     results = read(
         "experiments/wire/results/slow_link.jsonl",

@@ -21,7 +21,7 @@ LEVEL = 3  # of zstd: higher ones take several times as long for a percent
 
 @dataclass(frozen=True)
 class Entropy(Wrapper):
-    """``inner``'s packet as it is, by zstd, by range coding, or its 8-bit numbers by the adaptive coder: what is shortest.
+    """``inner``'s packet as it is, by zstd, by range coding, or 8-bit numbers by the adaptive coder: the shortest.
 
     Quantised updates shrink most: ``Entropy(Int8())``. Range coding (:mod:`thinwire.kernels.rans`) comes within a
     percent or two of :func:`entropy_bound` and wins where most bytes are alike. zstd also finds what repeats. The
