@@ -1,7 +1,7 @@
 """What else saves bytes in both directions: every rival at about one percent of FedAvg's, on one setting.
 
-Fashion-MNIST, 100 clients, Dirichlet(0.1), 10 a round, the CNN of the FedAvg paper (582,026 parameters), 50 rounds of one
-local epoch of batches of 10, the start known at both ends. ``Averaged(..., 0.8)`` goes around every method, so that
+Fashion-MNIST, 100 clients, Dirichlet(0.1), 10 a round, the CNN of the FedAvg paper (582,026 parameters), 50 rounds of
+one local epoch of batches of 10, the start known at both ends. ``Averaged(..., 0.8)`` goes around every method, so that
 each line has the trained model's accuracy and the average's. Rates are chosen for each row on a seed of its own.
 
 - ``both ways``: links in both directions, and methods that save in one or both
