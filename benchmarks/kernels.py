@@ -13,7 +13,7 @@ Then every link on an update of the size of ResNet-18 (11.2 million entries in 6
 tells). Those that take long are timed fewer times. The settings are the ``measured`` of tests/tables.py.
 The table is Markdown, for docs/links.md.
 
-    python benchmarks/kernels.py [--rounds 7] [--threads 2] [--links] [--json] [--into FILE]
+    python benchmarks/kernels.py [--rounds 7] [--threads 2] [--links [--only STC]] [--json] [--into FILE]
 
 Needs 2.5 GB. Other work on the machine makes every figure larger, also the ratios: the load is printed.
 """
@@ -154,12 +154,17 @@ def two(layout: tw.Layout) -> list[tw.Params]:
     return [tw.Params(layout, 0.01 * torch.randn(layout.size, generator=g)) for _ in range(2)]
 
 
-def links(rounds: int, narrower: int = 1) -> dict[str, dict[str, float]]:
+def asked(only: list[str] | None) -> list[str]:
+    """The links with one of these in their expression; None: all."""
+    return [text for text in LINKS if only is None or any(part in text for part in only)]
+
+
+def links(rounds: int, narrower: int = 1, only: list[str] | None = None) -> dict[str, dict[str, float]]:
     layout = resnet18(narrower)
     updates = two(layout)
     target = torch.empty(layout.size)
     found = {}
-    for text in LINKS:
+    for text in asked(only):
         link = tw.parse(text)
         tx, rx = link.open(updates[0].zeros())
         encodings, decodings, copies, began = [], [], [], time.perf_counter()
@@ -185,7 +190,7 @@ def links(rounds: int, narrower: int = 1) -> dict[str, dict[str, float]]:
     return found
 
 
-def memory(narrower: int = 1) -> dict[str, dict[str, float]]:
+def memory(narrower: int = 1, only: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Of every link's second round. For a process of its own: what was there before would be filled first."""
     libc = ctypes.CDLL(None)
     libc.mallopt(MMAP_THRESHOLD, 1 << 16)  # whatever is larger goes back to the system when it is freed
@@ -200,7 +205,7 @@ def memory(narrower: int = 1) -> dict[str, dict[str, float]]:
         made = work()
         return made, (status("VmHWM") - before) / (4 * layout.size)
 
-    for text in LINKS:
+    for text in asked(only):
         link = tw.parse(text)
         keys = [tw.Key(0, t, 0, "up/update") for t in range(2)]
         tx, rx = link.open(first.zeros())
@@ -222,9 +227,10 @@ def status(name: str) -> int:
 
 def links_and_memory(rounds: int, chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Of every link the bytes and times, and the memory where the system tells."""
-    table = links(rounds, 16 if chosen.tiny else 1)
+    table = links(rounds, 16 if chosen.tiny else 1, chosen.only)
     if os.access("/proc/self/clear_refs", os.W_OK):
         command = [sys.executable, __file__, "--memory", "--threads", str(chosen.threads), *["--tiny"] * chosen.tiny]
+        command += [word for part in chosen.only or () for word in ("--only", part)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         for name, vectors in json.loads(done.stdout).items():
             table[name] |= vectors
@@ -237,6 +243,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print one object last")
     parser.add_argument("--links", action="store_true", help="only the links")
+    parser.add_argument("--only", action="append", help="with --links: those with this in their expression; repeatable")
     parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
     parser.add_argument("--into", type=Path, help="a file of JSON lines: what it has of this code and machine is kept")
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
@@ -244,7 +251,7 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     narrower = 16 if chosen.tiny else 1
     if chosen.memory:
-        print(json.dumps(memory(narrower)))
+        print(json.dumps(memory(narrower, chosen.only)))
         return
     sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
     import record
@@ -254,7 +261,8 @@ def main() -> None:
     def kept(part: str, work: Callable[[], dict[str, dict[str, float]]]) -> dict:
         key = {"benchmark": "kernels", "part": part, "rounds": chosen.rounds, "threads": chosen.threads}
         key |= {"kernels": level} | ({"tiny": True} if chosen.tiny else {})
-        return record.measured(chosen.into, key, lambda: {"found": work()}, "numpy", "zstandard")
+        key |= {"only": chosen.only} if chosen.only else {}
+        return record.measured(chosen.into, key, lambda: {"found": work(), "order": LINKS}, "numpy", "zstandard")
 
     print(f"kernels: {level}, {chosen.threads} threads, load of the machine before: {os.getloadavg()[0]:.1f}")
     lines = {} if chosen.links else {"kernels": kept("kernels", lambda: kernels(chosen.rounds, 10 * chosen.tiny))}
