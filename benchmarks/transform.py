@@ -1,11 +1,12 @@
-"""What transform coding costs: sending and receiving an update, on one thread, of two sizes.
+"""What transform coding costs: sending and receiving an update, on one thread, of two sizes or three.
 
-0.6 million entries are the CNN of FedAvg's paper, 11.7 million ResNet-18 (62 layers). Entries are a few terms that
+0.6 million entries are the CNN of FedAvg's paper, 11.7 million ResNet-18 (62 layers), and with ``--large`` 124 million a
+transformer of the size of GPT-2 (148 layers, 3 GB of memory). Entries are a few terms that
 fall off, and noise, as updates are. ``send`` finds the step and codes, ``recv`` decodes. Milliseconds of the
 processor, the fastest of some, beside a torch copy of the update; the bytes; the share of the squared length that is
 seen.
 
-    python benchmarks/transform.py [--rounds 5] [--json] [--into FILE]
+    python benchmarks/transform.py [--rounds 5] [--large] [--json] [--into FILE]
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from torch import Size
 import thinwire as tw
 
 CNN = [(32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,), (512, 1024), (512,), (10, 512), (10,)]
-RUNS = {"0.6 M": (CNN, (1_000, 4_000, 16_000)), "11.7 M": (None, (20_000, 100_000))}
 
 
 def resnet18() -> list[tuple[int, ...]]:
@@ -37,6 +37,17 @@ def resnet18() -> list[tuple[int, ...]]:
                 shapes += [(width, before, 1, 1), (width,), (width,)]
             before = width
     return [*shapes, (1000, 512), (1000,)]
+
+
+def transformer() -> list[tuple[int, ...]]:
+    """The shapes of its layers: twelve blocks of width 768, and embeddings of 50,257 words and 1,024 places."""
+    block: list[tuple[int, ...]] = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,)]
+    block += [(768,), (768,), (3072, 768), (3072,), (768, 3072), (768,)]
+    return [(50_257, 768), (1024, 768), *(12 * block), (768,), (768,)]
+
+
+RUNS = {"0.6 M": (lambda: CNN, (1_000, 4_000, 16_000)), "11.7 M": (resnet18, (20_000, 100_000))}
+LARGE = {"124 M": (transformer, (200_000,))}
 
 
 def update(shapes: list[tuple[int, ...]]) -> tw.Params:
@@ -66,11 +77,11 @@ def fastest(work: Callable[[], object], rounds: int) -> float:
     return min(found[1:])
 
 
-def measure(rounds: int) -> list[dict[str, float | str]]:
+def measure(rounds: int, large: bool) -> list[dict[str, float | str]]:
     lines: list[dict[str, float | str]] = []
     print(f"{'entries':>10} {'bytes':>8} {'sent':>8} {'kept':>7} {'send ms':>9} {'recv ms':>9} {'copy ms':>9}")
-    for name, (shapes, budgets) in RUNS.items():
-        x = update(shapes or resnet18())
+    for name, (shapes, budgets) in (RUNS | (LARGE if large else {})).items():
+        x = update(shapes())
         copy = fastest(x.flat.clone, rounds)
         for budget in budgets:
             link, key = tw.parse(f"TransformCoding({budget})"), tw.Key(0)
@@ -96,6 +107,7 @@ def measure(rounds: int) -> list[dict[str, float | str]]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--large", action="store_true", help="124 million entries too")
     options.add_argument("--json", action="store_true", help="print the figures as JSON too")
     options.add_argument("--into", type=Path, help="append them to this file")
     chosen = options.parse_args()
@@ -103,8 +115,8 @@ def main() -> None:
     import record
 
     torch.set_num_threads(1)
-    key = {"benchmark": "transform", "rounds": chosen.rounds}
-    line = record.measured(chosen.into, key, lambda: {"found": measure(chosen.rounds)}, "numpy")
+    key = {"benchmark": "transform", "rounds": chosen.rounds, **({"large": True} if chosen.large else {})}
+    line = record.measured(chosen.into, key, lambda: {"found": measure(chosen.rounds, chosen.large)}, "numpy")
     if chosen.json:
         print(json.dumps(line))
 
