@@ -2,6 +2,7 @@
 
     python docs/bytes.py           # what a page names and has no line by committed code yet
     python docs/bytes.py --again   # all
+    python docs/bytes.py --only STC --only QSGD  # those with one of these in them, again
     python docs/bytes.py --check   # what has no line; runs nothing
 
 Federated methods train digits for some rounds through ``thinwire.simulate``, and bytes are those of the ledger.
@@ -77,13 +78,14 @@ def data_parallel(expression: str) -> record.Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--check", action="store_true")
     o = parser.parse_args()
     wanted, there = macros.expressions(), {line["expression"]: line for line in record.read(macros.BYTES)}
     wrong = []
     for expression, where in sorted(wanted.items()):
-        line = there.get(expression)
-        if line is not None and not record.dirty(line) and not o.again:
+        line, asked = there.get(expression), o.again or any(part in expression for part in o.only)
+        if line is not None and not record.dirty(line) and not asked:
             continue
         if o.check:
             wrong.append(f"{where[0]}: {expression} has no line")
