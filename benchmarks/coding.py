@@ -94,16 +94,16 @@ def updates(data: str, model: str, rounds: int) -> tuple[tw.Params, tw.Params]:
 
 
 def fastest(work: Callable[[], Any]) -> float:
-    """Milliseconds of the processor."""
-    found = []
-    for _ in range(3):
+    """Milliseconds of the processor, the fastest of three; where once takes long, of one."""
+    found: list[float] = []
+    while len(found) < 3 and not (found and found[0] > 200):
         began = time.process_time()
         work()
         found.append(1e3 * (time.process_time() - began))
     return round(min(found), 2)
 
 
-def passed(link: tw.Link, x: tw.Params) -> tuple[int, tw.Params, float, float]:
+def passed(link: tw.Link, x: tw.Params, timed: bool = True) -> tuple[int, tw.Params, float, float]:
     """Bytes, what is seen, and the milliseconds of send and recv."""
     tx, rx = link.open(x.zeros())
     key = tw.Key(0, client=3).at("up")
@@ -111,6 +111,8 @@ def passed(link: tw.Link, x: tw.Params) -> tuple[int, tw.Params, float, float]:
     data = tw.dumps(packet)
     got, _ = link.recv(tw.loads(data), x.layout, rx, key)
     assert got.flat.equal(seen.flat), link
+    if not timed:
+        return len(data), seen, 0.0, 0.0
     send, recv = (lambda: link.send(x, tx, key)), (lambda: link.recv(packet, x.layout, rx, key))
     return len(data), seen, fastest(send), fastest(recv)
 
@@ -126,10 +128,10 @@ def measure(data: str, model: str, rounds: int) -> dict[str, dict[str, Any]]:
         row: dict[str, Any] = {"entries": client.layout.size}
         with without_the_adaptive_coder():
             before, seen, *times = passed(link, client)
-            row |= {"before": before, "ms_before": times, "mean_before": passed(link, mean)[0]}
+            row |= {"before": before, "ms_before": times, "mean_before": passed(link, mean, timed=False)[0]}
         after, same, *times = passed(link, client)
         assert same.flat.equal(seen.flat) or text.startswith("Budget"), text  # Budget chooses by bytes
-        row |= {"after": after, "ms_after": times, "mean_after": passed(link, mean)[0]}
+        row |= {"after": after, "ms_after": times, "mean_after": passed(link, mean, timed=False)[0]}
         found[text] = row
         print(
             f"{text:34} {before:10,} {after:10,} {row['mean_before']:12,} {row['mean_after']:10,}  "
