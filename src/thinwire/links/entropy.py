@@ -121,7 +121,9 @@ def _taken(packet: Packet, layout: Layout) -> list[Packet]:
         if not _is_row(part):
             return part
         fits = part.numel() == 0 or int(part.min()) >= -levels.LARGEST
-        coded = levels.pack(part.contiguous(), part.numel(), row) if fits and part.numel() < levels.MOST else None
+        coded = (
+            levels.pack(part.contiguous(), 2 * part.numel() + 16, row) if fits and part.numel() < levels.MOST else None
+        )
         taken.append([part.numel(), row, coded])
         return part[:0]
 
