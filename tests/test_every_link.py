@@ -177,17 +177,17 @@ def as_held(link: Link) -> list[Link]:
 
 
 def directions(layout: Layout) -> list[Params]:
-    """A direction, nearly the same twice, another one, the first again: what recycles, and what sends anew."""
+    """A direction, nearly the same, another one, nearly that: what recycles, and what sends anew."""
     generator = torch.Generator().manual_seed(5)
     a, b, c = (Params(layout, torch.randn(layout.size, generator=generator)) for _ in range(3))
-    return [a, a * 1.5 + c * 0.01, a * -0.5, b, b * 2.0 + c * 0.01, a]
+    return [a, a * -0.5 + c * 0.01, b, b * 2.0 + c * 0.01]
 
 
 @every
 @pytest.mark.parametrize("layout", [LAYOUT, ONE_LAYER], ids=["several layers", "one layer"])
 def test_a_state_shares_no_memory_with_what_was_given_or_returned(row: Row, layout: Layout) -> None:
     for link in as_held(row.link):
-        like = directions(layout)[5] if row.link.absolute else layout.zeros()
+        like = directions(layout)[0] if row.link.absolute else layout.zeros()
         tx, rx = link.open(like)  # these are given and returned copies of all, and are what is right
         given = own(like)
         spoiled_tx, spoiled_rx = link.open(given)
