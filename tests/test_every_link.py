@@ -137,7 +137,7 @@ def test_both_ends_continue_from_saved_states_with_the_same_bits(row: Row) -> No
 @every
 def test_nothing_that_is_handed_in_is_written_to(row: Row) -> None:
     tx, rx = row.link.open(LAYOUT.zeros())
-    for t, x in enumerate(UPDATES):
+    for t, x in enumerate(UPDATES[:5]):
         before = [dumps(v) for v in (x, tx, rx)]
         packet, seen, next_tx = row.link.send(x, tx, key(t))
         data = dumps(packet)
@@ -219,7 +219,7 @@ def test_a_state_shares_no_memory_with_what_was_given_or_returned(row: Row, layo
 @every
 def test_after_messages_that_were_lost_or_not_acknowledged_the_next_is_exact(row: Row) -> None:
     tx, rx = row.link.open(LAYOUT.zeros())
-    for t, x in enumerate(UPDATES):
+    for t, x in enumerate(UPDATES[:6]):
         row.link.send(UPDATES[-t], tx, key(100 + t))  # never arrives: neither end commits
         # This one arrives, is decoded, and is undone at both ends.
         through(row.link, UPDATES[(t + 3) % 10], tx, rx, key(200 + t))
