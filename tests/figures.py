@@ -1,7 +1,7 @@
 """A plugin of pytest: the figures of a study are made in every test, and become pictures in those marked ``drawn``.
 
-Most commands end with six pictures. They take matplotlib a second and a half, and few tests are about them: in the others
-a picture is an empty file of its name. Processes that tests start draw theirs.
+Most commands end with six pictures. They take matplotlib a second and a half, and few tests are about them: in the
+others a picture is an empty file of its name. Processes that tests start draw theirs.
 """
 
 from __future__ import annotations

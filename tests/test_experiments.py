@@ -327,6 +327,7 @@ def test_a_peer_is_measured_where_it_is_installed(peer: str, modules: list[str])
     assert found["J2"]["found"][peer]["ratio"] > 0
 
 
+@pytest.mark.deployment
 def test_the_kernels_and_every_link_are_measured() -> None:
     found = json.loads(run("kernels.py", "--tiny", "--rounds", 1, "--json", folder="benchmarks").splitlines()[-1])
     assert found["topk"] > 0
@@ -343,12 +344,14 @@ def test_the_other_benchmarks_run() -> None:
     assert json.loads(scale.splitlines()[-1])["20"]["clients"] == 20
 
 
+@pytest.mark.deployment
 def test_data_parallel_steps_are_measured_over_loopback() -> None:
     found = json.loads(run("ddp.py", "--quick", "--tiny", "--json", folder="benchmarks").splitlines()[-1])
     assert found["loopback"]["def64_over_dense_pairs"] == 2
     assert found["slow"] is None
 
 
+@pytest.mark.deployment
 def test_a_pipeline_is_measured_beside_torchs_own_over_loopback() -> None:
     arguments = ["--tiny", "--quick", "--only", "links", "--models", "waits", "--json"]
     found = json.loads(run("pipeline.py", *arguments, folder="benchmarks").splitlines()[-1])["links"]["waits 0"]
