@@ -528,7 +528,8 @@ def _finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int,
     watched = sys.stderr.isatty() and speaks
     try:
         with roomy(out, f"`thinwire resume {out}`"), told:
-            heard = [*([_log] if speaks and not watched else []), *([told] if told.tools else [])]
+            heard = [*([_log] if not watched else []), _choice] if speaks else []
+            heard += [told] if told.tools else []
             failures = study.run(out, _each(heard), watched, problems)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
@@ -556,6 +557,13 @@ def _each(heard: list[Callable[[str, dict[str, Any]], None]]) -> Callable[[str, 
             one(name, record)
 
     return tell if heard else None
+
+
+def _choice(name: str, record: dict[str, Any]) -> None:
+    """What a run chose, as it is typed, and why."""
+    if (made := record.get("chosen")) is not None:
+        how, why = f'"{made["expression"]}" --start {made["start"]}', "".join(f"\n  {one}" for one in made["why"])
+        typer.echo(f"{name} from round {made['round']}: {how}{why}", err=True)
 
 
 def _log(name: str, record: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import differing
 from ..errors import RunError, require
@@ -42,7 +43,7 @@ from .storage import Disk, Ends
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Auto,
     model: nn.Module | Callable[[], nn.Module],
     tasks: Sequence[Any],
     rounds: int,
@@ -60,6 +61,7 @@ def simulate(
 ) -> Result:
     """Train ``model`` with a federated method and count every byte.
 
+    ``algorithm`` is the method, or :class:`Auto`, which chooses one when the run begins.
     ``model`` is a module (copied, not changed) or a function that makes one under the seed.
     ``tasks`` are one task a client (a :class:`Task`, a Dataset, or a pair of tensors).
     ``setting`` is a :class:`Setting`: who takes part, the seed, the network and so on. Other keywords
@@ -98,9 +100,15 @@ def simulate(
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
     again = "the same call with resume=True"
     with one_thread(), opened(out, again, writes=rank() == 0) as folder, contextlib.ExitStack() as stack:
-        run = Simulation(
-            algorithm, model, tasks, setting, test=test, client_tests=client_tests, out=out, cohort=cohort, train=train
-        )
+        options: dict[str, Any] = {"test": test, "client_tests": client_tests, "out": out}
+        options |= {"cohort": cohort, "train": train}
+        if isinstance(algorithm, Auto):
+            from .chosen import Chosen, made_in  # a simulation too
+
+            made = made_in(folder) if resume else []
+            run: Simulation = Chosen(algorithm, model, tasks, setting, made=made, **options)
+        else:
+            run = Simulation(algorithm, model, tasks, setting, **options)
         stack.enter_context(run)
         require(cohort is None or len(cohort) >= rounds, f"cohort names the clients of fewer than rounds={rounds}")
         if folder is not None:
