@@ -135,6 +135,14 @@ class Algorithm(Config, ABC):
         return sorted(fields(cls), key=lambda f: bool(f.kw_only))  # as in the signature
 
     @property
+    def whole(self) -> bool:
+        """Whether a broadcast is all that clients go by, whatever they heard before.
+
+        So it is where the message is the view. ``down=PerClient(...)`` needs that.
+        """
+        return type(self).see is Algorithm.see
+
+    @property
     def warm_up(self) -> int:
         """Rounds before the method begins to do what it is for."""
         return 0
@@ -311,6 +319,10 @@ class Around(Algorithm):
     down: ClassVar[Any] = Inner()  # type: ignore[misc]
     weights: ClassVar[Any] = Inner()  # type: ignore[misc]
     buffers: ClassVar[Any] = Inner()  # type: ignore[misc]
+
+    @property
+    def whole(self) -> bool:
+        return type(self).see is Around.see and self.inner.whole
 
     def prepare(self, module: nn.Module) -> nn.Module:
         return self.inner.prepare(module)

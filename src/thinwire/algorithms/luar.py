@@ -83,6 +83,10 @@ class LUAR(Around):
                 f"is recycled and not sent would put out of step"
             )
 
+    @property
+    def whole(self) -> bool:
+        return self.inner.whole
+
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         return self.init_with(x, None, num_clients, key)
 

@@ -45,6 +45,7 @@ class Prediction:
     bytes_up: Range
     bytes_down: Range
     seconds: Range  # of transfer alone, for the slowest client of each round
+    per_client: bool = False  # whether each client is sent broadcasts of its own (`down=PerClient(...)`)
 
 
 def predict(
@@ -76,6 +77,7 @@ def predict(
         _range([ledger.bytes("up") for ledger in ledgers]),
         _range([ledger.bytes("down") for ledger in ledgers]),
         _range(seconds),
+        run.apart,
     )
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm, Message, Start
-from ..errors import NonFinite, require
+from ..errors import CombinationError, NonFinite, require
 from ..key import Key
 from ..params import Params
 from ..task import as_task
@@ -126,6 +126,11 @@ def start(
     for an argument that does not fit, as :func:`simulate` does.
     """
     run = Simulation(algorithm, model, tasks, seed=seed, device=device, workers=1)
+    if run.apart:
+        raise CombinationError(
+            f"{algorithm!r}: by hand all clients hold one view, and PerClient(...) gives each its own; use simulate, "
+            f"or a link for everyone such as EF21(...)"
+        )
     setup = Setup(run.slot, run.start, run.buffers)
     _, down = setup.forms(algorithm)
     stream = Stream(algorithm, down, run.start.view, run.buffers)

@@ -52,11 +52,13 @@ class Work(NamedTuple):
     manner: Manner = PLAIN
     private: Form | None = None  # of what one client alone is sent
     known: Start | None = None  # the start, where clients know it
+    down: Form | None = None  # of broadcasts
 
     def taken(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
         """What a client's round is made of."""
         assert job.key.client is not None
-        return self.tasks[job.key.client], *taken(self.algorithm, self.private, view, job, self.known), job.key
+        found = taken(self.algorithm, self.private, view, job, self.known, self.down)
+        return self.tasks[job.key.client], *found, job.key
 
 
 Plan = Literal["each", "together"]
@@ -148,7 +150,7 @@ class Pool:
         crew.views.writelines(pieces(view))
         crew.views.flush()
         calls = [
-            (_forked_round, crew.version, job._replace(own=ClientState(None, None, None)), dumps(job.own))
+            (_forked_round, crew.version, job._replace(own=NOBODY, held=None), dumps([job.own, job.held]))
             for job in jobs
         ]
         for reply, own in self._ordered(crew.processes, calls):
@@ -294,13 +296,16 @@ def _orphaned_never() -> None:
 
 
 PR_SET_PDEATHSIG = 1
+NOBODY = ClientState(None, None, None)  # what travels beside is not pickled
 
 
 def _forked_round(version: int, job: Job, own: bytes) -> tuple[Reply, bytes]:
     """:meth:`Pool._round` in a forked process: states come and go as bytes."""
     assert _forked is not None
     slot, work, _ = _forked
-    job = job._replace(own=restore(loads(own, max_values=None, finite=False), work.own))
+    like = [work.own, None if job.parcel is None else work.view]
+    state, held = restore(loads(own, max_values=None, finite=False), like)
+    job = job._replace(own=state, held=held)
     reply = one_round(work.algorithm, work.form, slot, *work.taken(_newest(version), job), work.manner)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
 

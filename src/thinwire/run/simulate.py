@@ -37,9 +37,11 @@ from .own_tests import Model
 from .pool import Pool, Work
 from .ranks import Ranks, barrier, placed, rank, size
 from .result import Record, Result
-from .rounds import Rounds
+from .rounds import Pending, Rounds
 from .setting import Setting
 from .storage import Disk, Ends
+from .stream import Parcel
+from .views import Views
 
 
 def simulate(
@@ -204,7 +206,8 @@ class Simulation(Rounds):
         self.manner = Manner(train, setting.records("looks"), setting.records("layers"))
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
         own, begun = self.ends().own, self.start if known else None
-        work = Work(algorithm, self.up, self.tasks, self.stream.view, own, self.manner, self.private, begun)
+        view, down = self.stream.view, self.stream.form
+        work = Work(algorithm, self.up, self.tasks, view, own, self.manner, self.private, begun, down)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
         self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
 
@@ -232,10 +235,11 @@ class Simulation(Rounds):
             given = self.cohort[self.round]
         key = self.publish()
         cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
-        calls = {client: self._deliver(client) for client in cohort}
+        delivered = {client: self._deliver(client) for client in cohort}
+        calls = {client: call for client, (call, _) in delivered.items()}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
-        jobs = [self._job(calls[client], ends[client]) for client in active]
+        jobs = [self._job(*delivered[client], ends[client]) for client in active]
         if self.plan is None:
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
@@ -256,8 +260,8 @@ class Simulation(Rounds):
             rx = self.add(answer, body, ends[client].rx)
             if self.layers is not None:
                 self.layers.replied(body, answer.payload)
-            tx = self.pending.pop(client, None)
-            self.states.put(client, Ends(self.stream.version, rx, reply.next, tx))  # both ends move on, and only now
+            pending = self.pending.pop(client, Pending())
+            self.states.put(client, Ends(self.stream.version, rx, reply.next, *pending))  # both ends move on, only now
         self.pending.clear()
         before = self.algorithm.model(self.server) if self.manner.changes else None
         self.serve(key)
@@ -280,10 +284,13 @@ class Simulation(Rounds):
             record["layer_bytes"] = self.layers.taken()
         return record
 
-    def _job(self, call: Call, ends: Ends) -> Job:
+    def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
         """A call as the pool takes it."""
         alone = b"" if self.private is None else call.pieces[-1].blob
-        return Job(self.at(call.client, call), ends.own, alone, call.base == 0)
+        job = Job(self.at(call.client, call), ends.own, alone, call.base == 0)
+        if not isinstance(self.stream, Views):
+            return job
+        return job._replace(held=self.stream.held(call.base, ends.down), parcel=parcel._replace(own=None, end=None))
 
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where there is no network."""
@@ -311,13 +318,13 @@ class Simulation(Rounds):
         require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
         return found
 
-    def _deliver(self, client: int) -> Call:
+    def _deliver(self, client: int) -> tuple[Call, Parcel]:
         """Call a client."""
         call, parcel = self.call_to(client)
         self.enter_call(client, parcel, self.scales.framing(call))
         if self.layers is not None:
             self.layers.called(parcel)
-        return call
+        return call, parcel
 
     def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
         """Enter an answer's bytes; whether it came in time, and after how many seconds."""
@@ -364,6 +371,7 @@ class Simulation(Rounds):
             "sample": self.sample,
             "examples": sum(len(task) for task in self.tasks),
             "parameters": self.slot.layout.size,
+            **self.chosen(),
             **({} if self.cohort is None else {"cohort": "given"}),
             **({} if self.manner.train is None else {"train": name_of(self.manner.train)}),
         }

@@ -48,6 +48,7 @@ class Parcel(NamedTuple):
     snapshot: bool
     messages: list[Logged]
     own: Letter | None = None
+    end: State = None  # the sending ends of `down` once it has been taken, where each client has ends of its own
 
     @property
     def size(self) -> int:
@@ -110,8 +111,13 @@ class Stream:
             self._snapshot = Logged(self.version, self.log[-1].round, blob, count, self.version)
         return self._snapshot
 
-    def parcel(self, version: int) -> Parcel:
-        """The fewest bytes that bring a client from ``version`` to the newest."""
+    @property
+    def end(self) -> State:
+        """What the server keeps of a client's downlink before its first reply: nothing, the stream is everyone's."""
+        return None
+
+    def parcel(self, version: int, end: State = None) -> Parcel:
+        """The fewest bytes that bring a client from ``version`` to the newest. ``end``: what is kept of it, if any."""
         version = max(version, 1) if self.known else version
         if version < self.since:
             return Parcel(True, [self.snapshot()])
@@ -148,11 +154,16 @@ def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: 
 
 def begun(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> View:
     """A client's half of a start that is known: the first broadcast, made of the server's first state, taken in."""
+    return first(algorithm, form, server, view, key)[0]
+
+
+def first(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> tuple[View, State, list[Any]]:
+    """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values."""
     values = form.values(algorithm.broadcast(server, view.state), view.buffers)
     tx, rx = form.open(values)
     key = key._replace(round=1, client=None)
-    body, _, _ = form.send(values, tx, key)
-    return receive(algorithm, form, view._replace(rx=rx), Logged(1, 1, dumps(body), 0.0, 1), key)
+    body, _, tx = form.send(values, tx, key)
+    return receive(algorithm, form, view._replace(rx=rx), Logged(1, 1, dumps(body), 0.0, 1), key), tx, values
 
 
 def catch_up(algorithm: Algorithm, form: Form, view: View, parcel: Parcel, key: Key) -> View:
