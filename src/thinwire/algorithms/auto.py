@@ -66,6 +66,7 @@ class Measured(NamedTuple):
     fixed: tuple[int, int]  # bytes of a reply and of a call beside their packets, at most: headers, norm statistics
     rates: tuple[float, float] | None  # Mbit/s up and down of the slowest client; None: no network was given
     replies: float  # share of calls that are answered
+    lost: bool  # whether calls or replies may be lost, or come too late
 
 
 class Coded(NamedTuple):
@@ -223,7 +224,7 @@ def _way(found: Measured, up: int, down: int, key: Key) -> Choice:
     best_up = _best(up, found.changes, key, False)
     best_down = _best(down, [found.movement], key, True)
     link, rare = CODECS[best_up.codec](up), found.sample < FRESH * found.clients
-    stream = found.sample == found.clients and found.replies == 1
+    stream = found.sample == found.clients and not found.lost
     return Choice(best_up, best_down, best_up.codec in LOSSY and link.contraction and not rare, stream)
 
 
@@ -275,13 +276,13 @@ def _reasons(found: Measured, choice: Choice) -> list[str]:
     """Why a choice has what it has beside its bytes, in sentences."""
     away = found.clients / found.sample
     said = [
-        f"At these bytes {NAMES[choice.up.codec]} is best for updates and {NAMES[choice.down.codec]} for models; a codec "
-        f"of less computing is preferred where it costs at most a twentieth of error."
+        f"At these bytes {NAMES[choice.up.codec]} is best for updates and {NAMES[choice.down.codec]} for models. A "
+        f"codec of less computing is preferred where it costs at most a twentieth of error."
     ]
     if choice.down.codec not in LOSSY:
         said.append("The broadcast is the model itself, so nobody has to catch up.")
     elif choice.stream:
-        said.append("All clients take part in every round, so one stream of broadcasts serves them all.")
+        said.append("All clients take part in every round and none is lost, so one stream serves them all.")
     else:
         said.append(f"A client is away for {away:.3g} rounds on average: each absence is coded as one difference.")
     if choice.feedback:

@@ -156,6 +156,7 @@ class Chosen(Simulation):
             fixed=(max(sums[0]) - size + SLACK, max(sums[1]) - size + SLACK),
             rates=None if rates is None else (min(up for up, _ in rates), min(down for _, down in rates)),
             replies=1 - setting.dropout,
+            lost=setting.dropout > 0 or (network is not None and network.deadline is not None),
         )
 
     @staticmethod
@@ -169,13 +170,12 @@ class Chosen(Simulation):
         self.past = None
         if self.choices[-1].choice == self.choices[-2].choice:
             return
-        packet = loads(dumps(self.state()), max_values=None, finite=False)
+        packet = loads(dumps(self.carried()), max_values=None, finite=False)
         kept = {name: getattr(self, name) for name in ("folder", "ledger", "records", "states")}
         self.close()
         self.build()
-        states = self.states
-        self.restore({**packet, "states": states.state()})  # they stay where they are
         vars(self).update(kept)
+        self.carry(packet)
 
     # -- a run between two rounds ---------------------------------------------
 
@@ -202,14 +202,13 @@ class Chosen(Simulation):
         result.asked, result.chosen = self.auto, [self.said(made) for made in self.choices]
         return result
 
-    def state(self) -> dict[str, State]:
-        return {**super().state(), "choices": Several(self.choices, BLANK.like), "past": self.past}
+    def carried(self) -> dict[str, State]:
+        return {**super().carried(), "choices": Several(self.choices, BLANK.like), "past": self.past}
 
-    def restore(self, packet: Packet) -> None:
-        super().restore(packet)
+    def carry(self, packet: Packet) -> None:
+        super().carry(packet)
         self.choices = list(restore(packet["choices"], BLANK))
-        whole = self.algorithm.model(self.server)
-        self.past = None if packet["past"] is None else restore(packet["past"], whole)
+        self.past = None if packet["past"] is None else restore(packet["past"], self.algorithm.model(self.server))
 
 
 def made_in(folder: Folder | None) -> list[Made]:

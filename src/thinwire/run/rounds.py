@@ -476,15 +476,17 @@ class Rounds(ABC):
 
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint."""
+        return {"run": self.identity(), **self.carried(), "states": self.states.state()}
+
+    def carried(self) -> dict[str, State]:
+        """Everything but what is kept of clients."""
         return {
-            "run": self.identity(),
             "round": self.round,
             "clock": self.clock,
             "plan": self.plan,
             "server": self.server,
             "buffers": self.buffers,
             "stream": self.stream.state(),
-            "states": self.states.state(),
         }
 
     def restore(self, packet: Packet) -> None:
@@ -493,10 +495,14 @@ class Rounds(ABC):
             raise WireError("it is the checkpoint of another run")
         if self.plan not in (None, packet["plan"]):
             raise RunError(f"this run began with plan={packet['plan']!r}: another one would move its last bits")
+        self.carry(packet)
+        self.states.load(packet["states"])
+
+    def carry(self, packet: Packet) -> None:
+        """Continue from what :meth:`carried` gave, after bytes and back."""
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
-        self.states.load(packet["states"])
 
 
 def clippable(algorithm: Algorithm, form: Form) -> None:
