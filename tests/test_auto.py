@@ -17,7 +17,6 @@ from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, Transfo
 from thinwire.algorithms.auto import Choice, Coded, Measured
 from thinwire.compare import Federated
 from thinwire.data import Dirichlet
-from thinwire.deploy.server import Deployment
 from thinwire.errors import RunError
 from thinwire.problem import Problem, standard
 from thinwire.report import html
@@ -176,8 +175,6 @@ def test_it_is_typed_and_shown() -> None:
         Auto(2.0)
     with pytest.raises(ValueError, match="must be positive"):
         Auto(bytes=0)
-    with pytest.raises(ValueError, match="is not an algorithm"):
-        Deployment(Auto(), PROBLEM.model, 2)  # type: ignore[arg-type]
 
 
 # -- the choice, of values that were made up --------------------------------------------
@@ -196,7 +193,7 @@ def measured(rank: int | None, **own: Any) -> Measured:
 
     def update(seed: int) -> Params:
         a = drawn(seed)
-        return layers(a if rank is None else a[:, :rank] @ drawn(9)[:rank])
+        return layers(a if rank is None else a[:, :rank] @ drawn(9)[:rank] + 0.01 * drawn(seed + 20))
 
     changes = [update(0), update(1)]
     given: dict[str, Any] = {"clients": 10, "sample": 2, "dense": (16_500, 16_500), "fixed": (100, 100), "rates": None}
@@ -205,14 +202,14 @@ def measured(rank: int | None, **own: Any) -> Measured:
 
 
 def test_low_rank_gets_low_rank_and_a_large_budget_gets_plain_floats() -> None:
-    thin = Auto(0.1, LOCAL).choose(measured(1), tw.Key(0)).choice
+    thin = Auto(0.05, LOCAL).choose(measured(4), tw.Key(0)).choice
     assert (thin.up.codec, thin.down.codec, thin.feedback, thin.stream) == ("transform", "transform", False, False)
-    assert thin.up.bytes + thin.down.bytes <= 3_300 - 200
-    every = Auto(0.1, LOCAL).choose(measured(1, sample=10), tw.Key(0)).choice
+    assert thin.up.bytes + thin.down.bytes <= 1_650 - 200
+    every = Auto(0.05, LOCAL).choose(measured(4, sample=10), tw.Key(0)).choice
     assert (every.feedback, every.stream) == (True, True)
-    lost = Auto(0.1, LOCAL).choose(measured(1, sample=10, lost=True), tw.Key(0)).choice
+    lost = Auto(0.05, LOCAL).choose(measured(4, sample=10, lost=True), tw.Key(0)).choice
     assert (lost.feedback, lost.stream) == (True, False)
-    # Numbers of a mebibyte's worth of room: 4 x 4,096 bytes and a header go up and down as they are.
+    # 4 x 4,096 bytes and a header fit in both directions.
     wide = Auto(1.0, LOCAL).choose(measured(None, dense=(17_000, 17_000)), tw.Key(0)).choice
     assert (wide.up.codec, wide.down.codec) == ("dense", "dense")
     assert Auto(1.0, LOCAL).method(wide) == tw.Averaged(FedAvg(LOCAL), 0.8)
@@ -228,11 +225,10 @@ def test_the_downlink_gets_more_where_clients_miss_more_by_their_models() -> Non
 
 
 def test_seconds_are_spent_at_the_rate_of_each_direction() -> None:
-    # 0.2 s less 200 bytes: at 1 Mbit/s up 8e-6 s a byte, at 10 Mbit/s down 0.8e-6 s a byte.
+    # At 1 Mbit/s up 8e-6 s a byte, at 10 Mbit/s down 0.8e-6 s a byte.
     found = measured(4, rates=(1.0, 10.0))
-    for way in (Auto(local=LOCAL, seconds=0.02).choose(found, tw.Key(0)).choice,):
-        spent = 8e-6 * (way.up.bytes + 100) + 0.8e-6 * (way.down.bytes + 100)
-        assert 0.0199 < spent <= 0.02
+    way = Auto(local=LOCAL, seconds=0.02).choose(found, tw.Key(0)).choice
+    assert 0.0199 < 8e-6 * (way.up.bytes + 100) + 0.8e-6 * (way.down.bytes + 100) <= 0.02
     with pytest.raises(ValueError, match=r"a visit may take 0.001 s.*raise seconds to 0.00\d+$"):
         Auto(local=LOCAL, seconds=0.001).choose(found, tw.Key(0))
 

@@ -136,6 +136,14 @@ def _of_predict() -> list[Any]:
     return [*known, *_options(Setting, "sample", "seed", "start")]
 
 
+def _of_alternatives() -> list[Any]:
+    from .compare import Federated
+    from .run.setting import Setting
+
+    of = ("use", "data", "model", "augment", "task", "clients", "split", "rounds", "unseen", "data_dir")
+    return [*_options(Federated, *of), *_options(Setting, "sample", "seed", "workers", "device")]
+
+
 def _of_resume() -> list[Any]:
     from .run.setting import Setting
 
@@ -366,6 +374,44 @@ def predict(
     found = [foresee(method, problem, rounds, sample, mbit, seed, start) for method in study.parsed()]
     show(found, rounds, sample or len(problem.tasks), mbit)
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
+
+
+@_command("plan", _of_alternatives)
+def plan(
+    methods: Annotated[
+        list[str] | None, typer.Argument(metavar="[EXPR]", help="Methods to show besides those that always are.")
+    ] = None,
+    budget: Annotated[float, typer.Option(help="The share of FedAvg's bytes that Auto may take.")] = 0.01,
+    mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, from the server.")] = 1.0,
+    mbit_up: Annotated[float | None, typer.Option(help="Its rate to the server (default: the same).")] = None,
+    target: Annotated[float | None, typer.Option(help="An accuracy to reach, e.g. 0.77.")] = None,
+    rehearse: Annotated[int, typer.Option(help="Rounds that each alternative really trains.")] = 3,
+    lr: Rate = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """What methods would cost on slow links: bytes, seconds, accuracy after some rounds, and what to type."""
+    from .analysis import alternatives
+
+    auto = f"Auto({budget})"
+    study = _federated([auto, *(methods or ())], given, {"lr": lr, "epochs": epochs, "batch": batch})
+    problem = study.problem(study.setting.seed)
+    _refuse_other_clients(study, given["typed"], len(problem.tasks))
+    names = [p.name for p in _of_alternatives() if p.name in given["typed"] and p.name not in ("workers", "device")]
+    words = [word for name in names for word in _typed(name, given[name])]
+    asked = {"mbit": mbit, "mbit_up": mbit_up, "target": target, "rehearse": rehearse, "typed": words}
+    found = alternatives.plan(study, problem, auto=study.parsed()[0], **asked)
+    if not as_json:
+        alternatives.show(found)
+    _print_json(as_json, found.values())
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """An option as it was typed: several times, where it has several values."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return [word for one in several for word in (f"--{name.replace('_', '-')}", str(one))]
 
 
 @_command("ddp-sim", _of_ddp_sim)
