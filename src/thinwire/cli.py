@@ -401,8 +401,16 @@ def plan(
     _refuse_other_clients(study, given["typed"], len(problem.tasks))
     names = [p.name for p in _of_alternatives() if p.name in given["typed"] and p.name not in ("workers", "device")]
     words = [word for name in names for word in _typed(name, given[name])]
-    asked = {"mbit": mbit, "mbit_up": mbit_up, "target": target, "rehearse": rehearse, "typed": words}
-    found = alternatives.plan(study, problem, auto=study.parsed()[0], **asked)
+    found = alternatives.plan(
+        study,
+        problem,
+        auto=study.parsed()[0],
+        mbit=mbit,
+        mbit_up=mbit_up,
+        target=target,
+        rehearse=rehearse,
+        typed=words,
+    )
     if not as_json:
         alternatives.show(found)
     _print_json(as_json, found.values())
@@ -574,7 +582,8 @@ def _finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int,
     watched = sys.stderr.isatty() and speaks
     try:
         with roomy(out, f"`thinwire resume {out}`"), told:
-            heard = [*([_log] if not watched else []), _choice] if speaks else []
+            heard: list[Callable[[str, dict[str, Any]], None]] = [_choice] if speaks else []
+            heard += [_log] if speaks and not watched else []
             heard += [told] if told.tools else []
             failures = study.run(out, _each(heard), watched, problems)
     except KeyboardInterrupt:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from ..algorithms import LUAR, Algorithm, Auto, FedAvg
 from ..compare.federated import Federated
 from ..errors import CombinationError, NonFinite, require
@@ -107,9 +109,10 @@ def plan(
     require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
     setting = replace(study.setting, start="known", network=Network(mbit=up, down=mbit), evaluate_every=1)
-    with Chosen(auto, problem.model, problem.tasks, setting) as run:
-        made_first, why = run.algorithm, tuple(run.choices[0].why)
-        coded = (run.choices[0].choice.up.bytes, run.choices[0].choice.down.bytes)
+    run = Chosen(auto, problem.model, problem.tasks, setting)
+    run.close()
+    first, made_first = run.choices[0], run.algorithm
+    why, coded = tuple(first.why), (first.choice.up.bytes, first.choice.down.bytes)
     own = [method for method in study.parsed() if isinstance(method, Algorithm)]
     named: dict[Algorithm, str] = {method: repr(method) for method in _always(auto.local, problem, seed, coded)}
     named |= {method: repr(method) for method in own} | {made_first: f"{_short(auto)}: {made_first!r}"}
@@ -166,7 +169,7 @@ def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int])
         fedavg(TransformCoding(coded[0]), EF21(TransformCoding(coded[1]))),
         fedavg(TransformCoding(coded[0]), PerClient(TransformCoding(coded[1]))),
     ]
-    x = Slot(made(problem.model, seed) if not hasattr(problem.model, "parameters") else problem.model).params()
+    x = Slot(problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)).params()
     for recycle in (len(x.names) // 4, 1):  # about half of the kernels, where each has a bias
         try:
             luar = LUAR(FedAvg(local), recycle=max(1, recycle))
@@ -179,7 +182,7 @@ def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int])
 
 def _short(auto: Auto) -> str:
     """What was asked for, without local training, which all alternatives share."""
-    return repr(replace(auto, local=Auto.__dataclass_fields__["local"].default))
+    return repr(replace(auto, local=Auto().local))
 
 
 def _curve(result: Result, of: str = "") -> list[float]:

@@ -132,7 +132,8 @@ class Chosen(Simulation):
         cohort = sorted(order[: min(sample, COHORT)].tolist())
 
         def rehearsed(off: Params | None = None) -> Rehearsal:
-            with Rehearsal(self.auto, self.model, self.given, setting) as made:
+            made = Rehearsal(self.auto, self.model, self.given, setting)
+            with made:
                 return made.of(run, cohort, off)
 
         made = rehearsed()
