@@ -242,7 +242,7 @@ def picture(lines: list[record.Line], only: list[str] | None, out: Path) -> None
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "thinwire"  # the same lines are the same file
+    mpl.rcParams |= {"svg.hashsalt": "thinwire", "svg.fonttype": "none"}  # the same lines are the same file
     import matplotlib.pyplot as plt
 
     names = [group.name for group in GROUPS if any(line["setting"]["name"] == group.name for line in lines)]
