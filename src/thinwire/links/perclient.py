@@ -56,7 +56,6 @@ class PerClient(Wrapper):
     contraction = False
     memory = True
     absolute = True
-    per_client = True
 
     def __post_init__(self) -> None:
         if not self.inner.contraction:
