@@ -202,14 +202,19 @@ class Rounds(ABC):
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where it is not known."""
 
-    def call_to(self, client: int) -> tuple[Call, Parcel]:
+    def parcel(self, client: int) -> Parcel:
+        """What a client misses of the broadcasts, in the round that was published."""
+        base = self.states.version(client)
+        return self.stream.parcel(base, self.states.get(client).down if self.apart else None)
+
+    def call_to(self, client: int, parcel: Parcel | None = None) -> tuple[Call, Parcel]:
         """What a client is sent in the round that was published: all that it misses, and what is for it alone.
 
-        It is not yet in the ledger. What is for it alone is the last piece, if there is any.
+        It is not yet in the ledger. What is for it alone is the last piece, if there is any. ``parcel`` is what
+        :meth:`parcel` gave, if it was asked.
         """
         base, number = self.states.version(client), self.round + 1
-        parcel = self.stream.parcel(base, self.states.get(client).down if self.apart else None)
-        parcel = parcel._replace(own=self.letter(client, base))
+        parcel = (parcel or self.parcel(client))._replace(own=self.letter(client, base))
         if self.apart or parcel.own is not None:
             self.pending[client] = Pending(None if parcel.own is None else parcel.own.tx, parcel.end)
         pieces = [Piece(m.round, m.blob) for m in parcel.messages]
