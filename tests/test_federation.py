@@ -1008,7 +1008,8 @@ def watched(links: list[Link], every: int, most: int) -> Iterator[tuple[Link, in
 def test_no_message_makes_the_server_hold_many_times_its_bytes(every: int) -> None:
     # A model takes 1,408 bytes and a message 5,000; the rest is what a server takes that is made anew.
     before = 0
-    for link, grown, most in watched([tw.parse(text) for row in LINKS for text in row.laws], every, 4_000):
+    links = [tw.parse(text) for row in LINKS if row.name != "PerClient" for text in row.laws]  # which is none upwards
+    for link, grown, most in watched(links, every, 4_000):
         assert most < 12_000
         assert grown - before < 8_000, link
         before = grown
