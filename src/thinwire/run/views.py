@@ -41,7 +41,7 @@ class Views(Stream):
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
         """The message that all clients are brought to; nothing is encoded yet."""
         self.values, self.key = self.form.values(msg, buffers), key
-        self.version += 1
+        self.version, self.last = self.version + 1, msg
         self.view = View(self.algorithm.see(self.view.state, msg, key), self.view.rx, buffers)
         self._snapshot = None
 
