@@ -42,6 +42,7 @@ METHODS = [
     "SCAFFOLD()",
     "FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True))",
     "SoftPull(FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6)), lam=0.6, personal=EF21(TopK(0.3)))",
+    "FedAvg(up=ErrorFeedback(TopK(0.2)), down=PerClient(TopK(0.3)))",
 ]
 
 
@@ -96,7 +97,7 @@ class Parties:
 
 
 def held(run: Simulation | Deployment) -> list[bytes]:
-    ends = [[kept.version, kept.rx, kept.tx] for kept in map(run.states.get, ALL)]
+    ends = [[kept.version, kept.rx, kept.tx, kept.down] for kept in map(run.states.get, ALL)]
     return [tw.dumps(state) for state in (run.server, run.buffers, run.stream.state(), ends)]
 
 
