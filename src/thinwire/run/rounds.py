@@ -42,7 +42,7 @@ from .privacy import Privacy
 from .result import Record, Result
 from .storage import Ends, Memory
 from .stream import Parcel, Stream
-from .views import Views, per_client
+from .views import Views, fewer
 
 log = logging.getLogger("thinwire")
 
@@ -111,9 +111,10 @@ class Rounds(ABC):
     def _downlink(self, form: Form) -> Stream:
         """One stream for everyone, or messages of each client's own: as the links say."""
         key, start = Key(self.seed), self.start
-        message = self.algorithm.broadcast(start.server, start.view)
-        if per_client(form, form.values(message, self.buffers), key, self.num_clients, self.sample):
-            return Views(self.algorithm, form, start, self.buffers, key, self.known)
+        if form.per_client:
+            values = form.values(self.algorithm.broadcast(start.server, start.view), self.buffers)
+            if not form.auto or fewer(form, values, key, self.num_clients, self.sample):
+                return Views(self.algorithm, form, start, self.buffers, key, self.known)
         return Stream(self.algorithm, form, start.view, self.buffers, self.known)
 
     @property
