@@ -1044,7 +1044,7 @@ METHODS = [
     Method(
         "FedDC",
         trained=(
-            "FedDC(LocalSGD(lr=0.3), alpha=0.1)",
+            "FedDC(LocalSGD(lr=0.3, batch=8), alpha=0.1)",
             "FedDC(LocalSGD(lr=0.2), up={'gradient': Half()}, weights='uniform')",
         ),
         by_hand={f"FedDC({TWICE}, alpha=0.5)": [[0.685, 0.225], [0.8769375, 1.0978125], [1.03837891, 1.46703516]]},
@@ -1337,7 +1337,7 @@ METHODS = [
             "down={'x': EF21(TopK(0.3)), 'c': Half()}, opt=Yogi(0.03)), recycle=1)",
             "LUAR(FedProx(mu=0.1), recycle=1)",
             "LUAR(FedMut(), recycle=1)",
-            "LUAR(FedACG(momentum=0.7), recycle=1, select='round-robin')",
+            "LUAR(FedACG(LocalSGD(batch=8), momentum=0.7), recycle=1, select='round-robin')",
             "LUAR(MOON(mu=0.3), recycle=2, layers='tensors')",
             "LUAR(FedGen(hidden=4, noise=2, steps=3), recycle=1)",
             "LUAR(DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5)), recycle=1)",
@@ -1630,7 +1630,7 @@ METHODS = [
         "FedSM",
         trained=(
             "FedSM(lam=0.6)",
-            "FedSM(LocalAdam(0.01), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
+            "FedSM(LocalAdam(0.01, batch=8), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
             "LUAR(FedSM(weights='steps'), recycle=1)",
         ),
         refused={

@@ -399,7 +399,7 @@ def strictly(first: int, last: int) -> None:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(100, marks=pytest.mark.slow),  # 15 seconds of a core
+        pytest.param(60, marks=pytest.mark.slow),  # 10 seconds of a core
         pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],
 )
