@@ -23,6 +23,7 @@ from typing import IO, Any
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     ["pytest", "hypothesis", "thinwire.cli", "thinwire.public", "thinwire.report.plots", "sklearn.datasets"]
+    + ["torch._dynamo", "torch.distributed.fsdp"]  # which torch imports for each optimiser of its own, and under DDP
 )
 LONG = 3000  # seconds that a test waits at most; a machine may have other work
 

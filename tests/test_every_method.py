@@ -27,7 +27,7 @@ from thinwire import Key, Params, Simulation
 from thinwire.analysis.matrix import _example
 from thinwire.run.stream import Parcel, catch_up
 
-LEFT_OPEN = {"lr": 0.5, "batch": 8, "epochs": 2}  # where an expression says nothing
+LEFT_OPEN = {"lr": 0.5, "batch": 16, "epochs": 2}  # where an expression says nothing
 NEUTRAL = {"lr": 0.1, "batch": 16}  # the same, of identities
 ROUNDS, STOP = 5, 2
 ROOMS = (tw.algorithms, tw.personal)

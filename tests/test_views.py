@@ -295,6 +295,24 @@ def test_a_client_that_lost_what_it_held_is_sent_everything_again(tmp_path: Path
         server.end()
 
 
+@pytest.mark.parametrize("text", [METHODS[0], METHODS[2], METHODS[3]])
+def test_rounds_by_hand_are_those_of_a_simulation(text: str) -> None:
+    method = tw.parse(text)
+    server, client = tw.start(method, model, TASKS)
+    states = [client] * 3
+    sent = []
+    for cohort in AWAY:
+        replies = []
+        for number in cohort:
+            reply, states[number] = tw.client_round(method, server.view, states[number], TASKS[number], number)
+            replies.append(reply)
+            sent.append(len(reply.alone))
+        server = tw.server_round(method, server, replies)
+    expected = simulated(text)
+    assert method.model(server.state).flat.equal(expected.params.flat)
+    assert sent == [entry.payload for entry in expected.ledger if entry.direction == "down"]
+
+
 # -- what is refused ---------------------------------------------------------------------------
 
 

@@ -282,6 +282,13 @@ class Algorithm(Config, ABC):
         yield from ()
         return x
 
+    def afresh(self, view: State) -> Message | None:
+        """A broadcast after which any client has this ``view``, whatever it heard before.
+
+        It is sent in place of the whole view to those who missed too much. None, the default: the view is sent.
+        """
+        return None
+
     def supersedes(self, older: Message, newer: Message) -> bool:
         """Whether a client that is sent ``newer`` needs no ``older``: see(see(v, older), newer) == see(v, newer)."""
         return type(self).see is Algorithm.see
@@ -348,6 +355,9 @@ class Around(Algorithm):
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         return self.inner.see(view, msg, key)
+
+    def afresh(self, view: State) -> Message | None:
+        return self.inner.afresh(view)
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         return self.inner.supersedes(older, newer)

@@ -54,8 +54,6 @@ class Link(Config, ABC):
     """The receiver's half keeps a state between messages."""
     absolute: bool = False
     """The receiver sees values near ``x`` itself, whatever x is. Broadcasts need that: they are absolute values."""
-    per_client: bool = False
-    """Of broadcasts too each client has ends of its own: it is sent a message of its own."""
 
     def open(self, like: Params) -> tuple[State, State]:
         """The sender's and the receiver's state before the first message.
@@ -208,10 +206,6 @@ class Wrapper(Link):
     @property
     def absolute(self) -> bool:  # type: ignore[override]
         return all(link.absolute for link in self.held)
-
-    @property
-    def per_client(self) -> bool:  # type: ignore[override]
-        return any(link.per_client for link in self.held)
 
     def open(self, like: Params) -> tuple[State, State]:
         return self.inner.open(like)

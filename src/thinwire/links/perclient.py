@@ -7,7 +7,6 @@ Fatkhullin, NeurIPS 2021, arXiv:2106.05203, Algorithm 2), taken for each client 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -51,12 +50,10 @@ class PerClient(Wrapper):
     inner: Link = TopK(0.1)
     auto: bool = False
 
-    example: ClassVar[str] = "PerClient(TransformCoding(16000))"
     linear = False
     contraction = False
     memory = True
     absolute = True
-    per_client = True
 
     def __post_init__(self) -> None:
         if not self.inner.contraction:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, Start, kinds
 from ..errors import CombinationError, check
 from ..key import Key
-from ..links import Dense, Link, PerClient
+from ..links import Dense, Link, PerClient, Wrapper
 from ..links.base import floats
 from ..params import Layout, Params, fold
 from ..wire import MOST, Packet, State, clone, conform, dumps, largest, loads, modest, restore
@@ -110,7 +110,7 @@ class Form:
     @property
     def per_client(self) -> bool:
         """Whether a link asks for ends of each client's own."""
-        return any(leaf.link is not None and leaf.link.per_client for leaf in self.leaves)
+        return any(isinstance(leaf.link, PerClient) for leaf in self.leaves)
 
     @property
     def auto(self) -> bool:
@@ -197,7 +197,7 @@ def forms(algorithm: Algorithm, start: Start, buffers: Params | None) -> tuple[F
                 f"everyone"
             )
         for leaf in down.leaves:
-            if leaf.link is not None and leaf.link.memory and not leaf.link.per_client:
+            if leaf.link is not None and leaf.link.memory and not isinstance(leaf.link, PerClient):
                 raise CombinationError(
                     f"down={{..., {leaf.name!r}: {leaf.link!r}}}: beside a field with PerClient(...) each client has "
                     f"ends of its own, so a link with a memory has to be one too, such as PerClient(TopK(0.1))"
@@ -207,13 +207,16 @@ def forms(algorithm: Algorithm, start: Start, buffers: Params | None) -> tuple[F
 
 def _apart(link: Link, where: str) -> None:
     """Raise :class:`CombinationError` for a PerClient that is not the link of a broadcast's field."""
-    if not link.per_client:
-        return
-    if not isinstance(link, PerClient):
-        raise CombinationError(
-            f"{where}={link!r}: PerClient goes around other links, not into them: PerClient({type(link).__name__}(...))"
-        )
-    if where != "down":
+    inside = list(link.held) if isinstance(link, Wrapper) else []
+    while inside:
+        held = inside.pop()
+        if isinstance(held, PerClient):
+            raise CombinationError(
+                f"{where}={link!r}: PerClient goes around other links, not into them: "
+                f"PerClient({type(link).__name__}(...))"
+            )
+        inside += held.held if isinstance(held, Wrapper) else []
+    if isinstance(link, PerClient) and where != "down":
         raise CombinationError(
             f"{where}={link!r}: PerClient is for broadcasts (down=); these messages have ends of one client's own"
         )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -39,6 +39,9 @@ from .client import PLAIN, ClientState, Job, Manner, Reply, Round, many_rounds, 
 from .folder import release
 from .messages import Form
 from .stream import View
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Work(NamedTuple):
@@ -194,6 +197,10 @@ class Pool:
             except (RuntimeError, ValueError, UserWarning, NonFinite):  # torch.func cannot batch it, or it diverges
                 return "each"
         return "together" if together < MARGIN * alone else "each"
+
+    def each(self, function: Callable[[T], S], items: Sequence[T]) -> list[S]:
+        """A function of each item, by the threads; in order."""
+        return list(self._ordered(self.crew.threads, [(function, item) for item in items]))
 
     def evaluate(self, x: Params, buffers: Params | None, task: Task) -> dict[str, float]:
         """The mean of every metric over a task."""

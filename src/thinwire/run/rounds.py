@@ -42,7 +42,7 @@ from .privacy import Privacy
 from .result import Record, Result
 from .storage import Ends, Memory
 from .stream import Parcel, Stream
-from .views import Views, per_client
+from .views import Views, fewer
 
 log = logging.getLogger("thinwire")
 
@@ -111,9 +111,10 @@ class Rounds(ABC):
     def _downlink(self, form: Form) -> Stream:
         """One stream for everyone, or messages of each client's own: as the links say."""
         key, start = Key(self.seed), self.start
-        message = self.algorithm.broadcast(start.server, start.view)
-        if per_client(form, form.values(message, self.buffers), key, self.num_clients, self.sample):
-            return Views(self.algorithm, form, start, self.buffers, key, self.known)
+        if form.per_client:
+            values = form.values(self.algorithm.broadcast(start.server, start.view), self.buffers)
+            if not form.auto or fewer(form, values, key, self.num_clients, self.sample):
+                return Views(self.algorithm, form, start, self.buffers, key, self.known)
         return Stream(self.algorithm, form, start.view, self.buffers, self.known)
 
     @property
@@ -202,14 +203,19 @@ class Rounds(ABC):
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where it is not known."""
 
-    def call_to(self, client: int) -> tuple[Call, Parcel]:
+    def parcel(self, client: int) -> Parcel:
+        """What a client misses of the broadcasts, in the round that was published."""
+        base = self.states.version(client)
+        return self.stream.parcel(base, self.states.get(client).down if self.apart else None)
+
+    def call_to(self, client: int, parcel: Parcel | None = None) -> tuple[Call, Parcel]:
         """What a client is sent in the round that was published: all that it misses, and what is for it alone.
 
-        It is not yet in the ledger. What is for it alone is the last piece, if there is any.
+        It is not yet in the ledger. What is for it alone is the last piece, if there is any. ``parcel`` is what
+        :meth:`parcel` gave, if it was asked.
         """
         base, number = self.states.version(client), self.round + 1
-        parcel = self.stream.parcel(base, self.states.get(client).down if self.apart else None)
-        parcel = parcel._replace(own=self.letter(client, base))
+        parcel = (parcel or self.parcel(client))._replace(own=self.letter(client, base))
         if self.apart or parcel.own is not None:
             self.pending[client] = Pending(None if parcel.own is None else parcel.own.tx, parcel.end)
         pieces = [Piece(m.round, m.blob) for m in parcel.messages]

@@ -235,7 +235,8 @@ class Simulation(Rounds):
             given = self.cohort[self.round]
         key = self.publish()
         cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
-        delivered = {client: self._deliver(client) for client in cohort}
+        parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
+        delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
         calls = {client: call for client, (call, _) in delivered.items()}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
@@ -318,9 +319,9 @@ class Simulation(Rounds):
         require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
         return found
 
-    def _deliver(self, client: int) -> tuple[Call, Parcel]:
+    def _deliver(self, client: int, made: Parcel | None) -> tuple[Call, Parcel]:
         """Call a client."""
-        call, parcel = self.call_to(client)
+        call, parcel = self.call_to(client, made)
         self.enter_call(client, parcel, self.scales.framing(call))
         if self.layers is not None:
             self.layers.called(parcel)

@@ -83,6 +83,7 @@ class Stream:
         self.last: Any = None  # the newest message as clients saw it
         self.whole = 0  # bytes of a snapshot, which is made when it is needed: it can be many models long
         self._snapshot: Logged | None = None
+        self._afresh: Logged | None = None
 
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
         """Send one message to everyone: the view moves on by a version."""
@@ -99,7 +100,8 @@ class Stream:
             first = older.first if self.algorithm.chained else first
         self.log.append(Logged(self.version, key.round, dumps(body), self.form.floats(body), first))
         self.view = receive(self.algorithm, self.form, self.view, self.log[-1], key)
-        self.last, self.whole, self._snapshot = newest, length(packed(self.view)), None
+        self.last, self._afresh, self._snapshot = newest, None, None
+        self.whole = self._length(key)
         while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > self.whole:
             self.since = self.log.pop(0).version  # a snapshot is cheaper than this and all that follows
 
@@ -120,12 +122,25 @@ class Stream:
         """The fewest bytes that bring a client from ``version`` to the newest. ``end``: what is kept of it, if any."""
         version = max(version, 1) if self.known else version
         if version < self.since:
-            return Parcel(True, [self.snapshot()])
+            return self.everything()
         missed = [m for m in self.log if m.version > version]
         parts = Parcel(False, [m for m in missed if m.first > version or m is self.log[-1]])
         if parts.size > self.whole + (SLACK if len(parts.messages) == 1 else 0):
-            return Parcel(True, [self.snapshot()])
+            return self.everything()
         return parts
+
+    def everything(self) -> Parcel:
+        """What brings anyone to the newest: the snapshot, or a broadcast of the method's that says as much."""
+        return Parcel(True, [self.snapshot()]) if self._afresh is None else Parcel(False, [self._afresh])
+
+    def _length(self, key: Key) -> int:
+        """Bytes of :meth:`everything`."""
+        message = None if self.form.memory else self.algorithm.afresh(self.view.state)
+        if message is None:
+            return length(packed(self.view))
+        body, _, _ = self.form.send(self.form.values(message, self.view.buffers), self.tx, key)
+        self._afresh = Logged(self.version, key.round, dumps(body), self.form.floats(body), self.version)
+        return len(self._afresh.blob)
 
     def state(self) -> State:
         """Everything, for a checkpoint."""
@@ -136,7 +151,8 @@ class Stream:
         self.version, self.since = packet["version"], packet["since"]
         self.view, self.tx = restore(packet["view"], self.view), restore(packet["tx"], self.tx)
         self.log = list(restore(packet["log"], Several([], Logged(0, 0, b"", 0.0, 0))))
-        self.whole, self._snapshot = length(packed(self.view)), None
+        self._snapshot = None
+        self.whole = self._length(key._replace(round=self.log[-1].round)) if self.log else length(packed(self.view))
         if not self.form.memory and self.log:
             values, _ = self.form.recv(loads(self.log[-1].blob), self.view.rx, key._replace(round=self.log[-1].round))
             self.last, _ = self.form.build(values)

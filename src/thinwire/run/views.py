@@ -41,7 +41,7 @@ class Views(Stream):
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
         """The message that all clients are brought to; nothing is encoded yet."""
         self.values, self.key = self.form.values(msg, buffers), key
-        self.version += 1
+        self.version, self.last = self.version + 1, msg
         self.view = View(self.algorithm.see(self.view.state, msg, key), self.view.rx, buffers)
         self._snapshot = None
 
@@ -96,14 +96,11 @@ def visit(message: int, whole: int, share: float) -> Visit:
     return Visit(message * few + whole * away**most, float(min(message, whole)))
 
 
-def per_client(form: Form, values: list[Any], key: Key, clients: int, sample: int) -> bool:
-    """Whether each client is sent messages of its own.
+def fewer(form: Form, values: list[Any], key: Key, clients: int, sample: int) -> bool:
+    """Whether messages of each client's own are predicted to be fewer bytes than the stream, by :func:`visit`.
 
-    Where all links of the form leave it open (``auto``), a message is encoded, of a change as long as the values and
-    without any structure, and :func:`visit` decides: the stream, unless it is more bytes.
+    To know how long a message is, a change of normally distributed numbers is encoded.
     """
-    if not (form.per_client and form.auto):
-        return form.per_client
     draw = key.generator("visit")
     moved = [
         value.map(lambda x: x + torch.randn(x.shape, generator=draw).to(x.dtype))
