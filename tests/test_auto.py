@@ -152,6 +152,21 @@ def test_a_study_takes_it_as_a_method() -> None:
     method = Federated.method("Auto(0.05)", (), {"lr": 0.3})
     assert method == Auto(0.05, LocalSGD(0.3))
     assert Federated.resolved(["Auto(0.05)"])[0].startswith("Auto(budget=0.05, local=LocalSGD(")
+    study = Federated(Federated.resolved(["Auto(seconds=2)"]), clients=3)
+    with pytest.raises(ValueError, match=r'seconds need the rates of links; give --network "Network\(mbit=1\)"'):
+        study.check()
+
+
+def test_what_answers_in_place_of_training_rehearses_too() -> None:
+    asked = []
+
+    def train(request: tw.Local, task: tw.Task, key: tw.Key) -> tw.Trained:
+        asked.append(key.round)
+        return tw.Trained(request.x + request.x * 0.01, 1, 0.0)
+
+    result = trained(Auto(0.1, LOCAL), 1, train=train)
+    assert len(asked) > 2  # two of them are the run's
+    assert result.ledger.bytes() > 0
 
 
 def test_too_small_a_budget_is_refused_with_one_that_is_enough() -> None:

@@ -79,7 +79,10 @@ class Federated(Study):
         )
 
     def rehearse(self, method: Algorithm | Auto, problem: Problem) -> None:
-        method = method.plain() if isinstance(method, Auto) else method  # which is chosen when the run begins
+        if isinstance(method, Auto):  # it is chosen when the run begins
+            fits = method.seconds is None or self.setting.network is not None
+            require(fits, f'{method!r}: seconds need the rates of links; give --network "Network(mbit=1)"')
+            method = method.plain()
         setting, tests = replace(self.setting, workers=1, plan=None, states="memory", record=None), problem.client_tests
         run = Simulation(method, problem.model, problem.tasks, setting, test=problem.test, client_tests=tests)
         run.pool.close()

@@ -23,6 +23,7 @@ from ..key import Key
 from ..params import Params
 from ..train.threads import one_thread
 from ..wire import Packet, Several, State, dumps, loads, restore
+from .client import Training
 from .envelope import Answer
 from .folder import Folder
 from .result import Record, Result
@@ -51,10 +52,17 @@ BLANK = Several([], Made(0, Choice(Coded("", 0), Coded("", 0), False, False), Se
 class Rehearsal(Simulation):
     """A round of FedAvg by a few clients, whose updates are kept."""
 
-    def __init__(self, auto: Auto, model: nn.Module | Callable[[], nn.Module], tasks: Sequence[Any], setting: Setting):
+    def __init__(
+        self,
+        auto: Auto,
+        model: nn.Module | Callable[[], nn.Module],
+        tasks: Sequence[Any],
+        setting: Setting,
+        train: Training | None,
+    ) -> None:
         plain = {"sample": None, "dropout": 0.0, "network": None, "privacy": None, "states": "memory", "record": None}
         plain |= {"start": "sent", "plan": None if setting.plan == "measured" else setting.plan}
-        super().__init__(auto.plain(), model, tasks, setting.but(plain))
+        super().__init__(auto.plain(), model, tasks, setting.but(plain), train=train)
         self.changes: list[Params] = []
 
     def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
@@ -132,7 +140,7 @@ class Chosen(Simulation):
         cohort = sorted(order[: min(sample, COHORT)].tolist())
 
         def rehearsed(off: Params | None = None) -> Rehearsal:
-            made = Rehearsal(self.auto, self.model, self.given, setting)
+            made = Rehearsal(self.auto, self.model, self.given, setting, self.options.get("train"))
             with made:
                 return made.of(run, cohort, off)
 
