@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import record
 import torch
@@ -90,11 +90,12 @@ class Arm(ABC):
 class Federated(Arm):
     """``method`` makes one of a learning rate and of the number of rounds, ``problem`` one of a seed."""
 
-    method: Callable[[float, int], tw.Algorithm]
+    method: Callable[[float, int], tw.Algorithm | tw.Auto]
     problem: Callable[[int], Problem]
     rounds: int
     sample: int | None = None
     evaluate_every: int = 5
+    start: Literal["sent", "known"] = "sent"
     small: bool = False
 
     def length(self, seed: int) -> int:
@@ -104,7 +105,8 @@ class Federated(Arm):
         rounds = self.length(seed)
         expression = complete(self.method(rate, rounds))
         tiny = {"tiny": True} if self.small else {}
-        return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **tiny}
+        known = {} if self.start == "sent" else {"start": self.start}
+        return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **known, **tiny}
 
     def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
         problem = self.problem(seed)
@@ -113,6 +115,7 @@ class Federated(Arm):
             problem = replace(problem, tasks=problem.tasks[: self.sample or 3], test=tested)
         row = {**self.key(rate, seed), "paper": self.paper}
         options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": self.evaluate_every}
+        options["start"] = self.start
         options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
         arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, _bytes)
         try:
@@ -127,8 +130,13 @@ class Federated(Arm):
 
 
 def _bytes(result: tw.Result) -> Line:
-    """Of every round, up and down."""
-    return {"round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds]}
+    """Of every round, up and down; of a method that serves an average, what that reaches; what Auto chose."""
+    served = [[r["round"], r["served_accuracy"]] for r in result.rounds if r.get("served_accuracy") is not None]
+    return {
+        "round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds],
+        **({"served": served} if served else {}),
+        **({"chosen": result.chosen} if result.chosen else {}),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
