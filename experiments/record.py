@@ -134,7 +134,7 @@ def dirty(line: Line) -> bool:
 
 
 def run(
-    method: tw.Algorithm,
+    method: tw.Algorithm | tw.Auto,
     problem: Problem,
     rounds: int,
     into: Path,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import record
 import torch
@@ -90,13 +90,13 @@ class Arm(ABC):
 class Federated(Arm):
     """``method`` makes one of a learning rate and of the number of rounds, ``problem`` one of a seed."""
 
-    method: Callable[[float, int], tw.Algorithm]
+    method: Callable[[float, int], tw.Algorithm | tw.Auto]
     problem: Callable[[int], Problem]
     rounds: int
     sample: int | None = None
     evaluate_every: int = 5
+    start: Literal["sent", "known"] = "sent"
     small: bool = False
-    start: str = "sent"
 
     def length(self, seed: int) -> int:
         return max(1, round(self.rounds * self.share(seed)))
@@ -105,8 +105,8 @@ class Federated(Arm):
         rounds = self.length(seed)
         expression = complete(self.method(rate, rounds))
         tiny = {"tiny": True} if self.small else {}
-        start = {} if self.start == "sent" else {"start": self.start}
-        return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **start, **tiny}
+        known = {} if self.start == "sent" else {"start": self.start}
+        return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **known, **tiny}
 
     def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
         problem = self.problem(seed)
@@ -115,8 +115,8 @@ class Federated(Arm):
             problem = replace(problem, tasks=problem.tasks[: self.sample or 3], test=tested)
         row = {**self.key(rate, seed), "paper": self.paper}
         options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": self.evaluate_every}
+        options["start"] = self.start
         options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
-        options |= {"start": self.start} if self.start != "sent" else {}
         arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, _bytes)
         try:
             return record.run(*arguments, **options)
@@ -130,10 +130,13 @@ class Federated(Arm):
 
 
 def _bytes(result: tw.Result) -> Line:
-    """Of every round, up and down; and of a served average its accuracy, by round."""
+    """Of every round, up and down; of a method that serves an average, what that reaches; what Auto chose."""
     served = [[r["round"], r["served_accuracy"]] for r in result.rounds if r.get("served_accuracy") is not None]
-    bytes_of = {"round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds]}
-    return bytes_of | ({"served_curve": served} if served else {})
+    return {
+        "round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds],
+        **({"served": served} if served else {}),
+        **({"chosen": result.chosen} if result.chosen else {}),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 import annotations
+import figures
 import guarded
 import processes
 
@@ -21,6 +22,7 @@ settings.load_profile("thinwire")
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(guarded)
     pluginmanager.register(annotations)
+    pluginmanager.register(figures)
     pluginmanager.register(processes)
     parser.addoption(
         "--golden-rewrite",

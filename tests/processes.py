@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    ["pytest", "hypothesis", "thinwire.cli", "thinwire.public", "thinwire.report.plots", "sklearn.datasets"]
-)
+PROGRAMS = ["pytest", "hypothesis", "thinwire.cli", "thinwire.public", "thinwire.report.plots", "sklearn.datasets"]
+LATER = ["torch._dynamo", "torch.distributed.fsdp"]  # which torch imports for its optimisers, and under DDP
+FORKED.set_forkserver_preload([*PROGRAMS, *LATER])
 LONG = 3000  # seconds that a test waits at most; a machine may have other work
 
 

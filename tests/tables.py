@@ -530,6 +530,38 @@ LINKS = [
         measured=("EF21(TopK(0.01))",),
     ),
     Link(
+        "PerClient",
+        laws={
+            "PerClient()": (362, "ma"),
+            "PerClient(Dense())": (1_416, "ma"),
+            "PerClient(TransformCoding(120))": (122, "ma"),
+            "PerClient(LowRank(1), auto=True)": (312, "ma"),
+        },
+        same={"PerClient(Dense())": "Dense()", "PerClient(TransformCoding(1500))": "Dense()"},
+        conflicts={
+            "PerClient(RandK(0.1, unbiased=True))": (
+                "PerClient needs a link that always keeps a part of what it is given (a contraction); "
+                "RandK(0.1, unbiased=True) does not say so (contraction = True in its class), and what a client holds "
+                "would not come nearer"
+            ),
+            "PerClient(EF21())": (
+                "PerClient needs a link that always keeps a part of what it is given (a contraction); EF21() does not "
+                "say so (contraction = True in its class), and what a client holds would not come nearer"
+            ),
+            "PerClient(LBGM(compare='dense'))": (
+                "PerClient keeps the receiver's memory itself: LBGM(threshold=0.2, compare='dense') has one of its own"
+            ),
+        },
+        bytes={
+            # a list of one around a packet of TopK; dense numbers as they are
+            "PerClient()": (480, 496),
+            "PerClient(Dense())": (4_008, 4_008),
+        },
+        wire={"PerClient(Dense())": "01 480104 00004040 00008040 0000803f 000000c0"},
+        floats={"PerClient()": 100.0, "PerClient(Dense())": 1000.0},
+        measured=("PerClient(TopK(0.01))",),
+    ),
+    Link(
         "LBGM",
         laws={
             "LBGM(threshold=0.2)": (1_420, "cm"),
@@ -1008,7 +1040,7 @@ METHODS = [
     Method(
         "FedDC",
         trained=(
-            "FedDC(LocalSGD(lr=0.3), alpha=0.1)",
+            "FedDC(LocalSGD(lr=0.3, batch=8), alpha=0.1)",
             "FedDC(LocalSGD(lr=0.2), up={'gradient': Half()}, weights='uniform')",
         ),
         by_hand={f"FedDC({TWICE}, alpha=0.5)": [[0.685, 0.225], [0.8769375, 1.0978125], [1.03837891, 1.46703516]]},
@@ -1318,6 +1350,7 @@ METHODS = [
             "LUAR(FedAvg(opt=Adam(0.03), up=ErrorFeedback(TopK(0.2))), recycle=2, layers='tensors')",
             "LUAR(FedAvg(up=LBGM(threshold=0.6)), recycle=1, layers='modules', select='gradient-norm')",
             "LUAR(FedAvg(), recycle=1, select='round-robin', drop=True)",
+            "LUAR(FedProx(opt=SGD(0.9)), recycle=2, layers='tensors', both=True)",
             "LUAR(FedAvg(LocalAdamW(0.02, clip=1.0, warmup=9, keep=True)), recycle=1)",
             "LUAR(SCAFFOLD(down=EF21(TopK(0.6))), recycle=1, select='uniform')",
             "LUAR(SCAFFOLD(LocalAdam(lr=0.01, keep=True), option='I'), recycle=1)",
@@ -1325,7 +1358,7 @@ METHODS = [
             "down={'x': EF21(TopK(0.3)), 'c': Half()}, opt=Yogi(0.03)), recycle=1)",
             "LUAR(FedProx(mu=0.1), recycle=1)",
             "LUAR(FedMut(), recycle=1)",
-            "LUAR(FedACG(momentum=0.7), recycle=1, select='round-robin')",
+            "LUAR(FedACG(LocalSGD(batch=8), momentum=0.7), recycle=1, select='round-robin')",
             "LUAR(MOON(mu=0.3), recycle=2, layers='tensors')",
             "LUAR(FedGen(hidden=4, noise=2, steps=3), recycle=1)",
             "LUAR(DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5)), recycle=1)",
@@ -1345,6 +1378,9 @@ METHODS = [
             "LUAR(LUAR(FedAvg(), 1), 1)": (
                 "LUAR over LUAR: the outer one would recycle what the inner one did not send"
             ),
+            "LUAR(FedAvg(opt=Adam(0.03)), 1, both=True)": "...clients repeat the server's step, which they can over...",
+            "LUAR(FedAvg(down=EF21()), 1, both=True)": "...clients repeat the server's step, which they can over...",
+            "LUAR(SCAFFOLD(), 1, both=True)": "...clients repeat the server's step, which they can over...",
             "LUAR(FedAvg(), -1)": "LUAR(recycle=-1): recycle is a number of layers, 0 or more",
             "LUAR(FedAvg(), 2)": "LUAR(recycle=2): at most 1, the model has 2 kernels and one must be sent",
             "LUAR(FedAvg(), 2, layers='modules')": (
@@ -1615,7 +1651,7 @@ METHODS = [
         "FedSM",
         trained=(
             "FedSM(lam=0.6)",
-            "FedSM(LocalAdam(0.01), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
+            "FedSM(LocalAdam(0.01, batch=8), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
             "LUAR(FedSM(weights='steps'), recycle=1)",
         ),
         refused={

@@ -45,7 +45,7 @@ from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
 
 HERE = Path(__file__).parent
-STEPS = 50  # of the plain setting
+STEPS = 30  # of the plain setting
 MORE = {"PowerSGD": 100}  # of this method
 SHORT = 22  # of the others: a scaler meets infinities after 10 and after 20
 PATIENCE = 180  # seconds that a rank waits for the others
@@ -1262,7 +1262,7 @@ def test_ranks_are_the_same_to_the_bit_after_many_steps(name, setting, both):
     assert one["finite"]
     # Over a Hook every backward pass sends; at the optimiser a skipped step does not.
     skipped = 2 if setting == "scaler" and not isinstance(METHODS[name], Hook) else 0
-    assert one["steps"] == (MORE.get(name, 50) if setting == "plain" else 22 - skipped)
+    assert one["steps"] == (MORE.get(name, 30) if setting == "plain" else 22 - skipped)
 
 
 @pytest.mark.slow

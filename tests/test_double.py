@@ -113,6 +113,8 @@ LINKS = [
     "ScaledSign()",
     "PowerSGD(1)",
     "EF21(TopK(0.1))",
+    "PerClient(TopK(0.1))",
+    "PerClient(Dense())",
     "ErrorFeedback(Flat(STC(0.1)))",
     "Layerwise(LBGM(TopK(0.5)))",
     "Entropy(Int8())",
@@ -136,7 +138,7 @@ def test_the_receiver_sees_64_bit_numbers_and_those_the_sender_knows_of(link: st
         got, rx = wire.recv(loads(dumps(packet)), LAYOUT, rx, key)
         assert seen.flat.dtype == got.flat.dtype == torch.float64
         assert torch.equal(seen.flat, got.flat)
-        if link in ("Dense()", "Sparse()"):
+        if link in ("Dense()", "Sparse()", "PerClient(Dense())"):
             assert torch.equal(seen.flat, x.flat)
 
 

@@ -137,7 +137,7 @@ def test_both_ends_continue_from_saved_states_with_the_same_bits(row: Row) -> No
 @every
 def test_nothing_that_is_handed_in_is_written_to(row: Row) -> None:
     tx, rx = row.link.open(LAYOUT.zeros())
-    for t, x in enumerate(UPDATES):
+    for t, x in enumerate(UPDATES[:5]):
         before = [dumps(v) for v in (x, tx, rx)]
         packet, seen, next_tx = row.link.send(x, tx, key(t))
         data = dumps(packet)
@@ -177,17 +177,17 @@ def as_held(link: Link) -> list[Link]:
 
 
 def directions(layout: Layout) -> list[Params]:
-    """A direction, nearly the same twice, another one, the first again: what recycles, and what sends anew."""
+    """A direction, nearly the same, another one, nearly that: what recycles, and what sends anew."""
     generator = torch.Generator().manual_seed(5)
     a, b, c = (Params(layout, torch.randn(layout.size, generator=generator)) for _ in range(3))
-    return [a, a * 1.5 + c * 0.01, a * -0.5, b, b * 2.0 + c * 0.01, a]
+    return [a, a * -0.5 + c * 0.01, b, b * 2.0 + c * 0.01]
 
 
 @every
 @pytest.mark.parametrize("layout", [LAYOUT, ONE_LAYER], ids=["several layers", "one layer"])
 def test_a_state_shares_no_memory_with_what_was_given_or_returned(row: Row, layout: Layout) -> None:
     for link in as_held(row.link):
-        like = directions(layout)[5] if row.link.absolute else layout.zeros()
+        like = directions(layout)[0] if row.link.absolute else layout.zeros()
         tx, rx = link.open(like)  # these are given and returned copies of all, and are what is right
         given = own(like)
         spoiled_tx, spoiled_rx = link.open(given)
@@ -219,7 +219,7 @@ def test_a_state_shares_no_memory_with_what_was_given_or_returned(row: Row, layo
 @every
 def test_after_messages_that_were_lost_or_not_acknowledged_the_next_is_exact(row: Row) -> None:
     tx, rx = row.link.open(LAYOUT.zeros())
-    for t, x in enumerate(UPDATES):
+    for t, x in enumerate(UPDATES[:6]):
         row.link.send(UPDATES[-t], tx, key(100 + t))  # never arrives: neither end commits
         # This one arrives, is decoded, and is undone at both ends.
         through(row.link, UPDATES[(t + 3) % 10], tx, rx, key(200 + t))

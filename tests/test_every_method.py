@@ -27,7 +27,7 @@ from thinwire import Key, Params, Simulation
 from thinwire.analysis.matrix import _example
 from thinwire.run.stream import Parcel, catch_up
 
-LEFT_OPEN = {"lr": 0.5, "batch": 8, "epochs": 2}  # where an expression says nothing
+LEFT_OPEN = {"lr": 0.5, "batch": 16, "epochs": 2}  # where an expression says nothing
 NEUTRAL = {"lr": 0.1, "batch": 16}  # the same, of identities
 ROUNDS, STOP = 5, 2
 ROOMS = (tw.algorithms, tw.personal)
@@ -37,7 +37,8 @@ def rows() -> list[Method]:
     """Those of the table, and one for each method that has none."""
     named = {method.name for method in METHODS}
     public = {name: getattr(room, name) for room in ROOMS for name in room.__all__}
-    missing = {name: cls for name, cls in public.items() if name in tw.expression.vocabulary() and name not in named}
+    written = {name: cls for name, cls in tw.expression.vocabulary().items() if issubclass(cls, tw.Algorithm)}
+    missing = {name: cls for name, cls in public.items() if name in written and name not in named}
     return [*METHODS, *(Method(name, (repr(_example(cls, tw.Algorithm)),)) for name, cls in missing.items())]
 
 

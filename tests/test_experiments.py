@@ -327,6 +327,7 @@ def test_a_peer_is_measured_where_it_is_installed(peer: str, modules: list[str])
     assert found["J2"]["found"][peer]["ratio"] > 0
 
 
+@pytest.mark.deployment
 def test_the_kernels_and_every_link_are_measured() -> None:
     found = json.loads(run("kernels.py", "--tiny", "--rounds", 1, "--json", folder="benchmarks").splitlines()[-1])
     assert found["topk"] > 0
@@ -343,12 +344,14 @@ def test_the_other_benchmarks_run() -> None:
     assert json.loads(scale.splitlines()[-1])["20"]["clients"] == 20
 
 
+@pytest.mark.deployment
 def test_data_parallel_steps_are_measured_over_loopback() -> None:
     found = json.loads(run("ddp.py", "--quick", "--tiny", "--json", folder="benchmarks").splitlines()[-1])
     assert found["loopback"]["def64_over_dense_pairs"] == 2
     assert found["slow"] is None
 
 
+@pytest.mark.deployment
 def test_a_pipeline_is_measured_beside_torchs_own_over_loopback() -> None:
     arguments = ["--tiny", "--quick", "--only", "links", "--models", "waits", "--json"]
     found = json.loads(run("pipeline.py", *arguments, folder="benchmarks").splitlines()[-1])["links"]["waits 0"]
@@ -507,3 +510,39 @@ def test_a_verdict_follows_from_the_difference_its_deviation_and_the_bytes() -> 
     assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.9) == "in kind"  # a tenth is saved, not a quarter
     assert said(-1.1, [-4.0, -4.0, -4.0], 0.5, 0.5) == "in kind"  # within 2.2 + 2
     assert said(-1.1, [-4.5, -4.5, -4.5], 0.5, 0.5) == "does not appear"
+
+
+def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_lines(tmp_path: Path) -> None:
+    into, out = tmp_path / "curve.jsonl", tmp_path / "curve.svg"
+    *listed, last = run("onepercent/curve.py", "--list", "--into", into).splitlines()
+    assert len(listed) == 4 * (2 + 7 + 8 * 3) * 3  # sets; FedAvg twice, seven budgets, eight methods; seeds
+    assert last.endswith("core-hours of " + last.split()[-3] + " are missing")
+    lines = []
+    for seed in range(2):
+        for row, bytes_each, accuracy in (
+            ("FedAvg", 10**9, 0.7),
+            ("Auto, 0.01", 10**7, 0.68),
+            ("Auto, 0.1", 10**8, 0.7),
+        ):
+            line = {
+                "setting": {"name": "Fashion-MNIST"},
+                "row": row,
+                "kind": "run",
+                "seed": seed,
+                "bytes_up": bytes_each,
+            }
+            line |= {"bytes_down": bytes_each, "accuracy_mean_of_last_5": accuracy + 0.02 * seed}
+            lines.append(line | {"served": [[2, 0.5], [4, accuracy + 0.05]]})
+    into.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = run("onepercent/curve.py", "--picture", out, "--into", into)
+    drawn = out.read_text()
+    assert said == f"{out}: {len(drawn.encode()):,} bytes\n"
+    assert len(drawn) < 1_000_000
+    assert [name for name in ("FedAvg", "Auto", "LBGM") if f">{name}<" in drawn] == ["FedAvg", "Auto"]
+    with alone([str(ROOT / "experiments/onepercent/curve.py")]):
+        import curve
+
+        assert curve.points(lines, "Fashion-MNIST")["Auto"] == [
+            (20.0, [pytest.approx(68), pytest.approx(70)], [pytest.approx(73), pytest.approx(73)]),
+            (200.0, [pytest.approx(70), pytest.approx(72)], [pytest.approx(75), pytest.approx(75)]),
+        ]

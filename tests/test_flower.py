@@ -44,9 +44,9 @@ METHODS = {
 def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A SuperLink and SuperNodes, for all tests of this file; stopped by process id.
 
-    There are two nodes where no test is asked for that needs three: each is several processes that import torch.
+    There is one node where no test is asked for that needs three: each is several processes that import torch.
     """
-    nodes = 3 if any(item.get_closest_marker("deployment") for item in request.session.items) else 2
+    nodes = 3 if any(item.get_closest_marker("deployment") for item in request.session.items) else 1
     environment = {
         "PYTHONPATH": str(ROOT / "src"),
         "OMP_NUM_THREADS": "1",

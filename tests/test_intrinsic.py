@@ -394,7 +394,7 @@ print(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here says the most memory a process had")
 @pytest.mark.parametrize(
     ("wide", "most"), [(5568, 1_250_000_000), pytest.param(11136, 4_000_000_000, marks=pytest.mark.soak)]

@@ -32,6 +32,7 @@ METHODS = [
     f"SoftPull(FedAvg({LOCAL}), personal=EF21(TopK(0.2)))",
     f"SoftPull(FedAvg({LOCAL}))",
     f"FedSM(local={LOCAL}, selector='mlp')",
+    f"LUAR(FedAvg({LOCAL}), recycle=1, layers='tensors', both=True)",
 ]
 G = torch.Generator().manual_seed(0)
 TASKS = [(torch.randn(12, 40, generator=G), torch.randint(0, 3, (12,), generator=G)) for _ in range(3)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from problems import LOCAL, ONCE, Quadratic, approx, handwriting, mlp, normed, trained
-from thinwire import LUAR, ErrorFeedback, FedAvg, Key, Params, Simulation, TopK
+from thinwire import LUAR, SGD, ErrorFeedback, FedAvg, FedProx, Key, Params, Simulation, TopK, simulate
 from thinwire.algorithms import fedavg
 
 COMPRESSED = ErrorFeedback(TopK(0.1))
@@ -222,3 +222,44 @@ def test_recycling_every_layer_is_refused_with_the_largest_number(layers: Any, r
     with pytest.raises(ValueError, match=message):
         trained(LUAR(FedAvg(), recycle, layers=layers), rounds=1)
     trained(LUAR(FedAvg(), recycle - 1, layers=layers), rounds=2)
+
+
+# -- recycled layers downwards -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "inner", [FedAvg(LOCAL), FedAvg(LOCAL, opt=SGD(0.7)), FedProx(mu=0.1, local=LOCAL), FedAvg(LOCAL, up=COMPRESSED)]
+)
+@pytest.mark.parametrize("drop", [False, True])
+def test_clients_that_repeat_recycled_updates_train_the_same_model_bit_for_bit(inner: Any, drop: bool) -> None:
+    up, both = (trained(LUAR(inner, recycle=1, drop=drop, both=both), mlp, rounds=5) for both in (False, True))
+    assert torch.equal(up.params.flat, both.params.flat)
+    assert [r["train_loss"] for r in up.rounds] == [r["train_loss"] for r in both.rounds]
+
+
+@pytest.mark.parametrize("select", ["round-robin", "metric"])
+def test_layers_that_are_recycled_are_not_sent_down_either(select: Any) -> None:
+    # All take part, and each holds the newest: of two kernels one goes neither up nor down from round 2 on.
+    method = LUAR(FedAvg(LOCAL), recycle=1, select=select, both=True)
+    run = trained(method, mlp, rounds=6, sample=None, record="bytes", dropout=0.0)
+    for before, now in itertools.pairwise(run.rounds):
+        up, down = before["layer_bytes"]["up"], now["layer_bytes"]["down"]
+        sent = {name: size for name, size in down.items() if name.startswith("update/")}
+        assert sent == {name: size for name, size in up.items() if name.startswith("update/")}
+        assert now["down_payload"] - before["up_payload"] < 60 * len(handwriting()[0])
+
+
+def test_a_client_that_was_away_is_sent_no_more_than_the_model_and_what_is_recycled_now() -> None:
+    cohort = [[0, 1], [0], [0], [0], [0, 1], [0, 2]]
+    method = LUAR(FedAvg(LOCAL), recycle=1, select="round-robin", both=True)
+    run = simulate(method, mlp, handwriting()[0], 6, cohort=cohort, workers=1, plan="each")
+    one, two = (4 * mlp_.numel() for mlp_ in (w for w in mlp().parameters() if w.ndim > 1))
+    model = sum(4 * p.numel() for p in mlp().parameters())
+    down = {(e.round, e.client): e.payload for e in run.ledger if e.direction == "down"}
+    assert model <= down[5, 1] <= model + max(one, two) + 100
+    assert model <= down[6, 2] <= model + max(one, two) + 100
+    assert all(down[number, 0] < model for number in range(3, 7))
+    plainly = simulate(
+        method.__class__(FedAvg(LOCAL), 1, select="round-robin"), mlp, handwriting()[0], 6, cohort=cohort
+    )
+    assert torch.equal(run.params.flat, plainly.params.flat)

@@ -32,6 +32,8 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
     assert cells["", "TopK", "down"].startswith("down=TopK(0.01) cannot carry a broadcast")
     assert cells["", "Half", "personal"] == cells["EF21", "TopK", "personal"] == ""
     assert cells["", "TopK", "personal"].startswith("personal=TopK(0.01) cannot carry a message to one client")
+    assert cells["", "PerClient", "down"] == cells["PerClient", "TransformCoding", "down"] == ""
+    assert "PerClient goes around other links, not into them" in cells["Layerwise", "PerClient", "down"]
     assert "(a contraction)" in cells["ErrorFeedback", "EF21", "up"]
     assert cells["LBGM", "ErrorFeedback", "up"] == ""
     # Nothing is refused for a reason that is not the methods' own.
@@ -46,7 +48,7 @@ def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixtur
         "memory itself",
         "models of their own",
     )
-    known = (*known, "Codec such as Half() is expected", "has none")
+    known = (*known, "Codec such as Half() is expected", "has none", "PerClient is for broadcasts")
     unknown = [
         r
         for r in cells.values()

@@ -125,8 +125,9 @@ def test_a_switch_that_says_neither_is_refused(hook):
         hook("yes", "cc")
 
 
+@pytest.mark.deployment
 @pytest.mark.skipif(not sys.platform.startswith("linux") or shutil.which("cc") is None, reason="compiles on Linux")
-@pytest.mark.parametrize("pure", [None, pytest.param("0", marks=pytest.mark.deployment)])
+@pytest.mark.parametrize("pure", [None, "0"])
 def test_a_wheel_with_kernels_is_for_this_platform_and_every_python(hook, pure):
     data, warnings = hook(pure, "cc -O0")
     tag = f"py3-none-linux_{os.uname().machine}"

@@ -52,7 +52,7 @@ def test_the_state_of_another_run_client_or_version_is_refused_by_name(tmp_path:
     assert len(resumed(runs[0], states="disk").rounds) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.deployment
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here says the most memory a process had")
 def test_a_client_that_is_not_sampled_takes_no_more_memory_than_is_said() -> None:
     # 18,000 more of them, 36 MB at most; a client's states, which lie on disk, would be 400 kB each.

@@ -139,13 +139,20 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
         assert lines(one) == lines(other)
     rows = json.loads(shown[-1])["rows"]
     assert [one[f"{UNITS[kind]}s"] for one in rows] == [load(out).length] * 2
-    code, shown, error = thinwire("plot", str(out), "--out", str(tmp_path / "plots"))
+
+
+@pytest.mark.drawn
+@each_kind
+def test_a_study_of_every_kind_has_the_plots_of_its_kind(
+    kind: str, finished: dict[str, Path], thinwire: Command, tmp_path: Path
+) -> None:
+    code, shown, error = thinwire("plot", str(finished[kind]), "--out", str(tmp_path))
     assert code == 0, error
     found = sorted(Path(line).name for line in shown)
     assert found == sorted(
-        [f"accuracy_by_{name}.png" for name in row.plots] + [f"loss_by_{UNITS[kind]}s.png", "overview.png"]
+        [f"accuracy_by_{name}.png" for name in STUDIES[kind].plots] + [f"loss_by_{UNITS[kind]}s.png", "overview.png"]
     )
-    assert all((tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in found)
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in found)
 
 
 @each_kind

@@ -229,13 +229,13 @@ class Federation:
 
     def wait(self, run: int, out: Path, seconds: float = 900) -> dict[str, Any]:
         """Wait until a run is complete in its folder; its summary. ``RuntimeError`` where it fails."""
-        end, look = time.monotonic() + seconds, time.monotonic() + 15
+        end, look = time.monotonic() + seconds, time.monotonic() + 30
         while not (out / "summary.json").exists():
             time.sleep(0.2)
             if self.processes["superlink"].poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"no summary in {out}; the SuperLink says:\n{self.log('superlink')[-8000:]}")
             if time.monotonic() > look:
-                look = time.monotonic() + 15
+                look = time.monotonic() + 30  # to ask takes seconds of a processor: Flower's command imports all of it
                 if self.status(run) == "finished:failed" and not (out / "summary.json").exists():
                     raise RuntimeError(f"the run failed:\n{self.flwr('log', str(run), '--show')[-8000:]}")
         return dict(json.loads((out / "summary.json").read_text()))

@@ -136,6 +136,14 @@ def _of_predict() -> list[Any]:
     return [*known, *_options(Setting, "sample", "seed", "start")]
 
 
+def _of_alternatives() -> list[Any]:
+    from .compare import Federated
+    from .run.setting import Setting
+
+    of = ("use", "data", "model", "augment", "task", "clients", "split", "rounds", "unseen", "data_dir")
+    return [*_options(Federated, *of), *_options(Setting, "sample", "seed", "workers", "device")]
+
+
 def _of_resume() -> list[Any]:
     from .run.setting import Setting
 
@@ -368,6 +376,52 @@ def predict(
     _print_json(as_json, {"predictions": [vars(p) for p in found]})
 
 
+@_command("plan", _of_alternatives)
+def plan(
+    methods: Annotated[
+        list[str] | None, typer.Argument(metavar="[EXPR]", help="Methods to show besides those that always are.")
+    ] = None,
+    budget: Annotated[float, typer.Option(help="The share of FedAvg's bytes that Auto may take.")] = 0.01,
+    mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, from the server.")] = 1.0,
+    mbit_up: Annotated[float | None, typer.Option(help="Its rate to the server (default: the same).")] = None,
+    target: Annotated[float | None, typer.Option(help="An accuracy to reach, e.g. 0.77.")] = None,
+    rehearse: Annotated[int, typer.Option(help="Rounds that each alternative really trains.")] = 3,
+    lr: Rate = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """What methods would cost on slow links: bytes, seconds, accuracy after some rounds, and what to type."""
+    from .analysis import alternatives
+
+    auto = f"Auto({budget})"
+    study = _federated([auto, *(methods or ())], given, {"lr": lr, "epochs": epochs, "batch": batch})
+    problem = study.problem(study.setting.seed)
+    _refuse_other_clients(study, given["typed"], len(problem.tasks))
+    names = [p.name for p in _of_alternatives() if p.name in given["typed"] and p.name not in ("workers", "device")]
+    words = [word for name in names for word in _typed(name, given[name])]
+    found = alternatives.plan(
+        study,
+        problem,
+        auto=study.parsed()[0],
+        mbit=mbit,
+        mbit_up=mbit_up,
+        target=target,
+        rehearse=rehearse,
+        typed=words,
+    )
+    if not as_json:
+        alternatives.show(found)
+    _print_json(as_json, found.values())
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """An option as it was typed: several times, where it has several values."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return [word for one in several for word in (f"--{name.replace('_', '-')}", str(one))]
+
+
 @_command("ddp-sim", _of_ddp_sim)
 def ddp_sim(
     methods: Annotated[
@@ -528,7 +582,9 @@ def _finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int,
     watched = sys.stderr.isatty() and speaks
     try:
         with roomy(out, f"`thinwire resume {out}`"), told:
-            heard = [*([_log] if speaks and not watched else []), *([told] if told.tools else [])]
+            heard: list[Callable[[str, dict[str, Any]], None]] = [_choice] if speaks else []
+            heard += [_log] if speaks and not watched else []
+            heard += [told] if told.tools else []
             failures = study.run(out, _each(heard), watched, problems)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `thinwire resume {out}` continues from the last checkpoint", err=True)
@@ -556,6 +612,13 @@ def _each(heard: list[Callable[[str, dict[str, Any]], None]]) -> Callable[[str, 
             one(name, record)
 
     return tell if heard else None
+
+
+def _choice(name: str, record: dict[str, Any]) -> None:
+    """What a run chose, as it is typed, and why."""
+    if (made := record.get("chosen")) is not None:
+        how, why = f'"{made["expression"]}" --start {made["start"]}', "".join(f"\n  {one}" for one in made["why"])
+        typer.echo(f"{name} from round {made['round']}: {how}{why}", err=True)
 
 
 def _log(name: str, record: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Federated methods, one file a paper."""
 
+from .auto import Auto
 from .averaged import Averaged
 from .base import Algorithm, Each, Start, Sum
 from .clustered_lbgm import ClusteredLBGM
@@ -31,6 +32,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "Algorithm",
+    "Auto",
     "Averaged",
     "ClusteredLBGM",
     "DeComFL",

@@ -135,6 +135,14 @@ class Algorithm(Config, ABC):
         return sorted(fields(cls), key=lambda f: bool(f.kw_only))  # as in the signature
 
     @property
+    def whole(self) -> bool:
+        """Whether a broadcast is all that clients go by, whatever they heard before.
+
+        So it is where the message is the view. ``down=PerClient(...)`` needs that.
+        """
+        return type(self).see is Algorithm.see
+
+    @property
     def warm_up(self) -> int:
         """Rounds before the method begins to do what it is for."""
         return 0
@@ -274,6 +282,13 @@ class Algorithm(Config, ABC):
         yield from ()
         return x
 
+    def afresh(self, view: State) -> Message | None:
+        """A broadcast after which any client has this ``view``, whatever it heard before.
+
+        It is sent in place of the whole view to those who missed too much. None, the default: the view is sent.
+        """
+        return None
+
     def supersedes(self, older: Message, newer: Message) -> bool:
         """Whether a client that is sent ``newer`` needs no ``older``: see(see(v, older), newer) == see(v, newer)."""
         return type(self).see is Algorithm.see
@@ -312,6 +327,10 @@ class Around(Algorithm):
     weights: ClassVar[Any] = Inner()  # type: ignore[misc]
     buffers: ClassVar[Any] = Inner()  # type: ignore[misc]
 
+    @property
+    def whole(self) -> bool:
+        return type(self).see is Around.see and self.inner.whole
+
     def prepare(self, module: nn.Module) -> nn.Module:
         return self.inner.prepare(module)
 
@@ -336,6 +355,9 @@ class Around(Algorithm):
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         return self.inner.see(view, msg, key)
+
+    def afresh(self, view: State) -> Message | None:
+        return self.inner.afresh(view)
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         return self.inner.supersedes(older, newer)

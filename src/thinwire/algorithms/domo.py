@@ -87,6 +87,10 @@ class DOMO(Algorithm):
                 f"momentum; take momentum='sent', or a downlink that loses nothing"
             )
 
+    @property
+    def whole(self) -> bool:
+        return self.momentum == "sent"
+
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()
         return Start(Server(x, zero, 0), View(zero, zero, 0), None, Reply(zero))

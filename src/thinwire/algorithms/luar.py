@@ -15,10 +15,13 @@ from torch import Tensor
 
 from ..errors import CombinationError, require
 from ..key import Key
+from ..links import Dense
+from ..optimizers import SGD
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
-from .base import Around, Client, Message, Start, kinds
+from .base import Algorithm, Around, Client, Message, Start, kinds
+from .fedavg import FedAvg
 
 EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
 
@@ -39,6 +42,35 @@ class Broadcast(NamedTuple):
     recycled: Tensor
 
 
+class Both(NamedTuple):
+    """What the server keeps where clients repeat recycled updates."""
+
+    inner: State
+    last: Params
+    score: Tensor
+    recycled: Tensor
+    unsent: Tensor  # [layers], bool: R_t of the last round
+    round: int  # rounds done
+
+
+class Steps(NamedTuple):
+    """What everyone is sent where clients repeat recycled updates: at first the model, then what moves it."""
+
+    inner: Message
+    update: Params  # of the layers that were sent up
+    recycled: Tensor
+    round: int
+
+
+class Held(NamedTuple):
+    """What a client holds then."""
+
+    inner: State
+    last: Params  # the update of the layers that are recycled now; zero elsewhere
+    recycled: Tensor
+    round: int
+
+
 @dataclass(frozen=True)
 class LUAR(Around):
     """Each round ``recycle`` layers are not sent; the server applies their last update again.
@@ -50,18 +82,25 @@ class LUAR(Around):
     ("tensors"), or all tensors of a module together ("modules"). ``drop`` applies nothing
     where it would recycle.
 
+    ``both`` saves downwards too: everyone is sent the model once and then the updates of the layers that were not
+    recycled, and clients apply the recycled ones again themselves. The model is that of ``both=False``, bit for bit.
+    Where a client was away it is sent all updates that it missed, or the model and the updates that are recycled now,
+    whichever is fewer bytes. So it saves where clients take part in most rounds: with a share s of the bytes recycled,
+    one that missed m rounds is sent (m + 1) (1 - s) models, at most 1 + s, where ``both=False`` sends it one.
+
     Works over any algorithm whose reply has an ``update``: the inner server, whatever its
     optimiser, gets the update as if all layers had been sent.
 
     Raises ``ValueError`` where ``recycle`` is negative or leaves no layer to be sent, and
     :class:`~thinwire.errors.CombinationError` over a method without one averaged update of the model,
-    and over one whose server remembers every update that was sent (FedDyn).
+    and over one whose server remembers every update that was sent (FedDyn). ``both`` raises it over anything but FedAvg
+    and what its arguments make of it with ``opt=SGD(...)`` and ``down=Dense()``: clients could not repeat the step.
 
     Differences from the paper: nothing is recycled in the first round, because there is no earlier
     update (the listing's R_0 is all layers). The score of a layer is that of the last round in which
     it was sent. A layer with a low score is likelier to be recycled, as equation (2) has it;
     section 3.2 says "less likely". The mean is weighted as the inner method's ``weights`` says, by
-    examples unless told otherwise; the paper averages uniformly.
+    examples unless told otherwise; the paper averages uniformly. ``both`` is not in the paper.
     """
 
     paper = "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"
@@ -72,9 +111,16 @@ class LUAR(Around):
     layers: Literal["kernels", "tensors", "modules"] = "kernels"
     select: Literal["metric", "uniform", "round-robin", "gradient-norm"] = "metric"
     drop: bool = False
+    both: bool = False
 
     def __post_init__(self) -> None:
         require(self.recycle >= 0, f"LUAR(recycle={self.recycle}): recycle is a number of layers, 0 or more")
+        if self.both and not _repeatable(self.inner):
+            raise CombinationError(
+                f"LUAR({self.inner!r}, both=True): clients repeat the server's step, which they can over FedAvg and "
+                f"what its arguments make of it (FedProx, MOON, FedNTD), with opt=SGD(...) and down=Dense(); leave "
+                f"both at False"
+            )
         if isinstance(self.inner, LUAR):
             raise CombinationError("LUAR over LUAR: the outer one would recycle what the inner one did not send")
         if self.inner.remembers:
@@ -82,6 +128,10 @@ class LUAR(Around):
                 f"LUAR over {type(self.inner).__name__}: its server keeps {self.inner.remembers}, which a layer that "
                 f"is recycled and not sent would put out of step"
             )
+
+    @property
+    def whole(self) -> bool:
+        return self.inner.whole and not self.both
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         return self.init_with(x, None, num_clients, key)
@@ -105,23 +155,52 @@ class LUAR(Around):
         )
         nothing = torch.zeros(len(shared.names), dtype=torch.bool)
         server = Server(inner.server, shared.zeros(), torch.zeros(num, dtype=torch.float64), nothing)
+        if self.both:
+            blank = Steps(inner.view, shared.zeros(), nothing, 0)
+            view = Held(inner.view, shared.zeros(), nothing, 0)
+            return Start(Both(*server, nothing, 0), view, inner.client, inner.reply, blank)
         message = None if inner.message is None else Broadcast(inner.message, nothing)
         return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply, message, inner.alone)
 
     def broadcast(self, server: State, view: State) -> Message:
-        return Broadcast(self.inner.broadcast(server.inner, view.inner), server.recycled)
+        inner = self.inner.broadcast(server.inner, view.inner)
+        if not self.both:
+            return Broadcast(inner, server.recycled)
+        if server.round == 0:
+            return Steps(inner, server.last.only(()), server.recycled, 0)
+        sent = server.last.drop(server.last.layout.named(server.unsent))
+        return Steps(inner._replace(x=inner.x.only(())), sent, server.recycled, server.round)
 
     def see(self, view: State, msg: Message, key: Key) -> State:
-        return Broadcast(self.inner.see(view.inner, msg.inner, key), msg.recycled)
+        if not self.both:
+            return Broadcast(self.inner.see(view.inner, msg.inner, key), msg.recycled)
+        if msg.round == view.round and not msg.inner.x.names:
+            return view  # the same again: nobody answered in the round before
+        if msg.inner.x.names:
+            x, update = msg.inner.x, view.last.zeros().replace(msg.update)
+        else:
+            update = view.last.replace(msg.update)  # of those not sent the last one; with `drop` zero
+            x, _ = self.inner.opt.step(view.inner.x, update, None)  # type: ignore[attr-defined]  # of FedAvg
+        kept = update.only(() if self.drop else update.layout.named(msg.recycled))
+        return Held(view.inner._replace(x=x), update.zeros().replace(kept), msg.recycled, msg.round)
 
     def supersedes(self, older: Message, newer: Message) -> bool:
+        if self.both:
+            same: bool = older.round == newer.round
+            return same
         return self.inner.supersedes(older.inner, newer.inner)
+
+    def afresh(self, view: State) -> Message | None:
+        if not self.both:
+            return None
+        recycled = () if self.drop else view.last.layout.named(view.recycled)
+        return Steps(view.inner, view.last.only(recycled), view.recycled, view.round)
 
     def alone(self, server: State, client: int) -> Message:
         return self.inner.alone(server.inner, client)
 
     def take(self, view: State, msg: Message) -> State:
-        return Broadcast(self.inner.take(view.inner, msg), view.recycled)
+        return view._replace(inner=self.inner.take(view.inner, msg))
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         reply, state = yield from self.inner.client(view.inner, state, task, key)
@@ -140,6 +219,9 @@ class LUAR(Around):
         chosen = self._select(score, key)
         recycled = x.layout.mask(name for unit in chosen for name in units[unit])  # line 8
         inner = self.inner.server(server.inner, view.inner, mean._replace(update=update), key)
+        if self.both:
+            unsent = x.layout.mask(set(x.names) - set(mean.update.names))
+            return Both(inner, update, score, recycled, unsent, server.round + 1)
         return Server(inner, update, score, recycled)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
@@ -184,6 +266,13 @@ class LUAR(Around):
             return [(key.round * self.recycle + i) % num for i in range(self.recycle)]
         p = torch.ones_like(score) if self.select == "uniform" else 1 / score.clamp_min(1e-30)  # equation (2)
         return torch.multinomial(p, self.recycle, generator=key.generator("recycle")).tolist()
+
+
+def _repeatable(inner: Algorithm) -> bool:
+    """Whether clients that have the mean update can make the server's step themselves."""
+    same = (type(inner).server, type(inner).broadcast) == (FedAvg.server, FedAvg.broadcast)
+    links = inner.down.values() if isinstance(inner.down, dict) else [inner.down]
+    return same and isinstance(inner, FedAvg) and isinstance(inner.opt, SGD) and all(link == Dense() for link in links)
 
 
 def _layers_of(part: Layout, whole: Layout) -> bool:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..compare.study import own
 from ..config import Config
@@ -36,6 +37,7 @@ class Entry(NamedTuple):
 
 KINDS: dict[type, str] = {
     Algorithm: "algorithm",
+    Auto: "algorithm",
     Link: "link",
     Method: "data-parallel",
     Parts: "pipeline schedule",

@@ -372,6 +372,7 @@ def of_leakage(
     as_json: Json = False,
 ) -> None:
     """Rebuild a client's picture from what it sends under each method: PSNR, SSIM, pictures side by side."""
+    from ..algorithms import Auto
     from ..compare.federated import Federated, settled
     from ..problem import custom, standard
     from ..task import as_tasks
@@ -382,7 +383,9 @@ def of_leakage(
     for name, value in (("iterations", iterations), ("tries", tries), ("round", round)):
         require(value >= 1, f"--{name} {value}: it must be at least 1")
     hidden = settled({"privacy": privacy}).privacy if privacy else None
-    methods_made = [Federated.method(text, use or (), {"lr": lr}) for text in methods]
+    typed = [Federated.method(text, use or (), {"lr": lr}) for text in methods]
+    methods_made = [method for method in typed if not isinstance(method, Auto)]
+    require(len(methods_made) == len(typed), "Auto is chosen by a run: give the expression that `thinwire plan` says")
     problem = custom(task, 1, seed) if task else standard(data, model, 1, seed=seed, data_dir=data_dir)
     examples = as_tasks(problem.tasks)[0]
     if found := leakage.rough(_module(problem.model, seed)):

@@ -16,12 +16,14 @@ from typing import Literal
 
 import torch
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..errors import require
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import Problem
 from ..report.table import draw
+from ..run.chosen import Chosen
 from ..run.client import Job, Reply, Round
 from ..run.ledger import Direction, Ledger
 from ..run.network import transfer
@@ -45,38 +47,65 @@ class Prediction:
     bytes_up: Range
     bytes_down: Range
     seconds: Range  # of transfer alone, for the slowest client of each round
+    per_client: bool = False  # whether each client is sent broadcasts of its own (`down=PerClient(...)`)
 
 
 def predict(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Auto,
     problem: Problem,
     rounds: int,
     sample: int | None,
     mbit: float = 10.0,
     seed: int = 0,
     start: Literal["sent", "known"] = "sent",
+    mbit_up: float | None = None,
 ) -> Prediction:
     """What ``rounds`` rounds of ``sample`` clients would cost on links of ``mbit`` Mbit/s, equal both ways.
 
+    ``mbit_up`` is the rate from clients to the server, where it is another. Of :class:`Auto` it is what would be chosen
+    before round 1, with ``start="known"``.
     ``start`` is that of :class:`~thinwire.run.setting.Setting`: whether the starting model is sent.
     """
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(mbit > 0, f"mbit={mbit}: a rate must be positive")
+    require(mbit_up is None or mbit_up > 0, f"mbit_up={mbit_up}: a rate must be positive")
+    name = repr(algorithm)
+    if isinstance(algorithm, Auto):
+        algorithm, start = resolved(algorithm, problem, sample, seed), "known"
     setting = Setting(sample=sample, seed=seed, workers=1, plan="each", start=start)
     run = _rehearsed(algorithm, problem, rounds, setting, turning=False)
     runs = [run]
     if run.up.memory:
         runs.append(_rehearsed(algorithm, problem, rounds, setting, turning=True))
     ledgers = [run.ledger for run in runs]
-    seconds = [transfer(sum(map(ledger.slowest, ledger.rounds)), mbit) for ledger in ledgers]
     return Prediction(
-        repr(algorithm),
+        name,
         _message(ledgers, "up"),
         _message(ledgers, "down"),
         _range([ledger.bytes("up") for ledger in ledgers]),
         _range([ledger.bytes("down") for ledger in ledgers]),
-        _range(seconds),
+        _range([_seconds(ledger, mbit, mbit_up) for ledger in ledgers]),
+        run.apart,
     )
+
+
+def resolved(auto: Auto, problem: Problem, sample: int | None, seed: int) -> Algorithm:
+    """The method that is chosen before round 1."""
+    with Chosen(auto, problem.model, problem.tasks, Setting(sample=sample, seed=seed, workers=1, plan="each")) as run:
+        return run.algorithm
+
+
+def _seconds(ledger: Ledger, mbit: float, mbit_up: float | None) -> float:
+    """Of transfer, for the slowest client of each round."""
+    if mbit_up is None:
+        return transfer(sum(map(ledger.slowest, ledger.rounds)), mbit)
+    rates, total = {"up": mbit_up, "down": mbit}, 0.0
+    for number in ledger.rounds:
+        sums: dict[int, float] = {}
+        for entry in ledger.of(round=number):
+            sums[entry.client] = sums.get(entry.client, 0.0) + transfer(entry.total, rates[entry.direction])
+        total += max(sums.values(), default=0.0)
+    return total
 
 
 def _rehearsed(algorithm: Algorithm, problem: Problem, rounds: int, setting: Setting, turning: bool) -> Simulation:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import Config
 from ..data import Split
@@ -57,7 +58,7 @@ class Federated(Study):
         self._split()
 
     @staticmethod
-    def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Algorithm:
+    def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Algorithm | Auto:
         """A method of :mod:`thinwire.algorithms`, or one of the user's own; ``defaults`` are those of its training."""
         names, outer = known(use), text.partition("(")[0].strip()
         if outer in SCHEDULES and outer not in names:
@@ -65,7 +66,7 @@ class Federated(Study):
         if outer in METHODS and outer not in names:
             raise ExpressionError(f"{outer} is a data-parallel method, for `thinwire ddp-sim`")
         found = typed(text, names, defaults)
-        if not isinstance(found, Algorithm):
+        if not isinstance(found, Algorithm | Auto):
             raise ExpressionError(f"{text} is not a method; try FedAvg(up={text})")
         return found
 
@@ -77,14 +78,18 @@ class Federated(Study):
             self.data, self.model, self.clients, self._split(), seed, held, self.data_dir, augments, self.unseen
         )
 
-    def rehearse(self, method: Algorithm, problem: Problem) -> None:
+    def rehearse(self, method: Algorithm | Auto, problem: Problem) -> None:
+        if isinstance(method, Auto):  # it is chosen when the run begins
+            fits = method.seconds is None or self.setting.network is not None
+            require(fits, f'{method!r}: seconds need the rates of links; give --network "Network(mbit=1)"')
+            method = method.plain()
         setting, tests = replace(self.setting, workers=1, plan=None, states="memory", record=None), problem.client_tests
         run = Simulation(method, problem.model, problem.tasks, setting, test=problem.test, client_tests=tests)
         run.pool.close()
 
     def train(
         self,
-        method: Algorithm,
+        method: Algorithm | Auto,
         seed: int,
         problem: Problem,
         folder: Path,

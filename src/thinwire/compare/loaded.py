@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..errors import RunError, require
 from ..expression import parse
@@ -49,6 +50,8 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     about = json.loads(files[0].read_text())
     known = study_of(path)
     algorithm = parse(about["method"]) if known is None else known.method(about["method"], known.use)
+    if isinstance(algorithm, Auto):  # what it chose trained the model that it began with
+        algorithm = algorithm.plain()
     if not isinstance(algorithm, Algorithm):
         raise RunError(f"{path} is no run of a federated method, but of {algorithm!r}")
     if model is None:

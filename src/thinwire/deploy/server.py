@@ -32,7 +32,7 @@ from ..run.own_tests import unpacked
 from ..run.pool import Pool, Work
 from ..run.privacy import Privacy
 from ..run.result import Record
-from ..run.rounds import Rounds, clippable
+from ..run.rounds import Pending, Rounds, clippable
 from ..run.setting import Setting
 from ..run.storage import Disk, Ends
 from ..task import as_task
@@ -149,7 +149,8 @@ class Deployment(Rounds):
 
     def ends(self) -> Ends:
         """The server's end of a client's wire before its first reply."""
-        return Ends(0, self.up.open()[1], ClientState(None, None, None), self.private_end())
+        own = ClientState(None, None, None)
+        return Ends(0, self.up.open()[1], own, self.private_end(), self.stream.end)
 
     @property
     def most(self) -> int:
@@ -295,7 +296,7 @@ class Deployment(Rounds):
         for client in clients:
             answer, body = self.taken[client]
             rx = self.add(answer, body, self.states.get(client).rx, late=answer.round < key.round)
-            moved[client] = Ends(answer.round, rx, self.ends().own, self.pending.get(client))
+            moved[client] = Ends(answer.round, rx, self.ends().own, *self.pending.get(client, Pending()))
         return moved
 
     def _mended(self, clients: list[int]) -> dict[int, Ends]:
@@ -373,6 +374,7 @@ class Deployment(Rounds):
             "start": "known" if self.known else "sent",
             "privacy": None if self.privacy is None else complete(self.privacy),
             "parameters": self.slot.layout.size,
+            **self.chosen(),
         }
 
     @cached_property
@@ -396,5 +398,5 @@ class Deployment(Rounds):
         self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
         self.secret, self.marks, self.owners = packet["secret"], packet["marks"], packet["owners"]
         self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
-        end = self.private_end()
-        self.pending = {client: restore(tx, end) for client, tx in packet["pending"].items()}
+        like = Pending(self.private_end(), self.stream.end)
+        self.pending = {client: restore(ends, like) for client, ends in packet["pending"].items()}

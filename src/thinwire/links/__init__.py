@@ -12,6 +12,7 @@ from .entropy import Entropy, entropy_bound
 from .feedback import EF21, ErrorFeedback
 from .lbgm import LBGM
 from .lowrank import LowRank
+from .perclient import PerClient
 from .powersgd import PowerSGD
 from .projection import Projection
 from .quantize import QSGD, Int8, Ternary
@@ -48,6 +49,7 @@ __all__ = [
     "Link",
     "LowRank",
     "Partition",
+    "PerClient",
     "PerTensor",
     "PowerSGD",
     "Projection",

@@ -28,7 +28,7 @@ from ..run.folder import write_atomic
 from ..version import code_version
 from . import table
 from .curves import NAMES, axes, curve, has
-from .read import Arm, Record, Run, arms, read, trainers
+from .read import Arm, Record, Run, arms, chosen, read, trainers
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 POINTS = 400  # of a curve
@@ -88,9 +88,9 @@ def gather(folders: Sequence[Path]) -> Record:
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": code_version(),
         "unit": found[0].unit,
-        "setting": [list(pair) for pair in setting(found, study, folders)],
+        "setting": [list(pair) for pair in [*setting(found, study, folders), *_chosen(found)]],
         "warnings": warnings(found),
-        "methods": [{"label": arm.label, "expression": arm.expression} for arm in found],
+        "methods": [{"label": label, "expression": text} for arm in found for label, text in _written(arm)],
         "table": _table(rows),
         "axes": _axes(found),
         "values": {name: NAMES[name] for name in NAMES if has(found, name)},
@@ -228,6 +228,22 @@ def _of_parts(about: Record, study: Record) -> list[tuple[str, str | None]]:
 
 SETTINGS = {"federated": _of_rounds, "data-parallel": _of_steps, "pipelined": _of_parts}
 """What is said of a run, from its ``run.json`` and its study, by its kind."""
+
+
+def _chosen(found: Sequence[Arm]) -> list[tuple[str, str]]:
+    """What Auto chose in each run, and why."""
+    return [
+        (f"{arm.label}, seed {run.seed}, round {made['round']}", " ".join([f"{made['expression']}.", *made["why"]]))
+        for arm in found
+        for run in arm.runs
+        for made in chosen(run)
+    ]
+
+
+def _written(arm: Arm) -> list[tuple[str, str]]:
+    """The expressions of a method: its own, and those that it chose."""
+    made = [(f"{arm.label}, seed {run.seed}", one["expression"]) for run in arm.runs for one in chosen(run)]
+    return [(arm.label, arm.expression), *dict.fromkeys(made)]
 
 
 def _plain(text: str | None) -> str | None:

@@ -14,6 +14,8 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
 - ``served_accuracy``, ``served_loss`` and so on, the same of a model that is served beside it (Averaged);
 - ``client_accuracy`` and more, the same of clients' own tests: the mean over clients, its ``_spread``, ``_p10`` and
   ``_worst``, and the means ``_before`` a client's model was adapted and of the model that all share (``_shared``);
+- ``chosen``, of the first round by a method that :class:`~thinwire.algorithms.Auto` chose: the ``round``, the
+  ``expression``, the ``start`` that it goes with, and ``why``, sentences;
 - ``seconds``, what it took here since the line before.
 
 Further keys belong to one kind: ``clients``, ``up_payload`` and others to rounds; ``reduced_bytes``,
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import Config, complete
 from ..errors import RunError
@@ -174,6 +177,11 @@ def labels(expressions: list[str]) -> dict[str, str]:
     return short
 
 
+def chosen(run: Run) -> list[Record]:
+    """What was chosen in a run, oldest first, of a method that a run chooses itself."""
+    return [line["chosen"] for line in run.rounds if "chosen" in line]
+
+
 def trainers(x: Any) -> list[Trainer]:
     """What trains clients, anywhere in a method."""
     if isinstance(x, Trainer):
@@ -183,7 +191,7 @@ def trainers(x: Any) -> list[Trainer]:
 
 def _plain(x: Any) -> Any:
     """The same configuration with local training at its default."""
-    if not isinstance(x, Algorithm):
+    if not isinstance(x, Algorithm | Auto):
         return x
     known = getattr(x, "__dataclass_fields__", {})
     fields = {n: v for n, v in vars(x).items() if n in known}

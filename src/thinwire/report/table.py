@@ -18,7 +18,7 @@ from ..links import Dense
 from ..optimizers import SGD
 from ..pipeline import BPK
 from ..run.folder import write_atomic
-from .read import Arm, Run, read_lines
+from .read import Arm, Run, chosen, read_lines
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -121,8 +121,10 @@ def _federated_plain(expression: str) -> bool:
 def _federated(arm: Arm) -> Row:
     slowest, measure = mean(arm, "slowest_bytes"), judged(arm)
     own = (name.replace("client", f"client_{measure}") for name in CLIENTS)
+    made = [{"seed": run.seed, **each} for run in arm.runs for each in chosen(run)]
     return {
         **{name: _averaged(_last(run, name) for run in arm.runs) for name in own},
+        **({"chosen": made} if made else {}),
         "served": _averaged(_last(run, f"served_{measure}") for run in arm.runs),
         "by_client": _each_client(arm, measure),
         "personal_up": _personal(arm, "up"),

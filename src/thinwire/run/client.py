@@ -19,7 +19,7 @@ from ..train.one import Slot, train
 from ..wire import MOST, Packet, State, dumps, modest
 from .changes import noted
 from .messages import Form, heard, private
-from .stream import View
+from .stream import Parcel, View, catch_up
 
 
 class ClientState(NamedTuple):
@@ -57,16 +57,22 @@ class Job(NamedTuple):
     own: ClientState
     alone: bytes = b""
     anew: bool = False  # whether client and server hold nothing in common yet
+    held: View | None = None  # what it holds of a downlink of its own; None: the view is everyone's
+    parcel: Parcel | None = None  # and what it is sent there
 
 
 def taken(
-    algorithm: Algorithm, form: Form | None, view: View, job: Job, known: Start | None = None
+    algorithm: Algorithm, form: Form | None, view: View, job: Job, known: Start | None = None, down: Form | None = None
 ) -> tuple[View, ClientState]:
     """What a client goes by in its round: the view, with what it alone was sent, and its state. Raises ``WireError``.
 
     ``form`` is that of what one client alone is sent; None where the method sends nothing of the kind. ``known`` is
-    the start, where clients know it.
+    the start, where clients know it. ``down`` is the form of broadcasts, for jobs that have a ``parcel``.
     """
+    if job.parcel is not None:
+        assert job.held is not None
+        assert down is not None
+        view = catch_up(algorithm, down, job.held, job.parcel, Key(job.key.seed))
     if form is None:
         return view, job.own
     assert job.key.client is not None

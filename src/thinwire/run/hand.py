@@ -35,7 +35,8 @@ from ..wire import MOST, State, loads, modest
 from .client import ClientState, Job, Manner, Training, played, taken
 from .messages import Form, Letter, Mean, forms, private, written
 from .simulate import Simulation
-from .stream import Stream, View
+from .stream import Parcel, Stream, View, catch_up
+from .views import Views
 
 Letters = dict[int, State]
 """The sending ends of `personal`, of each client that has replied."""
@@ -47,6 +48,14 @@ class Setup(NamedTuple):
     slot: Slot  # where models train
     begun: Start
     buffers: Params | None  # norm statistics that are averaged, as they were before round 1
+    apart: bool  # whether each client is sent broadcasts of its own
+
+    def stream(self, algorithm: Algorithm, key: Key) -> Stream:
+        """The downlink before any broadcast."""
+        _, down = self.forms(algorithm)
+        if self.apart:
+            return Views(algorithm, down, self.begun, self.buffers, key)
+        return Stream(algorithm, down, self.begun.view, self.buffers)
 
     def forms(self, algorithm: Algorithm) -> tuple[Form, Form]:
         """The forms of replies and of broadcasts."""
@@ -68,6 +77,7 @@ class Alone(NamedTuple):
 
     server: State  # the method's
     kept: Letters  # of what was sent in rounds before
+    downs: Letters  # the same of broadcasts, where each client is sent its own
 
 
 class ClientView(NamedTuple):
@@ -75,8 +85,8 @@ class ClientView(NamedTuple):
 
     seed: int
     round: int  # from 1
-    message: Message  # the broadcast as clients see it, a NamedTuple of the method's
-    blob: bytes  # the broadcast as it is sent, without a header
+    message: Message  # the broadcast as clients see it (as it is, with PerClient), a NamedTuple of the method's
+    blob: bytes  # the broadcast as it is sent, without a header; none with PerClient
     state: State  # the method's: what it makes of all broadcasts so far
     rx: State  # the receiving ends of `down`
     buffers: Params | None  # the mean norm statistics, where they are averaged
@@ -97,7 +107,7 @@ class ClientReply(NamedTuple):
     floats: float  # the papers' count: 32-bit floats' worth of values in the blob
     looks: list[dict[str, Any]]  # how LBGM tested the update: field, layer, sin2, rho, recycled, norm
     mbit: float | None = None  # the client's uplink, as given
-    alone: bytes = b""  # what this client alone was sent beside the broadcast, as it is sent, without a header
+    alone: bytes = b""  # what this client alone was sent, beside the broadcast or in its place, without a header
 
 
 class ServerState(NamedTuple):
@@ -126,10 +136,9 @@ def start(
     for an argument that does not fit, as :func:`simulate` does.
     """
     run = Simulation(algorithm, model, tasks, seed=seed, device=device, workers=1)
-    setup = Setup(run.slot, run.start, run.buffers)
-    _, down = setup.forms(algorithm)
-    stream = Stream(algorithm, down, run.start.view, run.buffers)
-    server = _published(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1), {})
+    setup = Setup(run.slot, run.start, run.buffers, run.apart)
+    stream = setup.stream(algorithm, Key(seed))
+    server = _published(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1), {}, {})
     return server, run.ends().own
 
 
@@ -157,6 +166,10 @@ def client_round(
     up, _ = view.setup.forms(algorithm)
     key = Key(view.seed, view.round, client, mbit=mbit)
     held = View(view.state, view.rx, view.buffers)
+    own = _own(algorithm, view, client)
+    if own is not None:
+        parcel, before = own
+        held = catch_up(algorithm, view.setup.forms(algorithm)[1], before, parcel, Key(view.seed))
     letter = view.setup.letter(algorithm, view.alone, key)
     if letter is not None:
         job = Job(key, state, letter.blob, client not in view.alone.kept)
@@ -166,7 +179,8 @@ def client_round(
     reply = round.reply(slot.buffers(), 0.0, Manner(looks=True))
     message, buffers = round.seen
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
-    sent = b"" if letter is None else letter.blob
+    sent = b"" if own is None else b"".join(message.blob for message in own[0].messages)
+    sent += b"" if letter is None else letter.blob
     return ClientReply(client, message, buffers, reply.blob, *about, mbit, sent), reply.next
 
 
@@ -178,14 +192,14 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
     client, ``WireError`` for a reply that is none of this round's form, and :class:`NonFinite`.
     """
     setup, key = server.view.setup, Key(server.view.seed, server.round)
-    up, down = setup.forms(algorithm)
+    up, _ = setup.forms(algorithm)
     replied = sorted(replies, key=lambda reply: reply.client)
     require(
         len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
     )
     state, buffers, message, rx, mean = server.state, server.buffers, None, dict(server.rx), Mean(up)
     alone = server.view.alone
-    letters = dict(alone.kept)
+    letters, downs = dict(alone.kept), dict(alone.downs)
     for reply in replied:
         weight = algorithm.weigh(reply.examples)
         end = rx[reply.client] if reply.client in rx else up.open()[1]
@@ -193,6 +207,8 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
         rx[reply.client] = mean.add(reply.client, weight, loads(reply.blob), end, own)
         letter = setup.letter(algorithm, alone, own)
         letters |= {} if letter is None else {reply.client: letter.tx}
+        parcel = _own(algorithm, server.view, reply.client)
+        downs |= {} if parcel is None else {reply.client: parcel[0].end}
     if mean.whole:
         message, found = mean.result(key)
         state = algorithm.server(state, server.view.state, message, key)
@@ -202,10 +218,10 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
                 f"round {server.round}: the server's state became NaN, infinite or larger than {MOST:.0e}; lower the "
                 f"server's lr, or clip"
             )
-    stream = Stream(algorithm, down, server.view.state, server.view.buffers)
+    stream = setup.stream(algorithm, key)
     stream.version, stream.tx = server.round, server.tx
     stream.view = View(server.view.state, server.view.rx, server.view.buffers)
-    after = _published(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1), letters)
+    after = _published(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1), letters, downs)
     return after._replace(mean=message, rx=rx)
 
 
@@ -217,9 +233,24 @@ def _published(
     buffers: Params | None,
     key: Key,
     letters: Letters,
+    downs: Letters,
 ) -> ServerState:
     """A round's broadcast in the stream, and the server then."""
     stream.publish(algorithm.broadcast(state, stream.view.state), buffers, key)
-    alone = Alone(state, letters)
-    view = ClientView(key.seed, key.round, stream.last, stream.log[-1].blob, *stream.view, setup, alone)
+    blob = stream.log[-1].blob if stream.log else b""
+    view = ClientView(key.seed, key.round, stream.last, blob, *stream.view, setup, Alone(state, letters, downs))
     return ServerState(key.round, state, view, None, buffers, stream.tx, {})
+
+
+def _own(algorithm: Algorithm, view: ClientView, client: int) -> tuple[Parcel, View] | None:
+    """What a client is sent of a broadcast of its own, and what it held before; None where the broadcast is everyone's.
+
+    It is made when the client takes part, and once more when its reply is taken: nothing is kept in between.
+    """
+    key = Key(view.seed, view.round)
+    stream = view.setup.stream(algorithm, key)
+    if not isinstance(stream, Views):
+        return None
+    stream.publish(view.message, view.buffers, key)
+    end, version = view.alone.downs.get(client), int(client in view.alone.downs)
+    return stream.parcel(version, end), stream.held(version, end)

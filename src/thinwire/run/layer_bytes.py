@@ -31,7 +31,7 @@ class LayerBytes:
         self.sums: dict[str, Counter[str]] = {"up": Counter(), "down": Counter()}
         self.carried: set[str] = set()
         self.replies = 0
-        self.broadcasts: dict[tuple[int, bool], Counter[str]] = {}  # which go to many, and are measured once
+        self.broadcasts: dict[tuple[bytes, bool], Counter[str]] = {}  # which go to many, and are measured once
 
     def replied(self, body: Packet, size: int) -> None:
         """Enter a reply that was taken: its body, and its payload in bytes."""
@@ -42,7 +42,7 @@ class LayerBytes:
     def called(self, parcel: Parcel) -> None:
         """Enter what a client was sent."""
         for message in parcel.messages:
-            known = message.version, parcel.snapshot
+            known = message.blob, parcel.snapshot
             if known not in self.broadcasts:
                 self.broadcasts[known] = self._broadcast(message, parcel.snapshot)
             self.sums["down"].update(self.broadcasts[known])

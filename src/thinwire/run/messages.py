@@ -17,7 +17,7 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, Start, kinds
 from ..errors import CombinationError, check
 from ..key import Key
-from ..links import Dense, Link
+from ..links import Dense, Link, PerClient, Wrapper
 from ..links.base import floats
 from ..params import Layout, Params, fold
 from ..wire import MOST, Packet, State, clone, conform, dumps, largest, loads, modest, restore
@@ -63,6 +63,7 @@ class Form:
                 last = name.rpartition("/")[2]
                 link = links if isinstance(links, Link) else links.get(last, Dense())
                 link = Dense() if last == BUFFERS else link
+                _apart(link, where)
                 if where in ABSOLUTE and not link.absolute:
                     raise CombinationError(
                         f"{where}={link!r} cannot carry {ABSOLUTE[where]}: its fields are absolute values, and the "
@@ -105,6 +106,21 @@ class Form:
     def memory(self) -> bool:
         """Whether a receiver needs more than the last message."""
         return any(leaf.link is not None and leaf.link.memory for leaf in self.leaves)
+
+    @property
+    def per_client(self) -> bool:
+        """Whether a link asks for ends of each client's own."""
+        return any(isinstance(leaf.link, PerClient) for leaf in self.leaves)
+
+    @property
+    def auto(self) -> bool:
+        """Whether all links that ask for ends of each client's own leave it open."""
+        return all(leaf.link.auto for leaf in self.leaves if isinstance(leaf.link, PerClient))
+
+    def mirrored(self, tx: State) -> State:
+        """The receiving ends that go with these sending ends, of links each of which is PerClient or has no memory."""
+        pairs = zip(self.leaves, tx, self.open()[1], strict=True)
+        return [leaf.link.mirrored(end) if isinstance(leaf.link, PerClient) else rx for leaf, end, rx in pairs]
 
     def send(self, values: Sequence[Any], tx: State, key: Key) -> tuple[Packet, list[Any], State]:
         """The body of a message, what the other side will see of each leaf, the next states."""
@@ -172,8 +188,38 @@ class Form:
 def forms(algorithm: Algorithm, start: Start, buffers: Params | None) -> tuple[Form, Form]:
     """The forms of a method's replies and of its broadcasts."""
     message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
-    up = Form.of(start.reply, algorithm.up, "up", buffers)
-    return up, Form.of(message, algorithm.down, "down", buffers)
+    up, down = Form.of(start.reply, algorithm.up, "up", buffers), Form.of(message, algorithm.down, "down", buffers)
+    if down.per_client:
+        if not algorithm.whole:
+            raise CombinationError(
+                f"{algorithm!r}: down=PerClient(...) needs broadcasts each of which is whole by itself, and this "
+                f"method's clients go by all that they have heard; leave down at its default, or give it a link for "
+                f"everyone"
+            )
+        for leaf in down.leaves:
+            if leaf.link is not None and leaf.link.memory and not isinstance(leaf.link, PerClient):
+                raise CombinationError(
+                    f"down={{..., {leaf.name!r}: {leaf.link!r}}}: beside a field with PerClient(...) each client has "
+                    f"ends of its own, so a link with a memory has to be one too, such as PerClient(TopK(0.1))"
+                )
+    return up, down
+
+
+def _apart(link: Link, where: str) -> None:
+    """Raise :class:`CombinationError` for a PerClient that is not the link of a broadcast's field."""
+    inside = list(link.held) if isinstance(link, Wrapper) else []
+    while inside:
+        held = inside.pop()
+        if isinstance(held, PerClient):
+            raise CombinationError(
+                f"{where}={link!r}: PerClient goes around other links, not into them: "
+                f"PerClient({type(link).__name__}(...))"
+            )
+        inside += held.held if isinstance(held, Wrapper) else []
+    if isinstance(link, PerClient) and where != "down":
+        raise CombinationError(
+            f"{where}={link!r}: PerClient is for broadcasts (down=); these messages have ends of one client's own"
+        )
 
 
 def private(algorithm: Algorithm, start: Start) -> Form | None:

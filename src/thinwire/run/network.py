@@ -54,12 +54,15 @@ class Network(Config):
         """A client's uplink in Mbit/s."""
         return self._factor(client, seed) * _rate(self.mbit, client)
 
+    def rates(self, client: int, seed: int) -> tuple[float, float]:
+        """A client's uplink and downlink in Mbit/s."""
+        factor, down = self._factor(client, seed), self.mbit if self.down is None else self.down
+        return factor * _rate(self.mbit, client), factor * _rate(down, client)
+
     def seconds(self, client: int, up: int, down: int, steps: int, seed: int) -> float:
         """From the broadcast to the reply's arrival, for bytes ``up`` and ``down``."""
-        factor = self._factor(client, seed)
-        sending = transfer(up, factor * _rate(self.mbit, client))
-        receiving = transfer(down, factor * _rate(self.mbit if self.down is None else self.down, client))
-        return 2 * self.latency + steps * self.step + sending + receiving
+        sending, receiving = self.rates(client, seed)
+        return 2 * self.latency + steps * self.step + transfer(up, sending) + transfer(down, receiving)
 
     def _factor(self, client: int, seed: int) -> float:
         if not self.spread:

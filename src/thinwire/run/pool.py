@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -40,6 +40,9 @@ from .folder import release
 from .messages import Form
 from .stream import View
 
+T = TypeVar("T")
+S = TypeVar("S")
+
 
 class Work(NamedTuple):
     """What every worker knows."""
@@ -52,11 +55,13 @@ class Work(NamedTuple):
     manner: Manner = PLAIN
     private: Form | None = None  # of what one client alone is sent
     known: Start | None = None  # the start, where clients know it
+    down: Form | None = None  # of broadcasts
 
     def taken(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
         """What a client's round is made of."""
         assert job.key.client is not None
-        return self.tasks[job.key.client], *taken(self.algorithm, self.private, view, job, self.known), job.key
+        found = taken(self.algorithm, self.private, view, job, self.known, self.down)
+        return self.tasks[job.key.client], *found, job.key
 
 
 Plan = Literal["each", "together"]
@@ -148,7 +153,7 @@ class Pool:
         crew.views.writelines(pieces(view))
         crew.views.flush()
         calls = [
-            (_forked_round, crew.version, job._replace(own=ClientState(None, None, None)), dumps(job.own))
+            (_forked_round, crew.version, job._replace(own=NOBODY, held=None), dumps([job.own, job.held]))
             for job in jobs
         ]
         for reply, own in self._ordered(crew.processes, calls):
@@ -192,6 +197,10 @@ class Pool:
             except (RuntimeError, ValueError, UserWarning, NonFinite):  # torch.func cannot batch it, or it diverges
                 return "each"
         return "together" if together < MARGIN * alone else "each"
+
+    def each(self, function: Callable[[T], S], items: Sequence[T]) -> list[S]:
+        """A function of each item, by the threads; in order."""
+        return list(self._ordered(self.crew.threads, [(function, item) for item in items]))
 
     def evaluate(self, x: Params, buffers: Params | None, task: Task) -> dict[str, float]:
         """The mean of every metric over a task."""
@@ -294,13 +303,16 @@ def _orphaned_never() -> None:
 
 
 PR_SET_PDEATHSIG = 1
+NOBODY = ClientState(None, None, None)  # what travels beside is not pickled
 
 
 def _forked_round(version: int, job: Job, own: bytes) -> tuple[Reply, bytes]:
     """:meth:`Pool._round` in a forked process: states come and go as bytes."""
     assert _forked is not None
     slot, work, _ = _forked
-    job = job._replace(own=restore(loads(own, max_values=None, finite=False), work.own))
+    like = [work.own, None if job.parcel is None else work.view]
+    state, held = restore(loads(own, max_values=None, finite=False), like)
+    job = job._replace(own=state, held=held)
     reply = one_round(work.algorithm, work.form, slot, *work.taken(_newest(version), job), work.manner)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
 

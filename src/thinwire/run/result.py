@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import require
@@ -86,6 +87,8 @@ class Result(Predictor):
     own_module: Callable[[int], nn.Module] | None = None
     beside: Mapping[str, nn.Module] = field(default_factory=dict)
     served: nn.Module | None = None
+    asked: Auto | None = None  # what chose the algorithm
+    chosen: list[Record] = field(default_factory=list)  # what it chose, and why, oldest first
 
     @property
     def accuracy(self) -> float | None:
@@ -125,11 +128,13 @@ class Result(Predictor):
         """One object: the complete expression, the setting, the totals."""
         last = self.rounds[-1] if self.rounds else {}
         slowest = sum(r["slowest_bytes"] for r in self.rounds)
+        method = self.algorithm if self.asked is None else self.asked
         return {
-            "name": repr(self.algorithm),
-            "expression": complete(self.algorithm),
+            "name": repr(method),
+            "expression": complete(method),
             "version": code_version(),
             **self.setting,
+            **({"chosen": self.chosen} if self.chosen else {}),
             "rounds": len(self.rounds),
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -42,8 +42,16 @@ from .privacy import Privacy
 from .result import Record, Result
 from .storage import Ends, Memory
 from .stream import Parcel, Stream
+from .views import Views, fewer
 
 log = logging.getLogger("thinwire")
+
+
+class Pending(NamedTuple):
+    """The server's sending ends after a call that is not answered yet."""
+
+    tx: State = None  # of `personal`
+    down: State = None
 
 
 class Rounds(ABC):
@@ -80,12 +88,12 @@ class Rounds(ABC):
         self.server, self.known = self.start.server, known
         self.up, down = forms(algorithm, self.start, self.buffers)
         self.private = private(algorithm, self.start)
-        self.pending = dict[int, State]()  # the sending ends of `personal` after calls that are not answered yet
+        self.pending = dict[int, Pending]()  # of calls that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
-        self.stream = Stream(algorithm, down, self.start.view, self.buffers, known)
+        self.stream = self._downlink(down)
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
         self.folder: Folder | None = None
@@ -98,7 +106,26 @@ class Rounds(ABC):
     def ends(self) -> Ends:
         """Both ends of a client's wire before its first reply."""
         own = unheard(self.algorithm, self.start, self.up, self.initial_buffers)
-        return Ends(0, self.up.open()[1], own, self.private_end())
+        return Ends(0, self.up.open()[1], own, self.private_end(), self.stream.end)
+
+    def _downlink(self, form: Form) -> Stream:
+        """One stream for everyone, or messages of each client's own: as the links say."""
+        key, start = Key(self.seed), self.start
+        if form.per_client:
+            values = form.values(self.algorithm.broadcast(start.server, start.view), self.buffers)
+            if not form.auto or fewer(form, values, key, self.num_clients, self.sample):
+                return Views(self.algorithm, form, start, self.buffers, key, self.known)
+        return Stream(self.algorithm, form, start.view, self.buffers, self.known)
+
+    @property
+    def apart(self) -> bool:
+        """Whether each client is sent messages of its own in place of the stream's."""
+        return isinstance(self.stream, Views)
+
+    def chosen(self) -> dict[str, str]:
+        """The form of the downlink, as a fact of the run, where the method's links leave it open."""
+        form = self.stream.form
+        return {"downlink": "per client" if self.apart else "stream"} if form.per_client and form.auto else {}
 
     def private_end(self) -> State:
         """The sending ends of `personal` before a client's first message."""
@@ -176,13 +203,21 @@ class Rounds(ABC):
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where it is not known."""
 
-    def call_to(self, client: int) -> tuple[Call, Parcel]:
+    def parcel(self, client: int) -> Parcel:
+        """What a client misses of the broadcasts, in the round that was published."""
+        base = self.states.version(client)
+        return self.stream.parcel(base, self.states.get(client).down if self.apart else None)
+
+    def call_to(self, client: int, parcel: Parcel | None = None) -> tuple[Call, Parcel]:
         """What a client is sent in the round that was published: all that it misses, and what is for it alone.
 
-        It is not yet in the ledger. What is for it alone is the last piece, if there is any.
+        It is not yet in the ledger. What is for it alone is the last piece, if there is any. ``parcel`` is what
+        :meth:`parcel` gave, if it was asked.
         """
         base, number = self.states.version(client), self.round + 1
-        parcel = self.stream.parcel(base)._replace(own=self.letter(client, base))
+        parcel = (parcel or self.parcel(client))._replace(own=self.letter(client, base))
+        if self.apart or parcel.own is not None:
+            self.pending[client] = Pending(None if parcel.own is None else parcel.own.tx, parcel.end)
         pieces = [Piece(m.round, m.blob) for m in parcel.messages]
         pieces += [] if parcel.own is None else [Piece(number, parcel.own.blob)]
         about = self.digest, self.incarnation, self.seed, self.num_clients, client, number, base, self.rate(client)
@@ -195,9 +230,7 @@ class Rounds(ABC):
         key = key_of(self.seed, client, self.round + 1, self.rate(client))
         message = self.algorithm.alone(self.server, client)
         first = self.algorithm.alone(self.start.server, client) if self.known and base == 0 else None
-        letter = written(self.private, message, self.states.get(client).tx, key, base == 0, first)
-        self.pending[client] = letter.tx
-        return letter
+        return written(self.private, message, self.states.get(client).tx, key, base == 0, first)
 
     @abstractmethod
     def mark_of(self, client: int, base: int) -> int:
@@ -449,15 +482,17 @@ class Rounds(ABC):
 
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint."""
+        return {"run": self.identity(), **self.carried(), "states": self.states.state()}
+
+    def carried(self) -> dict[str, State]:
+        """Everything but what is kept of clients."""
         return {
-            "run": self.identity(),
             "round": self.round,
             "clock": self.clock,
             "plan": self.plan,
             "server": self.server,
             "buffers": self.buffers,
             "stream": self.stream.state(),
-            "states": self.states.state(),
         }
 
     def restore(self, packet: Packet) -> None:
@@ -466,10 +501,14 @@ class Rounds(ABC):
             raise WireError("it is the checkpoint of another run")
         if self.plan not in (None, packet["plan"]):
             raise RunError(f"this run began with plan={packet['plan']!r}: another one would move its last bits")
+        self.carry(packet)
+        self.states.load(packet["states"])
+
+    def carry(self, packet: Packet) -> None:
+        """Continue from what :meth:`carried` gave, after bytes and back."""
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
-        self.states.load(packet["states"])
 
 
 def clippable(algorithm: Algorithm, form: Form) -> None:

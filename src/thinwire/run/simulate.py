@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import differing
 from ..errors import RunError, require
@@ -36,13 +37,15 @@ from .own_tests import Model
 from .pool import Pool, Work
 from .ranks import Ranks, barrier, placed, rank, size
 from .result import Record, Result
-from .rounds import Rounds
+from .rounds import Pending, Rounds
 from .setting import Setting
 from .storage import Disk, Ends
+from .stream import Parcel
+from .views import Views
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Auto,
     model: nn.Module | Callable[[], nn.Module],
     tasks: Sequence[Any],
     rounds: int,
@@ -60,6 +63,7 @@ def simulate(
 ) -> Result:
     """Train ``model`` with a federated method and count every byte.
 
+    ``algorithm`` is the method, or :class:`Auto`, which chooses one when the run begins.
     ``model`` is a module (copied, not changed) or a function that makes one under the seed.
     ``tasks`` are one task a client (a :class:`Task`, a Dataset, or a pair of tensors).
     ``setting`` is a :class:`Setting`: who takes part, the seed, the network and so on. Other keywords
@@ -98,9 +102,15 @@ def simulate(
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
     again = "the same call with resume=True"
     with one_thread(), opened(out, again, writes=rank() == 0) as folder, contextlib.ExitStack() as stack:
-        run = Simulation(
-            algorithm, model, tasks, setting, test=test, client_tests=client_tests, out=out, cohort=cohort, train=train
-        )
+        options: dict[str, Any] = {"test": test, "client_tests": client_tests, "out": out}
+        options |= {"cohort": cohort, "train": train}
+        if isinstance(algorithm, Auto):
+            from .chosen import Chosen, made_in  # a simulation too
+
+            made = made_in(folder) if resume else []
+            run: Simulation = Chosen(algorithm, model, tasks, setting, made=made, **options)
+        else:
+            run = Simulation(algorithm, model, tasks, setting, **options)
         stack.enter_context(run)
         require(cohort is None or len(cohort) >= rounds, f"cohort names the clients of fewer than rounds={rounds}")
         if folder is not None:
@@ -196,7 +206,8 @@ class Simulation(Rounds):
         self.manner = Manner(train, setting.records("looks"), setting.records("layers"))
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
         own, begun = self.ends().own, self.start if known else None
-        work = Work(algorithm, self.up, self.tasks, self.stream.view, own, self.manner, self.private, begun)
+        view, down = self.stream.view, self.stream.form
+        work = Work(algorithm, self.up, self.tasks, view, own, self.manner, self.private, begun, down)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
         self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
 
@@ -224,10 +235,12 @@ class Simulation(Rounds):
             given = self.cohort[self.round]
         key = self.publish()
         cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
-        calls = {client: self._deliver(client) for client in cohort}
+        parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
+        delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
+        calls = {client: call for client, (call, _) in delivered.items()}
         active = [client for client in cohort if client not in silent]
         ends = {client: self.states.get(client) for client in active}
-        jobs = [self._job(calls[client], ends[client]) for client in active]
+        jobs = [self._job(*delivered[client], ends[client]) for client in active]
         if self.plan is None:
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
@@ -248,8 +261,8 @@ class Simulation(Rounds):
             rx = self.add(answer, body, ends[client].rx)
             if self.layers is not None:
                 self.layers.replied(body, answer.payload)
-            tx = self.pending.pop(client, None)
-            self.states.put(client, Ends(self.stream.version, rx, reply.next, tx))  # both ends move on, and only now
+            pending = self.pending.pop(client, Pending())
+            self.states.put(client, Ends(self.stream.version, rx, reply.next, *pending))  # both ends move on, only now
         self.pending.clear()
         before = self.algorithm.model(self.server) if self.manner.changes else None
         self.serve(key)
@@ -272,10 +285,13 @@ class Simulation(Rounds):
             record["layer_bytes"] = self.layers.taken()
         return record
 
-    def _job(self, call: Call, ends: Ends) -> Job:
+    def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
         """A call as the pool takes it."""
         alone = b"" if self.private is None else call.pieces[-1].blob
-        return Job(self.at(call.client, call), ends.own, alone, call.base == 0)
+        job = Job(self.at(call.client, call), ends.own, alone, call.base == 0)
+        if not isinstance(self.stream, Views):
+            return job
+        return job._replace(held=self.stream.held(call.base, ends.down), parcel=parcel._replace(own=None, end=None))
 
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where there is no network."""
@@ -303,13 +319,13 @@ class Simulation(Rounds):
         require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
         return found
 
-    def _deliver(self, client: int) -> Call:
+    def _deliver(self, client: int, made: Parcel | None) -> tuple[Call, Parcel]:
         """Call a client."""
-        call, parcel = self.call_to(client)
+        call, parcel = self.call_to(client, made)
         self.enter_call(client, parcel, self.scales.framing(call))
         if self.layers is not None:
             self.layers.called(parcel)
-        return call
+        return call, parcel
 
     def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
         """Enter an answer's bytes; whether it came in time, and after how many seconds."""
@@ -356,6 +372,7 @@ class Simulation(Rounds):
             "sample": self.sample,
             "examples": sum(len(task) for task in self.tasks),
             "parameters": self.slot.layout.size,
+            **self.chosen(),
             **({} if self.cohort is None else {"cohort": "given"}),
             **({} if self.manner.train is None else {"train": name_of(self.manner.train)}),
         }

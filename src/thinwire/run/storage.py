@@ -27,6 +27,7 @@ class Ends(NamedTuple):
     rx: State  # the server's: the receiving ends of `up`
     own: ClientState  # the client's
     tx: State = None  # the server's: the sending ends of `personal`
+    down: State = None  # the server's: the sending ends of `down`, where each client has ends of its own
 
 
 class Stored(NamedTuple):

@@ -48,6 +48,7 @@ class Parcel(NamedTuple):
     snapshot: bool
     messages: list[Logged]
     own: Letter | None = None
+    end: State = None  # the sending ends of `down` once it has been taken, where each client has ends of its own
 
     @property
     def size(self) -> int:
@@ -82,6 +83,7 @@ class Stream:
         self.last: Any = None  # the newest message as clients saw it
         self.whole = 0  # bytes of a snapshot, which is made when it is needed: it can be many models long
         self._snapshot: Logged | None = None
+        self._afresh: Logged | None = None
 
     def publish(self, msg: Any, buffers: Params | None, key: Key) -> None:
         """Send one message to everyone: the view moves on by a version."""
@@ -98,7 +100,8 @@ class Stream:
             first = older.first if self.algorithm.chained else first
         self.log.append(Logged(self.version, key.round, dumps(body), self.form.floats(body), first))
         self.view = receive(self.algorithm, self.form, self.view, self.log[-1], key)
-        self.last, self.whole, self._snapshot = newest, length(packed(self.view)), None
+        self.last, self._afresh, self._snapshot = newest, None, None
+        self.whole = self._length(key)
         while len(self.log) > 1 and sum(len(m.blob) for m in self.log) > self.whole:
             self.since = self.log.pop(0).version  # a snapshot is cheaper than this and all that follows
 
@@ -110,16 +113,34 @@ class Stream:
             self._snapshot = Logged(self.version, self.log[-1].round, blob, count, self.version)
         return self._snapshot
 
-    def parcel(self, version: int) -> Parcel:
-        """The fewest bytes that bring a client from ``version`` to the newest."""
+    @property
+    def end(self) -> State:
+        """What the server keeps of a client's downlink before its first reply: nothing, the stream is everyone's."""
+        return None
+
+    def parcel(self, version: int, end: State = None) -> Parcel:
+        """The fewest bytes that bring a client from ``version`` to the newest. ``end``: what is kept of it, if any."""
         version = max(version, 1) if self.known else version
         if version < self.since:
-            return Parcel(True, [self.snapshot()])
+            return self.everything()
         missed = [m for m in self.log if m.version > version]
         parts = Parcel(False, [m for m in missed if m.first > version or m is self.log[-1]])
         if parts.size > self.whole + (SLACK if len(parts.messages) == 1 else 0):
-            return Parcel(True, [self.snapshot()])
+            return self.everything()
         return parts
+
+    def everything(self) -> Parcel:
+        """What brings anyone to the newest: the snapshot, or a broadcast of the method's that says as much."""
+        return Parcel(True, [self.snapshot()]) if self._afresh is None else Parcel(False, [self._afresh])
+
+    def _length(self, key: Key) -> int:
+        """Bytes of :meth:`everything`."""
+        message = None if self.form.memory else self.algorithm.afresh(self.view.state)
+        if message is None:
+            return length(packed(self.view))
+        body, _, _ = self.form.send(self.form.values(message, self.view.buffers), self.tx, key)
+        self._afresh = Logged(self.version, key.round, dumps(body), self.form.floats(body), self.version)
+        return len(self._afresh.blob)
 
     def state(self) -> State:
         """Everything, for a checkpoint."""
@@ -130,7 +151,8 @@ class Stream:
         self.version, self.since = packet["version"], packet["since"]
         self.view, self.tx = restore(packet["view"], self.view), restore(packet["tx"], self.tx)
         self.log = list(restore(packet["log"], Several([], Logged(0, 0, b"", 0.0, 0))))
-        self.whole, self._snapshot = length(packed(self.view)), None
+        self._snapshot = None
+        self.whole = self._length(key._replace(round=self.log[-1].round)) if self.log else length(packed(self.view))
         if not self.form.memory and self.log:
             values, _ = self.form.recv(loads(self.log[-1].blob), self.view.rx, key._replace(round=self.log[-1].round))
             self.last, _ = self.form.build(values)
@@ -148,11 +170,16 @@ def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: 
 
 def begun(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> View:
     """A client's half of a start that is known: the first broadcast, made of the server's first state, taken in."""
+    return first(algorithm, form, server, view, key)[0]
+
+
+def first(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> tuple[View, State, list[Any]]:
+    """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values."""
     values = form.values(algorithm.broadcast(server, view.state), view.buffers)
     tx, rx = form.open(values)
     key = key._replace(round=1, client=None)
-    body, _, _ = form.send(values, tx, key)
-    return receive(algorithm, form, view._replace(rx=rx), Logged(1, 1, dumps(body), 0.0, 1), key)
+    body, _, tx = form.send(values, tx, key)
+    return receive(algorithm, form, view._replace(rx=rx), Logged(1, 1, dumps(body), 0.0, 1), key), tx, values
 
 
 def catch_up(algorithm: Algorithm, form: Form, view: View, parcel: Parcel, key: Key) -> View:

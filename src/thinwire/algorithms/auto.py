@@ -1,0 +1,310 @@
+"""FedAvg for a budget of bytes: codec, split and catch-up are chosen from one update that was measured.
+
+``Auto`` is no method itself. It looks at what a short rehearsal measured (:class:`Measured`) and makes a
+:class:`Choice`, which is written out as ``Averaged(FedAvg(up=..., down=...))``. The runner rehearses when a run begins
+and once more after ten rounds (:mod:`thinwire.run.chosen`).
+
+What is minimised is measured from end to end: the squared error of the step that the server makes of a round's replies,
+where clients train from the model that they would hold and the server sees what they would send. Splits and codecs are
+compared as in rate-distortion theory: Shoham, Gersho, "Efficient Bit Allocation for an Arbitrary Set of Quantizers",
+IEEE Trans. ASSP, 1988.
+
+Differences from the paper: it allocates bits to the parts of one signal. Here there are two messages, the error of one
+changes what the other has to say, and a small number of splits is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..errors import require
+from ..key import Key
+from ..links import EF21, Budget, Dense, ErrorFeedback, Half, Link, PerClient, TransformCoding
+from ..local import LocalSGD, Trainer
+from ..params import Params
+from ..wire import length
+from .averaged import Averaged
+from .base import Algorithm
+from .fedavg import FedAvg
+
+DEFAULT = 0.01  # of FedAvg's bytes
+DECAY = 0.8  # of the served average
+SPLITS = (1 / 9, 1 / 5, 1 / 3, 1 / 2, 2 / 3)  # shares of the uplink that are tried: 1 : 8 to 2 : 1
+LEAST = 64  # bytes of a packet: what a single entry takes at most
+RATHER = 1.05  # times the least error that a codec of less computing may leave
+EXACT = 1e-6  # share of the squared length that may be missing from what is as good as whole
+FRESH = 0.5  # share of clients in a round from which a residual is young enough to be worth sending
+MEGABIT = 8e-6  # of a byte
+UNITS = {"budget": "bytes", "bytes": "bytes", "seconds": "s"}
+
+CODECS: dict[str, Callable[[int], Link]] = {  # those of less computing first
+    "dense": lambda bytes: Dense(),
+    "half": lambda bytes: Half(),
+    "budget": Budget,
+    "transform": TransformCoding,
+}
+NAMES = {"dense": "Dense", "half": "Half", "budget": "Budget", "transform": "TransformCoding"}
+LOSSY = ("budget", "transform")
+
+
+class Measured(NamedTuple):
+    """What a rehearsal measured, and what is known of the run."""
+
+    changes: list[Params]  # of some clients, in one round
+    movement: Params  # of the server's model while a client is away
+    beside: Callable[[Params], list[Params]]  # the same clients' updates if they begin so far from the model
+    clients: int
+    sample: int  # clients in a round
+    dense: tuple[int, int]  # bytes of FedAvg's reply and broadcast, headers included
+    fixed: tuple[int, int]  # bytes of a reply and of a call beside their packets, at most: headers, norm statistics
+    rates: tuple[float, float] | None  # Mbit/s up and down of the slowest client; None: no network was given
+    replies: float  # share of calls that are answered
+    lost: bool  # whether calls or replies may be lost, or come too late
+
+
+class Coded(NamedTuple):
+    """One direction: a key of ``CODECS``, and the bytes of a packet."""
+
+    codec: str
+    bytes: int
+
+
+class Choice(NamedTuple):
+    """What was chosen, as plain values that a checkpoint can hold."""
+
+    up: Coded
+    down: Coded
+    feedback: bool  # whether clients keep what was not sent
+    stream: bool  # whether one stream of broadcasts serves all; else each client is coded for alone
+
+
+class Verdict(NamedTuple):
+    """A choice, and why in sentences."""
+
+    choice: Choice
+    why: list[str]
+
+
+@dataclass(frozen=True)
+class Auto(Config):
+    """The method that a budget is best spent on, chosen by the run itself: :class:`FedAvg` with coded messages.
+
+    ``budget`` is a share of the bytes that :class:`FedAvg` sends at equal rounds, up and down together. It is 0.01
+    where nothing else is given. In place of it: ``bytes`` a client and visit, up and down together, or ``seconds`` of
+    transfer a visit at the rates of the slowest client of the run's ``Network``. Headers, norm statistics and first
+    contacts count in it. With dropouts the bytes of lost replies count as FedAvg's do, on average. ``local`` is how
+    clients train, as in every method.
+
+    ``simulate`` and ``thinwire run`` take it where they take a method. Before round 1 a cohort of at most four clients
+    trains one round. Nothing of that crosses a network. From their updates these are chosen:
+
+    - how the budget is split between up and down, of five splits;
+    - the codec of each direction: ``TransformCoding``, ``Budget``, ``Half`` or ``Dense``, with the least error, or
+      with less computing where that costs less than a twentieth of error more;
+    - one stream of broadcasts where all clients take part in every round, else ``PerClient``;
+    - error feedback where at least half of the clients take part in a round: an older residual is no longer true (Li,
+      Li, "Analysis of Error Feedback in Federated Non-Convex Optimization with Biased Compression", ICML 2023).
+
+    The starting model is known to clients from the seed, and ``Averaged`` serves an average, neither for a byte. After
+    ten rounds the split alone is chosen anew, by updates and movements of then. The same seed makes the same choices.
+    A round's record says in ``chosen`` what was chosen, as an expression that can be typed, and why.
+
+    Raises ``ValueError`` where more than one of the three is given, one is not positive, or ``budget`` is above 1.
+    """
+
+    paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"
+    example: ClassVar[str] = "Auto(0.01)"
+    warm_up: ClassVar[int] = 0
+    """Rounds before the method begins to do what it is for."""
+
+    budget: float | None = None
+    local: Trainer = LocalSGD()
+    bytes: int | None = field(default=None, kw_only=True)
+    seconds: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.budget, self.bytes, self.seconds) if value is not None]
+        require(len(given) < 2, f"{self!r}: give one of budget (a share), bytes (a visit) and seconds (a visit)")
+        require(all(value > 0 for value in given), f"{self!r}: a budget must be positive")
+        require(self.budget is None or self.budget <= 1, f"{self!r}: budget is a share of FedAvg's bytes, at most 1")
+        if not given:
+            object.__setattr__(self, "budget", DEFAULT)
+
+    def plain(self) -> FedAvg:
+        """What the budget is a share of, and what rehearses."""
+        return FedAvg(self.local)
+
+    def method(self, choice: Choice) -> Algorithm:
+        """A choice as the method that it is."""
+        up, down = (CODECS[way.codec](way.bytes) for way in (choice.up, choice.down))
+        if not down.absolute:
+            down = EF21(down) if choice.stream else PerClient(down)
+        return Averaged(FedAvg(self.local, up=ErrorFeedback(up) if choice.feedback else up, down=down), DECAY)
+
+    def choose(self, found: Measured, key: Key, before: Choice | None = None) -> Verdict:
+        """What suits a run that was measured. With ``before`` all but the split stays.
+
+        Raises ``ValueError`` for a budget that leaves less than 64 bytes a direction, and names one that does not.
+        """
+        rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= LEAST]
+        require(bool(rooms), self._short(found))
+        ways = [_way(found, *room, key) if before is None else _sized(before, *room) for room in rooms]
+        errors = {way: _missed(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
+        best = min(errors, key=lambda way: errors[way])
+        length = max(_square(_mean([x.flat.double() for x in found.changes])), 1e-30)
+        tried = ", ".join(
+            f"{way.up.bytes:,} + {way.down.bytes:,}: {error / length:.2%}" for way, error in errors.items()
+        )
+        shares = f"Bytes up + down of a visit, and the share of a round's step that is then missed: {tried}."
+        if before is not None and errors[before] <= RATHER * errors[best]:
+            return Verdict(before, [shares, "The split stays: no other misses a twentieth less."])
+        return Verdict(best, [shares] if before else [*self._budgeted(found), shares, *_reasons(found, best)])
+
+    # -- the room that there is -----------------------------------------------
+
+    def _priced(self, found: Measured) -> tuple[float, tuple[float, float]]:
+        """What a visit may cost, and what a byte up and a byte down cost."""
+        if self.seconds is not None:
+            require(
+                found.rates is not None,
+                f"{self!r}: seconds need the rates of links; give the run a network, such as Network(mbit=1)",
+            )
+            assert found.rates is not None
+            return self.seconds, (MEGABIT / found.rates[0], MEGABIT / found.rates[1])
+        if self.bytes is not None:
+            return float(self.bytes), (1.0, 1.0)
+        assert self.budget is not None
+        up, down = found.dense
+        return self.budget * (found.replies * up + down), (1.0, 1.0)
+
+    def _room(self, found: Measured, share: float) -> tuple[int, int]:
+        """Bytes of a packet up and of one down, where the uplink has this share of what headers leave."""
+        whole, price = self._priced(found)
+        left = whole - sum(map(_times, price, found.fixed))
+        most = length(found.movement.flat.to(torch.float32))
+        up = min(share * left / price[0], most)
+        down = min((left - up * price[0]) / price[1], most)
+        up = min((left - down * price[1]) / price[0], most)  # what the downlink cannot use
+        return int(up), int(down)
+
+    def _short(self, found: Measured) -> str:
+        """Why there is no room, and what would be enough."""
+        whole, price = self._priced(found)
+        fixed = sum(map(_times, price, found.fixed))
+        most = (LEAST + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
+        name, unit = next((n, u) for n, u in UNITS.items() if getattr(self, n) is not None)
+        enough = (fixed + most) * (getattr(self, name) / whole)
+        digits = 0 if name == "bytes" else 1 - math.floor(math.log10(enough))
+        raised = math.ceil(enough * 10**digits) / 10**digits
+        return (
+            f"{self!r}: a visit may take {whole:.3g} {unit}, and its headers and norm statistics take {fixed:.3g} of "
+            f"it; raise {name} to {raised:g}"
+        )
+
+    def _budgeted(self, found: Measured) -> list[str]:
+        """The budget of a visit, in a sentence."""
+        whole, price = self._priced(found)
+        unit = "s" if self.seconds is not None else "bytes"
+        fixed = sum(map(_times, price, found.fixed))
+        return [f"A visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."]
+
+
+# -- what is missed ---------------------------------------------------------------
+
+
+def _way(found: Measured, up: int, down: int, key: Key) -> Choice:
+    """What is best at so many bytes up and down."""
+    best_up = _best(up, found.changes, key, False)
+    best_down = _best(down, [found.movement], key, True)
+    link, rare = CODECS[best_up.codec](up), found.sample < FRESH * found.clients
+    stream = found.sample == found.clients and not found.lost
+    return Choice(best_up, best_down, best_up.codec in LOSSY and link.contraction and not rare, stream)
+
+
+def _sized(choice: Choice, up: int, down: int) -> Choice:
+    """The same choice with other bytes."""
+    return choice._replace(up=choice.up._replace(bytes=up), down=choice.down._replace(bytes=down))
+
+
+def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> Coded:
+    """The codec of so many bytes that leaves the least error, or one of less computing that is about as good.
+
+    With ``absolute`` a codec has to keep values as they are, or to be a contraction, so that a link can go around it
+    that sends differences.
+    """
+    errors, whole = dict[str, float](), length(messages[0].flat.to(torch.float32))
+    for name, codec in CODECS.items():
+        link = codec(bytes)
+        room = bytes >= {"dense": whole, "half": whole / 2 + LEAST}.get(name, 0)
+        if not room or (absolute and not (link.absolute or link.contraction)):
+            continue
+        try:
+            errors[name] = sum(_square(x.flat.double() - _seen(link, x, key).flat.double()) for x in messages)
+        except ValueError:  # its layers take more at their cheapest
+            continue
+    least, energy = min(errors.values()), sum(_square(x.flat.double()) for x in messages)
+    enough = max(RATHER * least, EXACT * energy)
+    return Coded(next(name for name, error in errors.items() if error <= enough), bytes)
+
+
+def _missed(found: Measured, choice: Choice, key: Key) -> float:
+    """The squared error of the server's step.
+
+    Errors of single clients that have nothing in common are averaged over the cohort of a round; what they have in
+    common is not.
+    """
+    up, down = (CODECS[way.codec](way.bytes) for way in (choice.up, choice.down))
+    off = _seen(down, found.movement, key) - found.movement
+    updates = found.beside(off) if _square(off.flat.double()) else found.changes
+    pairs = zip(updates, found.changes, strict=True)
+    errors = [_seen(up, x, key.at(str(n))).flat.double() - whole.flat.double() for n, (x, whole) in enumerate(pairs)]
+    each = sum(map(_square, errors)) / len(errors)
+    if len(errors) == 1:
+        return each
+    common = max(0.0, (len(errors) * _square(_mean(errors)) - each) / (len(errors) - 1))
+    return common + max(0.0, each - common) / found.sample
+
+
+def _reasons(found: Measured, choice: Choice) -> list[str]:
+    """Why a choice has what it has beside its bytes, in sentences."""
+    away = found.clients / found.sample
+    said = [
+        f"At these bytes {NAMES[choice.up.codec]} is best for updates and {NAMES[choice.down.codec]} for models. A "
+        f"codec of less computing is preferred where it costs at most a twentieth of error."
+    ]
+    if choice.down.codec not in LOSSY:
+        said.append("The broadcast is the model itself, so nobody has to catch up.")
+    elif choice.stream:
+        said.append("All clients take part in every round and none is lost, so one stream serves them all.")
+    else:
+        said.append(f"A client is away for {away:.3g} rounds on average: each absence is coded as one difference.")
+    if choice.feedback:
+        said.append("Error feedback: at least half of the clients take part in a round, so residuals are young.")
+    elif choice.up.codec in LOSSY:
+        said.append(f"No error feedback: a residual would be {away:.3g} rounds old when it is sent.")
+    return said
+
+
+def _times(price: float, bytes: int) -> float:
+    return price * bytes
+
+
+def _seen(link: Link, x: Params, key: Key) -> Params:
+    """What the other side sees of ``x``, sent as a first message."""
+    _, seen, _ = link.send(x, link.open(x)[0], key)
+    return seen
+
+
+def _mean(x: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(x)).mean(0)
+
+
+def _square(x: Tensor) -> float:
+    return float(torch.dot(x, x))

@@ -1,0 +1,278 @@
+"""A method that a run chooses: within its budget, the same when written out, and gone on with bit for bit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
+from thinwire.algorithms.auto import Choice, Coded, Measured
+from thinwire.compare import Federated
+from thinwire.data import Dirichlet
+from thinwire.errors import RunError
+from thinwire.problem import Problem, standard
+from thinwire.report import html
+from thinwire.run.chosen import Chosen
+
+LOCAL = LocalSGD(0.05, batch=8)
+ROUNDS = 12  # the split is chosen anew after 10
+
+
+def small() -> Problem:
+    whole = standard("digits", "mlp", 6, Dirichlet(0.3), 0)
+    return replace(whole, tasks=[replace(task, indices=task.indices[:24]) for task in whole.tasks])
+
+
+PROBLEM = small()
+
+
+def trained(method: Any, rounds: int = ROUNDS, **own: Any) -> tw.Result:
+    own = {"sample": 2, "workers": 1, "evaluate_every": 6} | own
+    return tw.simulate(method, PROBLEM.model, PROBLEM.tasks, rounds, **own)
+
+
+def plain(result: tw.Result) -> list[dict[str, Any]]:
+    """The records, without seconds of this machine and without what was chosen; no test set is evaluated."""
+    return [{name: x for name, x in r.items() if name not in ("seconds", "chosen")} for r in result.rounds]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tw.Result:
+    """A run whose second choice is another one than its first."""
+    return trained(Auto(0.1, LOCAL), out=tmp_path_factory.mktemp("auto") / "run", checkpoint_every=5)
+
+
+def test_all_bytes_stay_within_the_share_of_fedavgs(whole: tw.Result) -> None:
+    dense = trained(FedAvg(LOCAL), evaluate_every=ROUNDS)
+    assert 0.09 * dense.ledger.bytes() < whole.ledger.bytes() <= 0.1 * dense.ledger.bytes()
+    assert whole.ledger.bytes() == whole.bytes_up + whole.bytes_down
+    assert {entry.direction for entry in whole.ledger.of(round=1)} == {"up", "down"}  # first contacts are in it
+
+
+@pytest.mark.parametrize(("budget", "sample"), [(0.02, 1), (0.3, 6)])
+def test_other_budgets_and_cohorts_hold_too(budget: float, sample: int) -> None:
+    rounds = 2
+    dense = trained(FedAvg(LOCAL), rounds, sample=sample, evaluate_every=rounds)
+    spent = trained(Auto(budget, LOCAL), rounds, sample=sample, evaluate_every=rounds)
+    assert spent.ledger.bytes() <= budget * dense.ledger.bytes()
+
+
+def test_bytes_of_a_visit_are_a_budget() -> None:
+    result = trained(Auto(local=LOCAL, bytes=900), 3)
+    visits = [(entry.round, entry.client) for entry in result.ledger.of("up")]
+    assert len(visits) == 6
+    for number, client in visits:
+        sums = [entry.total for entry in result.ledger.of(round=number) if entry.client == client]
+        assert sum(sums) <= 900
+
+
+def test_seconds_of_a_visit_are_a_budget_at_the_slowest_clients_rates() -> None:
+    rates = tw.Network(mbit=(0.3, 0.3, 0.3, 0.2, 0.3, 0.3), down=1.0)
+    result = trained(Auto(local=LOCAL, seconds=0.1), 3, network=rates, sample=3)
+    clocks = [0.0, *(r["clock"] for r in result.rounds)]
+    assert max(after - before for before, after in pairwise(clocks)) <= 0.1
+    with pytest.raises(ValueError, match=r"seconds need the rates of links; give the run a network"):
+        trained(Auto(local=LOCAL, seconds=0.1), 3)
+
+
+def test_the_expression_that_was_chosen_trains_the_same_bits_until_the_second_choice(whole: tw.Result) -> None:
+    first, second = whole.chosen
+    assert (first["round"], second["round"]) == (1, 11)
+    assert first["expression"] != second["expression"]
+    assert first["start"] == "known"
+    alone = trained(tw.expression.parse(first["expression"]), 10, start="known")
+    assert plain(alone) == plain(whole)[:10]
+    entries = [[e for e in result.ledger if e.round <= 10] for result in (alone, whole)]
+    assert entries[0] == entries[1]
+
+
+def test_a_second_choice_moves_bytes_between_directions_and_nothing_else(whole: tw.Result) -> None:
+    one, other = (tw.expression.parse(made["expression"]).inner for made in whole.chosen)
+    assert (type(one.up), type(one.down.inner)) == (type(other.up), type(other.down.inner))
+    assert abs(one.up.bytes + one.down.inner.bytes - other.up.bytes - other.down.inner.bytes) <= 1
+    ups = [max(e.payload for e in whole.ledger.of("up", number)) for number in (10, 11)]
+    assert ups[0] != ups[1]
+
+
+@pytest.mark.parametrize(("stop", "states"), [(10, "memory"), (11, "disk")])
+def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
+    whole: tw.Result, stop: int, states: str, tmp_path: Path
+) -> None:
+    method, out = Auto(0.1, LOCAL), tmp_path / "run"
+    trained(method, stop, out=out, checkpoint_every=4, states=states)
+    again = trained(method, out=out, resume=True, checkpoint_every=5, states=states)
+    assert torch.equal(again.params.flat, whole.params.flat)
+    assert list(again.ledger) == list(whole.ledger)
+    assert again.chosen == whole.chosen
+
+
+def test_another_budget_is_another_run(whole: tw.Result) -> None:
+    with pytest.raises(RunError, match=r"its method.budget is 0.1, not 0.2"):
+        trained(Auto(0.2, LOCAL), out=whole.path, resume=True)
+
+
+def test_records_summary_and_report_say_what_was_chosen_and_why(
+    whole: tw.Result, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert whole.path is not None
+    summary = json.loads((whole.path / "summary.json").read_text())
+    assert (summary["name"], summary["start"]) == ("Auto(0.1, local=LocalSGD(0.05, batch=8))", "known")
+    assert summary["chosen"] == whole.chosen
+    assert [r["round"] for r in whole.rounds if "chosen" in r] == [1, 11]
+    assert whole.chosen[0]["why"][0].startswith("A visit may take 3,866.")
+    assert whole.chosen[0]["why"][-1] == "No error feedback: a residual would be 3 rounds old when it is sent."
+    page = html.gather([whole.path])
+    assert [method["label"] for method in page["methods"]] == ["Auto(0.1)"] + 2 * ["Auto(0.1), seed 0"]
+    assert [name for name, _ in page["setting"]][-2:] == ["Auto(0.1), seed 0, round 1", "Auto(0.1), seed 0, round 11"]
+    with caplog.at_level(logging.INFO, "thinwire"):
+        Chosen(Auto(0.1, LOCAL), PROBLEM.model, PROBLEM.tasks, Setting(sample=2, workers=1)).close()
+    assert "round 1: Auto(0.1, local=LocalSGD(0.05, batch=8)) is Averaged(FedAvg(" in caplog.text
+    assert "A rehearsal of 2 clients took" in caplog.text
+
+
+def test_a_run_is_read_back_from_its_folder(whole: tw.Result) -> None:
+    assert whole.path is not None
+    assert whole.served is not None
+    found = tw.load(whole.path, PROBLEM.model)
+    inputs = PROBLEM.tasks[0].batch(torch.arange(3))[0]
+    assert found.served is not None
+    assert torch.equal(found.module(inputs), whole.module(inputs))
+    assert torch.equal(found.served(inputs), whole.served(inputs))
+
+
+def test_a_study_takes_it_as_a_method() -> None:
+    method = Federated.method("Auto(0.05)", (), {"lr": 0.3})
+    assert method == Auto(0.05, LocalSGD(0.3))
+    assert Federated.resolved(["Auto(0.05)"])[0].startswith("Auto(budget=0.05, local=LocalSGD(")
+    study = Federated(Federated.resolved(["Auto(seconds=2)"]), clients=3)
+    with pytest.raises(ValueError, match=r'seconds need the rates of links; give --network "Network\(mbit=1\)"'):
+        study.check()
+
+
+def test_what_answers_in_place_of_training_rehearses_too() -> None:
+    asked = []
+
+    def train(request: tw.Local, task: tw.Task, key: tw.Key) -> tw.Trained:
+        asked.append(key.round)
+        return tw.Trained(request.x + request.x * 0.01, 1, 0.0)
+
+    result = trained(Auto(0.1, LOCAL), 1, train=train)
+    assert len(asked) > 2  # two of them are the run's
+    assert result.ledger.bytes() > 0
+
+
+def test_too_small_a_budget_is_refused_with_one_that_is_enough() -> None:
+    with pytest.raises(ValueError, match=r"Auto\(0.001.*raise budget to 0\.0\d+$") as error:
+        trained(Auto(0.001, LOCAL), 1)
+    enough = float(str(error.value).rpartition(" ")[2])
+    assert trained(Auto(enough, LOCAL), 1).ledger.bytes() > 0
+    with pytest.raises(ValueError, match=r"raise bytes to \d+$") as error:
+        trained(Auto(bytes=100, local=LOCAL), 1)
+    assert trained(Auto(bytes=int(str(error.value).rpartition(" ")[2]), local=LOCAL), 1).ledger.bytes() > 0
+
+
+def test_it_is_typed_and_shown() -> None:
+    assert (repr(Auto()), repr(Auto(0.02)), repr(Auto(bytes=900))) == ("Auto(0.01)", "Auto(0.02)", "Auto(bytes=900)")
+    for method in (Auto(), Auto(bytes=900, local=LOCAL), Auto(seconds=2)):
+        assert tw.expression.parse(repr(method)) == method
+        assert tw.expression.parse(tw.config.complete(method)) == method
+    with pytest.raises(ValueError, match="give one of budget"):
+        Auto(0.01, bytes=900)
+    with pytest.raises(ValueError, match="at most 1"):
+        Auto(2.0)
+    with pytest.raises(ValueError, match="must be positive"):
+        Auto(bytes=0)
+
+
+# -- the choice, of values that were made up --------------------------------------------
+
+
+def layers(matrix: torch.Tensor) -> Params:
+    return Params.of([("w", matrix)])
+
+
+def drawn(seed: int) -> torch.Tensor:
+    return torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))
+
+
+def measured(rank: int | None, **own: Any) -> Measured:
+    """Two clients' updates of a layer of 64 x 64, of a rank or full of noise; views do not change updates."""
+
+    def update(seed: int) -> Params:
+        a = drawn(seed)
+        return layers(a if rank is None else a[:, :rank] @ drawn(9)[:rank] + 0.01 * drawn(seed + 20))
+
+    changes = [update(0), update(1)]
+    given: dict[str, Any] = {"clients": 10, "sample": 2, "dense": (16_500, 16_500), "fixed": (100, 100), "rates": None}
+    given |= {"replies": 1.0, "lost": False, "movement": changes[0] + changes[1]}
+    return Measured(changes=changes, beside=lambda off: changes, **(given | own))
+
+
+def test_low_rank_gets_low_rank_and_a_large_budget_gets_plain_floats() -> None:
+    thin = Auto(0.05, LOCAL).choose(measured(4), tw.Key(0)).choice
+    assert (thin.up.codec, thin.down.codec, thin.feedback, thin.stream) == ("transform", "transform", False, False)
+    assert thin.up.bytes + thin.down.bytes <= 1_650 - 200
+    every = Auto(0.05, LOCAL).choose(measured(4, sample=10), tw.Key(0)).choice
+    assert (every.feedback, every.stream) == (True, True)
+    lost = Auto(0.05, LOCAL).choose(measured(4, sample=10, lost=True), tw.Key(0)).choice
+    assert (lost.feedback, lost.stream) == (True, False)
+    # 4 x 4,096 bytes and a header fit in both directions.
+    wide = Auto(1.0, LOCAL).choose(measured(None, dense=(17_000, 17_000)), tw.Key(0)).choice
+    assert (wide.up.codec, wide.down.codec) == ("dense", "dense")
+    assert Auto(1.0, LOCAL).method(wide) == tw.Averaged(FedAvg(LOCAL), 0.8)
+
+
+def test_the_downlink_gets_more_where_clients_miss_more_by_their_models() -> None:
+    found = measured(None)
+    far = found._replace(beside=lambda off: [x + off * 3.0 for x in found.changes])
+    auto = Auto(0.1, LOCAL)
+    near, wide = (auto.choose(each, tw.Key(0)).choice for each in (found, far))
+    assert near.down.bytes < wide.down.bytes
+    assert near.up.bytes > wide.up.bytes
+
+
+def test_seconds_are_spent_at_the_rate_of_each_direction() -> None:
+    # At 1 Mbit/s up 8e-6 s a byte, at 10 Mbit/s down 0.8e-6 s a byte.
+    found = measured(4, rates=(1.0, 10.0))
+    way = Auto(local=LOCAL, seconds=0.02).choose(found, tw.Key(0)).choice
+    assert 0.0199 < 8e-6 * (way.up.bytes + 100) + 0.8e-6 * (way.down.bytes + 100) <= 0.02
+    with pytest.raises(ValueError, match=r"a visit may take 0.001 s.*raise seconds to 0.00\d+$"):
+        Auto(local=LOCAL, seconds=0.001).choose(found, tw.Key(0))
+
+
+def test_dropouts_leave_the_share_of_bytes_that_fedavg_is_expected_to_send() -> None:
+    # Of 16,500 bytes up half arrive: 0.1 (8,250 + 16,500) = 2,475, of which 200 are headers.
+    choice = Auto(0.1, LOCAL).choose(measured(2, replies=0.5, lost=True), tw.Key(0)).choice
+    assert 2_270 <= choice.up.bytes + choice.down.bytes <= 2_275
+
+
+def test_a_split_stays_unless_another_misses_a_twentieth_less() -> None:
+    auto, found = Auto(0.1, LOCAL), measured(2)
+    first = auto.choose(found, tw.Key(0)).choice
+    again = auto.choose(found, tw.Key(0), first)
+    assert again.choice == first
+    assert again.why[-1] == "The split stays: no other misses a twentieth less."
+    odd = Choice(Coded("transform", 64), Coded("transform", 64), False, False)
+    moved = auto.choose(measured(None), tw.Key(0), odd).choice
+    assert moved.up.bytes > 64
+
+
+def test_what_a_choice_is_written_as() -> None:
+    coded = Choice(Coded("transform", 4000), Coded("transform", 16000), True, False)
+    assert repr(Auto(0.01, LOCAL).method(coded)) == (
+        "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=ErrorFeedback(TransformCoding(4000)), "
+        "down=PerClient(TransformCoding(16000))), decay=0.8)"
+    )
+    stream = coded._replace(feedback=False, stream=True, up=Coded("budget", 4000))
+    assert repr(Auto(0.01, LOCAL).method(stream)) == (
+        "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=Budget(4000), down=EF21(TransformCoding(16000))), decay=0.8)"
+    )
+    assert PerClient(TransformCoding(16000)).absolute
