@@ -88,7 +88,7 @@ def fitted(
     last: tuple[float, float] | None = None
     best: tuple[Tensor, list[Part], float] | None = None
     for _ in range(CODED):
-        step = max(step, 1 / FINEST)
+        step = max(step, finest(layers))
         if step > COARSEST or step * largest > LARGEST or (last is not None and step == last[0]):
             break
         sent = float(np.float32(step * largest))
@@ -114,6 +114,11 @@ def fitted(
         if not fine < step < coarse:
             step = between(fine, coarse)
     return best
+
+
+def finest(layers: list[Layer]) -> float:
+    """The finest step of which no entry and no singular value is more than ``FINEST``. Entries are at most 1."""
+    return max([1.0, *(float(layer.s[0]) for layer in layers if len(layer.s))]) / FINEST
 
 
 def between(fine: float, coarse: float) -> float:
@@ -169,6 +174,7 @@ class Trial:
 
     def __init__(self, layers: list[Layer]) -> None:
         many = max(128, ENTRIES_TRIED // max(1, len(layers)))
+        self.finest = finest(layers)
         self.size = torch.tensor([float(layer.flat.numel()) for layer in layers])
         self.energy = torch.tensor([layer.energy for layer in layers])
         self.entries, self.times = _samples([layer.flat[None] for layer in layers], many)
@@ -236,9 +242,9 @@ class Trial:
                 fine = max(fine, step)
             elif step < coarse:
                 coarse, coarser = step, ways
-            if coarse < 1.03 * fine or (step <= 1 / FINEST and off < 0):
+            if coarse < 1.03 * fine or (step <= self.finest and off < 0):
                 return coarse, coarser, 1.0
-            step = max(step * math.exp(max(-3.0, min(3.0, off / slope))), 1 / FINEST)
+            step = max(step * math.exp(max(-3.0, min(3.0, off / slope))), self.finest)
             if not fine < step < coarse:
                 step = between(fine, coarse)
         return step, ways, slope

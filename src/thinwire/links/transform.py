@@ -63,20 +63,22 @@ class TransformCoding(Link):
         require(self.share is None or 0 < self.share < 1, f"{self!r}: share must be above 0 and below 1")
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        x = Params(Layout(x.layout.names, x.layout.shapes), finite(self, x.flat.to(torch.float32)))
+        packet, seen = self._coded(Params(_single(x.layout), finite(self, x.flat.to(torch.float32))), key)
+        return packet, Params(x.layout, seen.flat.to(x.layout.dtype)), None
+
+    def _coded(self, x: Params, key: Key) -> tuple[Tensor, Params]:
         most = self._most(x.layout)
         largest = float(x.flat.abs().max()) if x.layout.size else 0.0
         if not largest:
-            return torch.zeros(0, dtype=torch.uint8), x.zeros(), None
+            return torch.zeros(0, dtype=torch.uint8), x.zeros()
         if most is not None and length(x.flat) <= most:
-            return x.flat, x.clone(), None
+            return x.flat, x.clone()
         found = searched(x, largest, most, self.share, key)
         if found is None or (most is None and length(x.flat) <= length(found[0])):
             require(most is None, f"{self!r}: a single entry of {x.layout} takes more; raise bytes to 64")
-            return x.flat, x.clone(), None
-        packet, seen = found
-        finite(self, seen.flat)
-        return packet, seen, None
+            return x.flat, x.clone()
+        finite(self, found[1].flat)
+        return found
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         if isinstance(packet, Tensor) and packet.dtype == torch.float32:
@@ -84,7 +86,7 @@ class TransformCoding(Link):
         coded = octets(packet)
         most = self._most(layout)
         check(most is None or length(coded) <= most, f"at most {most} bytes")
-        return seen_of(coded, layout), None
+        return Params(layout, seen_of(coded, _single(layout)).flat.to(layout.dtype)), None
 
     def _most(self, layout: Layout) -> int | None:
         """The bytes of a packet of these layers, at most."""
@@ -94,3 +96,8 @@ class TransformCoding(Link):
 
     def floats(self, packet: Packet) -> float:
         return float(packet.numel() * packet.dtype.itemsize / 4)
+
+
+def _single(layout: Layout) -> Layout:
+    """The same layers in 32 bits, in which all is coded."""
+    return Layout(layout.names, layout.shapes)
