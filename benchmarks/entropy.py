@@ -36,7 +36,7 @@ LINKS = [
     "TransformCoding(4000)",
     "TransformCoding(16000)",
 ]
-WAYS = ("stored", "zstd", "range coding")
+WAYS = ("stored", "zstd", "range coding", "rows and columns")
 
 
 def passed(link: tw.Link, update: tw.Params) -> tuple[int, int, float]:

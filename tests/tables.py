@@ -1562,7 +1562,7 @@ METHODS = [
         "Ditto",
         trained=(
             "Ditto(lam=0.5)",
-            "Ditto(LocalAdam(0.01), opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)), lam=0.5)",
+            "Ditto(LocalAdam(0.02), opt=Adam(0.03), up=ErrorFeedback(TopK(0.3)), lam=0.5)",
             "LUAR(Ditto(LocalSGD(lr=0.2, momentum=0.6, keep=True)), recycle=1)",
         ),
         same={
@@ -1651,7 +1651,7 @@ METHODS = [
         "FedSM",
         trained=(
             "FedSM(lam=0.6)",
-            "FedSM(LocalAdam(0.01, batch=8), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
+            "FedSM(LocalAdam(0.02, batch=8), form='epoch', up=ErrorFeedback(TopK(0.3)), personal=EF21(TopK(0.3)))",
             "LUAR(FedSM(weights='steps'), recycle=1)",
         ),
         refused={

@@ -410,7 +410,6 @@ def test_a_contraction_keeps_a_part_of_whatever_it_is_given(
 TWENTY = torch.arange(1.0, 21.0) * torch.tensor([1.0, -1.0] * 10)  # |x| = 53.572, max 20
 
 
-@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("text", "most"), settings_of("unbiased"))
 def test_what_is_seen_is_the_vector_on_average(text: str, most: float) -> None:
     # Rounding to multiples of d has a variance of at most d^2 / 4: five standard errors of 10,000 draws are 0.025 d.

@@ -29,7 +29,7 @@ from thinwire.run.stream import Parcel, catch_up
 
 LEFT_OPEN = {"lr": 0.5, "batch": 16, "epochs": 2}  # where an expression says nothing
 NEUTRAL = {"lr": 0.1, "batch": 16}  # the same, of identities
-ROUNDS, STOP = 5, 2
+ROUNDS, STOP = 4, 2
 ROOMS = (tw.algorithms, tw.personal)
 
 
@@ -266,7 +266,7 @@ def test_nobody_writes_into_what_an_algorithm_was_given_or_gave(
     for cls in classes:
         for name in ("init", "broadcast", "see", "client", "sent", "server", "model"):
             monkeypatch.setattr(cls, name, watched(cls, name))
-    trained(method, rounds=4, plan="together" if "FLSS" not in expression else "each")
+    trained(method, rounds=3, plan="together" if "FLSS" not in expression else "each")
     assert len(held) > 100
     assert [where for where, tensor, before in held if not torch.equal(tensor, before)] == []
 

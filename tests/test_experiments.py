@@ -218,6 +218,7 @@ def test_what_a_look_shows_has_its_commands_and_what_made_it(tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "png").iterdir()) == ["feedback.png", "look_back.png"]
 
 
+@pytest.mark.deployment
 def test_the_memory_of_a_look_is_measured(tmp_path: Path) -> None:
     run("analysis/memory.py", "--epochs", "2", "--into", tmp_path)
     (line,) = written(tmp_path / "memory.jsonl")
@@ -274,7 +275,8 @@ def test_luar_has_what_it_is_compared_with(tmp_path: Path) -> None:
     run("luar/baselines.py", *arguments, "--into", tmp_path)
     found = {line["row"]: line for line in written(tmp_path / "baselines_digits.jsonl")}
     assert len(found) == 8
-    assert (found["FedAvg"]["comm"], found["FedPAQ"]["comm"]) == (1.0, pytest.approx(0.25, abs=0.01))
+    assert found["FedAvg"]["comm"] == 1.0
+    assert 0 < found["FedPAQ"]["comm"] < 0.25  # of 8-bit levels, most of which are zero
 
 
 def test_luar_at_equal_bytes_is_told_from_the_results_alone(tmp_path: Path) -> None:
@@ -293,6 +295,7 @@ def test_momentum_against_drift_has_its_six_rows(tmp_path: Path) -> None:
     assert "points behind DOMO" in shown
 
 
+@pytest.mark.deployment
 def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
     into = tmp_path / "simulate.jsonl"
     shown = run("simulate.py", "--tiny", "--rounds", 1, "--only", "J2", "--json", "--into", into, folder="benchmarks")
@@ -307,6 +310,7 @@ def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
         assert line["dirty"] == line["version"].endswith("-dirty")
 
 
+@pytest.mark.deployment
 def test_thinwires_own_row_among_its_peers_is_measured(tmp_path: Path) -> None:
     arguments = ["--tiny", "--passes", 1, "--rounds", 1, "--only", "J2", "--peer", "thinwire", "--json"]
     found = json.loads(run("peers.py", *arguments, folder="benchmarks").splitlines()[-1])
@@ -335,6 +339,7 @@ def test_the_kernels_and_every_link_are_measured() -> None:
     assert len(found["links"]) > 30
 
 
+@pytest.mark.deployment
 def test_the_other_benchmarks_run() -> None:
     methods = json.loads(run("methods.py", "--tiny", "--rounds", 1, "--json", folder="benchmarks").splitlines()[-1])
     assert methods["found"]["FedAvg"]["ratio"] == 1.0

@@ -727,15 +727,15 @@ CASES: dict[str, tuple[int, Schedule, int]] = {
     f"{name} {parts} {seed}": (parts, make(parts), seed)
     for parts in PARTS
     for name, make, seeds in [
-        ("DSP", dsp, (0, 1, 2)),
+        ("DSP", dsp, (0, 1)),
         ("DSP deep", lambda k: dsp(k, 3), (0,)),
-        ("FR", lambda k: FR(), (0, 1, 2)),
+        ("FR", lambda k: FR(), (0, 1)),
         ("FR barrier", lambda k: FR(barrier=True), (0,)),
-        ("PipeDream", lambda k: PipeDream(), (0, 1, 2)),
-        ("2BW", lambda k: PipeDream2BW(4), (0, 1, 2)),
+        ("PipeDream", lambda k: PipeDream(), (0, 1)),
+        ("2BW", lambda k: PipeDream2BW(4), (0, 1)),
         ("GPipe", lambda k: GPipe(2), (0,)),
-        ("1F1B", lambda k: OneFOneB(2), (0, 1, 2)),
-        ("DNI", lambda k: DNI(), (0, 1, 2)),
+        ("1F1B", lambda k: OneFOneB(2), (0, 1)),
+        ("DNI", lambda k: DNI(), (0, 1)),
         ("BPK", lambda k: BPK(), (0,)),
         ("Int8", lambda k: dsp(k, activations=tw.Int8(), gradients=tw.Half()), (0,)),
         ("TopK", lambda k: dsp(k, activations=tw.TopK(0.3), gradients=tw.LowRank(2)), (0,)),

@@ -139,7 +139,7 @@ def test_a_link_with_a_memory_sends_all_once_and_then_differences() -> None:
     run = made(SoftPull(FedAvg(LOCAL), personal=EF21(TopK(0.1))), [[0, 1]] * 3, mlp)
     payload = [entry.payload for entry in run.ledger.of("down") if entry.client == 0]
     assert payload[0] >= 3640
-    assert payload[1] == payload[2] < 600
+    assert max(payload[1:]) < 600
     ends = run.states.get(0)
     server, client = (end[0].seen if hasattr(end[0], "seen") else end[0] for end in (ends.tx, ends.own.rx))
     assert tw.dumps(server) == tw.dumps(client if not hasattr(client, "seen") else client.seen)
