@@ -1,6 +1,6 @@
 # make demo   compare seven methods on 20 clients; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
-# make deployments   the tests that start Flower's own processes, torchrun, a compiler and benchmarks
+# make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
 # make docs   the site of docs/, into site/; a warning or a broken link is an error

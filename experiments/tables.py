@@ -24,6 +24,7 @@ from pages import (  # noqa: F401  pages fill TABLES
     claims,
     data_parallel,
     federated,
+    onepercent,
     personal,
     pipelined,
     users,
@@ -39,6 +40,7 @@ PAGES = [
     "docs/analysis.md",
     "docs/personal.md",
     "docs/pipeline.md",
+    "docs/methods/auto.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
 

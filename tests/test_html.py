@@ -423,6 +423,7 @@ LINES = "return document.querySelector('[data-chart=curve-accuracy]').data.filte
 FIRST = "document.querySelector('#table tbody tr .code').textContent"
 
 
+@pytest.mark.deployment
 def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained: dict[str, Path]) -> None:
     for folder in trained.values():
         html.write([folder], folder / "report.html")
@@ -461,6 +462,7 @@ def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
+@pytest.mark.deployment
 def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_method(browser: Any, tmp_path: Path) -> None:
     call = {"round": 1, "direction": "down", "payload": 1, "framing": 1}
     for name, method, seeds in (("a", DENSE, (0, 7)), ("b", TOPK, (0, 7)), ("c", "FedAvg(up=SignSGD())", (0,))):
@@ -483,6 +485,7 @@ def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_metho
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
+@pytest.mark.deployment
 def test_a_page_does_not_scroll_sideways_and_its_ticks_are_few(browser: Any, trained: dict[str, Path]) -> None:
     place = html.write([trained["federated"]], trained["federated"] / "report.html").as_uri()
     for width in (390, 900, 1600):
@@ -496,6 +499,7 @@ def test_a_page_does_not_scroll_sideways_and_its_ticks_are_few(browser: Any, tra
         assert all(len(text) <= 6 for text in ticks), ticks
 
 
+@pytest.mark.deployment
 def test_a_served_page_draws_a_round_that_is_added(browser: Any, served: tuple[Path, int]) -> None:
     run, port = served
     opened(browser, f"http://127.0.0.1:{port}/")

@@ -577,6 +577,7 @@ for link in (TopK(0.01), ScaledSign()):
 """
 
 
+@pytest.mark.deployment
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="writes /proc/self/clear_refs")
 def test_links_take_little_more_memory_than_what_they_return() -> None:
     if native._loaded() is None:

@@ -297,6 +297,7 @@ print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.deployment
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_a_large_matrix_takes_little_more_than_one_padded_vector_of_memory() -> None:
     # 6,570,880 entries are padded to 2^23 floats, 33.6 MB. Beside them: chunks of 65,536 draws. Measured 37 MB;
