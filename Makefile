@@ -111,7 +111,7 @@ SANITIZED := THINWIRE_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 \
   $(BIN)/pytest -p no:faulthandler --timeout 3600
 sanitize: .venv/.installed-dev
 	CC=gcc THINWIRE_SANITIZE=1 $(BIN)/python src/thinwire/kernels/native/build.py
-	$(SANITIZED) tests/test_kernels.py tests/test_adaptive.py tests/test_outer.py tests/test_rans.py tests/test_chain.py $(addprefix tests/test_,$(addsuffix .py,\
+	$(SANITIZED) tests/test_kernels.py tests/test_adaptive.py tests/test_levels.py tests/test_outer.py tests/test_rans.py tests/test_chain.py $(addprefix tests/test_,$(addsuffix .py,\
 	  block dropout entropy quantize sign sparse stc transform))
 	$(SANITIZED) tests/test_every_link.py -k "receiver_sees or zeros or whatever_a_packet"
 
