@@ -1,7 +1,7 @@
 """What transform coding costs: sending and receiving an update, on one thread, of two sizes or three.
 
 0.6 million entries are the CNN of FedAvg's paper, 11.7 million ResNet-18 (62 layers), and with ``--large`` 124 million
-a transformer of the size of GPT-2 (148 layers, 3 GB of memory). Entries are a few terms that fall off, and noise, as
+a transformer of the size of GPT-2 (148 layers, 3.5 GB of memory). Entries are a few terms that fall off, and noise, as
 updates are. ``send`` finds the step and codes, ``recv`` decodes. Milliseconds of the
 processor, the fastest of some, beside a torch copy of the update; the bytes; the share of the squared length that is
 seen.

@@ -76,6 +76,17 @@ def test_an_update_of_nearly_low_rank_is_seen_better_than_other_links_do_with_mo
     assert own < sparse
 
 
+@pytest.mark.parametrize("every", [2, 8, 64])
+def test_a_layer_of_low_rank_is_seen_as_well_whichever_of_its_columns_are_dead(every: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    layer = torch.randn(512, 3, generator=generator) @ torch.randn(3, 1024, generator=generator)
+    layer += 0.2 * torch.randn(512, 1024, generator=generator)
+    layer[:, ::every] = 0
+    size, left = lost(TransformCoding(3000), Params.of([("w", layer)]))
+    assert size <= 3000
+    assert left < 0.05  # a fixed stride left 0.9997; noise alone is 0.013
+
+
 def test_bytes_that_hold_the_numbers_themselves_carry_them_as_they_are() -> None:
     assert lost(TransformCoding(4 * 20_898 + 8)) == (83_600, 0.0)
     size, error = lost(TransformCoding(4 * 20_898 + 7))
@@ -159,6 +170,14 @@ def test_error_feedback_goes_around_it_and_brings_everything_across_in_the_end()
         _, seen, tx = link.send(X if t == 0 else X.zeros(), tx, key(t))
         total = total + seen
     assert ((X - total).norm() / X.norm()) ** 2 < lost(TransformCoding(300))[1] / 3
+
+
+def test_the_modes_of_many_layers_may_be_more_bits_than_there_are() -> None:
+    x = Params(Layout(tuple(map(str, range(3_000))), (Size([2]),) * 3_000), torch.zeros(6_000))
+    x.flat[:4_000] = torch.linspace(0.1, 1.0, 4_000)
+    size, error = lost(TransformCoding(64), x)
+    assert size <= 64
+    assert error < 1
 
 
 def test_more_terms_than_any_sender_sends_are_refused() -> None:

@@ -7,6 +7,7 @@ coded a few times. The choices are those of rate and distortion together: Shoham
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ AGAIN = 8  # times that terms are chosen anew, at most, where those that were ch
 CODED = 6  # steps with which all is coded, at most
 AROUND = 8  # bytes of a packet beside those of a step and the levels
 CLOSE = 0.985  # of the bytes allowed, which end the search
+FILLED = 0.9  # of the bytes allowed; with less, layers are coded as they would be with a finer step, too
 
 
 def searched(
@@ -50,14 +52,17 @@ def searched(
     trial, step = Trial(layers), math.sqrt(whole / (2 * (most or x.layout.size)))
     found: tuple[Tensor, list[Part], float] | None = None
     for _ in range(AGAIN if enough > 0 else 0):
-        step, ways, slope = trial.solved(step, bits, error)
+        step, ways, finer, slope = trial.solved(step, bits, error)
         while trial.extended(ways, layers):
             trial = Trial(layers)
-            step, ways, slope = trial.solved(step, bits, error)
-        found = fitted(
-            x.layout, layers, trial.each(ways), step, slope, largest, room, None if error is None else enough
-        )
+            step, ways, finer, slope = trial.solved(step, bits, error)
+        limits = largest, room, None if error is None else enough
+        found = fitted(x.layout, layers, trial.each(ways), step, slope, *limits)
         if found is not None:
+            if error is None and finer is not None and found[0].numel() < FILLED * room:
+                other = fitted(x.layout, layers, trial.each(finer), step, slope, *limits)
+                both = [each for each in (found, other) if each is not None]
+                found = min(both, key=lambda each: missed(each[1], each[2], layers, largest))
             break
         bits, error = bits * 0.7, None if error is None else error * 0.9  # these terms cannot do
     if found is not None:
@@ -100,7 +105,7 @@ def fitted(
             off = 2.0 if packet is None else packet.numel() / room
             fits, better = off <= 1, best is None or (packet is not None and packet.numel() > best[0].numel())
         else:  # of the error, how many times too little
-            off = enough / max(missed(parts, step, layers), 1e-30)
+            off = enough / max(missed(parts, step * largest, layers, largest), 1e-30)
             fits, better = off >= 1, best is None or (packet is not None and packet.numel() < best[0].numel())
         if packet is not None and fits and better:
             best = packet, parts, sent
@@ -126,12 +131,12 @@ def between(fine: float, coarse: float) -> float:
     return math.sqrt(max(fine, coarse / 16 if coarse < math.inf else 0) * min(coarse, 16 * fine if fine else coarse))
 
 
-def missed(parts: list[Part], step: float, layers: list[Layer]) -> float:
-    """The squared error that is left."""
+def missed(parts: list[Part], sent: float, layers: list[Layer], largest: float) -> float:
+    """The squared error that is left with the step that is sent."""
     total = 0.0
     for part, layer in zip(parts, layers, strict=True):
         if part.mode:
-            off = layer.x - built(part, step, layer.shape)
+            off = layer.x - built(part, sent / largest, layer.shape)
             total += float(torch.dot(off.view(-1), off.view(-1)))
         else:
             total += layer.energy
@@ -189,15 +194,17 @@ class Trial:
         y = self.entries / step
         levels = rounded_levels(y)
         bits = _bits(levels, self.size / self.times) * self.times + BESIDE
-        error = (y - levels).square_().sum(1) * self.times
+        nothing = self.energy / step**2
+        gained = (levels * (2 * y - levels)).sum(1) / y.square().sum(1).clamp_min(1e-30)
+        error = nothing * (1 - gained)
         scale, gained = (self.s / step).round().clamp(1, FINEST), (self.s / step).square()
         cost = torch.full_like(self.s, BESIDE)
         for sample, times, n in self.sides:
             rounded = rounded_levels(sample * scale[:, None])
-            share = torch.linalg.vecdot(rounded, sample).square() / rounded.square().sum(1).clamp_min(1)
-            gained = gained * (share * times).clamp_max(1)
+            squares = rounded.square().sum(1).clamp_min(1) * sample.square().sum(1).clamp_min(1e-30)
+            gained = gained * torch.linalg.vecdot(rounded, sample).square() / squares
             cost = cost + _bits(rounded, n / times) * times
-        return Guess(self.energy / step**2, bits, error, cost, gained)
+        return Guess(nothing, bits, error, cost, gained)
 
     def best(self, guess: Guess) -> Ways:
         """Of each layer what is least error for its bits."""
@@ -221,14 +228,15 @@ class Trial:
         left = torch.where(entries, guess.error, left)
         return math.log(error / max(float(left.sum()) * step**2, 1e-300))
 
-    def solved(self, step: float, bits: float, error: float | None) -> tuple[float, Ways, float]:
+    def solved(self, step: float, bits: float, error: float | None) -> tuple[float, Ways, Ways | None, float]:
         """About the step with so many bits, or with so much error; how layers are coded; the power that these go by.
 
-        Where a layer, or a term, comes in with a finer step, bits may jump beyond what is allowed. Then it is left out.
+        Where a layer, or a term, comes in with a finer step, bits may jump beyond what is allowed. Then it is left out,
+        and the third of what is returned is how layers would be coded with it.
         """
         fine, coarse, slope = 0.0, math.inf, 0.9
         last: tuple[float, float] | None = None
-        ways = coarser = Ways(torch.zeros(0), torch.zeros(0))
+        ways = coarser = finer = Ways(torch.zeros(0), torch.zeros(0))
         for _ in range(TRIES):
             guess = self.at(step)
             ways = self.best(guess)
@@ -237,17 +245,19 @@ class Trial:
                 slope = min(3.0, max(0.3, (last[1] - off) / math.log(step / last[0])))
             last = step, off
             if abs(off) < 0.03:
-                return step, ways, slope
+                return step, ways, None, slope
             if off > 0:
-                fine = max(fine, step)
+                fine, finer = (step, ways) if step > fine else (fine, finer)
             elif step < coarse:
                 coarse, coarser = step, ways
             if coarse < 1.03 * fine or (step <= self.finest and off < 0):
-                return coarse, coarser, 1.0
+                return coarse, coarser, finer if fine else None, 1.0
             step = max(step * math.exp(max(-3.0, min(3.0, off / slope))), self.finest)
             if not fine < step < coarse:
                 step = between(fine, coarse)
-        return step, ways, slope
+            if step > COARSEST:  # the modes of many layers alone are more bits than there are
+                return COARSEST, ways, None, slope
+        return step, ways, None, slope
 
     def each(self, ways: Ways) -> list[tuple[int, Tensor]]:
         """Of each layer its way, and which of its terms are sent."""
@@ -268,8 +278,7 @@ class Trial:
 
 def _samples(rows: list[Tensor], most: int) -> tuple[Float[Tensor, "rows some"], Float[Tensor, " rows"]]:
     """Some entries of each row of matrices of several widths, zeros behind them, and for how many each stands."""
-    strides = [max(1, -(-each.shape[1] // most)) for each in rows]
-    some = [each[:, ::stride] for each, stride in zip(rows, strides, strict=True)]
+    some = [each[:, _spread(each.shape[1], most)] if each.shape[1] > most else each for each in rows]
     wide = max((each.shape[1] for each in some), default=0)
     times = [
         torch.full((len(each),), max(1, each.shape[1]) / max(1, part.shape[1]))
@@ -277,6 +286,16 @@ def _samples(rows: list[Tensor], most: int) -> tuple[Float[Tensor, "rows some"],
     ]
     padded = [torch.nn.functional.pad(part, (0, wide - part.shape[1])) for part in some]
     return torch.cat(padded) if rows else torch.zeros(0, 0), torch.cat(times) if rows else torch.zeros(0)
+
+
+@cache
+def _spread(n: int, most: int) -> Int[Tensor, " most"]:
+    """``most`` of ``n`` positions: one anywhere in each of as many stretches. A fixed stride would meet the same column
+    of a matrix, or the same corner of a kernel, again and again.
+    """
+    begins = torch.arange(most + 1) * n // most
+    inside = torch.rand(most, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return begins[:-1] + (inside * (begins[1:] - begins[:-1])).long()
 
 
 def _lengths(rows: list[Tensor]) -> Float[Tensor, " rows"]:
