@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import processes
 import thinwire as tw
 from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
-from thinwire.algorithms.auto import Choice, Coded, Measured
+from thinwire.algorithms.auto import CODECS, Choice, Coded, Measured, _best, runnable
+from thinwire.analysis.predict import predict
 from thinwire.compare import Federated
 from thinwire.data import Dirichlet
-from thinwire.errors import RunError
+from thinwire.errors import CombinationError, RunError
 from thinwire.problem import Problem, standard
 from thinwire.report import html
 from thinwire.run.chosen import Chosen
+from thinwire.wire import length
 
 LOCAL = LocalSGD(0.05, batch=8)
 ROUNDS = 12  # the split is chosen anew after 10
@@ -157,6 +161,97 @@ def test_a_study_takes_it_as_a_method() -> None:
         study.check()
 
 
+def doubles() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 3)).double()  # 387 parameters of 8 bytes
+
+
+class Three(nn.Module):
+    """Three parameters: a message of them is shorter than its header."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :3] * self.w
+
+
+def shares(dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    g = torch.Generator().manual_seed(0)
+    each = [(torch.randn(16, 20, generator=g), torch.randint(0, 3, (16,), generator=g)) for _ in range(4)]
+    return [(x.to(dtype), y) for x, y in each]
+
+
+@pytest.mark.parametrize("budget", [0.15, 0.6])
+def test_the_budget_of_a_model_in_64_bits_is_a_share_of_its_own_bytes(budget: float) -> None:
+    sums = [
+        tw.simulate(method, doubles, shares(torch.float64), 2, sample=2, workers=1).ledger.bytes()
+        for method in (Auto(budget, LOCAL), FedAvg(LOCAL))
+    ]
+    assert sums[0] <= budget * sums[1]
+    assert sums[0] > (0.5 if budget < 0.5 else 0.1) * budget * sums[1]
+
+
+def test_a_model_smaller_than_its_headers_is_told_how_many_bytes_a_visit_takes() -> None:
+    with pytest.raises(
+        ValueError, match=r"FedAvg itself sends little more: give bytes=\d+ in place of the budget$"
+    ) as error:
+        tw.simulate(Auto(0.9, LOCAL), Three, shares(), 1, sample=2, workers=1)
+    enough = int(str(error.value).partition("bytes=")[2].split()[0])
+    for most in (enough, 10**6):
+        found = tw.simulate(Auto(bytes=most, local=LOCAL), Three, shares(), 1, sample=2, workers=1)
+        assert (
+            max(up.total + down.total for up, down in zip(*map(found.ledger.of, ("up", "down")), strict=True)) <= most
+        )
+
+
+def test_noise_that_would_not_hide_what_a_rehearsal_saw_is_refused() -> None:
+    with pytest.raises(CombinationError, match=r"Auto\(0.1.*updates of clients to which no noise was added") as error:
+        trained(Auto(0.1, LOCAL), 1, privacy=tw.Privacy(clip=1, noise=1))
+    instead = tw.parse(str(error.value).partition("such as ")[2])
+    assert trained(instead, 1, privacy=tw.Privacy(clip=1, noise=1)).ledger.bytes() > 0
+    study = Federated(Federated.resolved(["Auto(0.05)"]), clients=3, setting=Setting(privacy=tw.Privacy(1, 1)))
+    with pytest.raises(CombinationError, match="no noise was added"):
+        study.check()
+
+
+@pytest.mark.deployment
+def test_where_no_examples_are_it_says_to_type_the_method_that_was_chosen(tmp_path: Path) -> None:
+    lines = [
+        "import thinwire as tw",
+        "from torch import nn",
+        "from thinwire.deploy.client import Node",
+        "from thinwire.deploy.server import Deployment",
+        "auto, model, task = tw.Auto(0.1), nn.Linear(2, 2), ([[0.0, 1.0]], [0])",
+        "calls = [lambda: Deployment(auto, model, 3), lambda: Node(auto, model, task, 'x')]",
+        "for call in (*calls, lambda: tw.start(auto, model, [task])):",
+        "    try:",
+        "        call()",
+        "    except ValueError as error:",
+        "        print(error)",
+    ]
+    said = processes.program("\n".join(lines), cwd=tmp_path).stdout.splitlines()  # where annotations are not checked
+    assert len(said) == 3
+    assert set(said) == {
+        "Auto(0.1) is chosen with the clients' examples, by simulate() and `thinwire run`; here give the method "
+        "written out: `thinwire plan` prints it, and the summary of a simulation has it as `chosen`"
+    }
+
+
+def test_it_is_no_method_that_a_server_or_a_client_can_run() -> None:
+    with pytest.raises(ValueError, match="is chosen with the clients' examples, by simulate"):
+        runnable(Auto(0.1))
+
+
+def test_a_prediction_spends_seconds_at_the_rates_that_it_was_given() -> None:
+    sums = []
+    for up in (1.0, 0.25):
+        found = predict(Auto(local=LOCAL, seconds=0.06), PROBLEM, 2, 2, mbit=1.0, mbit_up=up)
+        sums.append(found.message_up[1] + found.message_down[1])
+        assert found.seconds[1] <= 2 * 0.06
+    assert sums[0] > sums[1]
+
+
 def test_what_answers_in_place_of_training_rehearses_too() -> None:
     asked = []
 
@@ -263,6 +358,23 @@ def test_a_split_stays_unless_another_misses_a_twentieth_less() -> None:
     odd = Choice(Coded("transform", 64), Coded("transform", 64), False, False)
     moved = auto.choose(measured(None), tw.Key(0), odd).choice
     assert moved.up.bytes > 64
+
+
+def test_a_second_choice_stays_with_the_first_where_headers_have_grown_beyond_the_budget() -> None:
+    auto, found = Auto(0.1, LOCAL), measured(2)
+    first = auto.choose(found, tw.Key(0)).choice
+    assert auto.choose(found._replace(fixed=(3_200, 100)), tw.Key(0), first).choice == first
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_halves_are_taken_only_where_they_fit_layers_and_all(absolute: bool) -> None:
+    # 40 layers of 8 entries: 640 bytes of halves, and 124 of structure.
+    g = torch.Generator().manual_seed(0)
+    changes = [Params.of([(str(n), torch.randn(8, generator=g)) for n in range(40)]) for _ in range(2)]
+    for most, expected in ((720, False), (764, True)):
+        found = _best(most, changes, tw.Key(0), absolute)
+        assert (found.codec == "half") == expected
+        assert length(CODECS[found.codec](most).send(changes[0], None, tw.Key(0))[0]) <= most
 
 
 def test_what_a_choice_is_written_as() -> None:

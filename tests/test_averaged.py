@@ -42,6 +42,18 @@ def test_the_average_is_the_one_worked_out_by_hand() -> None:
     assert found == [(1.0, 1.0), (3.0, pytest.approx(7 / 3)), (7.0, pytest.approx(5.0))]
 
 
+def test_an_average_of_one_round_is_the_trained_model_bit_for_bit() -> None:
+    method, g = Averaged(FedAvg(), 0.0), torch.Generator().manual_seed(0)
+    start = method.init(tw.Params.of([("a", torch.randn(100, generator=g))]), 1, tw.Key(0))
+    state = start.server
+    for _ in range(4):
+        mean = start.reply._replace(update=tw.Params.of([("a", torch.randn(100, generator=g))]))
+        state = method.server(state, None, mean, tw.Key(0))
+        average = method.served(state)
+        assert average is not None
+        assert average.flat.equal(method.model(state).flat)
+
+
 @pytest.mark.parametrize(
     "inner",
     [

@@ -271,6 +271,20 @@ def test_nobody_writes_into_what_an_algorithm_was_given_or_gave(
     assert [where for where, tensor, before in held if not torch.equal(tensor, before)] == []
 
 
+# -- a start that is known ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expression", FIRST)
+def test_a_start_that_is_known_is_sent_to_nobody_and_moves_no_model(expression: str) -> None:
+    method = tw.parse(expression, LEFT_OPEN)
+    about = options(method) | {"sample": 2, "dropout": 0.3, "workers": 1, "plan": "each", "evaluate_every": 2}
+    runs = [tw.simulate(method, mlp, handwriting()[0], 2, start=start, **about) for start in ("sent", "known")]
+    sent, known = runs
+    assert known.params.flat.equal(sent.params.flat)
+    assert known.rounds[0]["down_payload"] == 0
+    assert known.rounds[1]["down_bytes"] <= sent.rounds[1]["down_bytes"]
+
+
 # -- identities ---------------------------------------------------------------------------
 
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
-import torch
 from torch import nn
 
 import thinwire as tw
+from elsewhere import LOCAL, TASKS, Start, assert_the_same_elsewhere, deployed, model, node, simulated
 from thinwire.analysis.predict import predict
-from thinwire.deploy.client import Node
-from thinwire.deploy.server import Deployment
 from thinwire.errors import OutOfSync, RunError, WireError
 from thinwire.problem import Problem
 from thinwire.run.envelope import read_call
-from thinwire.run.folder import Folder
 from thinwire.wire import Several
 
-Start = Literal["sent", "known"]
-LOCAL = "LocalSGD(0.1, batch=None, steps=2)"
 METHODS = [
     f"FedAvg({LOCAL})",
     f"FedAvg({LOCAL}, down=EF21(TopK(0.2)))",
@@ -34,17 +28,6 @@ METHODS = [
     f"FedSM(local={LOCAL}, selector='mlp')",
     f"LUAR(FedAvg({LOCAL}), recycle=1, layers='tensors', both=True)",
 ]
-G = torch.Generator().manual_seed(0)
-TASKS = [(torch.randn(12, 40, generator=G), torch.randint(0, 3, (12,), generator=G)) for _ in range(3)]
-AWAY = [[0], [0, 1], [0], [0, 1, 2]]  # the second joins in round 2, the third in round 4
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(40, 3), nn.BatchNorm1d(3))  # 123 parameters and 6 more, 516 bytes; statistics of 24
-
-
-def simulated(text: str, start: Start) -> tw.Result:
-    return tw.simulate(tw.parse(text), model, TASKS, 4, start=start, cohort=AWAY, workers=1, plan="each")
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -60,32 +43,10 @@ def test_the_model_is_the_same_and_nobody_is_sent_the_start(text: str) -> None:
         assert known.rounds[1]["down_payload"] < sent.rounds[1]["down_payload"] - 300
 
 
-def deployed(text: str, start: Start, folder: Path) -> Deployment:
-    server = Deployment(tw.parse(text), model, 3, seed=0, start=start, test=TASKS[0], states=folder / "s/states")
-    server.open(Folder(folder / "s"), resume=True)
-    return server
-
-
-def node(text: str, client: int, folder: Path, module: nn.Module | None = None) -> Node:
-    return Node(tw.parse(text), module or model, TASKS[client], folder / str(client))
-
-
 @pytest.mark.parametrize("start", ["sent", "known"])
 @pytest.mark.parametrize("text", METHODS)
 def test_clients_elsewhere_make_the_start_themselves(text: str, start: Start, tmp_path: Path) -> None:
-    expected = simulated(text, start)
-    for number, cohort in enumerate(AWAY, 1):  # the server is started anew in each round
-        server = deployed(text, start, tmp_path)
-        for client, call in server.begin(cohort).items():
-            assert server.accept(client, node(text, client, tmp_path).answer(call))
-        record = server.end()
-        assert (record["up_bytes"], record["down_bytes"], record["down_payload"]) == tuple(
-            expected.rounds[number - 1][name] for name in ("up_bytes", "down_bytes", "down_payload")
-        )
-        assert server.folder is not None
-        server.folder.append(record, server.ledger.lines(number))
-        server.save(server.folder)
-    assert server.algorithm.model(server.server).flat.equal(expected.params.flat)
+    assert_the_same_elsewhere(text, start, tmp_path)
 
 
 @pytest.mark.parametrize("text", [METHODS[1], METHODS[7]])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from pipelines import data, net
 from thinwire import cli, models
 from thinwire.analysis import planner
 from thinwire.pipeline import (
@@ -31,19 +32,12 @@ from thinwire.pipeline import (
 from thinwire.pipeline.plan import Profile, costs, least, measure, memory, messages, seconds
 
 FORWARD, BACKWARD = (1.0, 2.0, 3.0), (2.0, 4.0, 6.0)
+BATCH = data()[0]
 NOTHING: Any = ((0, 0), (0, 0))  # bytes at two boundaries
 
 
-def chain(norm: bool = True) -> list[nn.Sequential]:
-    torch.manual_seed(0)
-    middle = nn.BatchNorm1d(8) if norm else nn.Identity()
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 8), middle, nn.ReLU(True), nn.Linear(8, 3))
-    return split(model, 3, at=(2, 5))
-
-
-def batch(size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(0)
-    return torch.randn(size, 6, generator=g), torch.randint(3, (size,), generator=g)
+def parts() -> list[nn.Sequential]:
+    return split(net(0.5), 3, at=(4, 12))
 
 
 # -- links that are busy ------------------------------------------------------
@@ -117,9 +111,9 @@ def test_memory_by_hand():
     "schedule", [BPK(), DSP((1, 1, 0), (4, 2, 0)), FR(), DDG(), GPipe(4), OneFOneB(2), PipeDream2BW(2), DNI()]
 )
 def test_memory_is_of_as_many_batches_as_a_training_keeps(schedule):
-    training = Simulation(chain(), lambda p: torch.optim.SGD(p, 0.01), schedule)
+    training = Simulation(parts(), lambda p: torch.optim.SGD(p, 0.01), schedule)
     for _ in range(8):
-        training.step(*batch())
+        training.step(*BATCH)
     alone = Profile(8, FORWARD, BACKWARD, inputs=(8,) * 3, graphs=(0,) * 3, weights=(0,) * 3)
     extra = 8 if isinstance(schedule, DNI) else 0  # an output that waits for its error gradient
     sizes = [size - extra * (part < 2) for part, size in enumerate(memory(schedule, alone))]
@@ -130,18 +124,19 @@ def test_memory_is_of_as_many_batches_as_a_training_keeps(schedule):
 
 
 def test_measuring_leaves_model_statistics_and_dice_alone():
-    stages, dice = chain(), torch.get_rng_state()
+    stages, dice = parts(), torch.get_rng_state()
     before = [{name: tensor.clone() for name, tensor in stage.state_dict().items()} for stage in stages]
     dice = torch.get_rng_state()
-    profile = measure(stages, *batch())
-    messages(stages, DSP((1, 1, 0), (4, 2, 0), activations=tw.Int8()), *batch())
+    profile = measure(stages, *BATCH)
+    messages(stages, DSP((1, 1, 0), (4, 2, 0), activations=tw.Int8()), *BATCH)
     for old, stage in zip(before, stages, strict=True):
         assert all(torch.equal(old[name], tensor) for name, tensor in stage.state_dict().items())
         assert all(p.grad is None for p in stage.parameters())
     assert torch.equal(torch.get_rng_state(), dice)
     assert min(*profile.forward, *profile.backward) > 0
     assert profile.inputs == (8 * 6 * 4, 8 * 8 * 4, 8 * 8 * 4)
-    assert profile.weights == (4 * (6 * 8 + 8), 4 * (8 * 8 + 8 + 16), 4 * (8 * 3 + 3))
+    middle = 8 * 8 + 8 + 16
+    assert profile.weights == (4 * (6 * 8 + 8 + 16), 4 * 2 * middle, 4 * (middle + 8 * 3 + 3))
     assert profile.graphs[0] >= 8 * 8  # the mask of dropout
 
 
@@ -156,10 +151,10 @@ def test_measuring_leaves_model_statistics_and_dice_alone():
 )
 def test_messages_are_as_long_as_those_of_a_training(schedule):
     stages = [nn.Sequential(nn.Linear(6, 80)), nn.Sequential(nn.Linear(80, 90)), nn.Sequential(nn.Linear(90, 3))]
-    ahead, back = messages(stages, schedule, *batch())
+    ahead, back = messages(stages, schedule, *BATCH)
     training = Simulation(stages, lambda p: torch.optim.SGD(p, 0.01), schedule)
     for _ in range(10):
-        training.step(*batch())
+        training.step(*BATCH)
     training.drain()
     each = list(training.ledger.values())
     assert [own.forward_sent - 256 for own in each[:-1]] == [10 * size for size in ahead]

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import thinwire as tw
+from elsewhere import AWAY, LOCAL, TASKS, Start, assert_the_same_elsewhere, deployed, model, node, simulated
 from thinwire.analysis.predict import predict
-from thinwire.deploy.client import Node
-from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, OutOfSync
 from thinwire.problem import Problem
 from thinwire.run.envelope import read_call
-from thinwire.run.folder import Folder
 from thinwire.run.messages import Form
 from thinwire.run.stream import View, catch_up
 from thinwire.run.views import Views, visit
 
-Start = Literal["sent", "known"]
-LOCAL = "LocalSGD(0.1, batch=None, steps=2)"
 OWN = f"FedAvg({LOCAL}, down=PerClient(TopK(0.2)))"
 METHODS = [
     OWN,
@@ -32,22 +28,10 @@ METHODS = [
     f"LUAR(FedAvg({LOCAL}, down=PerClient(LowRank(1))), recycle=1, layers='tensors')",
     f"Averaged(Ditto({LOCAL}, down=PerClient(RandK(0.5))))",
 ]
-G = torch.Generator().manual_seed(0)
-TASKS = [(torch.randn(12, 40, generator=G), torch.randint(0, 3, (12,), generator=G)) for _ in range(3)]
-AWAY = [[0], [0, 1], [0], [0, 1, 2], [2]]  # the second joins in round 2, the third in round 4
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(40, 3), nn.BatchNorm1d(3))  # 123 parameters and 6 more, 516 bytes; statistics of 24
 
 
 def plain() -> nn.Module:
     return nn.Linear(40, 3)  # 123 parameters, 492 bytes
-
-
-def simulated(text: str, start: Start = "sent", module: Any = model, **more: Any) -> tw.Result:
-    about: dict[str, Any] = {"start": start, "cohort": AWAY, "workers": 1, "plan": "each", **more}
-    return tw.simulate(tw.parse(text), module, TASKS, len(AWAY), **about)
 
 
 # -- what it comes to -------------------------------------------------------------------------
@@ -235,32 +219,10 @@ def test_replies_that_are_lost_leave_a_run_that_goes_on(tmp_path: Path) -> None:
 # -- clients elsewhere ------------------------------------------------------------------------
 
 
-def deployed(text: str, start: Start, folder: Path) -> Deployment:
-    server = Deployment(tw.parse(text), model, 3, seed=0, start=start, test=TASKS[0], states=folder / "s/states")
-    server.open(Folder(folder / "s"), resume=True)
-    return server
-
-
-def node(text: str, client: int, folder: Path) -> Node:
-    return Node(tw.parse(text), model, TASKS[client], folder / str(client))
-
-
 @pytest.mark.parametrize("start", ["sent", "known"])
 @pytest.mark.parametrize("text", METHODS)
 def test_clients_elsewhere_are_sent_what_a_simulation_sends(text: str, start: Start, tmp_path: Path) -> None:
-    expected = simulated(text, start)
-    for number, cohort in enumerate(AWAY, 1):  # the server is started anew in each round
-        server = deployed(text, start, tmp_path)
-        for client, call in server.begin(cohort).items():
-            assert server.accept(client, node(text, client, tmp_path).answer(call))
-        record = server.end()
-        assert (record["up_bytes"], record["down_bytes"], record["down_payload"]) == tuple(
-            expected.rounds[number - 1][name] for name in ("up_bytes", "down_bytes", "down_payload")
-        )
-        assert server.folder is not None
-        server.folder.append(record, server.ledger.lines(number))
-        server.save(server.folder)
-    assert server.algorithm.model(server.server).flat.equal(expected.params.flat)
+    assert_the_same_elsewhere(text, start, tmp_path)
 
 
 def test_calls_and_answers_that_are_lost_leave_both_ends_as_they_were(tmp_path: Path) -> None:
@@ -278,6 +240,45 @@ def test_calls_and_answers_that_are_lost_leave_both_ends_as_they_were(tmp_path: 
         server.end()
     kept = tw.simulate(tw.parse(OWN), model, TASKS, 4, cohort=[[0, 1], [0], [0], [0, 1]], workers=1, plan="each")
     assert server.algorithm.model(server.server).flat.equal(kept.params.flat)
+
+
+def delivered(text: str, start: Start, seed: int, folder: Path) -> list[torch.Tensor]:
+    """The models of rounds in which calls and answers are lost or late and server and clients are started anew."""
+    draw, late, models = random.Random(seed), list[tuple[int, bytes]](), list[torch.Tensor]()
+    server = deployed(text, start, folder)
+    for _ in range(6):
+        fates = [draw.random() for _ in range(3)]
+        calls = server.begin([client for client in range(3) if draw.random() < 0.8])
+        used = [server.accept(client, answer) for client, answer in late]
+        assert used == [client not in calls for client, _ in late]  # who was called again is not waited for
+        late = []
+        for client, call in calls.items():
+            if fates[client] < 0.2:  # the call is lost
+                continue
+            answer = node(text, client, folder).answer(call)
+            if fates[client] < 0.4:  # the answer is lost
+                continue
+            if fates[client] < 0.6:  # it comes a round later
+                late.append((client, answer))
+                continue
+            assert server.accept(client, answer)
+        record = server.end()
+        models.append(server.algorithm.model(server.server).flat)
+        assert server.folder is not None
+        server.folder.append(record, server.ledger.lines(server.round))
+        server.save(server.folder)
+        if draw.random() < 0.4:
+            server = deployed(text, start, folder)
+    return models
+
+
+@pytest.mark.parametrize(("start", "seed"), [("sent", 1), ("known", 3)])
+def test_what_is_lost_or_late_leaves_the_streams_model_bit_for_bit(start: Start, seed: int, tmp_path: Path) -> None:
+    stream, own = (
+        delivered(f"FedAvg({LOCAL}, down={down})", start, seed, tmp_path / down)
+        for down in ("Dense()", "PerClient(Dense())")
+    )
+    assert all(a.equal(b) for a, b in zip(own, stream, strict=True))
 
 
 def test_a_client_that_lost_what_it_held_is_sent_everything_again(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ CODECS: dict[str, Callable[[int], Link]] = {  # those of less computing first
 }
 NAMES = {"dense": "Dense", "half": "Half", "budget": "Budget", "transform": "TransformCoding"}
 LOSSY = ("budget", "transform")
+
+
+class TooSmall(ValueError):
+    """A budget that does not hold the headers of a visit and 64 bytes a direction."""
 
 
 class Measured(NamedTuple):
@@ -151,16 +155,18 @@ class Auto(Config):
     def choose(self, found: Measured, key: Key, before: Choice | None = None) -> Verdict:
         """What suits a run that was measured. With ``before`` all but the split stays.
 
-        Raises ``ValueError`` for a budget that leaves less than 64 bytes a direction, and names one that does not.
+        Raises :class:`TooSmall` for a budget that leaves less than 64 bytes a direction, and names one that does not.
         """
-        rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= LEAST]
-        require(bool(rooms), self._short(found))
+        least = min(LEAST, length(found.movement.flat))  # a model may be smaller
+        rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= least]
+        if not rooms and before is None:
+            raise TooSmall(self._short(found))
         ways = [_way(found, *room, key) if before is None else _sized(before, *room) for room in rooms]
         errors = {way: _missed(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
         best = min(errors, key=lambda way: errors[way])
-        length = max(_square(_mean([x.flat.double() for x in found.changes])), 1e-30)
+        whole = max(_square(_mean([x.flat.double() for x in found.changes])), 1e-30)
         tried = ", ".join(
-            f"{way.up.bytes:,} + {way.down.bytes:,}: {error / length:.2%}" for way, error in errors.items()
+            f"{way.up.bytes:,} + {way.down.bytes:,}: {error / whole:.2%}" for way, error in errors.items()
         )
         shares = f"Bytes up + down of a visit, and the share of a round's step that is then missed: {tried}."
         if before is not None and errors[before] <= RATHER * errors[best]:
@@ -188,7 +194,7 @@ class Auto(Config):
         """Bytes of a packet up and of one down, where the uplink has this share of what headers leave."""
         whole, price = self._priced(found)
         left = whole - sum(map(_times, price, found.fixed))
-        most = length(found.movement.flat.to(torch.float32))
+        most = length(found.movement.flat)
         up = min(share * left / price[0], most)
         down = min((left - up * price[0]) / price[1], most)
         up = min((left - down * price[1]) / price[0], most)  # what the downlink cannot use
@@ -203,9 +209,12 @@ class Auto(Config):
         enough = (fixed + most) * (getattr(self, name) / whole)
         digits = 0 if name == "bytes" else 1 - math.floor(math.log10(enough))
         raised = math.ceil(enough * 10**digits) / 10**digits
+        instead = f"raise {name} to {raised:g}"
+        if name == "budget" and raised > 1:
+            instead = f"FedAvg itself sends little more: give bytes={math.ceil(fixed + most)} in place of the budget"
         return (
             f"{self!r}: a visit may take {whole:.3g} {unit}, and its headers and norm statistics take {fixed:.3g} of "
-            f"it; raise {name} to {raised:g}"
+            f"it; {instead}"
         )
 
     def _budgeted(self, found: Measured) -> list[str]:
@@ -214,6 +223,16 @@ class Auto(Config):
         unit = "s" if self.seconds is not None else "bytes"
         fixed = sum(map(_times, price, found.fixed))
         return [f"A visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."]
+
+
+def runnable(algorithm: Any) -> None:
+    """Raise ``ValueError`` for what is no method. :class:`Auto` is none: it chooses one, by the clients' examples."""
+    require(
+        not isinstance(algorithm, Auto),
+        f"{algorithm!r} is chosen with the clients' examples, by simulate() and `thinwire run`; here give the method "
+        f"written out: `thinwire plan` prints it, and the summary of a simulation has it as `chosen`",
+    )
+    require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
 
 
 # -- what is missed ---------------------------------------------------------------
@@ -239,16 +258,19 @@ def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> C
     With ``absolute`` a codec has to keep values as they are, or to be a contraction, so that a link can go around it
     that sends differences.
     """
-    errors, whole = dict[str, float](), length(messages[0].flat.to(torch.float32))
+    errors = dict[str, float]()
     for name, codec in CODECS.items():
         link = codec(bytes)
-        room = bytes >= {"dense": whole, "half": whole / 2 + LEAST}.get(name, 0)
-        if not room or (absolute and not (link.absolute or link.contraction)):
+        if absolute and not (link.absolute or link.contraction):
             continue
         try:
-            errors[name] = sum(_square(x.flat.double() - _seen(link, x, key).flat.double()) for x in messages)
+            sent = [link.send(x, link.open(x)[0], key) for x in messages]
         except ValueError:  # its layers take more at their cheapest
             continue
+        if all(length(packet) <= bytes for packet, _, _ in sent):
+            errors[name] = sum(
+                _square(x.flat.double() - seen.flat.double()) for x, (_, seen, _) in zip(messages, sent, strict=True)
+            )
     least, energy = min(errors.values()), sum(_square(x.flat.double()) for x in messages)
     enough = max(RATHER * least, EXACT * energy)
     return Coded(next(name for name, error in errors.items() if error <= enough), bytes)

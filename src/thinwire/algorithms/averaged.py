@@ -64,8 +64,10 @@ class Averaged(Around):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         inner, rounds = self.inner.server(server.inner, view, mean, key), server.rounds + 1
         x = self.inner.model(inner)
+        if rounds == 1 or not self.decay:
+            return Server(inner, x, rounds)
         share = (1 - self.decay) / (1 - self.decay**rounds)
-        return Server(inner, x if rounds == 1 else server.average + (x - server.average) * share, rounds)
+        return Server(inner, server.average + (x - server.average) * share, rounds)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server.inner, client, own)

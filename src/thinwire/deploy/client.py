@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
 from ..errors import OutOfSync, RunError, WireError, check, require
 from ..key import Key
@@ -134,7 +135,7 @@ class Node:
         test: Any = None,
         evaluate_every: int = 1,
     ) -> None:
-        require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
+        runnable(algorithm)
         require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
         if any(isinstance(given, type) or not isinstance(given, Task) for given in (task, test) if given is not None):
             kind = floats(model if isinstance(model, nn.Module) else made(model, 0))

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import OutOfSync, ThinwireError, WireError, check, require
@@ -105,7 +106,7 @@ class Deployment(Rounds):
         states: Path | None = None,
         start: Literal["sent", "known"] = "sent",
     ) -> None:
-        require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
+        runnable(algorithm)
         require(clients > 0, f"clients={clients}: there must be at least one")
         setting = Setting(sample=sample, seed=seed, privacy=privacy, device=device, start=start)
         cohort = setting.cohort(clients)

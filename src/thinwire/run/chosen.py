@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 from ..algorithms.auto import Auto, Choice, Coded, Measured
+from ..algorithms.fedavg import FedAvg
 from ..config import complete
-from ..errors import require
+from ..errors import CombinationError, require
 from ..key import Key
+from ..links import TransformCoding
 from ..params import Params
 from ..train.threads import one_thread
 from ..wire import Packet, Several, State, dumps, loads, restore
@@ -85,7 +87,8 @@ class Chosen(Simulation):
     """A :class:`Simulation` of what :class:`Auto` chooses. The arguments are those of a simulation.
 
     ``made`` are the choices of the run that goes on here, from its checkpoint; without any, the first is made now.
-    ``rehearsed`` is how many seconds that took. Raises ``ValueError`` for a budget that is too small.
+    ``rehearsed`` is how many seconds that took. Raises ``ValueError`` for a budget that is too small, and
+    :class:`CombinationError` where the setting has ``privacy``.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Chosen(Simulation):
         require(
             cohort is None, f"{auto!r} draws its cohorts: leave cohort out, or give the method that it would choose"
         )
+        without_noise(auto, setting)
         self.auto, self.model, self.given, self.asked, self.options = auto, model, tasks, setting, options
         self.rehearsed, self.choices = 0.0, list(made)
         self.past: Params | None = None  # the model before the absence that the second choice looks at
@@ -145,7 +149,8 @@ class Chosen(Simulation):
                 return made.of(run, cohort, off)
 
         made = rehearsed()
-        ledger, size = made.ledger, 4 * made.slot.layout.size
+        ledger, flat = made.ledger, made.changes[0].flat
+        size = flat.numel() * flat.itemsize
         sums = [[entry.total for entry in ledger.of(way)] for way in ("up", "down")]
         away = self.away(clients, sample)
         if run is None or self.past is None:
@@ -218,6 +223,16 @@ class Chosen(Simulation):
         super().carry(packet)
         self.choices = list(restore(packet["choices"], BLANK))
         self.past = None if packet["past"] is None else restore(packet["past"], self.algorithm.model(self.server))
+
+
+def without_noise(auto: Auto, setting: Setting) -> None:
+    """Raise :class:`CombinationError` where what is chosen would say what ``privacy`` is to hide."""
+    if setting.privacy is not None:
+        instead = FedAvg(auto.local, up=TransformCoding(4000), weights="uniform")
+        raise CombinationError(
+            f"{auto!r} looks at updates of clients to which no noise was added, so {setting.privacy!r} would not hold: "
+            f"give a method in its place, such as {instead!r}"
+        )
 
 
 def made_in(folder: Folder | None) -> list[Made]:

@@ -240,9 +240,11 @@ class Folder:
 
     def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model") -> None:
         """Write ``name.safetensors``."""
+        import torch
         from safetensors.torch import save
 
-        apart = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights are one tensor of two names
+        # Tied weights are one tensor of two names, and a filter may have its channels last in memory.
+        apart = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         data = save(apart, metadata=dict(metadata))
         # The library draws the order of the header's metadata anew each time: sorted, equal models are equal files.
         start = 8 + int.from_bytes(data[:8], "little")

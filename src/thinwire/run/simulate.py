@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..algorithms.auto import Auto
+from ..algorithms.auto import Auto, runnable
 from ..algorithms.base import Algorithm
 from ..config import differing
 from ..errors import RunError, require
@@ -167,7 +167,7 @@ class Simulation(Rounds):
             not isinstance(algorithm, Link),
             f"{algorithm!r} is a link: give a method that holds it, such as FedAvg(up={algorithm!r})",
         )
-        require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
+        runnable(algorithm)
         require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
         module = model if isinstance(model, nn.Module) else made(model, setting.seed)
         kind = floats(module)

@@ -29,7 +29,7 @@ class Views(Stream):
         super().__init__(algorithm, form, start.view, buffers, known)
         self.begun, self.fresh = self.view, self.tx  # both ends of a client that has not been called
         self.values: list[Any] = []  # of the newest broadcast
-        self.key = key
+        self.key, self.unmoved = key, False
         if known:
             self.begun, self.fresh, values = first(algorithm, form, start.server, self.view, key)
             self.same = dumps(values)
@@ -42,6 +42,7 @@ class Views(Stream):
         """The message that all clients are brought to; nothing is encoded yet."""
         self.values, self.key = self.form.values(msg, buffers), key
         self.version, self.last = self.version + 1, msg
+        self.unmoved = self.known and dumps(self.values) == self.same
         self.view = View(self.algorithm.see(self.view.state, msg, key), self.view.rx, buffers)
         self._snapshot = None
 
@@ -50,7 +51,7 @@ class Views(Stream):
         if version == 0:
             if not self.known:
                 return Parcel(True, [self.snapshot()], end=self.opened)
-            if dumps(self.values) == self.same:
+            if self.unmoved:
                 return Parcel(False, [], end=self.fresh)
             end = self.fresh
         body, _, end = self.form.send(self.values, end, self.key)
