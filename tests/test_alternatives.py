@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,18 @@ from thinwire.cli import main
 from thinwire.data import Dirichlet
 from thinwire.problem import standard
 
+SIX_NUMBERS = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from thinwire.problem import Problem
+
+
+def made(clients, seed):
+    x = torch.randn(clients, 8, 2, generator=torch.Generator().manual_seed(seed))
+    y = (x.sum(-1) > 0).long()
+    return Problem(lambda: nn.Linear(2, 2), [TensorDataset(x[k], y[k]) for k in range(clients)], test=(x[0], y[0]))
+"""
 SMALL = "plan --data digits --model mlp --clients 6 --sample 2 --rounds 4 --lr 0.3 --rehearse 1 --mbit 1 --mbit-up 0.5"
 
 
@@ -65,6 +78,24 @@ def test_what_is_predicted_of_a_chosen_method_is_what_it_sends() -> None:
     dense = predict(tw.FedAvg(), problem, 3, 2, mbit=1.0, mbit_up=0.5)
     # Three rounds, each of a client with 4 x 4,810 bytes and a header both ways: 8 bits at 1 Mbit/s down, 0.5 up.
     assert dense.seconds[0] == pytest.approx(3 * 4 * 4_810 * 8 * (1 + 2) / 1e6, rel=0.02)
+
+
+def test_for_a_model_that_is_smaller_than_headers_the_rest_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.py").write_text(SIX_NUMBERS)
+    monkeypatch.chdir(tmp_path)
+    typed = "plan --task small:made --clients 4 --rounds 3 --lr 0.3 --rehearse 1"
+    monkeypatch.setattr(sys, "argv", ["thinwire", *typed.split()])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    shown = capsys.readouterr().out
+    assert "TransformCoding" not in shown
+    assert "LBGM" in shown
+    assert "Left out: Auto(0.01, local=LocalSGD(0.3)): a visit may take" in shown
+    assert "give bytes=" in shown
+    assert "\nthinwire run " in shown
 
 
 def row(name: str, seconds: float, accuracy: float | None, reached: Reached | None = None) -> Row:

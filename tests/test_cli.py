@@ -21,20 +21,6 @@ from thinwire.data.sets import LOADERS
 SMALL = ["--data", "digits", "--clients", "5", "--sample", "3", "--rounds", "3"]
 
 
-@pytest.fixture
-def thinwire(monkeypatch, capsys):
-    """Runs a command; gives its exit code, standard output and standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out = capsys.readouterr()
-        return int(stop.value.code or 0), out.out, out.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """A small finished comparison, for tests that only look at it."""
@@ -73,7 +59,7 @@ def test_run_leaves_a_folder_for_every_method_and_seed(compared):
     assert sum(t.numel() for t in model.values()) == 4810
 
 
-def test_run_leaves_a_table_and_six_plots(compared):
+def test_run_leaves_a_table_and_seven_plots(compared):
     out, _ = compared
     table = (out / "table.md").read_text()
     assert "`FedAvg(up=LBGM(threshold=0.9))`" in table
@@ -85,6 +71,7 @@ def test_run_leaves_a_table_and_six_plots(compared):
         "accuracy_by_rounds.png",
         "accuracy_by_seconds.png",
         "loss_by_rounds.png",
+        "loss_by_seconds.png",
         "overview.png",
     ]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in out.glob("*.png"))
@@ -113,7 +100,7 @@ def test_plot_reads_single_runs_and_whole_comparisons(compared, thinwire, tmp_pa
     out, _ = compared
     code, shown, _ = thinwire("plot", str(out / "01-FedAvg"), "--out", str(tmp_path), "--json")
     assert code == 0
-    assert len(json.loads(shown.splitlines()[-1])["files"]) == 6
+    assert len(json.loads(shown.splitlines()[-1])["files"]) == 7
     assert (tmp_path / "overview.png").exists()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import http.client
+import io
 import json
+import re
 import shutil
 import threading
 import time
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from thinwire.cli import app
@@ -420,6 +424,7 @@ def wait(browser: Any, script: str, expected: Any) -> None:
 
 PATIENCE = 120  # seconds: a browser on a busy machine is slow
 LINES = "return document.querySelector('[data-chart=curve-accuracy]').data.filter(t => t.name).map(t => t.visible)"
+DARK = {"name": "prefers-color-scheme", "value": "dark"}
 FIRST = "document.querySelector('#table tbody tr .code').textContent"
 
 
@@ -497,6 +502,45 @@ def test_a_page_does_not_scroll_sideways_and_its_ticks_are_few(browser: Any, tra
         )
         assert 1 <= len(ticks) <= 9
         assert all(len(text) <= 6 for text in ticks), ticks
+
+
+@pytest.mark.deployment
+def test_a_page_prints_light_within_the_paper_and_without_controls(browser: Any, trained: dict[str, Path]) -> None:
+    """To PDF, and as the picture that the paper gets, by a browser that is set to dark."""
+    place = html.write([trained["federated"]], trained["federated"] / "report.html").as_uri()
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [DARK]})
+    opened(browser, place)
+    paper = {"paperWidth": 8.27, "paperHeight": 11.69, "preferCSSPageSize": True, "printBackground": True}
+    printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", paper)["data"])
+    assert printed.startswith(b"%PDF-")
+    assert 2 <= len(re.findall(rb"/Type\s*/Page\b(?!s)", printed)) <= 12
+    wait(browser, "return document.documentElement.classList.contains('printed')", False)  # as it was before
+    size = "document.querySelector('[data-chart=curve-accuracy]').clientWidth"
+    drawn = "document.querySelector('[data-chart=curve-accuracy] .main-svg').getBoundingClientRect().width"
+    wait(browser, f"return Math.abs({size} - {drawn}) < 2", True)
+
+    browser.execute_script("document.querySelectorAll('.chip')[1].click(); dispatchEvent(new Event('beforeprint'))")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [DARK]})
+    across = round(186 / 25.4 * 96)  # pixels of A4 within its margins
+    size = {"width": across, "height": 1000, "deviceScaleFactor": 1, "mobile": True}  # without a bar to scroll by
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    shown = "[...document.querySelectorAll('%s')].filter((e) => e.getClientRects().length).length"
+    for control in ("input", ".plain", ".modebar", ".screen", ".chip[aria-pressed=false]", "tr.off"):
+        assert browser.execute_script(f"return {shown % control}") == 0, control
+    charts = "[...document.querySelectorAll('.main-svg, table, .wide')]"
+    edges = browser.execute_script(f"return {charts}.map((e) => e.getBoundingClientRect().right).filter((x) => x > 0)")
+    assert len(edges) > 4
+    assert max(edges) <= across + 1
+    narrow = f"{charts}.filter((e) => e.matches('.main-svg')).map((e) => e.getBoundingClientRect().width)"
+    assert browser.execute_script(f"return Math.max(...{narrow})") > 500
+    picture = base64.b64decode(
+        browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
+    )
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("L"))
+    assert pixels.shape[0] > 1500  # all of it
+    assert (pixels > 230).mean() > 0.75  # white paper
+    assert (pixels < 90).mean() > 0.002  # and dark ink
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
 
 
 @pytest.mark.deployment

@@ -15,18 +15,6 @@ Look = Callable[..., tuple[int, str, str]]
 METHODS = ("FedAvg(up=LBGM(threshold=0.9))", "LUAR(FedAvg(), recycle=1)")
 
 
-@pytest.fixture
-def thinwire(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Look:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out = capsys.readouterr()
-        return int(stop.value.code or 0), out.out, out.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods, everything recorded."""
@@ -115,6 +103,79 @@ def test_the_examples_of_clients_are_embedded(thinwire: Look, study: Path, tmp_p
     assert "8 examples of 2 clients, 64 features each" in out
 
 
+def test_examples_are_embedded_by_their_labels_after_some_rounds(thinwire: Look, study: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn.manifold")
+    run = next(study.glob("01-*/seed-0"))
+    words = ["--by", "label", "--rounds", "1,4", "--each", "3", "--clients", "2", "--out", str(tmp_path), "--json"]
+    code, out, _ = thinwire("look", "embedding", str(run), *words)
+    assert code == 0
+    answer = found(out)["runs"]["."]
+    assert answer["rounds"] == [1, 4]
+    assert [len(places) for places in answer["places"]] == [6, 6]
+    assert answer["places"][0] != answer["places"][1]
+    assert set(answer["labels"]) <= set(range(10))
+    code, _, error = thinwire("look", "embedding", str(run), "--rounds", "9")
+    assert (code, "has no model of round 9; it has 1, 2, 3, 4" in error) == (2, True)
+    code, _, error = thinwire("look", "embedding", str(run), "--model", "selector")
+    assert (code, "no model called selector was trained beside the shared one; there is none" in error) == (2, True)
+
+
+def test_the_losses_near_the_models_of_all_methods_are_one_figure(thinwire: Look, study: Path, tmp_path: Path) -> None:
+    words = ["--points", "3", "--client", "1", "--out", str(tmp_path), "--json"]
+    code, out, _ = thinwire("look", "line", str(study), *words)
+    assert code == 0
+    answer = found(out)
+    assert answer["along"] == [-1, 0, 1]
+    assert len(answer["curves"]) == 2
+    assert all(loss[1] < loss[0] and loss[1] < loss[2] for loss in (curve["loss"] for curve in answer["curves"]))
+    assert [Path(path).name for path in answer["files"]] == ["line.png"]
+    code, _, error = thinwire("look", "line", str(study), "--client", "1", "--own")
+    assert (code, "its clients have no models of their own; leave --own out" in error) == (2, True)
+    code, _, error = thinwire("look", "pictures", str(study))
+    assert (code, "client 0's test has no masks: look at a run such as --data retina" in error) == (2, True)
+
+
+def test_the_model_near_which_losses_are_drawn_is_the_one_that_was_evaluated(thinwire: Look, tmp_path: Path) -> None:
+    """Of FedPara too, which trains factors and saves their products."""
+    words = ["--clients", "2", "--rounds", "2", "--lr", "0.1", "--out", str(tmp_path / "run")]
+    assert thinwire("run", "FedPara(FedAvg(), ratio=0.5)", *words)[0] == 0
+    code, out, _ = thinwire("look", "line", str(tmp_path / "run"), "--points", "3", "--json")
+    assert code == 0
+    last = json.loads(next((tmp_path / "run").glob("*/seed-0/rounds.jsonl")).read_text().splitlines()[-1])
+    assert found(out)["curves"][0]["loss"][1] == pytest.approx(last["test_loss"], rel=1e-5)
+
+
+def test_the_staleness_of_parts_is_drawn(thinwire: Look, tmp_path: Path) -> None:
+    times = ["--forward", "0.01,0.01", "--backward", "0.02,0.02", "--cut", "2", "--parts", "2"]
+    words = ["--steps", "6", "--evaluate-every", "3", "--batch", "8", "--record", "staleness", *times]
+    out_dir = tmp_path / "pipe"
+    assert thinwire("pipeline", "run", "BPK()", "DSP((1, 0), (2, 0))", *words, "--out", str(out_dir))[0] == 0
+    code, out, _ = thinwire("look", "staleness", str(out_dir), "--json")
+    assert code == 0
+    plain, stale = found(out)["runs"].values()
+    assert [(e["step"], e["part"], e["moved"]) for e in plain["parts"]] == [(3, 0, 0), (3, 1, 0), (6, 0, 0), (6, 1, 0)]
+    assert [e["moved"] > 0 for e in stale["parts"]] == [False, False, True, False]  # before step 3 none was made
+    assert [e["difference"] > 1e-3 for e in stale["parts"]] == [True, False, True, False]
+    assert all(e["difference"] < 1e-6 for e in plain["parts"])
+
+
+def test_what_methods_reached_is_drawn_by_a_setting_and_by_bytes(thinwire: Look, tmp_path: Path) -> None:
+    methods = [f"FedAvg(up=TopK({share}))" for share in (0.1, 0.5)] + ["FedAvg()"]
+    out_dir = tmp_path / "ways"
+    assert thinwire("run", *methods, "--clients", "2", "--rounds", "2", "--out", str(out_dir))[0] == 0
+    code, out, _ = thinwire("look", "sweep", str(out_dir), "--json")
+    assert code == 0
+    answer = found(out)
+    assert answer["across"] == "up.share"
+    (line,) = answer["lines"]
+    assert [point["at"] for point in line["points"]] == [0.1, 0.5]
+    code, out, _ = thinwire("look", "sweep", str(out_dir), "--across", "bytes", "--json")
+    names = {line["name"]: len(line["points"]) for line in found(out)["lines"]}
+    assert (code, names) == (0, {"FedAvg, TopK": 2, "FedAvg, Dense": 1})
+    code, _, error = thinwire("look", "sweep", str(out_dir), "--across", "up.shar")
+    assert (code, "no setting 'up.shar' (did you mean up.share?)" in error) == (2, True)
+
+
 def test_a_leak_has_its_bytes_and_its_picture(thinwire: Look, tmp_path: Path) -> None:
     words = ["--model", "mlp", "--iterations", "3", "--tries", "1", "--out", str(tmp_path), "--json"]
     code, out, error = thinwire("look", "leakage", "FedAvg()", "FedAvg(up=TopK(0.1))", *words)
@@ -143,6 +204,10 @@ def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:
         (["leakage", "FedAvg()", "--picture", "99999"], "picture 99999: the data have examples 0 to 1437"),
         (["surface", "nowhere", "--points", "4"], "--points 4: an odd number of at least 3 is expected"),
         (["embedding", "nowhere", "--each", "0"], "--each 0: it must be at least 1"),
+        (["embedding", "nowhere", "--by", "luck"], "--by luck: client or label is expected"),
+        (["embedding", "nowhere", "--rounds", "a"], "--rounds a: rounds separated by commas, such as 10,50,200"),
+        (["line", "nowhere", "--own"], "--own is the model of a client: name it with --client"),
+        (["pictures", "nowhere", "--clients", "0"], "--clients 0: it must be at least 1"),
         (["dimension", "FedAvg()"], "has no dimension: name a method with a field `dim`"),
     ],
 )
@@ -162,6 +227,7 @@ def test_a_run_that_recorded_nothing_is_named_with_the_option_it_lacks(thinwire:
         ("subspace", "train it with --record gradients"),
         ("path", "train it with --record models"),
         ("surface", "has no complete run"),
+        ("staleness", "train it by thinwire pipeline run with --record staleness"),
         ("feedback", "its method keeps no residuals; look at one such as DEF(64)"),
     ):
         code, _, error = thinwire("look", command, str(tmp_path))

@@ -137,6 +137,33 @@ def test_the_transformer_takes_shorter_texts_and_refuses_longer_ones() -> None:
         model(torch.zeros(1, 9, dtype=torch.int64))
 
 
+def test_a_transformer_of_texts_has_the_sizes_asked_for_and_refuses_others() -> None:
+    # words 100 * 8; a block 12 * 8 * 8 + 13 * 8; last norm 16; dense 9 * 3
+    assert size(models.text_transformer(100, 3, width=8, depth=2, heads=2)) == 800 + 2 * (768 + 104) + 16 + 27
+    for arguments, said in (
+        ({"vocabulary": 1}, "vocabulary=1: id 0 is no word"),
+        ({"vocabulary": 5, "width": 10}, r"width \(10\) must be a multiple of heads \(4\)"),
+        ({"vocabulary": 5, "width": 3, "heads": 1}, r"width \(3\) must be even"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            models.text_transformer(classes=2, **arguments)
+
+
+def test_a_transformer_of_texts_reads_words_in_their_order_and_no_filling() -> None:
+    torch.manual_seed(0)
+    model = models.text_transformer(9, 3, width=8, depth=2, heads=2).eval()
+    for p in model.parameters():  # as it begins, blocks add little
+        torch.nn.init.normal_(p)
+    text = torch.tensor([[3, 1, 4, 1, 5]])
+    filled = torch.tensor([[3, 1, 4, 1, 5, 0, 0]])
+    turned = text.flip(1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(filled), model(text))
+        assert not torch.allclose(model(turned), model(text), atol=1e-3)
+        assert not torch.allclose(model(text)[:, :1], model(torch.tensor([[3, 1, 4, 1, 6]]))[:, :1], atol=1e-3)
+        torch.testing.assert_close(model(torch.zeros(1, 4, dtype=torch.int64))[0], model.dense.bias)
+
+
 def test_dropout_acts_in_training_only() -> None:
     model = models.char_transformer(dropout=0.5)
     text = torch.zeros(1, 8, dtype=torch.int64)

@@ -50,6 +50,11 @@ JOBS: dict[str, list[str]] = {
         'ddp-sim "DEF(64)" --data digits --workers 4 --steps 300 --evaluate-every 10 --lr 0.05 --out DIR',
         "look feedback DIR",
     ],
+    "staleness": [
+        'pipeline run "DSP((1, 0), (4, 0))" --data digits --parts 2 --cut 2 --lr 0.01 --steps 300 --evaluate-every 10 '
+        "--record staleness --out DIR",
+        "look staleness DIR",
+    ],
     "leakage": [
         'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "FedAvg(up=QSGD(16))" "FedAvg(up=SignSGD())" '
         '"Intrinsic(1024)" "Intrinsic(4096)" --data digits --lr 0.1 --out DIR'
@@ -57,6 +62,10 @@ JOBS: dict[str, list[str]] = {
     "leakage_privacy": [
         'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "Intrinsic(1024)" --data digits --lr 0.1 '
         '--privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
+    ],
+    "leakage_cifar10": [
+        'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "Intrinsic(256)" "Intrinsic(1024)" "Intrinsic(4096)" '
+        "--data cifar10 --lr 0.1 --out DIR"
     ],
     "leakage_recycled": [
         'look leakage "FedAvg(up=LBGM(threshold=0.99))" --data digits --lr 0.1 --round 2 --distance cosine --out DIR'
@@ -69,6 +78,7 @@ FIGURES = {
     "subspace": ("subspace",),
     "dimension": ("dimension",),
     "feedback": ("feedback",),
+    "staleness": ("staleness",),
 }
 
 

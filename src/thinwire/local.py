@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import Field, dataclass
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -254,7 +255,13 @@ def look(x: Params, trainer: Trainer, batch: int | None = None) -> Local:
     decay that ``trainer`` adds to gradients, and not clipped; ``Trained.x`` is of no use. Nothing else of the client
     moves.
     """
-    return Local(x, LocalSGD(trainer.lr, batch=batch, steps=1, momentum=0.5, weight_decay=trainer.coupled), aside=True)
+    return Local(x, _from_rest(trainer.lr, batch, trainer.coupled), aside=True)
+
+
+@cache
+def _from_rest(lr: float | Schedule, batch: int | None, weight_decay: float) -> LocalSGD:
+    """One step from rest, after which the momentum is the gradient. Made once: some methods ask at every step."""
+    return LocalSGD(lr, batch=batch, steps=1, momentum=0.5, weight_decay=weight_decay)
 
 
 @runtime_checkable

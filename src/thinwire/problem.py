@@ -170,4 +170,7 @@ def imported(name: str, asked: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:
             raise
-        raise ValueError(f"{asked}: there is no module {name} in this folder or on the Python path") from error
+        raise ValueError(
+            f"{asked}: there is no module {name} in this folder or on the Python path; "
+            f"type the command where {name} is, or put its folder into PYTHONPATH"
+        ) from error

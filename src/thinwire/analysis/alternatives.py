@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..algorithms import LUAR, Algorithm, Auto, FedAvg
+from ..algorithms.auto import DEFAULT, TooSmall
 from ..compare.federated import Federated
 from ..errors import CombinationError, NonFinite, require
 from ..key import Key
@@ -75,6 +76,7 @@ class Plan:
     best: str
     why: str
     command: str
+    refused: str = ""  # why what Auto chooses is not among the rows
 
     def values(self) -> dict[str, Any]:
         """For JSON."""
@@ -97,7 +99,8 @@ def plan(
     The methods of ``study`` are shown after those that always are: FedAvg, FedAvg with 16-bit floats, STC both ways,
     LUAR, LBGM, TransformCoding as a stream and per client, and what ``auto`` chooses. Both forms of TransformCoding
     get the bytes that ``auto`` chose. All of them start from a model that clients know. Each is trained for
-    ``rehearse`` rounds.
+    ``rehearse`` rounds. Where a hundredth does not hold even the headers, as of a tiny model, the rows of ``auto`` and
+    of TransformCoding are left out, and ``refused`` says what to give. Another budget that is too small is an error.
 
     Of those that are at the ``target`` in their rehearsal the one with the least seconds to it is proposed. Where none
     is, the one with the least seconds for all rounds, of those at most two points below the best accuracy. ``typed``
@@ -109,13 +112,22 @@ def plan(
     require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
     setting = replace(study.setting, start="known", network=Network(mbit=up, down=mbit), evaluate_every=1)
-    run = Chosen(auto, problem.model, problem.tasks, setting)
-    run.close()
-    first, made_first = run.choices[0], run.algorithm
-    why, coded = tuple(first.why), (first.choice.up.bytes, first.choice.down.bytes)
+    why, coded, refused = tuple[str, ...](), None, ""
+    of_auto: dict[Algorithm, str] = {}
+    try:
+        run = Chosen(auto, problem.model, problem.tasks, setting)
+    except TooSmall as error:  # headers alone are more: the model is tiny
+        if auto.budget != DEFAULT:  # which was asked for
+            raise
+        refused = str(error)
+    else:
+        run.close()
+        first, made_first = run.choices[0], run.algorithm
+        why, coded = tuple(first.why), (first.choice.up.bytes, first.choice.down.bytes)
+        of_auto = {made_first: f"{_short(auto)}: {made_first!r}"}
     own = [method for method in study.parsed() if isinstance(method, Algorithm)]
     named: dict[Algorithm, str] = {method: repr(method) for method in _always(auto.local, problem, seed, coded)}
-    named |= {method: repr(method) for method in own} | {made_first: f"{_short(auto)}: {made_first!r}"}
+    named |= {method: repr(method) for method in own} | of_auto
 
     def row(method: Algorithm) -> Row:
         found = predict(method, problem, study.rounds, sample, mbit, seed, "known", up)
@@ -134,7 +146,7 @@ def plan(
             accuracy=curve[-1] if curve else None,
             served=served[-1] if served else None,
             reached=_reached(result, curve, target),
-            why=why if method == made_first else (),
+            why=why if method in of_auto else (),
         )
 
     rows = tuple(row(method) for method in named)
@@ -152,10 +164,11 @@ def plan(
         best=best.expression,
         why=reason,
         command=shlex.join(command),
+        refused=refused,
     )
 
 
-def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int]) -> list[Algorithm]:
+def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int] | None) -> list[Algorithm]:
     """The alternatives of every plan that go with the problem's model."""
 
     def fedavg(up: Link, down: Link) -> FedAvg:
@@ -166,9 +179,10 @@ def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int])
         fedavg(Half(), Half()),
         fedavg(ErrorFeedback(STC(0.01)), EF21(STC(0.01))),
         FedAvg(local, up=LBGM(threshold=0.2)),
-        fedavg(TransformCoding(coded[0]), EF21(TransformCoding(coded[1]))),
-        fedavg(TransformCoding(coded[0]), PerClient(TransformCoding(coded[1]))),
     ]
+    if coded is not None:
+        up, down = map(TransformCoding, coded)
+        found += [fedavg(up, EF21(down)), fedavg(up, PerClient(down))]
     x = Slot(problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)).params()
     for recycle in (len(x.names) // 4, 1):  # about half of the kernels, where each has a bias
         try:
@@ -244,6 +258,8 @@ def show(found: Plan) -> None:
     for row in found.rows:
         for sentence in row.why:
             print(f"  {sentence}")
+    if found.refused:
+        print(f"  Left out: {found.refused}")
     print(f"\n{found.best}\n{found.why}\n\n{found.command}")
 
 

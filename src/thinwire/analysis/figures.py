@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from ..report.plots import COLOURS
-from . import gradients, layers, leakage, residuals, spectra, surfaces
+from . import gradients, layers, leakage, pictures, residuals, spectra, staleness, surfaces, sweep
 from .gradients import WHOLE, Kind, Space
 
 MOST = 12  # layers side by side, those with the most entries
@@ -217,29 +217,35 @@ def dimension(tried: Sequence[spectra.Tried], goal: float, path: Path) -> Path:
 
 
 def owed(found: Sequence[residuals.Owed], path: Path) -> Path:
-    """Residuals and the distance of x and y by step, and lambda* beside the lambda in use."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    """Residuals and the distance of x and y by step, lambda* beside the lambda in use, and what x and y reach."""
+    averaged = any(e.accuracy_x is not None for e in found)
+    figure, places = _panels(2 + averaged, 5.2, 3.8)
     x, nothing = [e.step for e in found], float("nan")
+    left, right = places[:2]
     left.plot(x, [e.residual for e in found], color=COLOURS[0], label="residual, root of mean ‖e‖²")
     left.plot(x, [e.distance for e in found], color=COLOURS[1], label="‖x - y‖ = ‖mean e‖")
     right.plot(x, [nothing if e.best is None else e.best for e in found], color=COLOURS[0], label="λ*")
     if any(e.lam is not None for e in found):
         right.plot(x, [nothing if e.lam is None else e.lam for e in found], "--", color=COLOURS[1], label="λ in use")
-    for place in (left, right):
+    if averaged:  # paper 002's Figure 8
+        for name, colour, label in (("accuracy", 0, "y (DEF)"), ("accuracy_x", 1, "x (DEF-A)")):
+            reached = [getattr(e, name) for e in found]
+            places[2].plot(x, [nothing if a is None else 100 * a for a in reached], color=COLOURS[colour], label=label)
+    for place, label in zip(places, ("", "", "test accuracy, %"), strict=False):
         place.legend(frameon=False)
-        place.set_ylim(bottom=0)
-        _plain(place, "step", "")
+        place.set_ylim(bottom=None if label else 0)
+        _plain(place, "step", label)
     return _save(figure, path)
 
 
-def pictures(leaks: Sequence[leakage.Leak], path: Path) -> Path:
+def leaked(found: Sequence[leakage.Leak], path: Path) -> Path:
     """The picture, and what was rebuilt of it from what each method sends."""
-    figure, places = _panels(1 + len(leaks), 2.6, 3.1)
-    _picture(places[0], leaks[0].original, "the client's picture")
-    for place, found in zip(places[1:], leaks, strict=True):
-        alike = "" if found.ssim is None else f", SSIM {found.ssim:.2f}"
-        name = "\n".join(textwrap.wrap(found.method, 36, break_long_words=False)[:3])
-        _picture(place, found.rebuilt, f"{name}\nPSNR {found.psnr:.1f} dB{alike}")
+    figure, places = _panels(1 + len(found), 2.6, 3.1)
+    _picture(places[0], found[0].original, "the client's picture")
+    for place, one in zip(places[1:], found, strict=True):
+        alike = "" if one.ssim is None else f", SSIM {one.ssim:.2f}"
+        name = "\n".join(textwrap.wrap(one.method, 36, break_long_words=False)[:3])
+        _picture(place, one.rebuilt, f"{name}\nPSNR {one.psnr:.1f} dB{alike}")
     return _save(figure, path)
 
 
@@ -282,15 +288,86 @@ def surface(
     return _save(figure, path)
 
 
-def embedding(places: Tensor, clients: Sequence[int], path: Path) -> Path:
-    """Places on a plane, a colour for each client."""
-    figure, place = plt.subplots(figsize=(6, 5), layout="constrained")
-    owners, colours = torch.tensor(clients), plt.get_cmap("tab20")
-    for i, client in enumerate(dict.fromkeys(clients)):
-        x, y = places[owners == client].T.tolist()
-        place.scatter(x, y, s=8, color=colours(i % 20), label=f"client {client}")
-    place.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    place.set_xticks([])
-    place.set_yticks([])
-    place.set_title("t-SNE of features, by client", fontsize=10)
+def lines(curves: Sequence[tuple[str, Sequence[float]]], along: Sequence[float], path: Path, name: str) -> Path:
+    """A loss along a direction from each of several models, which lie at 0 (paper 002's Figure 12)."""
+    figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(curves)), layout="constrained")
+    for i, (label, values) in enumerate(curves):
+        colour, style = COLOURS[i % len(COLOURS)], ("-", "--", ":")[i // len(COLOURS) % 3]
+        place.plot(along, values, style, color=colour, label=label)
+    place.axvline(0, color="black", linewidth=0.6, alpha=0.5)
+    figure.legend(loc="outside lower center", frameon=False, fontsize=8)
+    _plain(place, "along a random direction, in lengths of its filters", name)
+    return _save(figure, path)
+
+
+def embedding(panels: Sequence[tuple[str, Tensor]], groups: Sequence[int], by: str, path: Path) -> Path:
+    """Places on planes, a colour for each client or label (paper 002's Figure 11, paper 004's Figure 6)."""
+    figure, places = _panels(len(panels), 4.4 if len(panels) > 1 else 5.4, 4.4)
+    of, colours = torch.tensor(groups), plt.get_cmap("tab20")
+    for place, (title, where) in zip(places, panels, strict=True):
+        for i, group in enumerate(sorted(set(groups))):
+            x, y = where[of == group].T.tolist()
+            place.scatter(x, y, s=8, color=colours(i % 20), label=f"{by} {group}")
+        place.set_xticks([])
+        place.set_yticks([])
+        place.set_title(title or f"t-SNE of features, by {by}", fontsize=10)
+    places[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _save(figure, path)
+
+
+def segmented(found: Sequence[pictures.Segmented], names: Sequence[str], path: Path) -> Path:
+    """A row a client: picture, mask, and every method's (paper 002's Figures 16 to 19)."""
+    figure, grid = plt.subplots(
+        len(found),
+        2 + len(names),
+        figsize=(1.9 * (2 + len(names)), 2 * len(found)),
+        layout="constrained",
+        squeeze=False,
+    )
+    for places, one in zip(grid, found, strict=True):
+        cells = [(one.truth, "by hand")]
+        for name, mask, value in zip(names, one.found, one.dice, strict=True):
+            short = "\n".join(textwrap.wrap(name, 28, break_long_words=False)[:2])
+            cells.append((mask, f"{short}\n{value:.3f}"))
+        _picture(places[0], one.picture, f"client {one.client}")
+        for place, (mask, title) in zip(places[1:], cells, strict=True):
+            place.imshow(mask.numpy(), interpolation="nearest")
+            place.set_title(title, fontsize=7)
+            place.set_axis_off()
+    return _save(figure, path)
+
+
+def stale(found: Sequence[staleness.Stale], path: Path) -> Path:
+    """By part: how far parameters moved, and the difference from backpropagation (paper 002's Figure 4)."""
+    drawn = [("moved", "weights", "‖x - x_old‖ / ‖x‖ while a batch is on its way")]
+    if any(e.difference is not None for e in found):
+        drawn.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
+    figure, grid = plt.subplots(1, len(drawn), figsize=(5.5 * len(drawn), 3.8), layout="constrained", squeeze=False)
+    for place, (name, whole, label) in zip(grid[0], drawn, strict=True):
+        for part in sorted({e.part for e in found}):
+            own = [(e.step, getattr(e, name), getattr(e, whole)) for e in found if e.part == part]
+            points = [(step, value / by) for step, value, by in own if value is not None and by]
+            if points:
+                place.plot(*zip(*points, strict=True), color=COLOURS[part % len(COLOURS)], label=f"part {part}")
+        place.legend(frameon=False)
+        place.set_ylim(bottom=0)
+        _plain(place, "step", label)
+    return _save(figure, path)
+
+
+def swept(found: Sequence[sweep.Line], across: str, value: str, path: Path) -> Path:
+    """What was reached by a setting, a curve for each of the others; bars are from the lowest seed to the highest."""
+    figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(found)), layout="constrained")
+    for i, line in enumerate(found):
+        middle = [point.mean for point in line.points]
+        spread = [[p.mean - p.low for p in line.points], [p.high - p.mean for p in line.points]]
+        x = [point.at for point in line.points]
+        style = ("o-", "s--", "^:")[i // len(COLOURS) % 3]
+        place.errorbar(x, middle, spread, fmt=style, color=COLOURS[i % len(COLOURS)], capsize=3, label=line.name)
+    positive = [point.at for line in found for point in line.points]
+    if min(positive) > 0 and max(positive) / min(positive) > 20:
+        place.set_xscale("log")
+    if len(found) > 1 or found[0].name:
+        figure.legend(loc="outside lower center", frameon=False, fontsize=8)
+    _plain(place, across, value)
     return _save(figure, path)

@@ -26,7 +26,7 @@ from ..report.table import draw
 from ..run.chosen import Chosen
 from ..run.client import Job, Reply, Round
 from ..run.ledger import Direction, Ledger
-from ..run.network import transfer
+from ..run.network import Network, transfer
 from ..run.pool import Pool, Work
 from ..run.setting import Setting
 from ..run.simulate import Simulation
@@ -71,7 +71,8 @@ def predict(
     require(mbit_up is None or mbit_up > 0, f"mbit_up={mbit_up}: a rate must be positive")
     name = repr(algorithm)
     if isinstance(algorithm, Auto):
-        algorithm, start = resolved(algorithm, problem, sample, seed), "known"
+        network = Network(mbit=mbit_up or mbit, down=mbit)
+        algorithm, start = resolved(algorithm, problem, sample, seed, network), "known"
     setting = Setting(sample=sample, seed=seed, workers=1, plan="each", start=start)
     run = _rehearsed(algorithm, problem, rounds, setting, turning=False)
     runs = [run]
@@ -89,9 +90,10 @@ def predict(
     )
 
 
-def resolved(auto: Auto, problem: Problem, sample: int | None, seed: int) -> Algorithm:
+def resolved(auto: Auto, problem: Problem, sample: int | None, seed: int, network: Network) -> Algorithm:
     """The method that is chosen before round 1."""
-    with Chosen(auto, problem.model, problem.tasks, Setting(sample=sample, seed=seed, workers=1, plan="each")) as run:
+    setting = Setting(sample=sample, seed=seed, network=network, workers=1, plan="each")
+    with Chosen(auto, problem.model, problem.tasks, setting) as run:
         return run.algorithm
 
 

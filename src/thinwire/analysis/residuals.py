@@ -27,6 +27,8 @@ class Owed(NamedTuple):
     distance: float  # ||mean e_k||: of DEF ||x - y||
     best: float | None  # lambda* = ||mean e_k||^2 / mean ||e_k||^2; None where nothing is owed
     lam: float | None  # the one in use, of methods that have one
+    accuracy: float | None = None  # of the model that the method is judged by, 0 to 1: of DEF y
+    accuracy_x: float | None = None  # of x, where that is another: of DEF-A's
 
 
 def best(residuals: Float[Tensor, "k d"]) -> float | None:
@@ -42,7 +44,8 @@ def owed(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
         if "residual" in line:
             residual, distance = line["residual"], line["distance"]
             star = (distance / residual) ** 2 if residual else None
-            found.append(Owed(line["step"], residual, distance, star, line.get("lam")))
+            reached = line.get("accuracy"), line.get("accuracy_x")
+            found.append(Owed(line["step"], residual, distance, star, line.get("lam"), *reached))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,8 +22,8 @@ from ..problem import Problem
 from ..run.ranks import size
 from ..version import code_version
 from ..wire import Packet, State
-from .steps import Steps
-from .study import asked, own
+from .steps import Steps, Told
+from .study import Job, asked, own
 
 
 def method(text: str, use: Sequence[str] = ()) -> Method:
@@ -82,19 +82,11 @@ class DataParallel(Steps):
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         Worker(module.to(self.device), self.optimizer, method, self.workers)
 
-    def trained(
-        self,
-        method: Method,
-        seed: int,
-        problem: Problem,
-        on_record: Callable[[Record], None],
-        on_state: Callable[[int, Callable[[], State]], None],
-        resume: Packet,
-    ) -> tuple[dict[str, Tensor], Record]:
+    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
         def keep(state: State) -> None:
-            on_state(state["step"], lambda: state)
+            told.state(state["step"], lambda: state)
 
-        result = self.simulate(method, seed, problem, on_record=on_record, on_state=keep, resume=resume)
+        result = self.simulate(job.method, job.seed, job.problem, on_record=told.record, on_state=keep, resume=resume)
         return result.module.state_dict(), self.summary(result)
 
     def simulate(self, method: Method, seed: int, problem: Problem, **more: Any) -> Result:

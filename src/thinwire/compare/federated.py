@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
@@ -17,9 +17,10 @@ from ..expression import settings
 from ..pipeline.schedule import SCHEDULES
 from ..problem import CLIENTS, Problem, custom, standard
 from ..report.read import Record
+from ..run.chosen import without_noise
 from ..run.setting import Setting
 from ..run.simulate import Simulation, simulate
-from .study import Study, asked, known, option, typed
+from .study import Job, Study, asked, known, option, typed
 
 
 @dataclass(frozen=True)
@@ -82,32 +83,26 @@ class Federated(Study):
         if isinstance(method, Auto):  # it is chosen when the run begins
             fits = method.seconds is None or self.setting.network is not None
             require(fits, f'{method!r}: seconds need the rates of links; give --network "Network(mbit=1)"')
+            without_noise(method, self.setting)
             method = method.plain()
         setting, tests = replace(self.setting, workers=1, plan=None, states="memory", record=None), problem.client_tests
         run = Simulation(method, problem.model, problem.tasks, setting, test=problem.test, client_tests=tests)
         run.pool.close()
 
-    def train(
-        self,
-        method: Algorithm | Auto,
-        seed: int,
-        problem: Problem,
-        folder: Path,
-        on_record: Callable[[Record], None] | None,
-        progress: bool,
-    ) -> None:
+    def train(self, job: Job, folder: Path) -> None:
+        problem = job.problem
         simulate(
-            method,
+            job.method,
             problem.model,
             problem.tasks,
             self.rounds,
-            replace(self.setting, seed=seed),
+            replace(self.setting, seed=job.seed),
             test=problem.test,
             client_tests=problem.client_tests,
             out=folder,
             resume=True,
-            on_round=on_record,
-            progress=progress,
+            on_round=job.on_record,
+            progress=job.progress,
         )
 
     def title(self, about: Record) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,9 @@ from ..pipeline.muon import Muon
 from ..pipeline.plan import cut_into, measure, seconds
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
+from ..pipeline.stage import Stage
+from ..pipeline.watch import Watch, backpropagated, difference, due, mean_moved
+from ..pipeline.watch import size as length
 from ..problem import Problem
 from ..report.read import Record
 from ..run.ranks import placed, rank, shared, size
@@ -41,11 +44,12 @@ from ..task import Supervised
 from ..train.one import made
 from ..version import code_version
 from ..wire import Packet, State
-from .steps import Steps
-from .study import asked, described, own
+from .steps import Steps, Told
+from .study import Job, asked, described, own
 
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
 LAST = 5  # evaluations, whose mean is the accuracy
+STALE = ("moved", "weights", "difference", "gradient")  # by part
 LOOKED = 500  # examples of a test that go through the parts at once
 
 
@@ -102,9 +106,15 @@ class Pipelined(Steps):
     - ``mbit``, ``latency``: of each link between parts, in Mbit/s each way and seconds one way. Simulated seconds are
       those of the law, with the bytes that were sent, and with ``forward`` and ``backward``, the seconds that a batch
       takes at each part. Without these two they are measured when the study begins, and stay with it.
+    - ``record``: "staleness" adds what :mod:`thinwire.pipeline.watch` measures to each record, by part. ``moved`` is
+      how far parameters moved between the forward pass of a batch and the step that its gradient makes, the mean since
+      the record before, and ``weights`` their own length. In one process, of the last batch also ``difference``, the
+      distance of the gradient from that of backpropagation through all parts as they are, and ``gradient``, the length
+      of that one. It changes no result. Each part keeps a copy of its parameters for each batch on its way.
     """
 
     kind: ClassVar[str] = "pipelined"
+    may_change: ClassVar[tuple[str, ...]] = (*Steps.may_change, "record")
     example: ClassVar[str] = "DSP((1, 1, 0), (4, 2, 0))"
 
     batch: int = asked(64, "Examples of a batch.")
@@ -114,6 +124,9 @@ class Pipelined(Steps):
     clip: float | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
     mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds.")
     latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
+    record: Literal["staleness"] | None = asked(
+        None, "What records have besides: staleness (how far parts move while a batch is on its way)."
+    )
     rates: tuple[float, ...] = ()
     cut: tuple[int, ...] = ()
     forward: tuple[float, ...] = ()
@@ -228,41 +241,44 @@ class Pipelined(Steps):
         group = dist.new_group(list(range(size())), backend="gloo")  # whose connections a failure may close
         return pipeline(stages, self.optimizers(stages), method, **options, group=group)
 
-    def trained(
-        self,
-        method: Schedule,
-        seed: int,
-        problem: Problem,
-        on_record: Callable[[Record], None],
-        on_state: Callable[[int, Callable[[], State]], None],
-        resume: Packet,
-    ) -> tuple[dict[str, Tensor], Record]:
-        stages = self.stages(problem, seed)
-        training = self.training(method, seed, stages)
+    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
+        method, problem = job.method, job.problem
+        stages = self.stages(problem, job.seed)
+        training = self.training(method, job.seed, stages)
+        for stage in training.stages.values():
+            stage.watch = None if self.record is None else Watch()
         records: list[Record] = [] if resume is None else resume["records"]
         if resume is not None:
             states = resume["parts"]
             training.load_state_dict(states if isinstance(training, Simulation) else states[rank()])
         begin = 0 if resume is None else int(resume["step"])
-        drawn = self.drawn(problem, seed, begin)
+        drawn = self.drawn(problem, job.seed, begin)
 
         def advance(count: int, last: bool) -> State:
             """Train with so many batches; the losses, and the bytes of each part here, forward and back."""
             before = {part: (own.forward_sent, own.backward_sent) for part, own in training.ledger.items()}
-            losses = [training.step(x, y, examples) for x, y, examples in islice(drawn, count)]
+            losses = [training.step(x, y, examples) for x, y, examples in islice(drawn, count - 1)]
+            plain = self._plain(training, problem, job.seed)
+            losses += [training.step(x, y, examples) for x, y, examples in islice(drawn, 1)]
+            stale = [
+                [mean_moved(stage), length(stage), *_against(stage, plain)]
+                for stage in training.stages.values()
+                if stage.watch is not None
+            ]
             if last:
                 losses.append(training.drain())
             sent = [
                 [part, own.forward_sent - before[part][0], own.backward_sent - before[part][1]]
                 for part, own in training.ledger.items()
             ]
-            return [[float(loss) for loss in losses if loss is not None], sent]
+            return [[float(loss) for loss in losses if loss is not None], sent, stale]
 
         while begin < self.steps:
             count = min(self.evaluate_every - begin % self.evaluate_every, self.steps - begin)
             began = time.monotonic()
             found = shared(lambda: advance(count, begin + count == self.steps))  # noqa: B023  # called at once
-            sent = [each for _, parts in found for each in parts]  # in the order of parts
+            sent = [each for _, parts, _ in found for each in parts]  # in the order of parts
+            stale = [each for _, _, parts in found for each in parts]
             tested = shared(lambda: _tested(training, problem.test))[-1]  # the last part's
             losses, begin = found[-1][0], begin + count
             ahead, back = [a for _, a, _ in sent[:-1]], [b for _, _, b in sent[1:]]
@@ -276,15 +292,25 @@ class Pipelined(Steps):
                     "forward_bytes": ahead,
                     "backward_bytes": back,
                     **tested,
+                    **dict(zip(STALE, map(list, zip(*stale, strict=True)), strict=False)),
                     "clock": (records[-1]["clock"] if records else 0.0)
                     + count * seconds(method, self.forward, self.backward, (each[0], each[1]), self.mbit, self.latency),
                     "seconds": time.monotonic() - began,
                 }
             )
-            on_record(records[-1])
-            on_state(begin, lambda: {"step": begin, "records": records, "parts": _states(training)})  # noqa: B023
+            told.record(records[-1])
+            told.state(begin, lambda: {"step": begin, "records": records, "parts": _states(training)})  # noqa: B023
         held = [most for each in shared(lambda: list(training.held.values())) for most in each]
         return _whole(training, stages), self._summary(method, records, stages, held)
+
+    def _plain(self, training: Simulation | Pipeline, problem: Problem, seed: int) -> dict[int, tuple[int, Tensor]]:
+        """Of each part that is about to make a step: its batch, and the gradient by backpropagation. In one process."""
+        if self.record is None or not isinstance(training, Simulation):
+            return {}
+        stages = [training.stages[part] for part in range(self.parts)]
+        batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
+        drawn = {batch: next(self.drawn(problem, seed, batch))[:2] for batch in set(batches.values())}
+        return {part: (batch, backpropagated(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
 
     def title(self, about: Record) -> str:
         return f"{self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"
@@ -310,6 +336,14 @@ class Pipelined(Steps):
             "clock": records[-1]["clock"],
             "seconds": sum(line["seconds"] for line in records),
         }
+
+
+def _against(stage: Stage, plain: Mapping[int, tuple[int, Tensor]]) -> list[float | None]:
+    """How far the last gradient of a part is from that of backpropagation, and the length of that one."""
+    if stage.part not in plain:
+        return [None, None]
+    batch, by = plain[stage.part]
+    return [difference(stage, batch, by), float(by.double().norm())]
 
 
 class _Computed(nn.Module):

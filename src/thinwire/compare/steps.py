@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -24,7 +24,19 @@ from ..run.progress import live
 from ..run.ranks import rank
 from ..train.one import unusable, usable
 from ..wire import Packet, State
-from .study import Study, asked
+from .study import Job, Study, asked
+
+
+class Told(NamedTuple):
+    """Whom a training tells of itself. Of several ranks all call both, in one order, and what rank 0 has is written."""
+
+    record: Callable[[Record], None]
+    """Is called after each evaluation."""
+    state: Callable[[int, Callable[[], State]], None]
+    """Is called next, with the number of steps that were made and a function that gives the state.
+
+    It is what the following steps depend on, ``step`` and ``records`` in it.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,38 +71,19 @@ class Steps(Study):
         require(usable(self.device), f"--device {self.device}: {unusable(self.device)}")
 
     @abstractmethod
-    def trained(
-        self,
-        method: Any,
-        seed: int,
-        problem: Problem,
-        on_record: Callable[[Record], None],
-        on_state: Callable[[int, Callable[[], State]], None],
-        resume: Packet,
-    ) -> tuple[dict[str, Tensor], Record]:
-        """Train one method, from a state on.
+    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
+        """Train one method, from a state on; None is the beginning.
 
         Returns the model's ``state_dict()``, and what ``summary.json`` has besides ``run.json``.
-        ``on_record`` is called after each evaluation. ``on_state`` is called next, with the number of steps that were
-        made and a function that gives the state: what the following steps depend on, ``step`` and ``records`` in it.
-        Of several ranks all call both, in one order, and what rank 0 has is written.
         """
 
     def problem(self, seed: int) -> Problem:
         """Model, one task of all examples, and the test."""
         return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir, augment=self.augments())
 
-    def train(
-        self,
-        method: Any,
-        seed: int,
-        problem: Problem,
-        folder: Path,
-        on_record: Callable[[Record], None] | None,
-        progress: bool,
-    ) -> None:
+    def train(self, job: Job, folder: Path) -> None:
         files = Folder(folder, writes=rank() == 0)
-        about = self.about(method, seed, problem)
+        about = self.about(job.method, job.seed, job.problem)
         state = _opened(files, about)
         lines, saved = ([], 0) if state is None else (state["records"], state["step"])
         files.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -99,10 +92,10 @@ class Steps(Study):
             if files.writes:
                 with open(folder / "rounds.jsonl", "a") as file:
                     file.write(json.dumps(line) + "\n")
-            if on_record is not None:
-                on_record(line)
+            if job.on_record is not None:
+                job.on_record(line)
             if shown is not None:
-                shown(repr(method), {**line, "round": line["step"]})
+                shown(repr(job.method), {**line, "round": line["step"]})
 
         def keep(step: int, state: Callable[[], State]) -> None:
             nonlocal saved
@@ -110,9 +103,9 @@ class Steps(Study):
                 files.save(state())
                 saved = step
 
-        with live(self.steps) if progress else nullcontext() as shown:
-            model, found = self.trained(method, seed, problem, record, keep, state)
-        files.model(model, {"expression": complete(method), "seed": str(seed)})
+        with live(self.steps) if job.progress else nullcontext() as shown:
+            model, found = self.trained(job, Told(record, keep), state)
+        files.model(model, {"expression": complete(job.method), "seed": str(job.seed)})
         files.summary({**about, **found})
         if files.writes:
             shutil.rmtree((folder / CHECKPOINT).parent, ignore_errors=True)  # which is large, and of no use any more

@@ -43,6 +43,20 @@ def asked(default: Any, help: str, **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Job:
+    """One run of a study.
+
+    ``on_record`` is called with each line of ``rounds.jsonl``. With ``progress`` a live line is on standard error.
+    """
+
+    method: Any
+    seed: int
+    problem: Problem
+    on_record: Callable[[Record], None] | None = None
+    progress: bool = False
+
+
+@dataclass(frozen=True)
 class Study(ABC):
     """Everything that all kinds of studies are made from; what ``study.json`` holds.
 
@@ -107,19 +121,10 @@ class Study(ABC):
         """Build a run without training it. Raises what is wrong with it."""
 
     @abstractmethod
-    def train(
-        self,
-        method: Any,
-        seed: int,
-        problem: Problem,
-        folder: Path,
-        on_record: Callable[[Record], None] | None,
-        progress: bool,
-    ) -> None:
+    def train(self, job: Job, folder: Path) -> None:
         """Train one method into its folder, from its last checkpoint on, and leave a ``summary.json``.
 
-        ``on_record`` is called with each line of ``rounds.jsonl``. With ``progress`` a live line is shown on standard
-        error. Raises :class:`NonFinite` where training diverges.
+        Raises :class:`NonFinite` where training diverges.
         """
 
     @abstractmethod
@@ -205,7 +210,7 @@ class Study(ABC):
                     problems = {seed: self.problem(seed)}  # one at a time in memory
                 listen = None if on_record is None else (lambda record, name=name: on_record(name, record))
                 try:
-                    self.train(method, seed, problems[seed], out / name, listen, progress)
+                    self.train(Job(method, seed, problems[seed], listen, progress), out / name)
                 except (NonFinite, WireError) as error:
                     failures.append(f"{method!r}, seed {seed}: {error}")
         return failures

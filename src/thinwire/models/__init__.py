@@ -20,7 +20,7 @@ from .fasttext import fasttext
 from .lenet import dlg_lenet
 from .resnet import resnet20, resnet56
 from .resnet9 import resnet9
-from .transformer import char_transformer
+from .transformer import char_transformer, text_transformer
 from .unet import unet
 from .vgg import vgg11, vgg16, vgg_small
 
@@ -37,6 +37,7 @@ __all__ = [
     "resnet9",
     "resnet20",
     "resnet56",
+    "text_transformer",
     "unet",
     "vgg11",
     "vgg16",
@@ -56,6 +57,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet56": resnet56,
     "resnet56_group": partial(resnet56, norm="group"),
     "resnet9": resnet9,
+    "text_transformer": text_transformer,
     "unet": unet,
     "unet_group": partial(unet, norm="group"),
     "vgg11": vgg11,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -33,6 +33,7 @@ from ..task import suited
 from ..wire import Packet, State
 from .schedule import Op, Schedule
 from .stored import AQSGD, Store
+from .watch import Watch
 
 T = TypeVar("T")
 Way = Literal["forward", "backward", "look"]
@@ -121,6 +122,7 @@ class Stage:
     versions: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     losses: dict[int, list[Tensor]] = field(default_factory=dict)
     untaught: deque[tuple[int, Tensor]] = field(default_factory=deque)  # batches whose output DNI predicted from
+    watch: Watch | None = None  # where staleness is measured
 
     def __post_init__(self) -> None:
         s = self.settings
@@ -245,6 +247,8 @@ class Stage:
                 self._stash(kept.version)
             self._graph(kept)
             out = kept.out
+        if self.watch is not None:
+            self.watch.forward(self.steps if kept.version is None else kept.version, self._weights(kept))
         self.queue.append(kept)
         self.most = max(self.most, len(self.queue))
         if not self.last:
@@ -276,6 +280,8 @@ class Stage:
             self.losses.setdefault(op.batch, []).append(out.detach())
             if self.schedule.pieces > 1:
                 out = out / self.schedule.pieces
+        if self.watch is not None:
+            self.watch.backward(self.trained)
         torch.autograd.backward(out, None if error is None else error.to(out.dtype))
         if kept.version is not None:
             self._harvest(self.versions[kept.version])
@@ -292,6 +298,8 @@ class Stage:
                 group["lr"] = lr * s.rate(op.batch, self.part)
         if self.schedule.lookback:
             self._stash(self.steps)  # a batch to come may ask for the parameters as they were
+        if self.watch is not None:
+            self.watch.step(op.batch, self.trained)
         if self.worker is None:
             self._clip()
             self.optimizer.step()
@@ -329,6 +337,15 @@ class Stage:
                 out = self.settings.loss(out, kept.y)
                 out = out if out.ndim == 0 else out.mean()
         kept.out = out
+
+    def plain(self, x: Tensor, batch: int, micro: int) -> Tensor:
+        """The output for a micro-batch, with a graph, at the parameters as they are; nothing changes."""
+        with torch.enable_grad(), self._dice(Kept(batch, micro, None, None, None)):
+            return self._call(x.clone() if self.fresh else x, self._buffers())
+
+    def _weights(self, kept: Kept) -> Mapping[str, Tensor]:
+        """Those that its forward pass has."""
+        return self.trained if kept.version is None else self.versions[kept.version]
 
     def _call(self, x: Tensor, others: dict[str, Tensor]) -> Tensor:
         out: Tensor = functional_call(self.module, others, (x,)) if others else self.module(x)
@@ -516,6 +533,7 @@ class Stage:
             "sent": [[e, h] for e, h in self.sent.held.items()],
             "received": [[e, h] for e, h in self.received.held.items()],
             "pending": [list(message) for message in pending],
+            **({} if self.watch is None else {"watch": self.watch.state()}),
         }
         return {name: _copied(value) for name, value in found.items()}
 
@@ -556,6 +574,8 @@ class Stage:
                 if version is not None:
                     self._graph(kept, still=True)
                 self.queue.append(kept)
+            if self.watch is not None:
+                self.watch.load(state.get("watch"), len(self.queue))
             return list(state["pending"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise WireError(f"this is the state of another training, or of another version ({error})") from error

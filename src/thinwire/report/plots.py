@@ -29,8 +29,9 @@ def plot(
     title: str | None = None,
     size: tuple[float, float] | None = None,
 ) -> list[Path]:
-    """Accuracy against rounds or steps, bytes up, all bytes and simulated seconds; loss; all in one.
+    """Accuracy against rounds or steps, bytes up, all bytes and simulated seconds; losses; all in one.
 
+    Losses are drawn against rounds or steps and simulated seconds: the test loss, and dashed the training loss.
     Data-parallel training has no simulated seconds, and of pipelined training there is no curve by bytes up. Where
     clients have tests of their own, their accuracies too: the mean, one standard deviation over clients around it, the
     lowest tenth and the worst client.
@@ -53,7 +54,11 @@ def plot(
     files = []
     for name, (axis, label) in axes(arms[0].kind).items():
         files.append(_single(arms, out / f"{value}_by_{name}.{form}", axis, label, value, title, size))
-    files.append(_single(arms, out / f"loss_by_{unit}s.{form}", count, unit, loss, title, size))
+    beside = "train_loss" if loss == "test_loss" and has(arms, "train_loss") else None
+    for name, (axis, label) in axes(arms[0].kind).items():
+        if not name.startswith("bytes"):
+            path = out / f"loss_by_{name}.{form}"
+            files.append(_single(arms, path, axis, label, loss, title, size, beside))
     if own := next((name for name in OWN if has(arms, name)), None):
         files.append(_single(arms, out / f"clients_by_{unit}s.{form}", count, unit, own, title, size))
     files.append(_overview(arms, out / f"overview.{form}", title, size))
@@ -91,11 +96,17 @@ def _single(
     value: str,
     title: str | None,
     size: tuple[float, float] | None,
+    beside: str | None = None,
 ) -> Path:
     figure, place = plt.subplots(figsize=size or (8, 4.6 + 0.22 * len(arms)), layout="constrained")
     if title is not None:
         figure.suptitle(title)
     _draw(place, arms, axis, label, value)
+    if beside is not None:
+        for number, arm in enumerate(arms):
+            if (found := curve(arm, axis, beside)) is not None:
+                place.plot(found.x, found.middle, "--", color=COLOURS[number % len(COLOURS)], linewidth=1, alpha=0.7)
+        place.set_ylabel(f"{place.get_ylabel()}; dashed: {NAMES[beside]}")
     handles, names = place.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=1, frameon=False, fontsize=9)
     return _save(figure, path)

@@ -20,12 +20,14 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
 
 Further keys belong to one kind: ``clients``, ``up_payload`` and others to rounds; ``reduced_bytes``,
 ``gathered_bytes``, ``accuracy_x``, ``lam``, ``residual`` and others to data-parallel steps; ``forward_bytes`` and
-``backward_bytes``, a list by boundary, to pipelined ones. ``clock``, of rounds and of pipelined steps, are simulated
-seconds since the run began.
+``backward_bytes``, a list by boundary, to pipelined ones, and with ``--record staleness`` ``moved``, ``weights``,
+``difference`` and ``gradient``, a list by part (:class:`~thinwire.compare.Pipelined` says of what). ``clock``, of
+rounds and of pipelined steps, are simulated seconds since the run began.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +38,7 @@ from ..algorithms.base import Algorithm
 from ..config import Config, complete
 from ..errors import RunError
 from ..expression import parse
-from ..local import Trainer
+from ..local import LocalAdam, LocalAdamW, LocalSGD, Trainer
 
 Record = dict[str, Any]
 UNITS = {"federated": "round", "data-parallel": "step", "pipelined": "step"}
@@ -109,8 +111,9 @@ def arms(folders: list[Path]) -> list[Arm]:
     by: dict[str, list[Run]] = {}
     for run in runs:
         by.setdefault(run.expression, []).append(run)
-    short = labels(list(by)) if runs[0].kind == "federated" else {}
-    return [Arm(short.get(expression) or _name(found), expression, found) for expression, found in by.items()]
+    names = {expression: _name(found) for expression, found in by.items()}
+    short = labels(names) if runs[0].kind == "federated" else names
+    return [Arm(short[expression], expression, found) for expression, found in by.items()]
 
 
 def _name(runs: list[Run]) -> str:
@@ -161,15 +164,12 @@ def read(path: Path) -> Record:
     return found
 
 
-def labels(expressions: list[str]) -> dict[str, str]:
-    """Short names for complete expressions: local training is left out where all have the same.
-
-    None where one of them is a method of the user's own.
-    """
+def labels(names: dict[str, str]) -> dict[str, str]:
+    """Short names by complete expression, of these names: local training is left out where all have the same."""
     try:
-        found = {text: parse(text) for text in expressions}
-    except ValueError:
-        return {}
+        found = {text: parse(text) for text in names}
+    except ValueError:  # one is a method of the user's own, whose module may not be here
+        return _without_training(names)
     kinds = {complete(trainer) for x in found.values() for trainer in trainers(x)}
     short = {text: repr(_plain(x) if len(kinds) == 1 else x) for text, x in found.items()}
     if len(set(short.values())) < len(short):
@@ -187,6 +187,30 @@ def trainers(x: Any) -> list[Trainer]:
     if isinstance(x, Trainer):
         return [x]
     return [t for value in vars(x).values() for t in trainers(value)] if isinstance(x, Config) else []
+
+
+TRAINERS = {cls.__name__ for cls in (LocalSGD, LocalAdam, LocalAdamW)}
+
+
+def _without_training(names: dict[str, str]) -> dict[str, str]:
+    """The same by the names as they are written; these, where that is not clear."""
+    kinds, short = set[str](), dict[str, str]()
+    for text, name in names.items():
+        try:
+            tree = ast.parse(name, mode="eval")
+        except SyntaxError:
+            return names
+        for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+            kinds |= {ast.unparse(x) for x in (*call.args, *(k.value for k in call.keywords)) if _trains(x)}
+            if call.args and _trains(call.args[-1]):
+                call.args.pop()
+            call.keywords = [k for k in call.keywords if not _trains(k.value)]
+        short[text] = ast.unparse(tree)
+    return short if len(kinds) < 2 and len(set(short.values())) == len(short) else names
+
+
+def _trains(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TRAINERS
 
 
 def _plain(x: Any) -> Any:

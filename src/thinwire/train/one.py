@@ -129,8 +129,10 @@ class Slot:
 
     def buffers(self) -> Params | None:
         """A copy of the norm statistics, as they are now; None for a model without."""
+        if not self.moving:
+            return None
         there = dict(self.module.named_buffers())  # by name: a forward pass may have put another tensor there
-        return Params.of((name, there[name].cpu()) for name in self.moving) if self.moving else None
+        return Params.of((name, there[name].cpu()) for name in self.moving)
 
     def probe(self, task: Task) -> None:
         """Find out, by one forward pass in training mode, which buffers move and whether dice are thrown."""

@@ -130,7 +130,8 @@ function layout(more) {
 
 const see = (hex, opacity) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${opacity})`;
 const folded = (text) => (text.match(/.{1,44}/g) || []).map((part) => part.replace(/&/g, "&amp;").replace(/</g, "&lt;")).join("<br>");
-const plot = (div, traces, more, options = {}) => Plotly.react(div, traces, layout(more), { ...OPTIONS, displayModeBar: narrow() ? false : "hover", ...options });
+// On paper a chart is as large as its frame; on a screen plotly.js follows the frame.
+const plot = (div, traces, more, options = {}) => Plotly.react(div, traces, layout({ ...more, ...(printing ? { width: div.clientWidth, height: div.clientHeight } : {}) }), { ...OPTIONS, displayModeBar: narrow() ? false : "hover", ...options });
 
 /** Lines with their bands; `get` gives x, y, low, high of a method, or nothing. */
 function lines(name, title, height, get, words) {
@@ -238,7 +239,7 @@ function table() {
   const above = (name, i) => make("th", {
     scope: "col", "aria-sort": state.sort && state.sort.column === i ? (state.sort.down ? "descending" : "ascending") : "none",
   }, make("button", { type: "button", onclick: sort(i) }, name));
-  const cell = (text, i, row) => make("td", {}, i ? text : make("span", {}, swatch(row), code(text)));
+  const cell = (text, i, row) => make("td", {}, i ? text.replaceAll(/(?<=\d) %/g, "\u00a0%") : make("span", {}, swatch(row), code(text)));
   return section("table", "Table", make("div", { class: "wide", tabindex: "0" }, make("table", {},
     make("thead", {}, make("tr", {}, head.map(above))),
     make("tbody", {}, order.map((row) => make("tr", { class: state.hidden.has(row) ? "off" : null },
@@ -257,7 +258,7 @@ function curves() {
     type: "radio", name: "axis", value: name, checked: name === state.axis, onchange: redrawn(() => { state.axis = name; state.logX = null; }),
   }), data.axes[name]);
   const check = (text, id, on, change) => make("label", {}, make("input", { type: "checkbox", id, checked: on, onchange: redrawn(change) }), text);
-  const made = values.map((value) => lines(`curve-${value}`, data.values[value], narrow() ? 300 : 380, (i) => {
+  const made = values.map((value) => lines(`curve-${value}`, data.values[value], narrow() ? 300 : printing ? 280 : 380, (i) => {
     const found = data.curves[i][value];
     return found && { ...found, x: found.x[state.axis] };
   }, { x: data.axes[state.axis], y: data.values[value].replace(/, %$/, " %"), logX, logY: state.logY && value.endsWith("loss") }));
@@ -268,7 +269,8 @@ function curves() {
     make("div", { class: "controls" }, check("logarithmic below", "log-x", logX, (box) => { state.logX = box.checked; }),
       check("logarithmic losses", "log-y", state.logY, (box) => { state.logY = box.checked; })),
     make("p", { class: "soft" }, seeds > 1 ? "A line is the mean over seeds, its band is from the lowest to the highest."
-      : "One seed: there are no bands.", " Drag to zoom, double click to see all."),
+      : "One seed: there are no bands.", make("span", { class: "screen" }, " Drag to zoom, double click to see all.")),
+    printing ? legend() : null,
     make("div", { class: `charts ${made.length === 4 ? "pairs" : "several"}` }, made.map((one) => one.frame)));
 }
 
@@ -295,7 +297,7 @@ function targets() {
     body.replaceChildren(...costs.map((cost, i) => {
       const label = make("td", {}, make("span", {}, swatch(i), code(data.methods[i].label)));
       const off = state.hidden.has(i) ? "off" : null;
-      if (!cost.reached) return make("tr", { class: off }, label, make("td", { colspan: names.length + 1, class: "soft" }, "not reached"));
+      if (!cost.reached) return make("tr", { class: off }, label, make("td", { colspan: names.length + 1, class: "soft left" }, "not reached"));
       const share = cost.of("bytes_total") / most;
       const bar = make("td", { style: { width: "30%", minWidth: "90px" } }, make("div", { class: "track" },
         make("i", { style: { width: `${100 * share}%`, background: colour(i) } })));
@@ -358,7 +360,7 @@ function layers() {
 function clients() {
   if (!data.clients) return null;
   const by = new Map(data.clients.map((entry) => [entry.method, entry]));
-  const { frame, draw } = lines("clients", "accuracy on a client's own test, %", narrow() ? 280 : 340, (i) => {
+  const { frame, draw } = lines("clients", "accuracy on a client's own test, %", narrow() || printing ? 280 : 340, (i) => {
     const found = by.get(i);
     return found && { x: found.share, y: found.accuracy };
   }, { x: "clients in the order of their accuracy, %", y: "accuracy %", logX: false, logY: false, xaxis: { range: [0, 100] },
@@ -501,7 +503,12 @@ async function follow() {
 load().then(() => {
   redraw();
   dark.addEventListener("change", redraw);
-  const print = (on) => () => { printing = on; document.documentElement.classList.toggle("printed", on); redraw(); };
+  const print = (on) => () => {
+    printing = on;
+    document.documentElement.classList.toggle("printed", on);
+    redraw();
+    if (!on) for (const { div } of drawn.values()) if (div.isConnected) Plotly.relayout(div, { autosize: true, width: null, height: null });
+  };
   addEventListener("beforeprint", print(true));
   addEventListener("afterprint", print(false));
   let width = page.clientWidth;

@@ -1,15 +1,35 @@
-"""Whose exception it is: what the command line shows of one that ends it."""
+"""What the command line shows of an exception that ends it, and its exit code: that depends on whose it is."""
 
 from __future__ import annotations
 
+import re
+import sys
 import sysconfig
 import traceback
+from dataclasses import fields
 from pathlib import Path
 
 from ..errors import ThinwireError
 
 OURS = str(Path(__file__).parents[1])
 LIBRARIES = tuple({path for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
+
+
+def answer(error: Exception) -> int:
+    """Say what went wrong; returns the exit code. Raises what is a bug."""
+    # Of which class typer's own are has changed with its versions; that they show themselves has not.
+    if hasattr(error, "show") and hasattr(error, "exit_code"):
+        error.show()
+        return int(error.exit_code)
+    own = theirs(error)
+    if own is not None:
+        print(own, end="", file=sys.stderr)
+        return 1
+    if not expected(error):
+        raise error
+    said = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
+    print(f"error: {_as_option(str(said))}", file=sys.stderr)
+    return 2
 
 
 def expected(error: BaseException) -> bool:
@@ -50,3 +70,14 @@ def _cut(found: traceback.TracebackException) -> None:
 def _users(filename: str) -> bool:
     installed = any(part in ("site-packages", "dist-packages") for part in Path(filename).parts)
     return not installed and not filename.startswith(("<", OURS, *LIBRARIES))
+
+
+def _as_option(said: str) -> str:
+    """What is said of a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
+    from ..run.setting import Setting
+
+    found = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
+    if found is None or found[1] not in {field.name for field in fields(Setting)}:
+        return said
+    name, value, why = found.groups()
+    return f"--{name.replace('_', '-')} {value.strip(chr(39))}: {why.replace(' or None is expected', ' is expected')}"

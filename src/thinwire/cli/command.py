@@ -1,0 +1,71 @@
+"""Commands whose options are the fields of configurations: names, types, defaults and help texts are said there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from .app import app
+
+
+def command(
+    name: str, options: Callable[[], list[Any]], within: typer.Typer = app
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that has ``options`` besides the parameters of its function, which takes their values as ``**given``.
+
+    They are made when the command is called: until then nobody waits for torch. ``given["typed"]`` has the names of
+    all that were typed, and not left at their defaults.
+    """
+
+    class WithOptions(TyperCommand):
+        whole = False
+
+        def get_params(self, ctx: Any) -> Any:
+            if not self.whole:
+                self.params, self.whole = [*self.params, *options()], True
+            return super().get_params(ctx)
+
+        def invoke(self, ctx: Any) -> Any:
+            ctx.params["typed"] = {name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE"}
+            return super().invoke(ctx)
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return within.command(name, cls=WithOptions)(function)
+
+    return register
+
+
+def options_of(cls: type, *names: str) -> list[Any]:
+    """The options that some fields of a configuration are: these, or all that have a help text.
+
+    Name, type, default and help text are the field's own. Typer makes them of a function that has them as parameters.
+    """
+
+    def function() -> None: ...
+
+    hints, made = get_type_hints(cls), []
+    for field in fields(cls):
+        if "help" not in field.metadata or (names and field.name not in names):
+            continue
+        several = get_origin(hints[field.name]) is tuple
+        kinds = (hints[field.name], *get_args(hints[field.name]))
+        kind: Any = list[str] if several else next((kind for kind in (bool, int, float) if kind in kinds), str)
+        default = None if several else field.default
+        words = [f"--{field.name.replace('_', '-')}"] if kind is bool else []  # and no --no-...
+        hinted: Any = Annotated[
+            kind | None if default is None else kind, typer.Option(*words, help=field.metadata["help"])
+        ]
+        made.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hinted))
+    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+    holder = typer.Typer(add_completion=False)
+    holder.command()(function)
+    return list(typer.main.get_command(holder).params)

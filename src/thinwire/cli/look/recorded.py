@@ -1,0 +1,192 @@
+"""What a run recorded: gradients, layers, subspaces, residuals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...errors import RunError
+from ..options import Json
+from .command import Dir, Out, Squares, each, look, short, table
+
+
+@look.command("gradients")
+def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json: Json = False) -> None:
+    """Principal components of a run's gradients, their overlap and cosines by layer; LBGM's tests; Equation 45's bound.
+
+    Needs a run with --record gradients (components), looks (LBGM's tests), or all.
+    """
+    from ...analysis import figures, gradients
+
+    of: gradients.Kind = "variance" if squares else "values"
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        tested = gradients.recycling(run.rounds)
+        if any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists():
+            space = gradients.recorded(run)
+            lines = gradients.table(space, of)
+            table(
+                f"{len(space.rounds)} gradients",
+                ("layer", "entries", "N95", "N99", "cosine to the next", "to the nearest direction"),
+                [[e.layer, f"{e.entries:,}", e.n95, e.n99, f"{e.consecutive:.3f}", f"{e.nearest:.3f}"] for e in lines],
+            )
+            accuracy = [(r["round"], r["accuracy"]) for r in run.rounds if r.get("accuracy") is not None]
+            allowed = gradients.steps(space, run.rounds)
+            found |= {
+                "layers": [e._asdict() for e in lines],
+                "progression": gradients.progression(space.products[gradients.WHOLE], of=of),
+                "steps": [e._asdict() for e in allowed],
+                "figures": [
+                    figures.components(space, into / "components.png", of, accuracy),
+                    figures.overlap(space, into / "overlap.png", of),
+                    figures.cosines(space, into / "cosines.png"),
+                    *([figures.bounds(allowed, into / "bounds.png")] if allowed else []),
+                ],
+            }
+            if allowed:
+                last = allowed[-1]
+                typer.echo(
+                    f"Equation 45: smoothness of at least {last.beta:.3g} and dissimilarity of at least "
+                    f"{last.upsilon2:.3g} allow a learning rate of at most {last.bound:.3g}; it is {last.rate:.3g}"
+                )
+        if tested:
+            held = [(e.error, e.allowed) for e in tested if e.error is not None]
+            kept = sum(error <= allowed for error, allowed in held)
+            typer.echo(
+                f"look-back tests: {100 * sum(e.recycled for e in tested) / len(tested):.1f} % recycled; ||d||^2 sin^2 "
+                f"was within 1/sqrt(tau T) for every client in {kept} of {len(held)} rounds"
+            )
+            drawn = figures.recycling(tested, run.rounds, into / "look_back.png")
+            found["recycling"] = [e._asdict() for e in tested]
+            found["figures"] = [*found.get("figures", []), drawn]
+        if not found:
+            raise RunError(
+                f"{run.path} has neither gradients nor looks: train it with --record gradients, looks or all"
+            )
+        return found
+
+    each(folder, out, as_json, one)
+
+
+@look.command("layers")
+def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
+    """How far each layer moved beside how large it is, which were recycled, and their share of the gradient (kappa).
+
+    Needs a run with --record layers, gradients or all.
+    """
+    from ...analysis import figures, layers
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        found, kappas = layers.recorded(run)
+        table(
+            f"{len(kappas)} rounds, means",
+            ("layer", "||change||", "||weights||", "s", "share of ||g||^2", "recycled"),
+            [
+                [e.layer, f"{e.change:.4g}", f"{e.weights:.4g}", f"{e.score:.3g}", f"{e.share:.3f}", e.recycled]
+                for e in found
+            ],
+        )
+        recycling = [e.kappa for e in kappas if e.unsent]
+        if recycling:
+            typer.echo(
+                f"kappa: mean {sum(recycling) / len(recycling):.3f}, largest {max(recycling):.3f}; below 1/16 in "
+                f"{sum(k < layers.KAPPA for k in recycling)} of {len(recycling)} rounds that recycled"
+            )
+        return {
+            "layers": [e._asdict() for e in found],
+            "kappa": [e._asdict() for e in kappas],
+            "figures": [figures.scores(found, kappas, into / "layers.png")],
+        }
+
+    each(folder, out, as_json, one)
+
+
+@look.command("subspace")
+def of_subspace(
+    folder: Dir,
+    rank: Annotated[int | None, typer.Option(help="Directions of the basis (FLSS's R).")] = None,
+    start: Annotated[int | None, typer.Option(help="Rounds that it is first made of (FLSS's L).")] = None,
+    decay: Annotated[float | None, typer.Option(help="What its singular values are multiplied by (lambda).")] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """The spectrum of a run's updates, what R directions leave out, and the cosine of each update to FLSS's basis.
+
+    Needs a run with --record gradients or all, of any method.
+    """
+    from ...analysis import figures, spectra
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        found = spectra.recorded(run, rank, start, decay)
+        marks = [r for r in (1, 2, 5, 10, 20, 50, 100, 200) if r <= len(found.rho)]
+        table(
+            f"{len(found.sigma)} updates",
+            ("R", "sigma_R / sigma_1", "rho_R"),
+            [[r, f"{found.sigma[r - 1] / found.sigma[0]:.2e}", f"{found.rho[r - 1]:.2e}"] for r in marks],
+        )
+        there = [e.cosine for e in found.followed if e.cosine > 0]
+        if there:
+            typer.echo(f"cosine to {found.rank} directions: mean {sum(there) / len(there):.3f}, last {there[-1]:.3f}")
+        return {
+            "sigma": found.sigma.tolist(),
+            "rho": found.rho.tolist(),
+            "followed": [e._asdict() for e in found.followed],
+            "server_sigma": None if found.kept is None else found.kept.tolist(),
+            "figures": [figures.spectrum(found, into / "subspace.png")],
+        }
+
+    each(folder, out, as_json, one)
+
+
+@look.command("feedback")
+def of_feedback(folder: Dir, out: Out = None, as_json: Json = False) -> None:
+    """How long residuals are, how far x is from y, and the best lambda, by step.
+
+    Needs a study of `thinwire ddp-sim` with a method that keeps residuals, such as DEF(64).
+    """
+    from ...analysis import figures, residuals
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        found = residuals.recorded(run)
+        table(
+            run.about.get("name", run.expression),
+            ("step", "residual", "||x - y||", "lambda*", "lambda"),
+            [
+                [e.step, f"{e.residual:.4g}", f"{e.distance:.4g}", short(e.best), short(e.lam)]
+                for e in found[:: max(1, len(found) // 20)]
+            ],
+        )
+        return {"steps": [e._asdict() for e in found], "figures": [figures.owed(found, into / "feedback.png")]}
+
+    each(folder, out, as_json, one)
+
+
+@look.command("staleness")
+def of_staleness(folder: Dir, out: Out = None, as_json: Json = False) -> None:
+    """How far each part of a pipeline moves while a batch is on its way, and its gradient from backpropagation's.
+
+    Needs a study of `thinwire pipeline run` with --record staleness.
+    """
+    from ...analysis import figures, staleness
+
+    def one(run: Any, into: Path) -> dict[str, Any]:
+        found = staleness.recorded(run)
+        last = [e for e in found if e.step == found[-1].step]
+        table(
+            f"{run.about.get('name', run.expression)}, step {last[0].step}",
+            ("part", "||x - x'||", "of ||x||", "||g - g'||", "of ||g'||"),
+            [
+                [e.part, short(e.moved), _of(e.moved, e.weights), short(e.difference), _of(e.difference, e.gradient)]
+                for e in last
+            ],
+        )
+        return {"parts": [e._asdict() for e in found], "figures": [figures.stale(found, into / "staleness.png")]}
+
+    each(folder, out, as_json, one)
+
+
+def _of(x: float | None, whole: float | None) -> str:
+    return "-" if x is None or not whole else f"{100 * x / whole:.2g} %"

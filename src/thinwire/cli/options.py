@@ -1,0 +1,33 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")]
+Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate, where an expression leaves it open.")]
+Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expression leaves them open.")]
+Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
+Decay = Annotated[str | None, typer.Option(help="A tenth of the rate after these shares, e.g. 0.5,0.75.")]
+Seed = Annotated[int, typer.Option(help="Seed of the model and of batches.")]
+Seeds = Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")]
+Out = Annotated[Path, typer.Option(help="A new folder for everything.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the study that is in --out.")]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="Show rounds in tensorboard, wandb (offline) or mlflow while they train. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line of its own.")]
+
+
+def print_json(wanted: bool, value: Any) -> None:
+    """The last line of a command, where ``--json`` asks for it."""
+    if wanted:
+        sys.stdout.write(json.dumps(value) + "\n")

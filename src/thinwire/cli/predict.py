@@ -1,0 +1,42 @@
+"""``thinwire predict``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from .command import command, options_of
+from .options import Batch, Epochs, Json, Methods, Rate, print_json
+from .typed import federated, refuse_other_clients
+
+
+def _options() -> list[Any]:
+    from ..compare import Federated
+    from ..run.setting import Setting
+
+    known = options_of(Federated, "use", "data", "model", "task", "clients", "split", "rounds", "data_dir")
+    return [*known, *options_of(Setting, "sample", "seed", "start")]
+
+
+@command("predict", _options)
+def predict(
+    methods: Methods,
+    lr: Rate = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, both ways.")] = 10.0,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Bytes and seconds of a federated run before it is trained, from messages that are really encoded."""
+    from ..analysis.predict import predict as foresee
+    from ..analysis.predict import show
+
+    study = federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch})
+    rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start
+    problem = study.problem(seed)
+    refuse_other_clients(study, given["typed"], len(problem.tasks))
+    found = [foresee(method, problem, rounds, sample, mbit, seed, start) for method in study.parsed()]
+    show(found, rounds, sample or len(problem.tasks), mbit)
+    print_json(as_json, {"predictions": [vars(p) for p in found]})

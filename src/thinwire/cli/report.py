@@ -1,0 +1,38 @@
+"""``thinwire report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import app
+from .options import Folders, Json, print_json
+
+
+@app.command()
+def report(
+    folders: Folders,
+    out: Annotated[Path | None, typer.Option(help="The file (default: report.html in the first DIR).")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Instead of a file: a page for this machine that follows a run.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; 0 is any free one.")] = 8642,
+    as_json: Json = False,
+) -> None:
+    """One page of HTML that needs no network: the table, curves, bytes, clients and complete expressions."""
+    if not serve:
+        from ..report import html
+
+        file = html.write(folders, out or folders[0] / "report.html")
+        typer.echo(str(file))
+        print_json(as_json, {"file": str(file)})
+        return
+    if out is not None:
+        raise ValueError(f"--out {out} is not used with --serve, which writes no file: leave one of the two out")
+    from ..report.serve import HERE, server
+
+    with server(folders, port) as made:
+        typer.echo(f"http://{HERE}:{made.server_port} (Ctrl-C ends it)")
+        made.serve_forever()
