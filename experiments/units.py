@@ -34,6 +34,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.compare import DataParallel
+from thinwire.compare.study import Job
 from thinwire.config import complete
 from thinwire.data import Split
 from thinwire.ddp import Method
@@ -111,8 +112,13 @@ class Federated(Arm):
     def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
         problem = self.problem(seed)
         if self.small:
-            tested = replace(problem.test, indices=torch.arange(50))
-            problem = replace(problem, tasks=problem.tasks[: self.sample or 3], test=tested)
+            few = [
+                replace(task, indices=task.indices[:40])
+                if isinstance(task, tw.Supervised) and task.indices is not None
+                else task
+                for task in problem.tasks[: self.sample or 3]
+            ]
+            problem = replace(problem, tasks=few, test=replace(problem.test, indices=torch.arange(50)))
         row = {**self.key(rate, seed), "paper": self.paper}
         options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": self.evaluate_every}
         options["start"] = self.start
@@ -165,7 +171,7 @@ class Ranks(Arm):
         problem = replace(problem, model=faster, test=replace(problem.test, indices=tested))
         told = {"name": repr(self.method), "workers": study.workers, "batch": study.batch, "paper": self.paper}
         try:
-            study.train(self.method, seed, problem, folder, None, False)
+            study.train(Job(self.method, seed, problem), folder)
         except NonFinite as error:
             line = {**key, **told, "diverged": str(error), **record.about(key["expression"], began)}
             record.replace(into, line, key)
@@ -279,11 +285,6 @@ def units(arm: Arm, lines: Sequence[Line]) -> tuple[list[Unit], bool]:
     return [*trials(arm), *runs], rate is not None
 
 
-def hours(arm: Arm) -> float:
-    """On one core, from nothing."""
-    return (sum(trial.minutes for trial in trials(arm)) + arm.minutes * len(arm.seeds)) / 60
-
-
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[bool]:
     """Whether nobody else trains this unit. A process that is killed lets go."""
@@ -333,18 +334,24 @@ def _made(arms: Sequence[Arm], into: Path, mine: set[str]) -> bool:
 
 
 def listed(arms: Sequence[Arm], into: Path) -> None:
-    """Every unit, whether it is there, and what all take."""
-    lines, left = record.read(into), 0.0
+    """Every unit once, whether it is there, after how many core-hours it will be, and what all take."""
+    lines, left, whole_hours, told = record.read(into), 0.0, 0.0, set[str]()
+
+    def line(done: bool, minutes: float, name: str) -> None:
+        nonlocal left, whole_hours
+        left, whole_hours = left + (0.0 if done else minutes / 60), whole_hours + minutes / 60
+        after = "" if done else f"{left:.1f} h"
+        print(f"{'there' if done else 'missing':8s}{minutes:6.1f} min {after:>8s}  {name}")
+
     for arm in arms:
         known, whole = units(arm, lines)
         for one in known:
-            done = there(lines, one.key)
-            left += 0.0 if done else one.minutes / 60
-            print(f"{'there' if done else 'missing':8s}{one.minutes:6.1f} min  {one.name}")
+            if (name := digest(one.key)) not in told:  # a row may stand in several places, with other seeds
+                told.add(name)
+                line(there(lines, one.key) is not None, one.minutes, one.name)
         if not whole:
-            left += arm.minutes * len(arm.seeds) / 60
-            print(f"{'missing':8s}{arm.minutes * len(arm.seeds):6.1f} min  {arm.setting['name']}: {arm.row}, then")
-    print(f"{left:.1f} core-hours of {sum(map(hours, arms)):.1f} are missing")
+            line(False, arm.minutes * len(arm.seeds), f"{arm.setting['name']}: {arm.row}, then")
+    print(f"{left:.1f} core-hours of {whole_hours:.1f} are missing")
 
 
 def main(arms: Sequence[Arm], into: Path, about: str) -> None:

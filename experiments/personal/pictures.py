@@ -30,7 +30,7 @@ import retina as table
 from pages.personal import LABELS
 
 import thinwire as tw
-from thinwire.data.dataset import VOID
+from thinwire.analysis.pictures import compared
 from thinwire.errors import ExpressionError
 from thinwire.problem import Problem
 from thinwire.task import dice
@@ -58,17 +58,6 @@ def trained(name: str, o: argparse.Namespace, problem: Problem) -> tw.Result | N
     return table.simulated(method, own, name, row, line["lr"], o.seed, o)
 
 
-def compared(found: Tensor, truth: Tensor) -> np.ndarray:
-    """A mask that a model made beside the true one, in colours: bytes [h, w, 3]."""
-    right, seen = truth == 1, truth != VOID
-    out = np.zeros((*truth.shape, 3), np.uint8)
-    out[(found & right).numpy()] = (255, 255, 255)
-    out[(~found & right).numpy()] = (230, 40, 40)
-    out[(found & ~right & seen).numpy()] = (60, 110, 255)
-    out[(~seen).numpy()] = (90, 90, 90)
-    return out
-
-
 def segmentations(results: dict[str, tw.Result], problem: Problem, path: Path) -> None:
     """A row a site: picture, mask, and every method's."""
     tests: Sequence[Any] = problem.client_tests or ()
@@ -76,12 +65,13 @@ def segmentations(results: dict[str, tw.Result], problem: Problem, path: Path) -
     for site, task in enumerate(tests):
         inputs, targets = task.batch(torch.tensor([0]))
         picture = task.inputs[task.indices[0]].permute(1, 2, 0).numpy()
-        truth = compared(targets[0] == 1, targets[0])
+        truth = compared(targets[0] == 1, targets[0]).numpy()
         cells: list[tuple[np.ndarray, str]] = [(picture, LABELS[site]), (truth, "by hand")]
         for name, result in results.items():
             with torch.no_grad():
                 outputs = table.module_of(result, site)(inputs)
-            cells.append((compared(outputs[0, 0] > 0, targets[0]), f"{name} {float(dice(outputs, targets)):.3f}"))
+            found = compared(outputs[0, 0] > 0, targets[0]).numpy()
+            cells.append((found, f"{name} {float(dice(outputs, targets)):.3f}"))
         for place, (image, said) in zip(grid[site], cells, strict=True):
             place.imshow(image)
             place.set_title(said, fontsize=7, pad=2)

@@ -57,6 +57,7 @@ from thinwire.errors import ExpressionError, NonFinite
 from thinwire.key import Key
 from thinwire.models.unet import unet
 from thinwire.problem import Problem, standard
+from thinwire.version import code_version
 
 RESULTS = Path(__file__).parent / "results"
 ADAM = (0.0003, 0.001, 0.003)
@@ -252,6 +253,7 @@ def simulated(
         shape = (o.size, o.width) if o.data == "retina" else (o.examples,)
         folder = "-".join(map(str, (o.data, *shape, name, f"{lr:g}", rounds, f"seed{seed}")))
         folder += ("-tune" if tune else "") + ("" if unseen is None else f"-unseen{unseen}")
+        folder += f"-{code_version()}"  # checkpoints of other code may not fit, and their numbers are not of this one
         options |= {"out": o.out / re.sub(r"[^\w.-]+", "_", folder), "resume": True}
     return tw.simulate(method, problem.model, problem.tasks, rounds, **options)
 
