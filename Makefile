@@ -46,6 +46,7 @@ DEMO_OUT ?= runs/demo
 # Processes that run tests at once: one more than there are cores, since some tests wait; and at most. Each holds 500 MB.
 JOBS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
 MOST_JOBS ?= 4
+TOGETHER := -n $(JOBS) --maxprocesses $(MOST_JOBS)
 
 .PHONY: demo test deployments lint soak golden docs sanitize pipeline federation wheel clean
 .DELETE_ON_ERROR:
@@ -68,7 +69,7 @@ demo: .venv/.installed-data
 
 # A file's tests stay in one process, which starts what they share once.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses $(MOST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 deployments: .venv/.installed-dev
 	$(BIN)/pytest -m "deployment and not soak" $(ARGS)
@@ -96,9 +97,9 @@ LEVELS := import torch; all = ["default", "avx2", "avx512"]; this = torch.backen
 golden: .venv/.installed-dev
 	for isa in $$($(BIN)/python -c '$(LEVELS)'); do for threads in 1 2; do \
 	  echo "golden: $$isa, threads: $$threads"; \
-	  ATEN_CPU_CAPABILITY=$$isa THINWIRE_TEST_THREADS=$$threads $(BIN)/pytest -q tests/test_golden.py || exit 1; \
+	  ATEN_CPU_CAPABILITY=$$isa THINWIRE_TEST_THREADS=$$threads $(BIN)/pytest -q $(TOGETHER) tests/test_golden.py || exit 1; \
 	done; done
-	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/pytest -q tests/test_golden.py
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/pytest -q $(TOGETHER) tests/test_golden.py
 
 # What it warns of, it says to everyone: that there will be a second version of mkdocs.
 docs: .venv/.installed-docs

@@ -1,7 +1,8 @@
 """What every test shares: checked annotations, one thread, repeatable examples."""
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def _one_thread() -> None:
     import torch  # which takes seconds, and no process needs it that only deals tests to others
 
     torch.set_num_threads(int(os.environ.get("THINWIRE_TEST_THREADS", "1")))
+
+
+@pytest.fixture
+def thinwire(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command; gives its exit code, standard output and standard error."""
+    from thinwire.cli import main
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out = capsys.readouterr()
+        return int(stop.value.code or 0), out.out, out.err
+
+    return run
 
 
 @pytest.fixture(scope="module", params=["compiled", "reference"])

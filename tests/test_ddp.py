@@ -723,7 +723,8 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
         ),
         (
             ["DEF(64)", "--use", "nowhere"],
-            "error: --use nowhere: there is no module nowhere in this folder or on the Python path\n",
+            "error: --use nowhere: there is no module nowhere in this folder or on the Python path; "
+            "type the command where nowhere is, or put its folder into PYTHONPATH\n",
         ),
         (["DEF(0)"], "error: DEF(ratio=0.0): a number of at least 1, and finite, or a link such as TopK(0.01)"),
         (["DEF(64)", "--workers", "0"], "error: --workers 0: it must be at least 1"),

@@ -118,7 +118,9 @@ def result(key: dict[str, Any], found: dict[str, Any], folder: str) -> None:
     made = code_version()
     about = {"processor": record.processor(), "cores": os.cpu_count(), "versions": record.versions("flwr")}
     about |= {"version": made, "dirty": made.endswith("-dirty")}
-    about |= {"command": "pytest -m soak tests/test_flower_links.py -k spared"}
+    about |= {
+        "command": f"pytest -m soak tests/test_flower_links.py -k {'sooner' if 'expression' in key else 'spared'}"
+    }
     record.replace(Path(folder) / "slow_link.jsonl", key | found | about, key)
 
 
@@ -184,6 +186,51 @@ def test_over_slow_links_what_is_not_sent_is_time_that_is_spared(
         spared = size - run.largest[1]  # bytes
         assert fedavg.wire_up[-1] - run.wire_up[1] > 0.9 * spared
         assert size < CNN or fedavg.seconds[-1] - run.seconds[1] > 0.7 * spared * 8 / 0.3e6
+
+
+@pytest.mark.deployment
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+def test_a_hundredth_of_the_bytes_reaches_an_accuracy_sooner(data_dir: Path, tmp_path: Path, capsys: Any) -> None:
+    sys.path.insert(0, str(ROOT / "examples" / "flower"))
+    from quickstart.task import problem
+
+    goal, local = 0.7, "LocalSGD(0.06, batch=32, steps=10)"
+    config: dict[str, Any] = {"model": "fedavg_cnn", "data": "fashion_mnist", "data-dir": str(data_dir), "clients": 3}
+    config |= {"examples": 0, "tested": 1000}
+    parts = problem(config)
+    plain = {"workers": 1, "plan": "each", "test": parts.test}
+
+    def rounds_of(method: Any, start: str) -> tuple[int, Any]:
+        """How many rounds reach the goal, and what ``Auto`` chose."""
+        found = tw.simulate(method, parts.model, parts.tasks, 16, start=start, **plain)
+        return next(r["round"] for r in found.rounds if r["accuracy"] >= goal), found.chosen
+
+    _, chosen = rounds_of(tw.parse(f"Auto(0.01, {local})"), "known")
+    methods = {"fedavg": (f"FedAvg({local})", "sent"), "auto": (chosen[0]["expression"], "known")}
+    given = {**config, "sample": 3, "take": 3, "deadline": 3000.0}
+    runs = {
+        name: {**given, "method": method, "start": start, "rounds": rounds_of(tw.parse(method), start)[0]}
+        for name, (method, start) in methods.items()
+    }
+    seconds = 3600.0 * 3
+    plan = {"app": str(ROOT / "examples" / "flower"), "runs": runs, "environment": ONE_BY_ONE}
+    behind(tmp_path, plan, "--rate", "0.3", "--down", "1", "--delay", "20", seconds=seconds)
+    took, sent = dict[str, float](), dict[str, int]()
+    for name, run in runs.items():
+        of, records = seen(tmp_path, name), tmp_path / "runs" / name / "rounds.jsonl"
+        accuracy = [json.loads(line)["accuracy"] for line in records.read_text().splitlines()]
+        assert [each >= goal for each in accuracy] == [False] * (run["rounds"] - 1) + [True]
+        took[name], sent[name] = sum(of.seconds), sum(of.up) + sum(of.down)
+        sums = {"rounds": run["rounds"], "seconds": took[name], "up": sum(of.up), "down": sum(of.down)}
+        sums |= {"wire_up": sum(of.wire_up), "wire_down": sum(of.wire_down), "accuracy": accuracy[-1]}
+        with capsys.disabled():
+            print(f"\n{name}: {run['method']}, start {run['start']}: {sums}")
+        if folder := os.environ.get("THINWIRE_RESULTS"):
+            key = {"run": f"{name} to {goal:.0%}", "clients": 3, "expression": run["method"], "start": run["start"]}
+            result(key, sums, folder)
+    assert sent["auto"] / runs["auto"]["rounds"] < 0.01 * sent["fedavg"] / runs["fedavg"]["rounds"]
+    assert took["auto"] < took["fedavg"]  # by how much is Flower's: it starts a process for each message
 
 
 @pytest.mark.deployment

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import thinwire as tw
@@ -37,6 +38,19 @@ def test_a_line_that_is_no_round_is_an_error_that_names_it(tmp_path: Path) -> No
         file.write("[]\n")
     with pytest.raises(RunError, match=r"rounds.jsonl has a line that is no round: \[\]"):
         tw.simulate(tw.FedAvg(), linear, tasks(), 3, out=tmp_path, resume=True)
+
+
+def test_a_model_whose_memory_is_in_another_order_is_written_too(tmp_path: Path) -> None:
+    def filters() -> nn.Module:
+        body = [nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(32, 2)]
+        return nn.Sequential(*body).to(memory_format=torch.channels_last)
+
+    g = torch.Generator().manual_seed(0)
+    data = [(torch.randn(6, 64, generator=g), torch.randint(0, 2, (6,), generator=g))] * 2
+    for method in ("FedAvg()", "FedPara(FedAvg(), rank=2)"):
+        result = tw.simulate(tw.parse(method), filters, data, 1, out=tmp_path / method[:6], workers=1)
+        found = load_file(tmp_path / method[:6] / "model.safetensors")
+        assert found["1.weight"].equal(result.module.state_dict()["1.weight"])
 
 
 def frozen(value: float) -> nn.Module:

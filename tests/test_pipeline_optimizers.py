@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from test_pipeline import bits, cut, data, dsp, forked, net, run
+from pipelines import bits, cut, data, dsp, forked, net, run
 from thinwire.ddp import DEF
 from thinwire.pipeline import Simulation, pipeline
 from thinwire.pipeline.muon import Muon

@@ -17,6 +17,8 @@ import thinwire as tw
 from thinwire.compare import Pipelined, load
 from thinwire.compare.data_parallel import method
 from thinwire.compare.pipelined import OPTIMIZERS, schedule
+from thinwire.compare.steps import Told
+from thinwire.compare.study import Job
 from thinwire.ddp.simulate import batches
 from thinwire.errors import ExpressionError
 from thinwire.pipeline import FR, OneFOneB
@@ -45,7 +47,7 @@ def run(
     """The model, the records and the states, as bytes, of the first schedule."""
     records, states = list[Any](), dict[int, bytes]()
     keep: Callable[[int, Any], None] = lambda step, state: states.update({step: tw.dumps(state())})  # noqa: E731
-    model, _ = one.trained(one.parsed()[0], 0, problem, records.append, keep, resume)
+    model, _ = one.trained(Job(one.parsed()[0], 0, problem), Told(records.append, keep), resume)
     return {name: tensor.clone() for name, tensor in model.items()}, records, states
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from test_pipeline import bits, cut, data, dsp, forked, net, plain, refusal, run, sgd, small_sgd
+from pipelines import bits, cut, data, dsp, forked, net, plain, refusal, run, sgd, small_sgd
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
 from thinwire.ddp.simulate import Worker, one_step
 from thinwire.errors import NonFinite

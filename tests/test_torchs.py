@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from test_pipeline import bits, cut, data, forked, net
+from pipelines import bits, cut, data, forked, net
 from thinwire.pipeline import GPipe, OneFOneB, Simulation
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

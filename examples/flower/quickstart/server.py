@@ -37,6 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         deadline=float(config["deadline"]),
         mbit=float(config["mbit"]) or None,
         seed=int(config["seed"]),
+        start=config["start"],
         test=parts.test,
         out=str(config["out"]) or None,
         poll=float(config["poll"]),
