@@ -27,6 +27,7 @@ from thinwire.run.chosen import Chosen
 from thinwire.wire import length
 
 LOCAL = LocalSGD(0.05, batch=8)
+METHOD = Auto(0.05, LOCAL)
 ROUNDS = 12  # the split is chosen anew after 10
 
 
@@ -39,7 +40,7 @@ PROBLEM = small()
 
 
 def trained(method: Any, rounds: int = ROUNDS, **own: Any) -> tw.Result:
-    own = {"sample": 2, "workers": 1, "evaluate_every": 6} | own
+    own = {"sample": 2, "workers": 1, "evaluate_every": 6, "seed": 1} | own
     return tw.simulate(method, PROBLEM.model, PROBLEM.tasks, rounds, **own)
 
 
@@ -50,13 +51,13 @@ def plain(result: tw.Result) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tw.Result:
-    """A run whose second choice is another one than its first."""
-    return trained(Auto(0.1, LOCAL), out=tmp_path_factory.mktemp("auto") / "run", checkpoint_every=5)
+    """A run whose second choice is another one than its first: by two fifths, whatever processor adds."""
+    return trained(METHOD, out=tmp_path_factory.mktemp("auto") / "run", checkpoint_every=5)
 
 
 def test_all_bytes_stay_within_the_share_of_fedavgs(whole: tw.Result) -> None:
     dense = trained(FedAvg(LOCAL), evaluate_every=ROUNDS)
-    assert 0.09 * dense.ledger.bytes() < whole.ledger.bytes() <= 0.1 * dense.ledger.bytes()
+    assert 0.045 * dense.ledger.bytes() < whole.ledger.bytes() <= 0.05 * dense.ledger.bytes()
     assert whole.ledger.bytes() == whole.bytes_up + whole.bytes_down
     assert {entry.direction for entry in whole.ledger.of(round=1)} == {"up", "down"}  # first contacts are in it
 
@@ -110,7 +111,7 @@ def test_a_second_choice_moves_bytes_between_directions_and_nothing_else(whole: 
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
     whole: tw.Result, stop: int, states: str, tmp_path: Path
 ) -> None:
-    method, out = Auto(0.1, LOCAL), tmp_path / "run"
+    method, out = METHOD, tmp_path / "run"
     trained(method, stop, out=out, checkpoint_every=4, states=states)
     again = trained(method, out=out, resume=True, checkpoint_every=5, states=states)
     assert torch.equal(again.params.flat, whole.params.flat)
@@ -119,7 +120,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
 
 
 def test_another_budget_is_another_run(whole: tw.Result) -> None:
-    with pytest.raises(RunError, match=r"its method.budget is 0.1, not 0.2"):
+    with pytest.raises(RunError, match=r"its method.budget is 0.05, not 0.2"):
         trained(Auto(0.2, LOCAL), out=whole.path, resume=True)
 
 
@@ -128,17 +129,17 @@ def test_records_summary_and_report_say_what_was_chosen_and_why(
 ) -> None:
     assert whole.path is not None
     summary = json.loads((whole.path / "summary.json").read_text())
-    assert (summary["name"], summary["start"]) == ("Auto(0.1, local=LocalSGD(0.05, batch=8))", "known")
+    assert (summary["name"], summary["start"]) == ("Auto(0.05, local=LocalSGD(0.05, batch=8))", "known")
     assert summary["chosen"] == whole.chosen
     assert [r["round"] for r in whole.rounds if "chosen" in r] == [1, 11]
-    assert whole.chosen[0]["why"][0].startswith("A visit may take 3,866.")
+    assert whole.chosen[0]["why"][0].startswith("A visit may take 1,933.")
     assert whole.chosen[0]["why"][-1] == "No error feedback: a residual would be 3 rounds old when it is sent."
     page = html.gather([whole.path])
-    assert [method["label"] for method in page["methods"]] == ["Auto(0.1)"] + 2 * ["Auto(0.1), seed 0"]
-    assert [name for name, _ in page["setting"]][-2:] == ["Auto(0.1), seed 0, round 1", "Auto(0.1), seed 0, round 11"]
+    assert [method["label"] for method in page["methods"]] == ["Auto(0.05)"] + 2 * ["Auto(0.05), seed 1"]
+    assert [name for name, _ in page["setting"]][-2:] == ["Auto(0.05), seed 1, round 1", "Auto(0.05), seed 1, round 11"]
     with caplog.at_level(logging.INFO, "thinwire"):
-        Chosen(Auto(0.1, LOCAL), PROBLEM.model, PROBLEM.tasks, Setting(sample=2, workers=1)).close()
-    assert "round 1: Auto(0.1, local=LocalSGD(0.05, batch=8)) is Averaged(FedAvg(" in caplog.text
+        Chosen(METHOD, PROBLEM.model, PROBLEM.tasks, Setting(sample=2, workers=1)).close()
+    assert "round 1: Auto(0.05, local=LocalSGD(0.05, batch=8)) is Averaged(FedAvg(" in caplog.text
     assert "A rehearsal of 2 clients took" in caplog.text
 
 

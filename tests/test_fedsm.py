@@ -159,7 +159,7 @@ def test_the_selector_tells_clients_apart_and_its_client_answers(trained: tuple[
         answer = result.predict(task.inputs)
         for client in range(3):
             own = result.predict(task.inputs, client)
-            assert torch.equal(answer[chosen == client], own[chosen == client])
+            assert torch.allclose(answer[chosen == client], own[chosen == client])  # rows of products of other sizes
     right = [(result.predict(task.inputs).argmax(1) == task.targets).float().mean().item() for task in sites()]
     alone = [(result.module(task.inputs).argmax(1) == task.targets).float().mean().item() for task in sites()]
     assert np.mean(right) > np.mean(alone) + 0.1
