@@ -316,7 +316,6 @@ def picture(lines: list[record.Line], only: Sequence[str] | None, out: Path) -> 
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams |= {"svg.hashsalt": "thinwire", "svg.fonttype": "none"}  # the same lines are the same file
     import matplotlib.pyplot as plt
 
     drawn = drawable(lines, only)
@@ -352,7 +351,9 @@ def picture(lines: list[record.Line], only: Sequence[str] | None, out: Path) -> 
     figure.legend(list(handles.values()), list(handles), fontsize=8, loc="center right", frameon=False)
     figure.tight_layout(rect=(0, 0, 0.8, 1))
     said = {"Title": "Accuracy against bytes both ways", "Description": digest(drawn)}
-    figure.savefig(out, metadata=said | ({"Date": None} if out.suffix == ".svg" else {}))
+    with mpl.rc_context({"svg.hashsalt": "thinwire", "svg.fonttype": "none"}):  # the same lines are the same file
+        figure.savefig(out, metadata=said | ({"Date": None} if out.suffix == ".svg" else {}))
+    plt.close(figure)
     print(f"{out}: {out.stat().st_size:,} bytes")
 
 
