@@ -436,11 +436,67 @@ def test_every_public_name_is_found_at_its_first_use():
 def test_what_a_task_of_ones_own_does_not_use_is_refused(thinwire, tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     value = {"--data": "digits", "--model": "mlp", "--split": "IID()", "--holdout": "0.2", "--augment": "Flip()"}
-    for command in ("run", "predict") if option not in ("--holdout", "--augment") else ("run",):
-        code, _, error = thinwire(command, "FedAvg()", "--task", "unused:make", option, value.get(option, "."))
+    commands = ["run FedAvg()"]
+    commands += ["predict FedAvg()"] if option not in ("--holdout", "--augment") else []
+    commands += ["ddp-sim DEF(4)", "pipeline run BPK()"] if option not in ("--holdout", "--split") else []
+    for command in commands:
+        code, _, error = thinwire(*command.split(), "--task", "unused:make", option, value.get(option, "."))
         assert code == 2
-        why = "which makes model, data and clients' shares itself"
+        why = "which makes model and data itself"
         assert error == f"error: {option} is not used with --task unused:make, {why}: leave {option} out\n"
+
+
+OWN = """
+from abc import abstractmethod
+from dataclasses import dataclass
+from thinwire import Codec, FedAvg
+
+
+class Base(Codec):  # of Good alone
+    @abstractmethod
+    def encode(self, x, key): ...
+
+
+@dataclass(frozen=True)
+class Good(Base):
+    def encode(self, x, key):
+        return x
+
+    def decode(self, packet, shape, key):
+        return packet
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        (
+            "class Plain(Good.__bases__[0].__bases__[0]):\n    encode = decode = None",
+            "Plain is no dataclass: put @data",
+        ),
+        ("@dataclass(frozen=True)\nclass Half(Codec):\n    encode = None", "Half has no decode: write it, or begin"),
+        ("@dataclass(frozen=True)\nclass Half(FedAvg):\n    share: float = 0.5", "thinwire has a Half already: give "),
+    ],
+)
+def test_a_class_of_ones_own_that_cannot_be_typed_says_why(thinwire, tmp_path, monkeypatch, written, why):
+    monkeypatch.chdir(tmp_path)
+    for name, more in (("mine", ""), ("broken", written)):
+        (tmp_path / f"{name}.py").write_text(f"{OWN}\n\n{more}\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    code, _, error = thinwire("run", "FedAvg(up=Good())", "--use", "broken")
+    assert (code, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: --use broken: {why}")
+    assert thinwire("predict", "FedAvg(up=Good())", "--use", "mine")[0] == 0
+
+
+def test_a_module_is_named_without_py_and_each_method_in_quotes_of_its_own(thinwire, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, why in (
+        (["FedAvg()", "--use", "mine.py"], "--use mine.py: write the module without .py, as mine"),
+        (["FedAvg()", "--task", "mine.py:make"], "--task mine.py:make: write the module without .py, as mine"),
+        (["FedAvg(), SCAFFOLD()"], "FedAvg(), SCAFFOLD() is several methods: put each into quotes of its own"),
+    ):
+        assert thinwire("run", *words) == (2, "", f"error: {why}\n")
 
 
 def test_a_task_of_ones_own_that_makes_other_clients_than_asked_for_is_refused(thinwire, tmp_path, monkeypatch):

@@ -308,7 +308,7 @@ def test_table_prints_latex_markdown_and_exact_values(tmp_path: Path) -> None:
     two_methods(tmp_path)
     latex = called("table", tmp_path, "--latex").output.splitlines()
     assert latex[:2] == [r"\begin{tabular}{lrrrrrrrrrrr}", r"\toprule"]
-    assert latex[4].startswith(r"\texttt{FedAvg()} & 70.0 \% $\pm$ 14.1 & 70.0 \% & 0.00 & 0.00 & 100.0 \%")
+    assert latex[4].startswith(r"\texttt{FedAvg()} & 70.0 \% $\pm$ 14.1 & 70.0 \% & 0.000300 & 0.000600 & 100.0 \%")
     assert latex[-2:] == [r"\bottomrule", r"\end{tabular}"]
     head, first, second = (row.split(",") for row in called("table", tmp_path, "--csv").output.splitlines())
     assert (first[head.index("bytes_up") - len(head)], second[head.index("bytes_up") - len(head)]) == ("300.0", "30.0")

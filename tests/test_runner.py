@@ -383,3 +383,30 @@ def test_equal_models_are_equal_files(tmp_path: Path) -> None:
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == about
         assert all(file.get_tensor(name).equal(tensor) for name, tensor in tensors.items())
+
+
+# -- methods of one's own that return something else -------------------------------------
+
+
+@dataclass(frozen=True)
+class Silent(FedAvg):
+    def client(self, view: Any, state: Any, task: Any, key: Key) -> Any:
+        return Reply(view.x), state
+
+
+@dataclass(frozen=True)
+class Bare(FedAvg):
+    def server(self, server: Any, view: Any, mean: Any, key: Key) -> Any:
+        return server.x + mean.update
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Silent(), r"Silent\.client has no yield: it asks for training by `trained = yield Local"),
+        (Bare(), r"Bare\.server returned Params: it returns a state as `init` made it, Server"),
+    ],
+)
+def test_what_a_method_of_ones_own_returns_has_to_be_what_it_says(method: FedAvg, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tw.simulate(method, mlp, blobs(), 1, workers=1)

@@ -193,6 +193,45 @@ def test_the_table_of_a_kind_has_its_columns(kind: str, finished: dict[str, Path
     assert text.splitlines()[-2].startswith(f"thinwire {STUDIES[kind].words[0]} ")
 
 
+TASK = """
+from thinwire.data import IID
+from thinwire.problem import Problem, standard
+
+
+def make(clients, seed):
+    return standard("digits", "mlp", clients, IID(), seed)
+
+
+def several(seed):
+    return make(3, seed)
+
+
+def untested(clients, seed):
+    return make(clients, seed).model, make(clients, seed).tasks
+"""
+
+
+@each_kind
+def test_a_task_of_ones_own_is_trained_as_a_data_set_of_thinwires_is(
+    kind: str, thinwire: Command, finished: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_task.py").write_text(TASK)
+    monkeypatch.delitem(sys.modules, "own_task", raising=False)
+    words, folder = STUDIES[kind].words, STUDIES[kind].folders[0]
+    assert thinwire(*words, "--task", "own_task:make", "--out", "out")[0] == 0
+    assert lines(tmp_path / "out" / folder / "seed-0") == lines(finished[kind] / folder / "seed-0")
+    assert thinwire("table", "out", "--json")[0] == 0
+    if kind != "federated":
+        for name, why in (
+            ("several", "made 3 data sets: let its function take `clients`, which is 1 here"),
+            ("untested", "made no test set: let its function return (model, tasks, test)"),
+        ):
+            code, _, error = thinwire(*words, "--task", f"own_task:{name}", "--out", "other")
+            assert (code, error) == (2, f"error: --task own_task:{name} {why}\n")
+    assert not (tmp_path / "other").exists()
+
+
 @each_kind
 def test_a_study_is_what_it_was_when_it_is_read_again(kind: str, finished: dict[str, Path], tmp_path: Path) -> None:
     study = load(finished[kind])

@@ -163,6 +163,7 @@ def custom(where: str, clients: int, seed: int) -> Problem:
 
 def imported(name: str, asked: str) -> ModuleType:
     """A user's module, from here or the Python path; ``asked`` is the option that names it."""
+    require(not name.endswith(".py"), f"{asked}: write the module without .py, as {name.removesuffix('.py')}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

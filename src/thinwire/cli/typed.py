@@ -36,8 +36,17 @@ def _split(option: str, text: str, what: str, example: str, kind: Callable[[str]
         raise ValueError(f"--{option} {text}: {what} separated by commas, such as {example}") from None
 
 
+def refuse_beside_task(given: dict[str, Any]) -> None:
+    """What a user's own task makes is not typed beside it. Raises ``ValueError``."""
+    for name in ("data", "model", "split", "holdout", "unseen", "augment", "data_dir"):
+        if given.get("task") is not None and name in given["typed"]:
+            option, why = f"--{name.replace('_', '-')}", "which makes model and data itself"
+            raise ValueError(f"{option} is not used with --task {given['task']}, {why}: leave {option} out")
+
+
 def study(cls: type, methods: list[str], given: dict[str, Any], local: dict[str, Any] | None = None) -> Any:
     """The study of one kind; ``local`` is what expressions leave open."""
+    refuse_beside_task(given)
     held = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     held = {field.name: held[field.name] for field in fields(cls) if held.get(field.name) is not None}
     return cls(cls.resolved(methods, held.get("use", ()), local), **held)  # type: ignore[attr-defined]
@@ -48,11 +57,6 @@ def federated(methods: list[str], given: dict[str, Any], local: dict[str, Any], 
     from ..compare.federated import Federated, settled
     from ..run.setting import Setting
 
-    if given["task"] is not None:
-        for name in ("data", "model", "split", "holdout", "unseen", "augment", "data_dir"):
-            if name in given["typed"]:
-                option, why = f"--{name.replace('_', '-')}", "which makes model, data and clients' shares itself"
-                raise ValueError(f"{option} is not used with --task {given['task']}, {why}: leave {option} out")
     setting = settled({field.name: given[field.name] for field in fields(Setting) if field.name in given})
     return study(Federated, methods, {**given, "setting": setting, "seeds": seeds(several, setting.seed)}, local)
 

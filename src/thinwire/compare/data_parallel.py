@@ -108,7 +108,7 @@ class DataParallel(Steps):
         )
 
     def title(self, about: Record) -> str:
-        return f"{self.data}, {self.workers} workers of {self.batch} examples, {self.steps} steps"
+        return f"{self.task or self.data}, {self.workers} workers of {self.batch} examples, {self.steps} steps"
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """A worker's."""

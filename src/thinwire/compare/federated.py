@@ -67,6 +67,8 @@ class Federated(Study):
         if outer in METHODS and outer not in names:
             raise ExpressionError(f"{outer} is a data-parallel method, for `thinwire ddp-sim`")
         found = typed(text, names, defaults)
+        if isinstance(found, tuple):
+            raise ExpressionError(f"{text} is several methods: put each into quotes of its own")
         if not isinstance(found, Algorithm | Auto):
             raise ExpressionError(f"{text} is not a method; try FedAvg(up={text})")
         return found

@@ -313,7 +313,7 @@ class Pipelined(Steps):
         return {part: (batch, backpropagated(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
 
     def title(self, about: Record) -> str:
-        return f"{self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"
+        return f"{self.task or self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"
 
     def about(self, method: Schedule, seed: int, problem: Problem) -> Record:
         return {**super().about(method, seed, problem), "staleness": list(method.staleness(self.parts))}

@@ -7,22 +7,23 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import complete, differing
 from ..data import IID
 from ..errors import RunError, require
-from ..problem import Problem, standard
+from ..problem import Problem, custom, standard
 from ..report.read import Record
 from ..run.folder import CHECKPOINT, Folder
 from ..run.identity import data_digest
 from ..run.progress import live
 from ..run.ranks import rank
-from ..train.one import unusable, usable
+from ..task import as_task, as_tasks
+from ..train.one import floats, made, unusable, usable
 from ..wire import Packet, State
 from .study import Job, Study, asked
 
@@ -44,11 +45,12 @@ class Steps(Study):
     """What studies of steps have in common.
 
     ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. ``checkpoint_every``
-    changes no result.
+    changes no result. ``task``, ``my_module:make_task``, is in place of data and model, and makes one data set.
     """
 
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "checkpoint_every")
 
+    task: str | None = asked(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
     batch: int = asked(8, "Examples a worker takes in a step.")
     steps: int = asked(1000, "Steps to train.")
     lr: float = asked(0.1, "Learning rate.")
@@ -79,7 +81,15 @@ class Steps(Study):
 
     def problem(self, seed: int) -> Problem:
         """Model, one task of all examples, and the test."""
-        return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir, augment=self.augments())
+        if self.task is None:
+            return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir, augment=self.augments())
+        problem, where = custom(self.task, 1, seed), f"--task {self.task}"
+        count, has = len(problem.tasks), problem.test is not None
+        require(count == 1, f"{where} made {count} data sets: let its function take `clients`, which is 1 here")
+        require(has, f"{where} made no test set: let its function return (model, tasks, test)")
+        model = problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)
+        tasks, test = as_tasks(problem.tasks, floats(model)), as_task(problem.test, "test", floats(model))
+        return replace(problem, tasks=tasks, test=test)
 
     def train(self, job: Job, folder: Path) -> None:
         files = Folder(folder, writes=rank() == 0)

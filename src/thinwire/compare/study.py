@@ -18,8 +18,8 @@ import json
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -310,13 +310,34 @@ def known(use: Sequence[str]) -> dict[str, type]:
 
 
 def own(use: Sequence[str]) -> dict[str, type]:
-    """What a user's modules have that can be written in an expression."""
+    """What a user's modules have that can be written in an expression.
+
+    Raises ``ValueError`` for a class that is written there and cannot be, and for one with a name of thinwire's own.
+    """
     names: dict[str, type] = {}
     for module in use:
-        found = configurations(vars(imported(module, f"--use {module}")))
+        there = vars(imported(module, f"--use {module}"))
+        written = {name: x for name, x in there.items() if isinstance(x, type) and x.__module__ == module}
+        for name, cls in written.items():
+            if why := _unusable(name, cls, written.values()):
+                raise ValueError(f"--use {module}: {why}")
+        found = configurations(there)
         require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")
         names |= found
     return names
+
+
+def _unusable(name: str, cls: Any, beside: Iterable[type]) -> str:
+    """Why a class of a user's module cannot be written in an expression, and what to change; nothing if it can."""
+    if not issubclass(cls, Config) or name.startswith("_") or any(cls in other.__mro__[1:] for other in beside):
+        return ""  # the base of another
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        return f"{name} has no {' and no '.join(missing)}: write it, or begin the name of a base with _"
+    if not is_dataclass(cls):
+        return f"{name} is no dataclass: put @dataclass(frozen=True) above it"
+    if vocabulary().get(name, cls) is not cls:
+        return f"thinwire has a {name} already: give the class another name"
+    return ""
 
 
 def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:

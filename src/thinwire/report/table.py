@@ -428,6 +428,8 @@ def _percent(x: float | None) -> str:
 
 
 def _megabytes(x: float) -> str:
+    if 0 < x < 1e5:  # more digits of what is less than .1 MB: of less than a kB all
+        return f"{x / 1e6:.{4 if x >= 1e3 else 6}f}"
     return f"{x / 1e6:.2f}" if x < 1e8 else f"{x / 1e6:,.0f}"
 
 

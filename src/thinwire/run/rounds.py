@@ -23,7 +23,7 @@ from torch import nn
 
 from ..algorithms.base import Algorithm, Around, adapts
 from ..config import complete, differing
-from ..errors import CombinationError, NonFinite, RunError, WireError
+from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import Task
@@ -293,6 +293,11 @@ class Rounds(ABC):
             values = [self.privacy.hidden(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
             mean, buffers = self.up.build(values)
         server = self.algorithm.server(self.server, self.stream.view.state, mean, key)
+        name, kinds = type(self.algorithm).__name__, [type(state).__name__ for state in (server, self.server)]
+        require(
+            type(server) is type(self.server),
+            f"{name}.server returned {kinds[0]}: it returns a state as `init` made it, {kinds[1]}",
+        )
         what = "state" if self.algorithm.model(server).finite() else "model"
         if what == "model" or not modest(server):  # what adaptive optimizers divide by is not in the model
             found, client, name = self.mean.largest
