@@ -26,9 +26,11 @@ def pipeline_links() -> list[str]:
         link = f"{line['mbit']:g} Mbit/s, {line['latency_ms']:g} ms" if line["mbit"] else "loopback"
         own = [f"{arms['DSP']['ms']:.1f}", f"{line['over_law']:.3f}", f"{line['of_speedup_by_law']:.2f}"]
         ratios = [f"{line[f'over_{name}']:.2f}" if name in arms else "" for name in others]
-        rows.append([f"`{line['model']}`", link, *own, *ratios])
-    head = ["parts of", "link", "DSP, ms", "to the law", "speed-up over BPK, to the law's"]
-    return markdown([*head, *(f"`{name}`, to DSP" for name in others)], rows, (0, 1))
+        rows.append(
+            [f"`{line['model']}`", link, line["processor"].replace("(R)", "").replace(" Processor", ""), *own, *ratios]
+        )
+    head = ["parts of", "link", "two cores of", "DSP, ms", "to the law", "speed-up over BPK, to the law's"]
+    return markdown([*head, *(f"`{name}`, to DSP" for name in others)], rows, (0, 1, 2))
 
 
 @table
