@@ -84,8 +84,8 @@ ROWS = {
     "SoftPull": Row("SoftPull(FedAvg({adam}), lam=0.7)"),
     "FT": Row("FT(FedAvg({adam}), epochs=5)"),
     "APFL": Row("APFL(local={sgd}, adaptive=True)", SGD),  # alpha is learnt along SGD's gradient
-    "Per-FedAvg": Row("PerFedAvg(local={sgd}, alpha=0.03)", SGD),
-    "pFedMe": Row("pFedMe(local={adam}, lam=15.0, eta=0.05)"),
+    "Per-FedAvg": Row("PerFedAvg(local={sgd}, alpha=0.3)", SGD),  # its own step is as long as SGD's here
+    "pFedMe": Row("pFedMe(local={sgd}, lam=1.0, eta=0.75)", SGD),  # near w it goes as SGD with a rate of eta
     "Ditto": Row("Ditto(local={adam}, lam=0.1)"),
     "FedBN": Row("FedBN(local={adam})"),
 }

@@ -68,7 +68,7 @@ class Form:
                     raise CombinationError(
                         f"{where}={link!r} cannot carry {ABSOLUTE[where]}: its fields are absolute values, and the "
                         f"link does not promise to keep them (absolute = True in its class); send differences with "
-                        f"EF21(...), e.g. {where}=EF21({link if link.contraction else 'TopK(0.1)'}), or use Half()"
+                        f"EF21(...), e.g. {where}=EF21(TopK(0.1)), or use Half()"
                     )
             leaves.append(Leaf(name, value, link, kind))
         if buffers is not None and buffers.names:
