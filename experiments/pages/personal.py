@@ -127,10 +127,11 @@ def personal_unseen() -> list[str]:
         values = [x for line in each for x in ((line["test"], line["tuned"]) if line else (float("nan"),) * 2)]
         sums.append(values)
         others = [label for k, label in enumerate(LABELS) if k != site]
-        cells = [LABELS[site], *(f"{value:.4f}" for value in values)]
+        cells = [LABELS[site], *(f"{value:.4f}" if value == value else "" for value in values)]
         cells += [chosen(lines.get(("FedSM", site)), others), weights(lines.get(("Ensemble", site)), others)]
         rows.append(cells)
-    means = [f"{statistics.fmean(values):.4f}" for values in zip(*sums, strict=True)]
+    each_mean = (statistics.fmean(values) for values in zip(*sums, strict=True))
+    means = [f"{value:.4f}" if value == value else "" for value in each_mean]  # of a method that has every site
     return markdown(head, [*rows, ["mean", *means, "", ""]], (0, len(head) - 2, len(head) - 1))
 
 
