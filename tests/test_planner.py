@@ -178,6 +178,15 @@ def test_the_chain_of_a_model_is_the_model(name, shape):
     assert [n for stage in stages for n in stage.state_dict()] == list(model.state_dict())
 
 
+def test_a_transformer_is_cut_between_attention_and_the_dense_layers_too():
+    whole = models.build("char_transformer", (9,), 7).eval()
+    first, second = split(whole, 2, at=[4])  # after characters, positions, dropout and the first block's attention
+    assert [n for n, _ in second.named_children()] == ["blocks", "norm", "dense"]
+    assert not any("feed" in n for n in first.state_dict())
+    x = torch.randint(7, (2, 9))
+    assert torch.equal(second(first(x)), whole(x))
+
+
 # -- the command --------------------------------------------------------------
 
 

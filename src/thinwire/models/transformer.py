@@ -113,7 +113,8 @@ class CharTransformer(nn.Module):
 
     def chain(self) -> list[nn.Module]:
         """The modules in order, each of which takes what the one before gives: where a pipeline may cut."""
-        return [self.characters, self.positions, self.dropout, *self.blocks, self.norm, self.dense]
+        halves = [half for block in self.blocks for half in block.children()]
+        return [self.characters, self.positions, self.dropout, *halves, self.norm, self.dense]
 
 
 class _Positions(nn.Embedding):
@@ -126,18 +127,39 @@ class _Positions(nn.Embedding):
 
 
 class _Block(nn.Module):
+    """Two modules, between which a pipeline may cut too."""
+
     def __init__(self, width: int, heads: int, dropout: float, causal: bool = True) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
+        self.attend = _Attend(width, heads, dropout, causal)
+        self.feed = _Feed(width, dropout)
+
+    def forward(self, x: Tensor, read: Tensor | None = None) -> Tensor:
+        out: Tensor = self.feed(self.attend(x, read))
+        return out
+
+
+class _Attend(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
         self.attention = _Attention(width, heads, dropout, causal)
-        self.norm2 = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, read: Tensor | None = None) -> Tensor:
+        out: Tensor = x + self.attention(self.norm(x), read)
+        return out
+
+
+class _Feed(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
         self.wide = nn.Linear(width, 4 * width)
         self.out = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, read: Tensor | None = None) -> Tensor:
-        x = x + self.attention(self.norm1(x), read)
-        out: Tensor = x + self.dropout(self.out(F.gelu(self.wide(self.norm2(x)))))
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.dropout(self.out(F.gelu(self.wide(self.norm(x)))))
         return out
 
 
