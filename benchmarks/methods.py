@@ -7,10 +7,10 @@ passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, o
 (FedGen), weights composed of factors (FedPara), sparse messages (PruneFL). Of the methods that give clients models of
 their own it is counted in FedAvg's steps: a second model to train (Ditto, APFL), a second gradient a step (Per-FedAvg;
 HF has four), five steps for each mini-batch (pFedMe). FedRep's steps of the head alone are measured, and so are
-SoftPull's pull and its message to each client alone. FedSM trains a second model and a selector besides. In the last
-rounds of FedSM-extra and Ensemble, "late" here, steps of the selector and forward passes of all models take the place
-of FedAvg's steps. Evaluating a client's own model, and fine-tuning it for that (FT), is no part of a round. The goal is
-a ratio of at most 1.15 + adds.
+SoftPull's pull and its message to each client alone. FedSM trains a second model and, by Adam, a selector besides, and
+sends both. In the last rounds of FedSM-extra and Ensemble, "late" here, steps of the selector and forward passes of
+all models take the place of FedAvg's steps. Evaluating a client's own model, and fine-tuning it for that (FT), is no
+part of a round. The goal is a ratio of at most 1.15 + adds.
 
     python benchmarks/methods.py [--rounds 15] [--json] [--into FILE]
 """
@@ -172,7 +172,17 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
     pulling = statistics.median(seconds(pull) for _ in range(times))
     epochs = CLIENTS * EPOCHS
     selector = METHODS["FedSM"].beside(METHODS["FedSM"].assemble(model(), CLIENTS))["selector"]
-    choosing = step(selector) * epochs * EACH / BATCH
+    chooser = tw.Params.trainable(selector)
+    slopes, moments = chooser.flat.clone(), [chooser.flat.clone().abs() for _ in range(2)]
+
+    def told() -> None:  # the selector down and up, and a client's own model up; pull() has it down
+        for x in own:
+            for part in (chooser, chooser, x):
+                tw.loads(tw.dumps(part))
+
+    telling = statistics.median(seconds(told) for _ in range(times))
+    adam = statistics.median(seconds(lambda: SELECTING.direction(slopes, slopes, moments, 1)) for _ in range(times))
+    choosing = (step(selector) + adam) * epochs * EACH / BATCH
 
     def at_once() -> None:
         selector(whole).sum().backward()
@@ -180,8 +190,8 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
     models = (CLIENTS + 1) * forward
     found = {
         "SoftPull": pulling,
-        "FedSM": fedavg + pulling + choosing,
-        "FedSM, epoch": fedavg + pulling + epochs * statistics.median(seconds(at_once) for _ in range(times)),
+        "FedSM": fedavg + pulling + telling + choosing,
+        "FedSM, epoch": fedavg + pulling + telling + epochs * statistics.median(seconds(at_once) for _ in range(times)),
         "FedSMExtra": fedavg + pulling,
         "FedSMExtra, late": choosing + models - fedavg,
         "Ensemble, late": choosing + models - fedavg,
