@@ -120,11 +120,10 @@ class Round:
         self.steps, self.counted, self.loss, self.asked, self.memory = 0, 0, 0.0, 0, own.memory
         self.first: tuple[Params, Trained] | None = None  # the first training: where it began, what came of it
         self.work = algorithm.client(view.state, own.state, task, key)
-        name = type(algorithm).__name__
         require(
             isinstance(self.work, Generator),
-            f"{name}.client has no yield: it asks for training by `trained = yield Local(...)`, and returns its reply "
-            f"and its state",
+            f"{type(algorithm).__name__}.client has no yield: it asks for training by `trained = yield Local(...)`, "
+            f"and returns its reply and its state",
         )
         self.request: Local | None = None  # the training it waits for; None when it is done
         self._go(None)

@@ -293,10 +293,10 @@ class Rounds(ABC):
             values = [self.privacy.hidden(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
             mean, buffers = self.up.build(values)
         server = self.algorithm.server(self.server, self.stream.view.state, mean, key)
-        name, kinds = type(self.algorithm).__name__, [type(state).__name__ for state in (server, self.server)]
         require(
             type(server) is type(self.server),
-            f"{name}.server returned {kinds[0]}: it returns a state as `init` made it, {kinds[1]}",
+            f"{type(self.algorithm).__name__}.server returned {type(server).__name__}: it returns a state as `init` "
+            f"made it, {type(self.server).__name__}",
         )
         what = "state" if self.algorithm.model(server).finite() else "model"
         if what == "model" or not modest(server):  # what adaptive optimizers divide by is not in the model
