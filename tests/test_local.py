@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from thinwire.local import Local, Trainer, look
 from thinwire.models import char_transformer
 from thinwire.run.client import ClientState
 from thinwire.train.many import batchable, train_many
-from thinwire.train.one import Slot, drawn, train
+from thinwire.train.one import Slot, drawn, evaluate, train
 
 KEY = Key(3, 2, 1)
 
@@ -155,8 +155,31 @@ def test_what_a_method_looks_at_is_the_gradient_whatever_the_trainer_makes_of_it
     x = slot.params()
     for trainer in (LocalSGD(0.1, clip=0.5), LocalAdam(0.1, clip=0.5, keep=True), LocalAdamW(0.1, weight_decay=3.0)):
         found = train(slot, ONE, look(x, trainer), KEY)
-        assert found.momentum is not None
-        assert found.momentum.flat.tolist() == [4.0]
+        assert found.gradient.flat.tolist() == [4.0]
+        assert found.x is x
+        assert slot.flat.tolist() == [1.0]
+    decayed = train(slot, ONE, look(x, LocalSGD(0.1, weight_decay=0.5)), KEY)
+    assert decayed.gradient.flat.tolist() == [4.5]
+    with pytest.raises(ValueError, match="no gradient to show: ask for one by look"):
+        assert train(slot, ONE, Local(x, LocalSGD(0.1)), KEY).gradient
+    with pytest.raises(NonFinite, match="round 2, client 1: the loss became inf"):
+        train(slot, ONE, look(Params(x.layout, torch.tensor([1e30])), LocalSGD(0.1)), KEY)
+
+
+def test_a_request_trains_in_training_mode_whoever_evaluated_before() -> None:
+    class Modes(Line):
+        seen: ClassVar[list[bool]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(self.training)
+            return super().forward(x)
+
+    slot = Slot(Modes().eval())
+    evaluate(slot, ONE)
+    train(slot, ONE, Local(slot.params(), LocalSGD(0.1, batch=None)), KEY)
+    train(slot, ONE, look(slot.params(), LocalSGD(0.1)), KEY)
+    evaluate(slot, ONE)
+    assert Modes.seen == [False, True, True, False]
 
 
 @pytest.mark.parametrize("local", ["LocalAdamW(0.05, batch=None, {})", "LocalSGD(0.05, momentum=0.9, batch=None, {})"])

@@ -242,7 +242,8 @@ class Local(NamedTuple):
     shift: Params | None = None  # added to the model, an equal part of it after every step (DOMO-S)
     memory: Memory | None = None  # where the trainer begins; None: at rest (FedAvgLM begins at the mean momentum)
     loss: Loss | None = None  # minimised in place of the task's own (MOON, FedNTD, FedGen)
-    aside: bool = False  # :func:`look`, no training: norm statistics and the client's loss stay as they are
+    gradient: bool = False  # :func:`look`: the gradient of its first mini-batch is asked for, and the model stays
+    aside: bool = False  # no training of the client's model: norm statistics and the client's loss stay as they are
     buffers: Params | None = None  # norm statistics to begin with; None: those the client has (SoftPull)
     own: bool = False  # ``x`` is the client's own model: the norm statistics that come of it are kept as that model's
     again: int = 0  # on the mini-batches of the round's request so many before this one; 0: on its own
@@ -251,16 +252,18 @@ class Local(NamedTuple):
 def look(x: Params, trainer: Trainer, batch: int | None = None) -> Local:
     """A request for the mean gradient at ``x`` of ``batch`` of a client's examples; None: of all, in memory at once.
 
-    It comes back as ``Trained.momentum``, which after one step of SGD from rest is the gradient itself, with the weight
-    decay that ``trainer`` adds to gradients, and not clipped; ``Trained.x`` is of no use. Nothing else of the client
-    moves.
+    It comes back as ``Trained.gradient``, with the weight decay that ``trainer`` adds to gradients, and not clipped;
+    ``Trained.x`` is of no use. Nothing else of the client moves.
     """
-    return Local(x, _from_rest(trainer.lr, batch, trainer.coupled), aside=True)
+    return Local(x, _from_rest(trainer.lr, batch, trainer.coupled), gradient=True, aside=True)
 
 
 @cache
 def _from_rest(lr: float | Schedule, batch: int | None, weight_decay: float) -> LocalSGD:
-    """One step from rest, after which the momentum is the gradient. Made once: some methods ask at every step."""
+    """One step from rest, after which the momentum is the gradient, for runners that know nothing else than steps.
+
+    Made once: some methods ask at every step.
+    """
     return LocalSGD(lr, batch=batch, steps=1, momentum=0.5, weight_decay=weight_decay)
 
 
@@ -298,5 +301,12 @@ class Trained(NamedTuple):
 
     @property
     def momentum(self) -> Params | None:
-        """Where the momentum of SGD ended; the gradient that :func:`look` asked for."""
+        """Where the momentum of SGD ended."""
         return self.memory.vectors[0] if self.memory is not None and self.memory.vectors else None
+
+    @property
+    def gradient(self) -> Params:
+        """What :func:`look` asked for. Raises ``ValueError`` after training that had no momentum."""
+        if self.momentum is None:
+            raise ValueError("this training has no gradient to show: ask for one by look(x, trainer)")
+        return self.momentum

@@ -132,8 +132,7 @@ class PruneFL(Around):
         if not self.reconfigures(key.round):
             return Reply(reply.update, view.x.zeros().only(())), state
         seen = yield look(view.x, LocalSGD(1e-6), self.batch)  # a step too short to leave what can be represented
-        assert seen.momentum is not None
-        return Reply(reply.update, seen.momentum), state
+        return Reply(reply.update, seen.gradient), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         mask = kept(server.x)

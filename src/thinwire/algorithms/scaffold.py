@@ -83,9 +83,8 @@ class SCAFFOLD(Algorithm):
         x, c, c_i = view.x, view.c, state
         if self.option == "I":
             seen = yield look(x, self.local)
-            assert seen.momentum is not None
             y = yield Local(x, self.local, offset=c - c_i)
-            return Reply(y.x - x, seen.momentum - c_i), c_i  # line 12, option I
+            return Reply(y.x - x, seen.gradient - c_i), c_i  # line 12, option I
         y = yield Local(x, self.local, offset=c - c_i)  # line 10
         if y.rates == 0:  # a schedule's last round: the client went nowhere and learned nothing
             return Reply(y.x - x, c_i.zeros()), c_i

@@ -68,8 +68,7 @@ class APFL(Personal):
         w = (yield Local(x, self.local)).x
         if self.adaptive:
             seen = yield look(mixed(v, x, alpha), self.local, self.local.batch)._replace(again=1)  # of w's first step
-            assert seen.momentum is not None
-            alpha = min(max(alpha - rate * (seen.momentum @ (v - x)), 0.0), 1.0)  # a step down the slope in alpha
+            alpha = min(max(alpha - rate * (seen.gradient @ (v - x)), 0.0), 1.0)  # a step down the slope in alpha
         if alpha >= LEAST:
             start, shift = mixed(v, x, alpha), (w - x) * (1 - alpha)
             # v moves by lr alpha times the gradient at the mixture, and the mixture by alpha times that

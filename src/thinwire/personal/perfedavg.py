@@ -18,7 +18,7 @@ from ..algorithms.base import Adapting, Client
 from ..algorithms.fedavg import Reply
 from ..errors import CombinationError, require
 from ..key import Key
-from ..local import Local, LocalSGD, Trained, look
+from ..local import Local, LocalSGD, look
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -59,14 +59,12 @@ class PerFedAvg(Personal):
         w, beta = view.x, self.local.rate(key)
         for _ in range(self.local.num_steps(len(task))):
             here = yield self.gradient(w)._replace(aside=False)  # norm statistics and the client's loss are of these
-            ahead = yield self.gradient(w - gradient_of(here) * self.alpha)  # at the adapted model
-            g = gradient_of(ahead)
+            ahead = yield self.gradient(w - here.gradient * self.alpha)  # at the adapted model
+            g = ahead.gradient
             if self.hessian == "HF":
                 up = yield self.gradient(w + g * self.delta)
                 down = yield self.gradient(w - g * self.delta)._replace(again=1)
-                g = g - (gradient_of(up) - gradient_of(down)) * (
-                    self.alpha / (2 * self.delta)
-                )  # the Hessian times g, by a difference
+                g = g - (up.gradient - down.gradient) * (self.alpha / (2 * self.delta))  # the Hessian times g
             w = w - g * beta  # the outer step
         return Reply(w - view.x), state
 
@@ -76,10 +74,4 @@ class PerFedAvg(Personal):
 
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         here = yield self.gradient(x)
-        return x - gradient_of(here) * self.alpha
-
-
-def gradient_of(seen: Trained) -> Params:
-    """The gradient that was asked for."""
-    assert seen.momentum is not None
-    return seen.momentum
+        return x - here.gradient * self.alpha

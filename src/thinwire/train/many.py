@@ -78,7 +78,7 @@ def _side_by_side(
     part = _stack([request.shift for request in requests], device)
     lr = trainer.rate(keys[0])
     everyone = tasks[0].whole()
-    slot.module.train()
+    slot.training()
 
     slopes_of = gradients(slot.module, everyone.loss_of)
     places = _places(tasks, requests, keys)  # [steps, clients, batch], -1 where there is no example

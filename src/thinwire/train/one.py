@@ -35,7 +35,7 @@ class Slot:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.module = copy.deepcopy(module).to(device)
+        self.module = copy.deepcopy(module).to(device).train()
         self.device = torch.device(device)
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         if not trained:
@@ -100,8 +100,15 @@ class Slot:
         if self.rounded:
             torch._foreach_copy_(self.rounded, self.masters)
 
+    def training(self) -> None:
+        """Put the module into training mode, all of it, unless it is: a walk through every layer."""
+        if not self.module.training:
+            self.module.train()
+
     def load_buffers(self, buffers: Params | None) -> None:
         """Put norm statistics into the module; every other buffer is as at the start, whoever trained here before."""
+        if not self.first:
+            return
         there = dict(self.module.named_buffers())
         for name, value in self.first.items():
             there[name].copy_(value)
@@ -188,7 +195,16 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     slot.load(request.x)
     if request.buffers is not None:
         slot.load_buffers(request.buffers)
-    slot.module.train()
+    slot.training()
+    fewest = 2 if slot.batch_norm else 1
+    if len(task) < fewest:
+        raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
+    if trainer.batch is not None and trainer.batch < fewest:
+        raise ValueError(f"client {key.client}: batch norm needs {fewest} examples at a time, not {trainer.batch}")
+    generator = key.generator("batches")
+    rows = order(task, request, key, generator, fewest)
+    if request.gradient:
+        return _looked(slot, task, request, key, slot.batch(task, rows[0], generator))
     offset = None if request.offset is None else request.offset.flat.to(slot.device)
     anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
     begun = request.memory or trainer.begin(slot.layout)
@@ -196,16 +212,9 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     loss_of = partial(task.loss, slot.module)
     if request.loss is not None:
         loss_of = partial(request.loss, _Net(slot, key), task)
-    lr, generator = trainer.rate(key), key.generator("batches")
-    total, steps, seen, shares = w.new_zeros(()), 0, 0, 0.0
-    fewest = 2 if slot.batch_norm else 1
-    if len(task) < fewest:
-        raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
-    if trainer.batch is not None and trainer.batch < fewest:
-        raise ValueError(f"client {key.client}: batch norm needs {fewest} examples at a time, not {trainer.batch}")
+    lr, total, steps, seen, shares = trainer.rate(key), w.new_zeros(()), 0, 0, 0.0
     mask = None if request.mask is None else request.mask.flat.to(slot.device)
     part = None
-    rows = order(task, request, key, generator, fewest)
     if request.shift is not None:
         part = request.shift.flat.to(slot.device) / len(rows)
     still = [] if request.mask is None or request.loss is not None else held(slot, request.mask)
@@ -236,6 +245,20 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         raise NonFinite(diverged(task, trainer, loss, key))
     ended = Memory(tuple(Params(slot.layout, v.to("cpu", copy=True)) for v in vectors), taken + steps)
     return Trained(x, steps, loss, ended, lr * shares, slot.buffers())
+
+
+def _looked(slot: Slot, task: Task, request: Local, key: Key, batch: Batch) -> Trained:
+    """The gradient of a batch at the model that the slot holds, with weight decay: :func:`thinwire.local.look`."""
+    slot.grad.zero_()
+    losses = task.loss(slot.module, batch)
+    losses.mean().backward()  # type: ignore[no-untyped-call]
+    slot.collect()
+    if request.trainer.coupled:
+        slot.grad.add_(slot.flat, alpha=request.trainer.coupled)
+    loss, g = float(losses.detach().mean()), Params(slot.layout, slot.grad.to("cpu", copy=True))
+    if not math.isfinite(loss) or not g.finite():
+        raise NonFinite(diverged(task, request.trainer, loss, key))
+    return Trained(request.x, 1, loss, Memory((g,), 1), request.trainer.rate(key), slot.buffers())
 
 
 def held(slot: Slot, mask: Params) -> list[nn.Parameter]:
