@@ -8,9 +8,10 @@ passes of other models (MOON two, FedNTD one), a pass over all data (SCAFFOLD, o
 their own it is counted in FedAvg's steps: a second model to train (Ditto, APFL), a second gradient a step (Per-FedAvg;
 HF has four, and both have sums of whole vectors, measured), five steps for each mini-batch (pFedMe). FedRep's steps of
 the head alone are measured, and so are SoftPull's pull and its message to each client alone. FedSM trains a second
-model and, by Adam, a selector besides, and sends both. In the last rounds of FedSM-extra and Ensemble, "late" here,
-steps of the selector and forward passes of all models take the place of FedAvg's steps. Evaluating a client's own
-model, and fine-tuning it for that (FT), is no part of a round. The goal is a ratio of at most 1.15 + adds.
+model and a selector besides, and sends both. What the selector's training adds is a loop in plain PyTorch over as many
+mini-batches, with torch.optim.Adam. In the last rounds of FedSM-extra and Ensemble, "late" here, that and forward
+passes of all models take the place of FedAvg's steps. Evaluating a client's own model, and fine-tuning it for that
+(FT), is no part of a round. The goal is a ratio of at most 1.15 + adds.
 
     python benchmarks/methods.py [--rounds 15] [--json] [--into FILE]
 """
@@ -168,10 +169,8 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
             tw.loads(tw.dumps(x))
 
     pulling = statistics.median(seconds(pull) for _ in range(times))
-    epochs = CLIENTS * EPOCHS
     selector = METHODS["FedSM"].beside(METHODS["FedSM"].assemble(model(), CLIENTS))["selector"]
     chooser = tw.Params.trainable(selector)
-    slopes, moments = chooser.flat.clone(), [chooser.flat.clone().abs() for _ in range(2)]
 
     def told() -> None:  # the selector down and up, and a client's own model up; pull() has it down
         for x in own:
@@ -181,19 +180,26 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
     # Per-FedAvg makes the models whose gradients it asks for, and HF a step out of four of them.
     summing = statistics.median(seconds(lambda: zero + zero) for _ in range(times)) * CLIENTS * EPOCHS * EACH / BATCH
     telling = statistics.median(seconds(told) for _ in range(times))
-    adam = statistics.median(seconds(lambda: SELECTING.direction(slopes, slopes, moments, 1)) for _ in range(times))
-    choosing = (step(selector) + adam) * epochs * EACH / BATCH
 
-    def at_once() -> None:
-        selector(whole).sum().backward()
+    def choose(size: int) -> float:
+        optimizer = torch.optim.Adam(selector.parameters(), lr=0.001)
 
+        def epochs() -> None:
+            for rows in [rows for _ in range(EPOCHS) for rows in torch.randperm(EACH).split(size)]:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(selector(whole[rows]), torch.zeros(len(rows), dtype=torch.long)).backward()
+                optimizer.step()
+
+        return statistics.median(seconds(epochs) for _ in range(times)) * CLIENTS
+
+    choosing = choose(BATCH)
     models = (CLIENTS + 1) * forward
     found = {
         "PerFedAvg FO": fedavg + 2 * summing,
         "PerFedAvg HF": 3 * fedavg + 9 * summing,
         "SoftPull": pulling,
         "FedSM": fedavg + pulling + telling + choosing,
-        "FedSM, epoch": fedavg + pulling + telling + epochs * statistics.median(seconds(at_once) for _ in range(times)),
+        "FedSM, epoch": fedavg + pulling + telling + choose(EACH),
         "FedSMExtra": fedavg + pulling,
         "FedSMExtra, late": choosing + models - fedavg,
         "Ensemble, late": choosing + models - fedavg,
