@@ -56,6 +56,20 @@ def peers() -> list[str]:
     return markdown(head, rows, (0, 1, 2))
 
 
+@table
+def methods() -> list[str]:
+    results = read(
+        "benchmarks/results/methods.jsonl",
+        "python benchmarks/methods.py --rounds 15 --into benchmarks/results/methods.jsonl",
+    )
+    rows = [
+        [where(line), name, f"{row['ratio']:.2f}", f"{1 + row['adds']:.2f}"]
+        for line in results.all(rounds=15)
+        for name, row in line["found"].items()
+    ]
+    return markdown(["processor", "`benchmarks/methods.py`", "measured", "by definition"], rows, (0, 1))
+
+
 def where(line: Line) -> str:
     return f"{line['processor']}, {line['cores']} cores"
 
