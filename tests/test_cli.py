@@ -192,7 +192,7 @@ def broken(clients):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["FedAvgg()"], "unknown method 'FedAvgg' (did you mean FedAvg?)"),
+        (["FedAvgg()"], "unknown name 'FedAvgg' (did you mean FedAvg?)"),
         (["FedAvg(upp=Dense())"], "FedAvg has no argument 'upp' (did you mean up?)"),
         (["TopK(0.1)"], "TopK(0.1) is not a method; try FedAvg(up=TopK(0.1))"),
         (["FedAvg(up=TopK(2))"], "TopK(share=2.0): share must be above 0 and at most 1"),
@@ -352,7 +352,7 @@ def test_resume_of_what_is_no_study_says_so(thinwire, tmp_path):
         ({"methods": ["FedAvg()"], "setting": 3}, "setting is 3, not Setting such as Setting(sample=10)"),
         ({"methods": ["FedAvg()"], "setting": "Setting(smaple=3)"}, "no argument 'smaple' (did you mean sample?)"),
         ({"methods": ["FedAvg()"], "setting": "Dense()"}, "setting is Dense(), not Setting such as"),
-        ({"methods": ["FedAvgg()"]}, "unknown method 'FedAvgg' (did you mean FedAvg?)"),
+        ({"methods": ["FedAvgg()"]}, "unknown name 'FedAvgg' (did you mean FedAvg?)"),
         ({"kind": "split"}, "study.json: kind is 'split'; known are federated, data-parallel, pipelined"),
         ({"kind": "pipelined", "methods": ["FR()"], "mbit": "x"}, "mbit is 'x', not float"),
         ({"kind": "pipelined", "methods": ["FedAvg()"]}, "FedAvg is a federated method, for `thinwire run`"),

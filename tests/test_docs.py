@@ -250,6 +250,16 @@ def test_every_method_of_the_table_of_expressions_can_be_typed():
         assert tw.parse(word)
 
 
+def test_what_a_prediction_on_the_page_of_methods_says_is_what_the_command_prints(capsys):
+    text = (ROOT / "docs/methods/index.md").read_text()
+    said = re.findall(r"^thinwire (predict .*?)  +# ([0-9.]+) up, ([0-9.]+) down$", text, re.M)
+    assert len(said) == 2
+    for command, *figures in said:
+        app([*shlex.split(command), "--json"], standalone_mode=False)
+        row = json.loads(capsys.readouterr().out.splitlines()[-1])["predictions"][-1]
+        assert [f"{row[way][1] / 1e6:.2f}" for way in ("bytes_up", "bytes_down")] == figures
+
+
 def test_what_is_said_of_a_links_bytes_and_memory_is_of_what_the_benchmark_measures_in_its_order():
     # Every link has a setting to be measured (test_every_link); one that is new is said when the table is printed next.
     said = re.findall(r"^\| `(.+?)` \| [0-9,]+ \| [0-9.]+ \| [0-9.]+ \|$", (ROOT / "docs/links.md").read_text(), re.M)

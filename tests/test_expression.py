@@ -295,7 +295,7 @@ def test_functions_and_other_classes_cannot_be_called(name: str, monkeypatch: py
     called: list[Any] = []
     for function in ("eval", "exec", "print", "open"):
         monkeypatch.setattr(builtins, function, lambda *a, **_: called.append(a))
-    with pytest.raises(ExpressionError, match=f"^unknown method '{name}'"):
+    with pytest.raises(ExpressionError, match=f"^unknown name '{name}'"):
         parse(f"{name}('1')")
     monkeypatch.undo()
     assert called == []
@@ -317,12 +317,12 @@ def test_any_text_is_an_object_or_one_of_our_errors(text: str) -> None:
 
 USE = ", and one of your own needs --use its_module"
 ERRORS = {
-    "FedAvgg()": "unknown method 'FedAvgg' (did you mean FedAvg?); `thinwire methods` lists them all" + USE,
-    "fedavg": "unknown method 'fedavg' (did you mean FedAvg?); `thinwire methods` lists them all" + USE,
-    "FedAvg(up=Topk(0.1))": "unknown method 'Topk' (did you mean TopK?); `thinwire methods` lists them all" + USE,
-    "FedAvg(up=ErrorFeadback())": "unknown method 'ErrorFeadback' (did you mean ErrorFeedback?); "
+    "FedAvgg()": "unknown name 'FedAvgg' (did you mean FedAvg?); `thinwire methods` lists them all" + USE,
+    "fedavg": "unknown name 'fedavg' (did you mean FedAvg?); `thinwire methods` lists them all" + USE,
+    "FedAvg(up=Topk(0.1))": "unknown name 'Topk' (did you mean TopK?); `thinwire methods` lists them all" + USE,
+    "FedAvg(up=ErrorFeadback())": "unknown name 'ErrorFeadback' (did you mean ErrorFeedback?); "
     "`thinwire methods` lists them all" + USE,
-    "Xyzzyxyzzy()": "unknown method 'Xyzzyxyzzy'; `thinwire methods` lists them all" + USE,
+    "Xyzzyxyzzy()": "unknown name 'Xyzzyxyzzy'; `thinwire methods` lists them all" + USE,
     "TopK(shore=0.1)": "TopK has no argument 'shore' (did you mean share?): "
     "it is TopK(share=0.01, values=Dense(), sampled=False)",
     "SGD(xyz=0.1)": "SGD has no argument 'xyz': it is SGD(lr=1.0)",

@@ -110,7 +110,7 @@ class _Parser:
             near = nearest(name[:QUOTED], self.names)
             if "FedAvg" in self.names:
                 raise ExpressionError(
-                    f"unknown method {_quoted(name)}{near}; `thinwire methods` lists them all, and one of your own "
+                    f"unknown name {_quoted(name)}{near}; `thinwire methods` lists them all, and one of your own "
                     f"needs --use its_module"
                 )
             raise ExpressionError(f"unknown name {_quoted(name)}{near}; known are {', '.join(sorted(self.names))}")
