@@ -1,7 +1,7 @@
 """Pictures of what experiments/personal/retina.py trained: segmentations, and whom the selector tells apart.
 
     python experiments/personal/retina.py --only FedAvg --only FedSM --out runs/retina
-    python experiments/personal/pictures.py --out runs/retina
+    python experiments/personal/pictures.py --out runs/retina [--only FedSM] [--seed 0]
 
 ``segmentations.png`` has a row a site: the first test picture, its mask, and what each method's model of that site
 makes of it, with its Dice coefficient. Vessels that were found are white, missed ones red, and what is none blue; what
@@ -123,14 +123,14 @@ def told_apart(selector: nn.Module, problem: Problem, path: Path) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     parser = table.options()
     parser.description = __doc__
-    parser.set_defaults(only=["FedAvg", "FedSM"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, default=Path("runs/pictures"), help="folder of the pictures")
     o = table.read(parser, words)
     if o.out is None:
         parser.error("--out: the folder of the runs, as experiments/personal/retina.py was given it")
+    names = o.only or ["FedAvg", "FedSM"]
     problem = table.problem_of(o, o.seed)
-    results = {name: result for name in dict.fromkeys(o.only) if (result := trained(name, o, problem)) is not None}
+    results = {name: result for name in dict.fromkeys(names) if (result := trained(name, o, problem)) is not None}
     if results:
         segmentations(results, problem, o.to / "segmentations.png")
     for result in results.values():
@@ -139,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> None:
             told_apart(selector, problem, o.to / "selector.png")
             break
     else:
-        print(f"left out: the selector's features, for none of {', '.join(o.only)} has a selector here")
+        print(f"left out: the selector's features, for none of {', '.join(names)} has a selector here")
 
 
 if __name__ == "__main__":
