@@ -207,6 +207,17 @@ def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     assert "left out" not in drawn
     for name in ("segmentations", "selector"):
         assert (tmp_path / f"drawn/{name}.png").read_bytes().startswith(b"\x89PNG")
+    best = lines["Per-FedAvg"]["lr"]
+    failed = [
+        line | {"diverged": "nan"} if line["row"] == "Per-FedAvg" and "any" in line else line for line in written(into)
+    ]
+    into.write_text("".join(f"{json.dumps(line)}\n" for line in failed))
+    run(script, *options, "--only", "Per-FedAvg")
+    scores = {line["lr"]: sum(line["own"]) for line in written(into) if line["experiment"] == "tune"}
+    second = sorted(scores, key=lambda lr: -scores[lr])[1]
+    shown = run(script, *options, "--table").splitlines()
+    assert shown[-1].startswith(f"| Per-FedAvg | {second:g} |")
+    assert second != best
 
 
 def test_what_a_look_shows_has_its_commands_and_what_made_it(tmp_path: Path) -> None:

@@ -33,8 +33,13 @@ RESULTS, QUEUE = "experiments/personal/results", "python experiments/personal/ev
 
 
 def compared(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
-    """A row a method: what each client's own model reaches, and what it cost; means over seeds."""
-    there = [x for x in lines if x["experiment"] == "table" and "own" in x and "unseen" not in x]
+    """A row a method: what each client's own model reaches, and what it cost; means over seeds.
+
+    Of a rate at which a seed diverged no seed counts.
+    """
+    table = [x for x in lines if x["experiment"] == "table" and "unseen" not in x]
+    diverged = {(x["row"], x["lr"]) for x in table if "diverged" in x}
+    there = [x for x in table if (x["row"], x["lr"]) not in diverged]
     groups = {name: [x for x in there if x["row"] == name] for name in names}
     groups = {name: group for name, group in groups.items() if group}
     if not groups:
