@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
-from . import Line, Missing, markdown, read, table
+from . import ROOT, Line, Missing, markdown, read, table
 
 LABELS = ("DRIVE", "CHASE", "STARE", "HRF", "LES-AV", "HAGIS", "ORVS")  # of the retina's sites
 THESIS = {  # mean over clients, and over all test pictures: tables 11 and 14
@@ -33,13 +33,8 @@ RESULTS, QUEUE = "experiments/personal/results", "python experiments/personal/ev
 
 
 def compared(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
-    """A row a method: what each client's own model reaches, and what it cost; means over seeds.
-
-    Of a rate at which a seed diverged no seed counts.
-    """
-    table = [x for x in lines if x["experiment"] == "table" and "unseen" not in x]
-    diverged = {(x["row"], x["lr"]) for x in table if "diverged" in x}
-    there = [x for x in table if (x["row"], x["lr"]) not in diverged]
+    """A row a method: what each client's own model reaches, and what it cost; means over seeds."""
+    there = counted(lines)
     groups = {name: [x for x in there if x["row"] == name] for name in names}
     groups = {name: group for name, group in groups.items() if group}
     if not groups:
@@ -60,6 +55,29 @@ def compared(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
         cells += [", ".join(f"{value:.4f}" for value in THESIS.get(name, ()))] if pictures else []
         rows.append(cells)
     return markdown(head, rows)
+
+
+def counted(lines: Iterable[Line]) -> list[Line]:
+    """Those of the tables of rows, at rates at which no seed diverged."""
+    table = [x for x in lines if x["experiment"] == "table" and "unseen" not in x]
+    diverged = {(x["row"], x["lr"]) for x in table if "diverged" in x}
+    return [x for x in table if (x["row"], x["lr"]) not in diverged]
+
+
+BY_SELECTOR = ("FedSM", "FedSM-extra", "Ensemble")
+
+
+def reached() -> Iterator[Line]:
+    """What claims are about: the mean over clients, by the selector where there is one, else by their own models.
+
+    Centralised training has no bytes: the pictures would be sent.
+    """
+    for path in sorted((ROOT / RESULTS).glob("*.jsonl")):
+        for line in counted(read(f"{RESULTS}/{path.name}", QUEUE).lines):
+            by = "any" if line["row"].partition(",")[0] in BY_SELECTOR else "own"
+            kept = ("row", "seed") if line["row"] == "centralised" else ("row", "seed", "bytes_up", "bytes_down")
+            same = {name: line[name] for name in kept}
+            yield {"setting": {"name": path.stem}, **same, "reached": statistics.fmean(line[by])}
 
 
 def four(lines: list[Line], of: Callable[[Line], float], spread: bool = False) -> str:

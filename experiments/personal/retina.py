@@ -4,8 +4,8 @@ Seven sites (DRIVE, CHASE_DB1, STARE, HRF, LES-AV, DR HAGIS, ORVS), a client eac
 one local epoch of batches of 4, flipped and turned by quarters. The thesis segments disc and cup at six other sites, at
 256 pixels in 150 rounds, and tunes the rate of each row. Here the rate of a row is that of its grid with the best mean
 over sites on a quarter of each site's training pictures, kept aside in a run of ``--tune-rounds`` with seed 0. The row
-is then trained on all training pictures with every seed, and tested on each site's test pictures. Where a seed diverges,
-all take the next best rate. There are two tests:
+is then trained on all training pictures with every seed, and tested on each site's test pictures. Where a seed
+diverges, all take the next best rate. There are two tests:
 
 - ``own``: with the model that the site has (its own, or where a method has none the one that all share);
 - ``any``: as ``result.predict`` does it for a patient of whom no site is named (FedSM: the selector chooses; all other
