@@ -199,7 +199,7 @@ class LocalAdam(Trainer):
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         first, second = 1 - self.beta1**step, 1 - self.beta2**step  # the corrections of m and v for their start at zero
-        root = torch.clamp_min(v, torch.finfo(v.dtype).tiny, out=g).sqrt_()  # of 0 it takes twenty times as long
+        root = torch.clamp_min(v, torch.finfo(v.dtype).tiny, out=g).sqrt_()  # the root of 0 is slow
         root.mul_(first / math.sqrt(second)).add_(self.eps * first)
         return torch.div(m, root, out=root)  # (m / first) / (sqrt(v / second) + eps)
 
