@@ -35,6 +35,7 @@ from thinwire.compare.pipelined import Pipelined
 from thinwire.config import complete
 from thinwire.data import IID
 from thinwire.problem import Problem, standard
+from thinwire.train.one import made
 
 LAGS = {3: [(4, 2, 0), (6, 3, 0), (10, 5, 0)], 4: [(6, 4, 2, 0), (9, 6, 3, 0), (15, 10, 5, 0)]}
 OPTIMIZERS = {"SGD": (0.02, 0.9), "AdamW": (1e-3, 0.9), "NAdam": (1e-3, 0.99), "Muon": (1e-3, 0.95)}  # rate, momentum
@@ -76,7 +77,8 @@ def problem(o: argparse.Namespace, seed: int, augment: tuple[sets.Augment, ...])
         test_inputs=loaded.test_inputs[: o.tested],
         test_targets=loaded.test_targets[: o.tested],
     )
-    return standard(loaded, o.model, 1, IID(), seed, augment=augment)
+    found = standard(loaded, o.model, 1, IID(), seed, augment=augment)
+    return replace(found, model=made(found.model, seed).to(memory_format=torch.channels_last))  # a fifth less time
 
 
 def study(o: argparse.Namespace, schedule: str, parts: int, seed: int, optimizer: str) -> Pipelined:
