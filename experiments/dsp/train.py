@@ -54,12 +54,14 @@ THESIS = {
 
 
 def rows(parts: int, text: bool) -> list[str]:
-    """The schedules of a number of parts."""
+    """The schedules of a number of parts. Thin links and DNI are tried with three parts of ResNet-20 alone."""
     if parts == 1:
         return ["BPK()"]
     stale = [f"DSP({(*[lag] * (parts - 1), 0)}, {m})" for lag, m in zip((1, 2, 3), LAGS[parts], strict=True)]
     if text:
         return ["FR()", "PipeDream()", stale[0], stale[2]]
+    if parts != 3:
+        return ["FR()", "DDG()", *stale]
     thin = [stale[0][:-1] + f", activations={link}, gradients={link})" for link in ("Half()", "Int8()")]
     return ["FR()", "DDG()", *stale, *thin, "DNI()"]
 
