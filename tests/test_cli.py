@@ -409,6 +409,11 @@ def test_the_version_of_the_code_is_in_the_summary(compared):
     assert summary["version"].startswith(tw.__version__)
 
 
+def test_the_package_is_the_command_line_too():
+    done = subprocess.run([sys.executable, "-m", "thinwire", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"thinwire {tw.code_version()}\n"), done.stderr
+
+
 def test_help_and_version_do_not_wait_for_torch():
     code = """
 import sys

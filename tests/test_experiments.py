@@ -200,6 +200,18 @@ def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     assert [line["row"] for line in unseen] == ["FedAvg"]
     assert all((line["unseen"], len(line["own"]), line["tuned_on"]) == (1, 1, 2) for line in unseen)
     assert all(0 <= line["tuned"] <= 1 for line in unseen)
+    three = ["--size", 16, "--workers", 1, "--lr", "0.003", "--only", "FedAvg", "--into", tmp_path / "last.jsonl"]
+    run(script, *three, "--rounds", 2, "--last", 1)
+    run(script, *three, "--rounds", 3, "--last", 1)
+    two, end = written(tmp_path / "last.jsonl")
+    run(script, *three, "--rounds", 3, "--last", 2)
+    assert written(tmp_path / "last.jsonl")[0] == two
+    (mean,) = written(tmp_path / "last.jsonl")[1:]  # in the place of the line with one evaluation
+    assert [(x["round"], x["own"], x["test"]) for x in mean["evaluated"]] == [
+        (rounds, line["own"], line["test"]) for rounds, line in ((2, two), (3, end))
+    ]
+    assert mean["own"] == pytest.approx([(a + b) / 2 for a, b in zip(two["own"], end["own"], strict=True)], rel=1e-12)
+    assert two["own"] != end["own"]
     shown = run(script, *options, "--table").splitlines()
     assert shown[0].startswith("| row | lr | rounds | seeds | DRIVE | CHASE | mean | worst | lowest tenth |")
     assert [line.split(" | ")[0] for line in shown[2:]] == ["| centralised", "| FedAvg", "| FedSM", "| Per-FedAvg"]

@@ -27,7 +27,7 @@ FIRST = ["centralised", "FedAvg", "FedSM"]
 SHARED = ["FedProx", "SCAFFOLD"]
 OWN = ["FT", "SoftPull", "FedBN", "Ditto", "APFL", "FedSM-extra", "Ensemble", "Per-FedAvg", "pFedMe"]
 UNSEEN = ["FedAvg", "FedSM", "Ensemble"]
-LARGE = "--size 256 --width 16 --rounds 24 --lr 0.003 --selector nets:vgg11_at_64"  # the thesis' size and networks
+LARGE = "--size 256 --width 16 --rounds 24 --last 1 --lr 0.003 --selector nets:vgg11_at_64"  # the thesis' networks
 SITES = "--data fashion_sites --examples 3000 --rounds 30 --tune-rounds 10"
 LABELS = "--data fashion_mnist --examples 3000 --rounds 30 --tune-rounds 10"
 
@@ -39,10 +39,9 @@ def rows(names: Sequence[str], more: str = "") -> list[str]:
 
 QUEUES = {
     "small": [
-        *rows([*FIRST, *SHARED, *OWN]),
+        *rows([*FIRST, *SHARED, *OWN], "--seeds 0 1 2"),
         *rows(UNSEEN, "--unseen all"),
-        "--sweep",
-        *rows([*FIRST, *SHARED, *OWN], "--seeds 1 2"),
+        "--sweep --seeds 0 1 2",
         *rows([*FIRST, *SHARED, *OWN], f"{SITES} --seeds 0 1 2"),
         *rows([*FIRST, *SHARED, *(name for name in OWN if name != "FedBN")], f"{LABELS} --seeds 0 1 2"),
     ],

@@ -5,7 +5,8 @@ one local epoch of batches of 4, flipped and turned by quarters. The thesis segm
 256 pixels in 150 rounds, and tunes the rate of each row. Here the rate of a row is that of its grid with the best mean
 over sites on a quarter of each site's training pictures, kept aside in a run of ``--tune-rounds`` with seed 0. The row
 is then trained on all training pictures with every seed, and tested on each site's test pictures. Where a seed
-diverges, all take the next best rate. There are two tests:
+diverges, all take the next best rate. A figure is the mean of evaluations after each of the last five rounds
+(``--last``). There are two tests:
 
 - ``own``: with the model that the site has (its own, or where a method has none the one that all share);
 - ``any``: as ``result.predict`` does it for a patient of whom no site is named (FedSM: the selector chooses; all other
@@ -14,9 +15,9 @@ diverges, all take the next best rate. There are two tests:
 The defaults are a picture of 64 pixels and a U-Net of half the thesis' channels, which a processor trains in minutes.
 
     python experiments/personal/retina.py --seeds 0 1 2
-    python experiments/personal/retina.py --sweep                         # FedSM with lam of .1 to .9
+    python experiments/personal/retina.py --sweep --seeds 0 1 2           # FedSM with lam of .1 to .9
     python experiments/personal/retina.py --unseen all --only FedAvg --only FedSM --only Ensemble
-    python experiments/personal/retina.py --size 256 --width 16 --lr 0.003 --rounds 24 --only FedAvg --only FedSM
+    python experiments/personal/retina.py --size 256 --width 16 --lr 0.003 --rounds 24 --last 1 --only FedSM
     python experiments/personal/retina.py --data fashion_sites            # six cameras, the same classes: feature shift
     python experiments/personal/retina.py --data fashion_mnist            # Dirichlet(0.1) over 20 clients: label shift
     python experiments/personal/retina.py --table
@@ -30,10 +31,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -55,7 +57,7 @@ from thinwire.config import complete
 from thinwire.data import DataSet, Dirichlet, Flip, Rotate90, holdout
 from thinwire.data import load as load_set
 from thinwire.data.retina import retina
-from thinwire.errors import ExpressionError, NonFinite
+from thinwire.errors import ExpressionError, NonFinite, RunError
 from thinwire.key import Key
 from thinwire.models.unet import unet
 from thinwire.problem import Problem, standard
@@ -204,20 +206,25 @@ def train(
     key |= {"expression": complete(method), "rounds": rounds, "batch": o.batch}
     key |= {"size": o.size, "width": o.width} if o.data == "retina" else {"examples": o.examples}
     key |= {} if unseen is None else {"unseen": unseen}
+    same, last = key, 1 if tune or unseen is not None else o.last
+    key = key if last == 1 else {**key, "last": last}  # its line takes the place of one with fewer evaluations
     there = record.found(o.into, key)
     if there is not None:
         return there, None
     problem = problem_of(o, seed, row.sites, tune, unseen)
+    evaluated = []
     try:
-        result = simulated(method, problem, name, row, lr, seed, o, tune, unseen)
+        for result in simulated(method, problem, name, lr, seed, o, last, tune, unseen):
+            evaluated.append({"round": len(result.rounds), **tested(result, problem, tune)})
     except NonFinite as error:
         line = {**key, "diverged": str(error), **record.about(complete(method), began)}
-        record.replace(o.into, line, key)
+        record.replace(o.into, line, same)
         print(f"diverged: {name} at {lr:g}", flush=True)
         return line, None
     line = {
         **key,
-        **tested(result, problem, tune),
+        **mean_of(evaluated),
+        **({} if last == 1 else {"evaluated": evaluated}),
         **({} if unseen is None else at_unseen(result, unseen, lr, o)),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
@@ -226,7 +233,7 @@ def train(
         "train_seconds": round(sum(r["seconds"] for r in result.rounds), 1),
         **record.about(complete(method), began),
     }
-    record.replace(o.into, line, key)
+    record.replace(o.into, line, same)
     said = "" if tune else f"any {statistics.fmean(line['any']):.4f} test {line['test']:.4f}  "
     print(
         f"{'tune ' if tune else ''}{name} lr {lr:g} seed {seed}{'' if unseen is None else f' without {unseen}'}: "
@@ -237,27 +244,48 @@ def train(
     return line, result
 
 
+def mean_of(evaluated: Sequence[record.Line]) -> record.Line:
+    """Of several evaluations of a run, field by field and client by client."""
+    found: record.Line = {"measure": evaluated[0]["measure"]}
+    for part in ("own", "any", "test"):
+        values = [each[part] for each in evaluated if part in each]
+        if values:
+            found[part] = torch.tensor(values, dtype=torch.float64).mean(0).tolist()
+    return found
+
+
 def simulated(
     method: tw.Algorithm,
     problem: Problem,
     name: str,
-    row: Row,
     lr: float,
     seed: int,
     o: argparse.Namespace,
+    last: int,
     tune: bool = False,
     unseen: int | None = None,
-) -> tw.Result:
-    """A run, from its last checkpoint on where ``--out`` has one: of a complete one nothing is trained."""
+) -> Iterator[tw.Result]:
+    """What a run came to after each of its last rounds. Where ``--out`` has a checkpoint, it goes on from there."""
     rounds = o.tune_rounds if tune else o.rounds
     options: dict[str, Any] = {"seed": seed, "workers": o.workers, "evaluate_every": rounds}
-    if o.out:
-        shape = (o.size, o.width) if o.data == "retina" else (o.examples,)
-        folder = "-".join(map(str, (o.data, *shape, name, f"{lr:g}", rounds, f"seed{seed}")))
-        folder += ("-tune" if tune else "") + ("" if unseen is None else f"-unseen{unseen}")
-        folder += f"-{code_version()}"  # checkpoints of other code may not fit, and their numbers are not of this one
-        options |= {"out": o.out / re.sub(r"[^\w.-]+", "_", folder), "resume": True}
-    return tw.simulate(method, problem.model, problem.tasks, rounds, **options)
+    ends = range(max(1, rounds - last + 1), rounds + 1)
+    if not o.out:
+        with tw.Simulation(method, problem.model, problem.tasks, **options) as run:
+            yield from (run.until(end, run.step, evaluate_every=rounds) for end in ends)
+        return
+    shape = (o.size, o.width) if o.data == "retina" else (o.examples,)
+    folder = "-".join(map(str, (o.data, *shape, name, f"{lr:g}", rounds, f"seed{seed}")))
+    folder += ("-tune" if tune else "") + ("" if unseen is None else f"-unseen{unseen}")
+    folder += f"-{code_version()}"  # checkpoints of other code may not fit, and their numbers are not of this one
+    out = o.out / re.sub(r"[^\w.-]+", "_", folder)
+    for end in ends:
+        go_on = partial(tw.simulate, method, problem.model, problem.tasks, end, out=out, resume=True, **options)
+        try:
+            result = go_on()
+        except RunError:  # a command that was interrupted among the last rounds has made more: what was before is lost
+            shutil.rmtree(out)
+            result = go_on()
+        yield result
 
 
 def at_unseen(result: tw.Result, unseen: int, lr: float, o: argparse.Namespace) -> record.Line:
@@ -344,6 +372,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--examples", type=int, help="training examples of Fashion-MNIST, drawn at random")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--tune-rounds", type=int, default=15, help="rounds of the runs that choose a rate")
+    parser.add_argument("--last", type=int, default=5, help="rounds, the last ones, whose evaluations are averaged")
     parser.add_argument("--batch", type=int, help="examples of a step (default: 4 of the retina, 32 of Fashion-MNIST)")
     parser.add_argument("--lr", type=float, help="this rate for every row, and no tuning")
     parser.add_argument("--selector", default="nets:vgg_small_at_32", help="FedSM's, of the retina")

@@ -1,0 +1,5 @@
+"""``python -m thinwire``: the command line."""
+
+from .cli import main
+
+main()
