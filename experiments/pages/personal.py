@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 from . import ROOT, Line, Missing, markdown, read, table
 
@@ -119,10 +120,9 @@ def personal_large() -> list[str]:
 @table
 def personal_lambdas() -> list[str]:
     lines = read(f"{RESULTS}/retina_64.jsonl", QUEUE).lines
-    first = [line for line in lines if line.get("seed") == 0]
-    if not any(line["row"] == LAMBDAS[0] for line in first):
+    if not any(line["row"] == LAMBDAS[0] for line in lines):
         raise Missing(QUEUE)
-    return compared(first, LAMBDAS)
+    return compared(lines, LAMBDAS)
 
 
 @table
@@ -137,38 +137,45 @@ def personal_labels() -> list[str]:
 
 @table
 def personal_unseen() -> list[str]:
+    """Means over the seeds that have every site; what is said of the selector and of the weights too."""
     found = read(f"{RESULTS}/retina_64.jsonl", QUEUE)
-    lines = {(x["row"], x["unseen"]): x for x in found.lines if "unseen" in x and "own" in x}
-    if not lines:
+    lines = [x for x in found.lines if "unseen" in x and "own" in x]
+    methods = [name for name in ORDER if any(x["row"] == name for x in lines)]
+    sites = sorted({x["unseen"] for x in lines})
+    there = {(x["row"], x["unseen"], x["seed"]): x for x in lines}
+    every = list(product(methods, sites))
+    seeds = [seed for seed in sorted({x["seed"] for x in lines}) if all((*each, seed) in there for each in every)]
+    if not seeds:
         raise Missing(QUEUE)
-    methods = [name for name in ORDER if any(row == name for row, _ in lines)]
+
+    def cell(values: list[float]) -> str:
+        spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):.4f}{spread}"
+
     head = ["site left out", *(part for name in methods for part in (name, "after a tenth"))]
     head += ["chosen by FedSM's selector", "Ensemble's weights"]
-    rows, sums = [], list[list[float]]()
-    for site in sorted({site for _, site in lines}):
-        each = [lines.get((name, site)) for name in methods]
-        values = [x for line in each for x in ((line["test"], line["tuned"]) if line else (float("nan"),) * 2)]
-        sums.append(values)
-        others = [label for k, label in enumerate(LABELS) if k != site]
-        cells = [LABELS[site], *(f"{value:.4f}" if value == value else "" for value in values)]
-        cells += [chosen(lines.get(("FedSM", site)), others), weights(lines.get(("Ensemble", site)), others)]
+    columns = [(name, of) for name in methods for of in ("test", "tuned")]
+    rows = []
+    for site in sites:
+        others = ["global", *(label for k, label in enumerate(LABELS) if k != site)]
+        cells = [LABELS[site], *(cell([there[name, site, seed][of] for seed in seeds]) for name, of in columns)]
+        cells += [chosen([there["FedSM", site, seed]["chosen"] for seed in seeds], others[1:])]
+        cells += [weights([there["Ensemble", site, seed]["weights"] for seed in seeds], others)]
         rows.append(cells)
-    each_mean = (statistics.fmean(values) for values in zip(*sums, strict=True))
-    means = [f"{value:.4f}" if value == value else "" for value in each_mean]  # of a method that has every site
-    return markdown(head, [*rows, ["mean", *means, "", ""]], (0, len(head) - 2, len(head) - 1))
+    means = [[statistics.fmean(there[name, k, seed][of] for k in sites) for seed in seeds] for name, of in columns]
+    return markdown(head, [*rows, ["mean", *map(cell, means), "", ""]], (0, len(head) - 2, len(head) - 1))
 
 
-def chosen(line: Line | None, others: list[str]) -> str:
-    """Whose model the selector takes, most often first."""
-    if line is None or "chosen" not in line:
-        return ""
-    found = sorted(zip(line["chosen"], others, strict=True), reverse=True)
-    return ", ".join(f"{label} {count}" for count, label in found if count)
+def ordered(each: list[list[float]], labels: list[str]) -> list[tuple[float, str]]:
+    """The means over seeds and whose they are, the largest first."""
+    return sorted(zip(map(statistics.fmean, zip(*each, strict=True)), labels, strict=True), reverse=True)
 
 
-def weights(line: Line | None, others: list[str]) -> str:
+def chosen(each: list[list[float]], labels: list[str]) -> str:
+    """For how many pictures the selector takes whose model, most often first."""
+    return ", ".join(f"{label} {count:.0f}" for count, label in ordered(each, labels) if round(count))
+
+
+def weights(each: list[list[float]], labels: list[str]) -> str:
     """The mean weights of the global model and of the others', the three largest."""
-    if line is None or "weights" not in line:
-        return ""
-    found = sorted(zip(line["weights"], ["global", *others], strict=True), reverse=True)
-    return ", ".join(f"{label} {weight:.2f}" for weight, label in found[:3])
+    return ", ".join(f"{label} {weight:.2f}" for weight, label in ordered(each, labels)[:3])

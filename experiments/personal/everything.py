@@ -40,7 +40,7 @@ def rows(names: Sequence[str], more: str = "") -> list[str]:
 QUEUES = {
     "small": [
         *rows([*FIRST, *SHARED, *OWN], "--seeds 0 1 2"),
-        *rows(UNSEEN, "--unseen all"),
+        *rows(UNSEEN, "--unseen all --seeds 0 1 2"),
         "--sweep --seeds 0 1 2",
         *rows([*FIRST, *SHARED, *OWN], f"{SITES} --seeds 0 1 2"),
         *rows([*FIRST, *SHARED, *(name for name in OWN if name != "FedBN")], f"{LABELS} --seeds 0 1 2"),

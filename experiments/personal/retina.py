@@ -16,7 +16,7 @@ The defaults are a picture of 64 pixels and a U-Net of half the thesis' channels
 
     python experiments/personal/retina.py --seeds 0 1 2
     python experiments/personal/retina.py --sweep --seeds 0 1 2           # FedSM with lam of .1 to .9
-    python experiments/personal/retina.py --unseen all --only FedAvg --only FedSM --only Ensemble
+    python experiments/personal/retina.py --unseen all --only FedAvg --only FedSM --only Ensemble --seeds 0 1 2
     python experiments/personal/retina.py --size 256 --width 16 --lr 0.003 --rounds 24 --last 1 --only FedSM
     python experiments/personal/retina.py --data fashion_sites            # six cameras, the same classes: feature shift
     python experiments/personal/retina.py --data fashion_mnist            # Dirichlet(0.1) over 20 clients: label shift
@@ -206,7 +206,7 @@ def train(
     key |= {"expression": complete(method), "rounds": rounds, "batch": o.batch}
     key |= {"size": o.size, "width": o.width} if o.data == "retina" else {"examples": o.examples}
     key |= {} if unseen is None else {"unseen": unseen}
-    same, last = key, 1 if tune or unseen is not None else o.last
+    same, last = key, 1 if tune else o.last
     key = key if last == 1 else {**key, "last": last}  # its line takes the place of one with fewer evaluations
     there = record.found(o.into, key)
     if there is not None:
@@ -216,6 +216,7 @@ def train(
     try:
         for result in simulated(method, problem, name, lr, seed, o, last, tune, unseen):
             evaluated.append({"round": len(result.rounds), **tested(result, problem, tune)})
+            evaluated[-1] |= {} if unseen is None else at_unseen(result, unseen, lr, o)
     except NonFinite as error:
         line = {**key, "diverged": str(error), **record.about(complete(method), began)}
         record.replace(o.into, line, same)
@@ -225,7 +226,6 @@ def train(
         **key,
         **mean_of(evaluated),
         **({} if last == 1 else {"evaluated": evaluated}),
-        **({} if unseen is None else at_unseen(result, unseen, lr, o)),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "personal_up": result.personal_up,
@@ -246,12 +246,9 @@ def train(
 
 def mean_of(evaluated: Sequence[record.Line]) -> record.Line:
     """Of several evaluations of a run, field by field and client by client."""
-    found: record.Line = {"measure": evaluated[0]["measure"]}
-    for part in ("own", "any", "test"):
-        values = [each[part] for each in evaluated if part in each]
-        if values:
-            found[part] = torch.tensor(values, dtype=torch.float64).mean(0).tolist()
-    return found
+    parts = [part for part in ("own", "any", "test", "tuned", "chosen", "weights") if part in evaluated[0]]
+    means = {part: torch.tensor([x[part] for x in evaluated], dtype=torch.float64).mean(0).tolist() for part in parts}
+    return {name: value for name, value in evaluated[0].items() if name in ("measure", "tuned_on")} | means
 
 
 def simulated(
