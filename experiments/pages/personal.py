@@ -34,20 +34,14 @@ RESULTS, QUEUE = "experiments/personal/results", "python experiments/personal/ev
 
 
 def compared(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
-    """A row a method: what each client's own model reaches, and what it cost; means over seeds."""
-    there = counted(lines)
-    groups = {name: [x for x in there if x["row"] == name] for name in names}
-    groups = {name: group for name, group in groups.items() if group}
-    if not groups:
-        raise Missing(QUEUE)
-    clients, pictures = len(there[0]["own"]), there[0]["data"] == "retina"
-    sites = LABELS[:clients] if pictures else tuple(f"site {k}" for k in range(clients)) if clients <= 10 else ()
-    head = ["row", "lr", "rounds", "seeds", *sites, "mean", "worst", "lowest tenth", "any", "all tests"]
+    """A row a method: what clients' own models reach, and what they cost; means over seeds."""
+    groups = grouped(lines, names)
+    pictures = next(iter(groups.values()))[0]["data"] == "retina"
+    head = ["row", "lr", "seeds", "mean", "worst", "lowest tenth", "any", "all tests"]
     head += ["MB up", "own", "MB down", "own"] + (["thesis"] if pictures else [])
     rows = []
     for name, group in groups.items():
-        cells = [name, f"{group[0]['lr']:g}", str(group[0]["rounds"]), str(len(group))]
-        cells += [four(group, lambda x, k=k: x["own"][k]) for k in range(len(sites))]  # type: ignore[misc]
+        cells = [name, f"{group[0]['lr']:g}", str(len(group))]
         cells += [four(group, lambda x: statistics.fmean(x["own"]), spread=True), four(group, lambda x: min(x["own"]))]
         cells += [four(group, lambda x: tenth(x["own"])), four(group, lambda x: statistics.fmean(x["any"]))]
         cells += [four(group, lambda x: x["test"])]
@@ -56,6 +50,26 @@ def compared(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
         cells += [", ".join(f"{value:.4f}" for value in THESIS.get(name, ()))] if pictures else []
         rows.append(cells)
     return markdown(head, rows)
+
+
+def by_client(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
+    """A row a method, a column a client: what each one's own model reaches; means over seeds."""
+    groups = grouped(lines, names)
+    first = next(iter(groups.values()))[0]
+    clients = range(len(first["own"]))
+    labels = [LABELS[k] if first["data"] == "retina" else f"site {k}" for k in clients]
+    cells = ([four(group, lambda x, k=k: x["own"][k]) for k in clients] for group in groups.values())  # type: ignore[misc]
+    return markdown(["row", *labels], [[name, *each] for name, each in zip(groups, cells, strict=True)])
+
+
+def grouped(lines: Iterable[Line], names: Iterable[str]) -> dict[str, list[Line]]:
+    """The lines of each row that has some, a line a seed."""
+    there = counted(lines)
+    groups = {name: [x for x in there if x["row"] == name] for name in names}
+    groups = {name: group for name, group in groups.items() if group}
+    if not groups:
+        raise Missing(QUEUE)
+    return groups
 
 
 def counted(lines: Iterable[Line]) -> list[Line]:
@@ -102,24 +116,34 @@ def megabytes(lines: list[Line], name: str) -> str:
     return f"{statistics.fmean(found) / 1e6:,.1f}" if found else ""
 
 
-def made(file: str, command: str, names: Iterable[str] = ORDER) -> list[str]:
-    """The table of a file of results."""
-    return compared(read(f"{RESULTS}/{file}.jsonl", command).lines, names)
+def lines_of(file: str, command: str = QUEUE) -> list[Line]:
+    """What is in a file of results."""
+    return read(f"{RESULTS}/{file}.jsonl", command).lines
 
 
 @table
 def personal_retina() -> list[str]:
-    return made("retina_64", QUEUE)
+    return compared(lines_of("retina_64"))
+
+
+@table
+def personal_retina_sites() -> list[str]:
+    return by_client(lines_of("retina_64"))
 
 
 @table
 def personal_large() -> list[str]:
-    return made("retina_256", f"{QUEUE} --queue large")
+    return compared(lines_of("retina_256", f"{QUEUE} --queue large"))
+
+
+@table
+def personal_large_sites() -> list[str]:
+    return by_client(lines_of("retina_256", f"{QUEUE} --queue large"))
 
 
 @table
 def personal_lambdas() -> list[str]:
-    lines = read(f"{RESULTS}/retina_64.jsonl", QUEUE).lines
+    lines = lines_of("retina_64")
     if not any(line["row"] == LAMBDAS[0] for line in lines):
         raise Missing(QUEUE)
     return compared(lines, LAMBDAS)
@@ -127,19 +151,23 @@ def personal_lambdas() -> list[str]:
 
 @table
 def personal_sites() -> list[str]:
-    return made("fashion_sites", QUEUE)
+    return compared(lines_of("fashion_sites"))
+
+
+@table
+def personal_cameras() -> list[str]:
+    return by_client(lines_of("fashion_sites"))
 
 
 @table
 def personal_labels() -> list[str]:
-    return made("fashion_mnist", QUEUE)
+    return compared(lines_of("fashion_mnist"))
 
 
 @table
 def personal_unseen() -> list[str]:
     """Means over the seeds that have every site; what is said of the selector and of the weights too."""
-    found = read(f"{RESULTS}/retina_64.jsonl", QUEUE)
-    lines = [x for x in found.lines if "unseen" in x and "own" in x]
+    lines = [x for x in lines_of("retina_64") if "unseen" in x and "own" in x]
     methods = [name for name in ORDER if any(x["row"] == name for x in lines)]
     sites = sorted({x["unseen"] for x in lines})
     there = {(x["row"], x["unseen"], x["seed"]): x for x in lines}

@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
 from nets import small_cnn
 from pages import Missing
-from pages.personal import compared
+from pages.personal import by_client, compared
 
 import thinwire as tw
 from thinwire.config import complete
@@ -355,7 +355,8 @@ def rows_of(o: argparse.Namespace) -> dict[str, Row]:
 def table(o: argparse.Namespace) -> None:
     """Print what is in the results."""
     try:
-        print("\n".join(compared(record.read(o.into), [*ROWS, *SWEEP])))
+        lines = record.read(o.into)
+        print("\n".join([*compared(lines, [*ROWS, *SWEEP]), "", *by_client(lines, [*ROWS, *SWEEP])]))
     except Missing:
         print(f"no lines in {o.into}")
 

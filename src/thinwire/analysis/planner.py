@@ -209,7 +209,7 @@ def show(found: Plan) -> None:
     ]
     title = f"{found.model}, batches of {found.batch}, links of {found.mbit:g} Mbit/s and {found.latency:g} s one way"
     places = ",".join(map(str, found.cut))
-    caption = f"The same parts again: --cut {places}" if places else None
+    caption = f"The same parts again: --cut {places}" if places else ""
     draw(title, ["", "s forward", "s back", "MB of parameters", "MB sent ahead"], lines, (), caption)
     known = found.known()
     head = ["schedule", "staleness", "s a batch", *(f"x {name}" for name in known), "MB a batch", "MB kept by part"]

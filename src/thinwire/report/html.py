@@ -309,7 +309,7 @@ def _table(rows: Sequence[Record]) -> Record:
     return {
         "head": [HEADS.get(name, name) for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
-        "note": form.note(rows),
+        "note": table.noted(form.notes, [name for name, _ in columns]),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ class Form:
     more: Callable[[Arm], Row]  # what a row has besides
     columns: Callable[[Sequence[Row]], tuple[Column, ...]]  # after the best accuracy
     least: tuple[str, ...]  # the columns to leave out of a narrow terminal, these first
-    note: Callable[[Sequence[Row]], str]
+    notes: dict[str, str]  # what the name of a column leaves unsaid
     last: int = 1  # evaluations at the end, whose mean a method is judged by
 
 
@@ -218,29 +218,21 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
     )
 
 
-def _federated_note(found: Sequence[Row]) -> str:
-    measure = found[0]["measure"]
-    own = ""
-    if _by_client(found):
-        own = (
-            f"Own tests: the mean over clients of the {measure} on each one's own, ± the standard deviation over "
-            "clients. Lowest tenth: the 10th percentile over clients. "
-        )
-    if any(_of(row, "client_shared") is not None for row in found):
-        own += (
-            "Shared model: the mean over clients' own tests of the model that all share. Before adapting: that of what "
-            "a client's own model is made of, before it is fine-tuned. "
-        )
-    if any(row["personal_up"] or row["personal_down"] for row in found):
-        own += "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is shared. "
-    served = "Served: the model that the server keeps beside the trained one, such as an average. "
-    own += served if any(row["served"] is not None for row in found) else ""
-    return own + (
-        "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every recipient. "
-        "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links and no "
-        "computing. M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, masks "
-        "and headers count nothing): not bytes."
-    )
+FEDERATED_NOTES = {
+    "own tests": "Own tests: the mean over clients of what each one's own model reaches on its own test, ± the "
+    "standard deviation over clients.",
+    "lowest tenth": "Lowest tenth: the 10th percentile over clients.",
+    OTHERS["shared"]: "Shared model: the mean over clients' own tests of the model that all share.",
+    OTHERS["before"]: "Before adapting: that of what a client's own model is made of, before it is fine-tuned.",
+    "own MB up": "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is shared.",
+    "served": "Served: the model that the server keeps beside the trained one, such as an average.",
+    "MB up": "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every "
+    "recipient.",
+    "s at 1 Mbit/s": "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links "
+    "and no computing.",
+    "M floats up": "M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, masks "
+    "and headers count nothing): not bytes.",
+}
 
 
 # -- data-parallel training ---------------------------------------------------
@@ -268,12 +260,12 @@ def _data_parallel_columns(found: Sequence[Row]) -> tuple[Column, ...]:
     )
 
 
-def _data_parallel_note(found: Sequence[Row]) -> str:
-    return (
-        "kB (10^3 bytes) a step and MB (10^6) up are what one worker gives to collectives: of an all-reduce among W "
-        "workers 2 (W - 1) / W times that crosses each link, of an all-gather W - 1 times. MB down is what it gets "
-        "back. 'of x': the accuracy of x, where y is judged."
-    )
+DATA_PARALLEL_NOTES = {
+    "kB a step": "kB (10^3 bytes) a step and MB (10^6) up are what one worker gives to collectives: of an all-reduce "
+    "among W workers 2 (W - 1) / W times that crosses each link, of an all-gather W - 1 times.",
+    "MB down": "MB down is what it gets back.",
+    "of x": "'of x': the accuracy of x, where y is judged.",
+}
 
 
 # -- pipelined training -------------------------------------------------------
@@ -335,14 +327,15 @@ def _pipelined_plain(expression: str) -> bool:
     return expression == complete(BPK())
 
 
-def _pipelined_note(found: Sequence[Row]) -> str:
-    return (
-        f"Accuracy and losses are means of the last {LAST} evaluations. Staleness: batches between a batch's forward "
-        "pass and the step that it leads to, part by part. MB (10^6 bytes) ahead are activations, MB back error "
-        "gradients, of what was really serialised, headers included; '0-1' is the boundary between parts 0 and 1, "
-        "ahead + back. Seconds by the law are those of the parts' measured times and of the links' rate and latency. "
-        "'x BPK': how many times as fast as plain model parallelism."
-    )
+PIPELINED_NOTES = {
+    "loss": f"Accuracy and losses are means of the last {LAST} evaluations.",
+    "staleness": "Staleness: batches between a batch's forward pass and the step that it leads to, part by part.",
+    "MB ahead": "MB (10^6 bytes) ahead are activations, MB back error gradients, of what was really serialised, "
+    "headers included.",
+    "MB 0-1": "'0-1' is the boundary between parts 0 and 1, ahead + back.",
+    "s by the law": "Seconds by the law are those of the parts' measured times and of the links' rate and latency.",
+    "x BPK": "'x BPK': how many times as fast as plain model parallelism.",
+}
 
 
 # -----------------------------------------------------------------------------
@@ -368,14 +361,14 @@ FORMS = {
             "lowest tenth",
             *(f"client {client}" for client in reversed(range(FEW))),
         ),
-        _federated_note,
+        FEDERATED_NOTES,
     ),
     "data-parallel": Form(
         lambda expression: expression == complete(Hook(Dense())),
         _data_parallel,
         _data_parallel_columns,
         ("s here", "best", "of x", "MB down", "MB up"),
-        _data_parallel_note,
+        DATA_PARALLEL_NOTES,
     ),
     "pipelined": Form(
         _pipelined_plain,
@@ -385,7 +378,7 @@ FORMS = {
             *("s here", "best", "test loss", "total / BPK", "s by the law", "MB back", "MB ahead"),
             *(f"MB {part}-{part + 1}" for part in reversed(range(BOUNDARIES))),
         ),
-        _pipelined_note,
+        PIPELINED_NOTES,
         LAST,
     ),
 }
@@ -444,7 +437,13 @@ def markdown(found: list[Row]) -> str:
     for row in found:
         first, *rest = (cell(row) for _, cell in columns)
         lines.append("| " + " | ".join([f"`{first}`", *rest]) + " |")
-    return "\n".join([*lines, "", FORMS[found[0]["kind"]].note(found), ""])
+    return "\n".join([*lines, "", noted(FORMS[found[0]["kind"]].notes, [name for name, _ in columns]), ""])
+
+
+def noted(notes: Mapping[str, str], columns: Iterable[str]) -> str:
+    """What is said of columns that are there."""
+    there = set(columns)
+    return " ".join(note for name, note in notes.items() if name in there)
 
 
 def latex(found: list[Row]) -> str:
@@ -497,13 +496,16 @@ def show(found: list[Row], title: str) -> None:
     """The table on the terminal; ``table.md`` has the columns that a narrow one has no room for."""
     columns, form = columns_of(found), FORMS[found[0]["kind"]]
     lines = [[cell(row) for _, cell in columns] for row in found]
-    draw(title, [name for name, _ in columns], lines, form.least, form.note(found))
+    draw(title, [name for name, _ in columns], lines, form.least, form.notes)
 
 
 def draw(
-    title: str, head: Sequence[str], lines: list[list[str]], least: Sequence[str], caption: str | None = None
+    title: str, head: Sequence[str], lines: list[list[str]], least: Sequence[str], notes: str | Mapping[str, str] = ""
 ) -> None:
-    """A table on the terminal: a name and numbers. Where they do not fit, columns are left out, ``least`` first."""
+    """A table on the terminal: a name and numbers. Where they do not fit, columns are left out, ``least`` first.
+
+    ``notes`` stand below, and after them which columns are left out. Those of a column's name stand where it does.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -516,7 +518,10 @@ def draw(
     for name in least:
         if sum(widths[n] for n in columns) >= console.width:
             columns.pop(name, None)
-    table = Table(title=title, caption=caption, caption_justify="left")
+    caption = [notes if isinstance(notes, str) else noted(notes, columns)]
+    absent = [name for name in head if name not in columns]
+    caption += [f"No room here for: {', '.join(absent)}."] if absent else []
+    table = Table(title=title, caption=" ".join(caption).strip() or None, caption_justify="left")
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
     for line in zip(*columns.values(), strict=True):
