@@ -375,6 +375,8 @@ def test_a_method_that_does_not_begin_within_the_rounds_is_noted(thinwire, tmp_p
     assert "note: FLSS(FedAvg(), rank=2, start=3) saves nothing in its first 3 rounds, and --rounds is 3\n" in error
     _, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=2)", *SMALL, "--out", str(tmp_path / "b"))
     assert "note" not in error
+    _, _, error = thinwire("run", "FedSMExtra()", *SMALL, "--out", str(tmp_path / "c"))
+    assert " trains no selector, without which it predicts by any of its models, in its first 100 rounds, and " in error
 
 
 @pytest.mark.parametrize("command", ["run", "predict", "ddp-sim", "pipeline run", "pipeline plan"])

@@ -33,6 +33,9 @@ METHODS = [
     "PerFedAvg(alpha=0.3)",
     "FLSS(FedAvg(), rank=1, start=1, every=2)",
     "Intrinsic(40, subspaces=2, varying=True, epoch=2)",
+    "FedSM(lam=0.6)",
+    "FedSMExtra(lam=0.6, start=2)",
+    "SoftPull(FedAvg(), lam=0.6)",
 ]
 SIZES = (40, 56, 72)
 
@@ -91,6 +94,8 @@ def test_a_round_begins_with_the_models_that_a_simulation_evaluates_after_the_ro
     assert own(records[0]) == {}
     assert "client_loss" in expected[0]
     for found, wanted in zip(records[1:], expected, strict=True):
+        if expression.startswith("SoftPull"):  # the mean of all models, which a simulation tests, no client knows
+            wanted = {name: value for name, value in wanted.items() if not name.endswith("_shared")}
         assert own(found) == pytest.approx(own(wanted), rel=1e-6)
         assert found["evaluated_clients"] == 3
         assert found["accuracy"] is not None

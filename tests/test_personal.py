@@ -176,3 +176,82 @@ def test_norms_at_home_are_better_than_shared_ones_where_inputs_differ() -> None
         reached[expression[:5]] = result.rounds[-1]["client_accuracy"]
     assert reached["FedBN"] > 0.8
     assert reached["FedAv"] < 0.5
+
+
+# -- what a run leaves ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expression", ["FT(FedAvg())", "PerFedAvg(alpha=0.3)", "FT(FedPer())"])
+def test_a_model_that_is_made_when_it_is_asked_for_predicts_and_is_saved(expression: str, tmp_path: Path) -> None:
+    tasks = blobs()[:3]
+    method = tw.parse(expression, {"lr": 0.2, "batch": 8})
+    result = simulate(method, mlp, 2, tasks=tasks, sample=2, client_tests=tasks, out=tmp_path)
+    x = tasks[2].batch(torch.arange(5))[0]
+    with torch.no_grad():
+        own = result.personal(2)(x)
+    assert torch.equal(result.predict(x, 2), own)
+    assert not torch.equal(result.predict(x), own)
+    loaded = tw.load(tmp_path, mlp())
+    assert torch.equal(loaded.predict(x, 2), own)
+
+
+def test_models_made_of_examples_are_not_saved_without_tests_of_the_clients_own(tmp_path: Path) -> None:
+    simulate(tw.FT(FedAvg(WHOLE)), mlp, 1, tasks=blobs()[:3], out=tmp_path)
+    with pytest.raises(ValueError, match="makes a client's model of the client's examples, which are not here"):
+        tw.load(tmp_path, mlp()).personal(0)
+
+
+@pytest.mark.parametrize(
+    "method", [FedAvg(WHOLE, buffers="local"), tw.FedPer(local=WHOLE), tw.APFL(local=WHOLE), tw.SoftPull(FedAvg(WHOLE))]
+)
+def test_a_loaded_client_that_never_took_part_is_the_one_of_the_result(method: tw.Algorithm, tmp_path: Path) -> None:
+    tasks = blobs()[:4]
+    result = simulate(method, normed, 3, tasks=tasks, sample=None, cohort=[[0, 1]] * 3, out=tmp_path)
+    loaded = tw.load(tmp_path, normed())
+    for client in range(4):
+        expected = result.personal(client).state_dict()
+        assert all(torch.equal(value, expected[name]) for name, value in loaded.personal(client).state_dict().items())
+    there, away = (torch.cat([v.flatten() for v in result.personal(k).state_dict().values()]) for k in (0, 3))
+    assert not torch.equal(there, away)
+
+
+def test_a_result_does_not_give_the_models_of_later_rounds() -> None:
+    with tw.Simulation(Aside(WHOLE), mlp, blobs()[:3], workers=1) as run:
+        early = run.until(2, run.step)
+        before = flat(early.personal(0))
+        late = run.until(3, run.step)
+        assert not torch.equal(flat(late.personal(0)), before)
+        with pytest.raises(ValueError, match="this result is of round 2, and the run has made 3"):
+            early.personal(0)
+
+
+@pytest.mark.parametrize("expression", ["PerFedAvg()", "pFedMe()", "FedRep()"])
+def test_an_order_of_mini_batches_is_for_one_training_a_round(expression: str) -> None:
+    tasks = [Supervised(t.inputs, t.targets, t.indices, order=[[[0, 1], [2, 3]]]) for t in blobs()[:2]]
+    with pytest.raises(ValueError, match="has an order of mini-batches for the one training of a round"):
+        simulate(tw.parse(expression, {"lr": 0.1, "batch": 8}), mlp, 1, tasks=tasks, sample=2)
+
+
+def test_a_model_is_adapted_on_mini_batches_of_its_own_and_apfl_trains_twice_on_the_order() -> None:
+    order: list[Any] = [[[0, 1], [2, 3]], []]
+    ordered = [Supervised(t.inputs, t.targets, t.indices, order=order) for t in blobs()[:2]]
+    tuned = [simulate(tw.FT(FedAvg(LocalSGD(0.1, batch=8)), epochs=e), mlp, 1, tasks=ordered, sample=2) for e in (1, 5)]
+    assert torch.equal(tuned[0].params.flat, tuned[1].params.flat)
+    assert not torch.equal(flat(tuned[0].personal(0)), flat(tuned[1].personal(0)))
+    # APFL's v sees the batches of the order alone: examples that are in none change nothing.
+    kept = []
+    for task in ordered:
+        inputs = task.inputs.clone()
+        rows = torch.arange(len(inputs)) if task.indices is None else task.indices
+        inputs[rows[4:]] = 0.0
+        kept.append(Supervised(inputs, task.targets, task.indices, order=order))
+    method = tw.APFL(local=LocalSGD(0.1, batch=2), adaptive=True)
+    whole, part = (simulate(method, mlp, 1, tasks=tasks, sample=2) for tasks in (ordered, kept))
+    assert torch.equal(flat(whole.personal(0)), flat(part.personal(0)))
+
+
+def test_what_is_recorded_of_a_training_in_two_parts_is_of_both() -> None:
+    method = tw.FedRep(local=LocalSGD(0.2, batch=8, epochs=2.0), head_epochs=1.0)
+    result = simulate(method, mlp, 1, tasks=blobs()[:2], sample=2, record="layers")
+    (layers,) = [record["layers"] for record in result.rounds]
+    assert min(change for change, _ in layers.values()) > 0, layers

@@ -210,6 +210,7 @@ REFUSED = {
     "FedDyn(alpha=0.1, weights='uniform')": "have update, replies",
     "FLSS(FedAvg(weights='uniform'), rank=1, start=1, every=2)": "have inner/update, coefficients",
     "ClusteredLBGM(2, weights='uniform')": "have whole, recycled, examples",
+    "SoftPull(FedAvg())": "have inner/update, buffers, some of them one client's alone, which no mean hides",
 }
 
 

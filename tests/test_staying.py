@@ -89,3 +89,17 @@ def test_layers_that_stay_are_neither_sent_nor_recycled() -> None:
     assert min(sizes) < 100  # a bias alone
     one, two = (whole.personal(client).state_dict() for client in (0, 1))
     assert [name for name in one if not torch.equal(one[name], two[name])] == ["3.weight", "3.bias"]
+
+
+def test_fedbns_default_refuses_another_layer_with_the_name_of_a_norm() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.subnet, self.norm, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.subnet(x)))  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=r"subnet, a Linear, has the name of a norm layer; .* stay=\('norm.\*',\)"):
+        FedBN().prepare(Net())
+    FedBN(stay=("norm.*",)).prepare(Net())

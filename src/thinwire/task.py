@@ -173,7 +173,8 @@ class Supervised:
     examples, in place of the batches that are drawn. ``order=[[[0, 1], [2]], [[2, 1]]]`` is two steps in round 1 and
     one in round 2, whatever the trainer's ``batch``, ``epochs`` and ``steps`` are. A position may come more than once.
     A round in which the client does not take part has a list as well, which may be empty. A method's look at a
-    gradient aside from training (:func:`look`) draws as before.
+    gradient aside from training (:func:`look`) draws as before, and so does what adapts a model to a client (FT). A
+    method that asks for several trainings in a round (pFedMe, Per-FedAvg, FedRep) refuses it.
     """
 
     inputs: Tensor

@@ -126,6 +126,7 @@ class Auto(Config):
     paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"
     example: ClassVar[str] = "Auto(0.01)"
     warm_up: ClassVar[int] = 0
+    warms: ClassVar[str] = ""
     """Rounds before the method begins to do what it is for."""
 
     budget: float | None = None

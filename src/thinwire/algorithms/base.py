@@ -39,6 +39,8 @@ Each = Annotated[T, "each"]
 """A field of a reply that is not averaged: the server gets a dict by client."""
 Sum = Annotated[T, "sum"]
 """A field of a reply that is summed without weights."""
+Exact = Annotated[T, "exact"]
+"""A Params field that a link for all fields leaves as it is. A dict of links may name it."""
 
 Weights = Literal["examples", "uniform", "steps"]
 SHARED = ("up", "down", "weights", "buffers")  # the fields of every method
@@ -54,6 +56,13 @@ def kinds(reply: type) -> dict[str, str]:
     hints = get_type_hints(reply, include_extras=True)
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: next((m for m in marks[name] if m in ("each", "sum")), "mean") for name in marks}
+
+
+@cache
+def exact(message: type) -> frozenset[str]:
+    """The fields that are annotated as :data:`Exact`."""
+    hints = get_type_hints(message, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if "exact" in getattr(hint, "__metadata__", ()))
 
 
 class Start(NamedTuple):
@@ -141,6 +150,9 @@ class Algorithm(Config, ABC):
         So it is where the message is the view. ``down=PerClient(...)`` needs that.
         """
         return type(self).see is Algorithm.see
+
+    warms: ClassVar[str] = "saves nothing"
+    """What the method does in the rounds of :attr:`warm_up`, in words."""
 
     @property
     def warm_up(self) -> int:
@@ -238,12 +250,12 @@ class Algorithm(Config, ABC):
             return float(self.local.num_steps(examples))
         return float(examples) if self.weights == "examples" else 1.0
 
-    def at_client(self, view: State, client: int | None, own: State) -> Params:
+    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
         """:meth:`model` as a client knows it, which has a ``view`` in place of the server's state.
 
         ``own`` is what the client keeps, or for the shared model (``client`` None) the client's state of ``init``. By
         default it is what ``model`` makes of the view, which has to have what that reads: ``x``, unless it is written
-        otherwise.
+        otherwise. None for a shared model that clients do not know.
         """
         return self.model(view, client, own)
 
@@ -320,6 +332,7 @@ class Around(Algorithm):
     personal_models: ClassVar[Any] = Inner()
     at_server: ClassVar[Any] = Inner()
     warm_up: ClassVar[Any] = Inner()
+    warms: ClassVar[Any] = Inner()
     local: ClassVar[Any] = Inner()  # type: ignore[misc]
     personal: ClassVar[Any] = Inner()  # type: ignore[misc]
     up: ClassVar[Any] = Inner()  # type: ignore[misc]
@@ -386,7 +399,7 @@ class Around(Algorithm):
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         return self.inner.statistics(server, client)
 
-    def at_client(self, view: State, client: int | None, own: State) -> Params:
+    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
         return self.inner.at_client(view, client, own)
 
     def statistics_at_client(self, view: State, client: int) -> Params | None:

@@ -259,7 +259,7 @@ class FLSS(Around):
     def served(self, server: State) -> Params | None:
         return self.inner.served(server.inner)
 
-    def at_client(self, view: State, client: int | None, own: State) -> Params:
+    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
         return self.inner.at_client(view.inner, client, own)
 
     @property

@@ -230,7 +230,7 @@ class LUAR(Around):
     def served(self, server: State) -> Params | None:
         return self.inner.served(server.inner)
 
-    def at_client(self, view: State, client: int | None, own: State) -> Params:
+    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
         return self.inner.at_client(view.inner, client, own)
 
     def statistics_at_client(self, view: State, client: int) -> Params | None:

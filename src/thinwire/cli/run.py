@@ -43,7 +43,7 @@ def run(
     if rank() == 0:
         for method in study.parsed():
             if study.rounds <= method.warm_up:
-                start = f"saves nothing in its first {method.warm_up} rounds, and --rounds is {study.rounds}"
+                start = f"{method.warms} in its first {method.warm_up} rounds, and --rounds is {study.rounds}"
                 typer.echo(f"note: {method!r} {start}", err=True)
         study.claim(out, overwrite)
     barrier()

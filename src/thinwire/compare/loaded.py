@@ -38,7 +38,8 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
 
     ``folder`` is that of ``simulate(..., out=folder)`` or ``serve``, or that of one run of a study,
     ``study/01-FedAvg/seed-0``. ``model`` is the module, or the function that makes it, that the run was given. A run of
-    a study knows its own. A client that never took part has what it began with.
+    a study knows its own. Models that a method makes of clients' examples (FT, Per-FedAvg) are there where clients had
+    tests of their own.
 
     Raises :class:`RunError` for a folder without a complete run, and ``ValueError`` where ``model`` is needed, or is
     another one.
@@ -74,8 +75,10 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
         return target.eval()
 
     def own(client: int) -> nn.Module:
-        there = (path / "personal" / f"{client}.safetensors").exists()
-        return filled(copy.deepcopy(first), f"personal/{client}") if there else copy.deepcopy(first).eval()
+        name = str(client) if (path / "personal" / f"{client}.safetensors").exists() else "others"
+        if not (path / "personal" / f"{name}.safetensors").exists():
+            raise RunError(f"{path} has no model of client {client}'s own")
+        return filled(copy.deepcopy(first), f"personal/{name}")
 
     shared = filled(copy.deepcopy(first), "model")
     others = {name: filled(copy.deepcopy(other), name) for name, other in beside.items()}

@@ -198,11 +198,16 @@ class Node:
         if test is None or done == 0 or done % self.evaluate_every:
             return b""
         statistics = view.buffers if algorithm.buffers == "mean" else initial
-        shared = held = model = Model(algorithm.at_client(view.state, None, start.client), statistics)
+        everyones = algorithm.at_client(view.state, None, start.client)
+        shared = None if everyones is None else Model(everyones, statistics)
+        held = model = shared
         if algorithm.personal_models or algorithm.buffers == "local":
             x = algorithm.at_client(view.state, call.client, own.state)
             kept = algorithm.statistics_at_client(view.state, call.client)
+            assert x is not None  # of its own model every client knows
             held = model = Model(x, statistics_of(algorithm, own, statistics) if kept is None else kept)
+        assert held is not None
+        assert model is not None
         if algorithm.personal_models:
             key = Key(call.seed, done, call.client).at("adapt")
             model = Model(*adapted(algorithm, slot, self.task, *held, key))
@@ -212,7 +217,7 @@ class Node:
             slot.load_buffers(buffers)
             return {name: total / len(test) for name, total in evaluate(slot, test).items()}
 
-        return packed(tested(means, model, held, shared if algorithm.personal_models else held))
+        return packed(tested(means, model, held, shared if shared and algorithm.personal_models else held))
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""

@@ -7,8 +7,9 @@ first, as in FedAvg, and then v on the same mini-batches again, while w moves al
 ends, by an equal part after each step. w and v are not projected on a set; alpha is kept in [0, 1]. alpha is learnt
 once a round, at the mixture of v and the shared model, before v is trained. The mean over replies is weighted by
 ``weights``, examples by default; the paper's is uniform. The mixture that is evaluated has the newest shared model in
-it, not a mean over rounds. Weight decay and the clip of ``local`` act on the mixture. The paper has no norm statistics:
-here a client's own model has its own, those of the mixture in v's training, which stay with it.
+it, not a mean over rounds. Weight decay and the clip of ``local`` act on the mixture, its ``prox`` on w alone. Where
+alpha is below .001, v is not trained, because rounding is divided by alpha. The paper has no norm statistics: here a
+client's own model has its own, those of the mixture in v's training, which stay with it.
 """
 
 from __future__ import annotations

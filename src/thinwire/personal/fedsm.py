@@ -10,8 +10,9 @@ over those who replied. ``opt`` steps the global model alone; the selector is av
 the global model is weighted as ``weights`` says, by examples as in the listing, or by local steps as in the authors'
 code. ``form="epoch"`` is that of the authors' code: Adam at the selector takes one step an epoch, along the gradient of
 all the client's examples (in memory at once), and its moments are averaged over clients and sent out again. A round
-takes 2 w_g + w_s each way with "batch" and 2 w_g + 3 w_s with "epoch"; the thesis says 2 w_g + w_s. Whose models are
-mixed with partial participation, :mod:`thinwire.personal.softpull` says. Of FedSM-extra: equation (3-1) is printed as
+takes 2 w_g + w_s each way with "batch" and 2 w_g + 3 w_s with "epoch"; the thesis says 2 w_g + w_s. ``up`` and ``down``
+leave the moments as they are, unless a dict names them. Whose models are mixed with partial participation,
+:mod:`thinwire.personal.softpull` says. Of FedSM-extra: equation (3-1) is printed as
 L(h, h_k); the label is the k with the least loss of h_k, 0 being the global model. All K + 1 models are broadcast once,
 when the selector's rounds begin.
 """
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..algorithms.base import Algorithm, Client, Each, Message, Models, Start
+from ..algorithms.base import Algorithm, Client, Each, Exact, Message, Models, Start
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
@@ -60,8 +61,8 @@ class Broadcast(NamedTuple):
     """What everyone is sent."""
 
     x: Params
-    first: Params  # Adam's moments
-    second: Params
+    first: Exact[Params]  # Adam's moments: where a link made the second one 0, a step would be enormous
+    second: Exact[Params]
     steps: int
 
 
@@ -83,8 +84,8 @@ class Reply(NamedTuple):
     """What a client sends back."""
 
     update: Params  # of w_g and w_s
-    first: Params
-    second: Params
+    first: Exact[Params]
+    second: Exact[Params]
     own: Each[Any]  # a Change
 
 
@@ -202,8 +203,7 @@ class FedSM(Algorithm):
         if self.form == "batch":
             return Local(x, self.selecting, loss=loss)
         trainer = replace(self.selecting, steps=self.steps, batch=None)
-        second = shared.second.map(lambda v: v.clamp_min(0))  # a lossy link may have moved it
-        vectors = tuple(x.zeros().replace(m) for m in (shared.first, second))
+        vectors = tuple(x.zeros().replace(m) for m in (shared.first, shared.second))
         return Local(x, trainer, loss=loss, memory=Memory(vectors, shared.steps))
 
     @property
@@ -279,6 +279,8 @@ class FedSM(Algorithm):
 
 def chosen(models: Models, inputs: Any, clients: Tensor) -> Tensor:
     """Each example's output by the model of its client, -1 being the global one."""
+    if not len(clients):
+        return models.module(inputs)  # type: ignore[no-any-return]  # of no examples
     found: Tensor | None = None
     for client in sorted(set(clients.tolist())):
         rows = clients == client
@@ -294,7 +296,7 @@ class LateBroadcast(NamedTuple):
     """What everyone is sent, and what a client holds."""
 
     x: Params  # the global model, later the selector
-    models: Several  # of Model: those of all clients, once
+    models: Several  # of Model, once: the global one, then those of all clients
     round: int  # rounds done
 
 
@@ -335,6 +337,7 @@ class FedSMExtra(FedSM):
     start: int = 100
 
     extra: ClassVar[int] = 1
+    warms: ClassVar[str] = "trains no selector, without which it predicts by any of its models,"
     target: ClassVar[type[Nearest | Mixed]] = Nearest
 
     def __post_init__(self) -> None:
@@ -356,20 +359,24 @@ class FedSMExtra(FedSM):
         return Start(server, blank, None, LateReply(x.zeros(), begun.reply.own), blank, begun.alone)
 
     def broadcast(self, server: State, view: State) -> Message:
-        late = server.round - self.start
-        models = [self.held(server, client).model for client in range(server.num_clients)] if late == 0 else []
+        late, models = server.round - self.start, []
+        model, selector = (server.x.only(part(server.x.layout, prefix)) for prefix in (MODEL, SELECTOR))
+        if late == 0:
+            shared = Model(model, server.first.model.buffers)  # its statistics are the broadcast's, not these
+            models = [shared, *(self.held(server, client).model for client in range(server.num_clients))]
         links = self.down.values() if isinstance(self.down, dict) else [self.down]
-        if late == 0 or (server.round == 0 and any(link.memory for link in links)):
-            x = server.x  # links with a memory open on what they carry first
-        else:
-            x = server.x.only(part(server.x.layout, MODEL if late < 0 else SELECTOR))
+        whole = server.round == 0 and any(link.memory for link in links)  # which open on what they carry first
+        x = server.x if whole else model if late < 0 else selector
         return LateBroadcast(x, Several(models, server.first.model), server.round)
 
     def see(self, view: State, msg: Message, key: Key) -> State:
-        return LateBroadcast(view.x.replace(msg.x), msg.models if msg.models else view.models, msg.round)
+        x = view.x.replace(msg.x)
+        if not msg.models:
+            return LateBroadcast(x, view.models, msg.round)
+        return LateBroadcast(x.replace(msg.models[0].x), msg.models, msg.round)
 
     def supersedes(self, older: Message, newer: Message) -> bool:
-        return set(older.x.names) <= set(newer.x.names) and bool(newer.models or not older.models)
+        return bool(newer.models) or (not older.models and set(older.x.names) <= set(newer.x.names))
 
     def alone(self, server: State, client: int) -> Message:
         model = self.held(server, client).model
@@ -380,8 +387,8 @@ class FedSMExtra(FedSM):
         if round < self.start:
             update, change = yield from self.trained(x, own)
             return LateReply(update, change), state
-        each = [x, *(x.replace(model.x) for model in models)]
-        s = yield Local(x, self.selecting, loss=self.target(each, [None, *(model.buffers for model in models)]))
+        each = [x.replace(model.x) for model in models]
+        s = yield Local(x, self.selecting, loss=self.target(each, [None, *(model.buffers for model in models[1:])]))
         return LateReply((s.x - x).only(part(x.layout, SELECTOR)), Change(*nothing(own))), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
@@ -392,7 +399,7 @@ class FedSMExtra(FedSM):
         return after._replace(x=server.x.replace(model), opt=opt, held=self.pulled(server, mean.own))
 
     def sent_to(self, view: State, client: int) -> Model:
-        model: Model = view.shared.models[client] if view.shared.models else view.own
+        model: Model = view.shared.models[client + 1] if view.shared.models else view.own
         return model
 
     def selected(self, models: Models, inputs: Any) -> Tensor:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -22,6 +21,7 @@ from .. import models
 from ..errors import require
 from ..local import Loss, Net
 from ..params import Layout, Params
+from ..problem import imported
 from ..task import Batch, Task, wide_enough
 from ..wire import dumps
 
@@ -29,11 +29,11 @@ MODEL, SELECTOR = "model.", "selector."
 
 
 class Super(nn.Module):
-    """A model with a selector beside it: called, it is the model."""
+    """A model with a selector of so many outputs beside it: called, it is the model."""
 
-    def __init__(self, model: nn.Module, selector: nn.Module) -> None:
+    def __init__(self, model: nn.Module, selector: nn.Module, outputs: int) -> None:
         super().__init__()
-        self.model, self.selector = model, selector
+        self.model, self.selector, self.outputs = model, selector, outputs
 
     def forward(self, *inputs: Any, **more: Any) -> Any:
         return self.model(*inputs, **more)
@@ -48,10 +48,14 @@ class Super(nn.Module):
 
 
 def joined(module: nn.Module, selector: str, shape: tuple[int, ...] | None, outputs: int) -> Super:
-    """The module with a selector of so many outputs, whose weights follow from the module's.
+    """The module with a selector of so many outputs, whose weights follow from the module's, in its type of floats.
 
     Raises ``ValueError`` for a selector that cannot be made, or that has norm statistics.
     """
+    require(
+        shape is None or (bool(selector) and ":" not in selector),
+        f"shape={shape} is that of examples for a selector of thinwire.models: name one, such as selector='mlp'",
+    )
     seed = hashlib.blake2b(dumps(Params.trainable(module)), digest_size=8).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(seed, "little") >> 1)
@@ -62,13 +66,17 @@ def joined(module: nn.Module, selector: str, shape: tuple[int, ...] | None, outp
         f"selector={selector!r} has norm statistics ({', '.join(moving[:2])}), which nobody would average: use a model "
         f"with group norm, or without norms",
     )
-    return Super(copy.deepcopy(module), made)
+    kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+    return Super(copy.deepcopy(module), made.to(kind), outputs)
 
 
 def _selector(module: nn.Module, name: str, shape: tuple[int, ...] | None, outputs: int) -> nn.Module:
     if ":" in name:
         where, _, function = name.partition(":")
-        found = getattr(importlib.import_module(where), function)(outputs)
+        make = getattr(imported(where, f"selector={name!r}"), function, None)
+        require(callable(make), f"selector={name!r}: {where} has no function {function}")
+        assert make is not None
+        found = make(outputs)
         require(isinstance(found, nn.Module), f"selector={name!r}: it made {found!r}, which is no module")
         return found  # type: ignore[no-any-return]  # it has just been looked at
     first = next((m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), None)
@@ -115,8 +123,30 @@ def inputs_of(batch: Batch) -> Any:
 
 
 def scores(selector: nn.Module, inputs: Any) -> Float[Tensor, "b c"]:
-    """The selector's logits."""
-    return wide_enough(selector(inputs))
+    """The selector's logits. Raises ``ValueError`` for examples that it cannot take."""
+    require(
+        isinstance(inputs, Tensor),
+        f"a selector looks at examples in one tensor, not in a {type(inputs).__name__}: give FedSM's model one input",
+    )
+    try:
+        return wide_enough(selector(inputs))
+    except RuntimeError as error:
+        raise ValueError(
+            f"the selector cannot take examples of {list(inputs.shape[1:])} ({str(error).partition(chr(10))[0]}); name "
+            f"another one, or its shape: selector='mlp', shape={tuple(inputs.shape[1:])}"
+        ) from error
+
+
+def scored(net: Net, batch: Batch) -> Float[Tensor, "b c"]:
+    """The logits of the selector in training. Raises ``ValueError`` where they are not as many as were asked for."""
+    outputs = cast("Super", net.module).outputs
+    found = scores(net.module.get_submodule("selector"), inputs_of(batch))
+    require(
+        found.ndim == 2 and found.shape[1] == outputs,
+        f"the selector gives {list(found.shape[1:])} numbers an example, and {outputs} are needed: make it with as "
+        f"many outputs as its function is given",
+    )
+    return found
 
 
 @dataclass(frozen=True)
@@ -126,7 +156,7 @@ class Labelled(Loss):
     label: int
 
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
-        found = scores(net.module.get_submodule("selector"), inputs_of(batch))
+        found = scored(net, batch)
         return F.cross_entropy(found, found.new_full((len(found),), self.label, dtype=torch.int64), reduction="none")
 
 
@@ -141,9 +171,7 @@ class Nearest(Loss):
         with torch.no_grad():
             others = [net.other(x, b) for x, b in zip(self.models, self.buffers, strict=True)]
             losses = torch.stack([task.loss(other, batch) for other in others])
-        return F.cross_entropy(
-            scores(net.module.get_submodule("selector"), inputs_of(batch)), losses.argmin(0), reduction="none"
-        )
+        return F.cross_entropy(scored(net, batch), losses.argmin(0), reduction="none")
 
 
 @dataclass(frozen=True, eq=False)

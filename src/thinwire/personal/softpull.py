@@ -243,8 +243,8 @@ class SoftPull(Around):
         buffers: Params | None = server.buffers if client is None else self.held(server, client).buffers
         return buffers
 
-    def at_client(self, view: State, client: int | None, own: State) -> Params:
-        return self.inner.at_client(view.inner, None, own)  # of the mean of all models a client knows nothing
+    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
+        return None if client is None else self.inner.at_client(view.inner, None, own)  # nothing of the mean of all
 
     def statistics_at_client(self, view: State, client: int) -> Params | None:
         buffers: Params | None = view.buffers

@@ -150,7 +150,8 @@ class FedBN(Staying):
     to be written: ``FedBN(stay=("1.*", "4.*"))`` for a ``Sequential``. A model without norm layers is trained as by
     FedAvg.
 
-    Raises ``ValueError`` for a model with a norm layer that ``stay`` leaves out, and where all layers would stay.
+    Raises ``ValueError`` for a model with a norm layer that ``stay`` leaves out, or with another layer of torch's that
+    has such a name, and where all layers would stay.
     """
 
     paper = "Li et al., ICLR 2021, arXiv:2102.07623"
@@ -164,6 +165,16 @@ class FedBN(Staying):
         left = [name for name, own in names.items() if len(matching(tuple(own), self.stay)) < len(own)]
         needed = ", ".join(repr(f"{name}.*") for name in left)
         require(not left, f"FedBN(stay={self.stay}): norm layers of this model have other names; add {needed}")
+        if self.stay == type(self).stay:
+            patterns = tuple(f"{name}.*" for name in names)
+            for name, layer in module.named_modules():
+                own = [f"{name}.{p}" for p, _ in layer.named_parameters(recurse=False)]
+                by_name = matching(tuple(own), self.stay) and not matching(tuple(own), patterns)
+                require(
+                    not (by_name and type(layer).__module__.startswith("torch.nn.")),
+                    f"FedBN(stay={self.stay}): {name}, a {type(layer).__name__}, has the name of a norm layer; name "
+                    f"those that stay, stay={patterns}",
+                )
         return module
 
     def home(self, layout: Layout) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ With ``record="models"`` the server's model after each evaluated round is in ``m
 ``models.json`` beside it. Rows of other rounds are holes, which take no room on the disk. The round's record has
 ``model``: true.
 
-The change of a client is that of the first training that its method asks for. Means are weighted as the method's are.
+The change of a client is that of the first training that its method asks for, and of those that go on where it ended
+(FedRep's body after its head). A method that asks for gradients alone (Per-FedAvg) has none. Means are weighted as the
+method's are.
 """
 
 from __future__ import annotations

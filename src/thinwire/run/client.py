@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from ..errors import NonFinite, require
 from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
-from ..task import Task
+from ..task import Supervised, Task
 from ..train.many import batchable, train_many
 from ..train.one import Slot, train
 from ..wire import MOST, Packet, State, dumps, modest
@@ -118,7 +119,8 @@ class Round:
         self.buffers = own.buffers if algorithm.buffers == "local" else view.buffers
         self.own_buffers = own.own_buffers
         self.steps, self.counted, self.loss, self.asked, self.memory = 0, 0, 0.0, 0, own.memory
-        self.first: tuple[Params, Trained] | None = None  # the first training: where it began, what came of it
+        self.first: tuple[Params, Trained] | None = None  # where the first training began, what came in the end
+        self.ordered = getattr(task, "order", None) is not None
         self.work = algorithm.client(view.state, own.state, task, key)
         require(
             isinstance(self.work, Generator),
@@ -131,8 +133,13 @@ class Round:
     def take(self, trained: Trained) -> None:
         """Hand it what it asked for."""
         assert self.request is not None
-        if self.first is None and not self.request.aside:
-            self.first = self.request.x, trained
+        if not self.request.aside and not self.request.gradient:
+            if self.first is None:
+                self.first = self.request.x, trained
+            elif self.request.x is self.first[1].x:  # it goes on where that ended
+                before = self.first[1]
+                steps, rates = before.steps + trained.steps, before.rates + trained.rates
+                self.first = self.first[0], trained._replace(steps=steps, rates=rates)
         self.steps, self.asked = self.steps + trained.steps, self.asked + 1
         if not self.request.aside and trained.steps:  # the mean over all steps
             self.counted += trained.steps
@@ -145,6 +152,12 @@ class Round:
             self.request = next(self.work) if trained is None else self.work.send(trained)
         except StopIteration as done:
             self.request, (self.message, self.state) = None, done.value
+        if self.request is not None and self.ordered and not self.request.aside and not self.request.again:
+            require(
+                self.first is None and not self.request.gradient,
+                f"client {self.key.client}: its task has an order of mini-batches for the one training of a round, and "
+                f"{type(self.algorithm).__name__} asks for several; leave order at None",
+            )
         if self.request is not None and self.keeps(self.request):
             require(
                 self.memory is not None,
@@ -246,7 +259,12 @@ def adapted(
     key: Key,
     answer: Training | None = None,
 ) -> tuple[Params, Params | None]:
-    """A client's own model, and its norm statistics, after ``Algorithm.adapt``. Trained in the slot."""
+    """A client's own model, and its norm statistics, after ``Algorithm.adapt``. Trained in the slot.
+
+    A task's ``order`` is that of rounds. Here mini-batches are drawn.
+    """
+    if isinstance(task, Supervised) and task.order is not None:
+        task = dataclasses.replace(task, order=None)
     work, asked = algorithm.adapt(x, task, key), 0
     try:
         request = next(work)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, Start, kinds
+from ..algorithms.base import Algorithm, Start, exact, kinds
 from ..errors import CombinationError, check
 from ..key import Key
 from ..links import Dense, Link, PerClient, Wrapper
@@ -49,20 +49,20 @@ class Form:
         """``links`` is one for every Params field, or a dict by field name (Dense for the others).
 
         ``buffers``, where given, are a last leaf of their own. Norm statistics, which any field of this name is, are
-        always dense.
+        always dense, and so is an ``Exact`` field that no dict names.
         """
         names = {name.rpartition("/")[2] for name, value, _ in _walk(blank) if isinstance(value, Params)} - {BUFFERS}
         if isinstance(links, Mapping) and (unknown := set(links) - names):
             raise ValueError(
                 f"{where}= names {sorted(unknown)[0]!r}, but the fields it can carry are {', '.join(sorted(names))}"
             )
-        leaves = []
+        leaves, kept = [], set(_exact(blank))
         for name, value, kind in _walk(blank):
             link = None
             if isinstance(value, Params):
                 last = name.rpartition("/")[2]
                 link = links if isinstance(links, Link) else links.get(last, Dense())
-                link = Dense() if last == BUFFERS else link
+                link = Dense() if last == BUFFERS or (name in kept and links is link) else link
                 _apart(link, where)
                 if where in ABSOLUTE and not link.absolute:
                     raise CombinationError(
@@ -461,6 +461,16 @@ def _walk(msg: Message, prefix: str = "", outer: str = "mean") -> Iterator[tuple
             yield from _walk(value, f"{prefix}{name}/", kind)
         else:
             yield f"{prefix}{name}", value, kind
+
+
+def _exact(msg: Message, prefix: str = "") -> Iterator[str]:
+    """The names of leaves that are marked as exact."""
+    marked = exact(type(msg))  # type: ignore[arg-type]  # a class has a hash
+    for name, value in zip(msg._fields, msg, strict=True):
+        if hasattr(value, "_fields"):
+            yield from _exact(value, f"{prefix}{name}/")
+        elif name in marked:
+            yield f"{prefix}{name}"
 
 
 def _build(blank: Message, queue: Iterator[Any]) -> Message:

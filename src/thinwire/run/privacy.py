@@ -60,15 +60,16 @@ class Privacy(Config):
         ``fields`` are those of a reply, each with what becomes of it: "mean", "each", "sum",
         or "number" for the mean of what no link carries.
         """
+        if list(fields.values()) != ["mean"]:
+            local = "; keep norm statistics with the clients: buffers='local'" if "buffers" in fields else ""
+            each = ", some of them one client's alone, which no mean hides" if "each" in fields.values() else ""
+            raise CombinationError(
+                f"{self!r} bounds what a client adds to the mean of one field; the replies of {method} have "
+                f"{', '.join(fields)}{each or local}"
+            )
         if weights != "uniform":
             raise CombinationError(
                 f"{self!r}: with weights={weights!r} a client's share has no bound; give {method} weights='uniform'"
-            )
-        if list(fields.values()) != ["mean"]:
-            raise CombinationError(
-                f"{self!r} bounds what a client adds to the mean of one field; the replies of {method} have "
-                f"{', '.join(fields)}"
-                + ("; keep norm statistics with the clients: buffers='local'" if "buffers" in fields else "")
             )
 
     def hidden(self, mean: Params, replies: float, secret: str, round: int) -> Params:

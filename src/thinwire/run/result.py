@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.auto import Auto
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, adapts
 from ..config import complete
 from ..errors import require
 from ..params import Params
@@ -22,6 +22,13 @@ from .network import transfer
 
 Record = dict[str, Any]
 RATES = (1, 10, 100)  # Mbit/s of the tables
+
+
+NONE = "no client has a model of its own here; result.module is the one that all share"
+MADE = (
+    "it makes a client's model of the client's examples, which are not here: ask the result of the run, or give the "
+    "run tests of the clients' own (client_tests), with which their models are saved"
+)
 
 
 class Predictor(ABC):
@@ -44,24 +51,23 @@ class Predictor(ABC):
 
         Of a method whose clients have models of their own, and of any with ``buffers="local"``, whose clients have
         norm statistics of their own. A client that never took part has what it began with. Raises ``ValueError`` where
-        clients have no model of their own, or where the run was a deployment, whose clients keep theirs.
+        clients have no model of their own, where the run was a deployment, whose clients keep theirs, and where the
+        run has made more rounds since.
         """
-        require(
-            self.own_module is not None,
-            f"{self.algorithm!r}: no client has a model of its own here; result.module is the one that all share",
-        )
-        assert self.own_module is not None
+        if self.own_module is None:
+            raise ValueError(f"{self.algorithm!r}: {MADE if adapts(self.algorithm) else NONE}")
         require(0 <= client < self.clients, f"client {client}: the run has clients 0 to {self.clients - 1}")
         return self.own_module(client)
 
-    @torch.no_grad()
     def predict(self, inputs: Any, client: int | None = None) -> Any:
         """What the trained models make of a batch of ``inputs``, on the CPU; with ``client``, that client's own module.
 
         Without ``client`` it is the method's prediction. Of most methods it is that of the module that all share. FedSM
         asks its selector for each example, Ensemble all models.
         """
-        return self.algorithm.predict(self, inputs) if client is None else self.personal(client)(inputs)
+        module = None if client is None else self.personal(client)
+        with torch.no_grad():
+            return self.algorithm.predict(self, inputs) if module is None else module(inputs)
 
     @torch.no_grad()
     def selected(self, inputs: Any) -> Tensor:

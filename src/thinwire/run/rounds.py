@@ -172,8 +172,8 @@ class Rounds(ABC):
                 folder.model(module.state_dict(), about, name)
             if result.served is not None:
                 folder.model(result.served.state_dict(), about, "served")
-            for client in self.owners_here():
-                folder.model(result.personal(client).state_dict(), about, f"personal/{client}")
+            for name, client in self.owners_here().items():
+                folder.model(result.personal(client).state_dict(), about, f"personal/{name}")
             folder.summary(result.summary())
         return result
 
@@ -365,13 +365,20 @@ class Rounds(ABC):
         self.by_client = {"round": self.round, **by_client} if found else None
         return values
 
-    def owners_here(self) -> list[int]:
-        """The clients that took part and whose own models can be written down here.
+    def owners_here(self) -> dict[str, int]:
+        """The clients whose own models can be written down here, by the names of their files.
 
-        A model that is made of its client's examples (``Algorithm.adapt``) is not written: it would have to be trained.
+        Those that never took part have one model, of the name ``others``. A model that is made of its client's examples
+        (``Algorithm.adapt``) has to be trained: it is written for clients with tests of their own, for which it is
+        trained anyway.
         """
-        here = self.personal and not adapts(self.algorithm) and (self.clients_here or self.algorithm.at_server)
-        return self.states.known() if here else []
+        if adapts(self.algorithm):
+            return {str(client): client for client in range(len(self.client_tests) if self.clients_here else 0)}
+        if not (self.personal and (self.clients_here or self.algorithm.at_server)):
+            return {}
+        known = self.states.known()
+        away = next((client for client in range(self.num_clients) if client not in set(known)), None)
+        return {str(client): client for client in known} | ({} if away is None else {"others": away})
 
     @property
     def personal(self) -> bool:
@@ -399,7 +406,8 @@ class Rounds(ABC):
 
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
-        return self.algorithm.finish(self.trained(self.whose(client)))
+        with torch.inference_mode(False), torch.enable_grad():  # it may have to be trained
+            return self.algorithm.finish(self.trained(self.whose(client)))
 
     def trained(self, model: Model) -> nn.Module:
         """A copy of the module as it is trained, with this model, on the CPU."""
@@ -417,8 +425,17 @@ class Rounds(ABC):
         if served is not None:
             result.served = self.algorithm.finish(self.trained(shared._replace(x=served)))
         if self.personal and (self.clients_here or self.algorithm.at_server):
-            result.clients, result.own_module = self.num_clients, self.module
+            result.clients, result.own_module = self.num_clients, partial(self.module_at, self.round)
         return result
+
+    def module_at(self, round: int, client: int) -> nn.Module:
+        """:meth:`module` of a client, as long as the run stands where it stood after that round."""
+        require(
+            self.round == round,
+            f"this result is of round {round}, and the run has made {self.round}: ask for clients' own models before "
+            f"it goes on, or take its newest result",
+        )
+        return self.module(client)
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

@@ -363,10 +363,11 @@ def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
 def order(task: Task, request: Local, key: Key, generator: torch.Generator, at_least: int = 1) -> Tensor:
     """Positions of every mini-batch, [steps, batch], -1 where a batch has no more examples.
 
-    They are those of the task's ``order``, if it has one, else drawn. Raises ``ValueError`` for an order without
+    They are those of the task's ``order``, if it has one, else drawn: of training aside too, where it is on the
+    mini-batches of an earlier request. Raises ``ValueError`` for an order without
     batches for this round, or with a batch that cannot be trained on.
     """
-    rounds = None if request.aside else getattr(task, "order", None)
+    rounds = None if request.aside and not request.again else getattr(task, "order", None)
     if rounds is None:
         return drawn(len(task), request.trainer, generator, at_least)
     who = f"round {key.round}, client {key.client}: the task's order"
