@@ -21,6 +21,8 @@ from thinwire.models import linear
 from thinwire.personal.fedsm import Change, Held, Reply, Server
 from thinwire.personal.selector import Labelled, Mixture, Nearest, joined
 from thinwire.personal.softpull import Model
+from thinwire.report.read import arms
+from thinwire.report.table import markdown, rows
 from thinwire.run.messages import Form
 from thinwire.wire import Several
 
@@ -330,6 +332,22 @@ def test_a_selector_has_the_models_type_of_floats(method: FedSM, kind: torch.dty
     result = tw.simulate(method, lambda: small().to(kind), sites(), 2, workers=1, plan="each")
     assert {p.dtype for p in result.beside["selector"].parameters()} == {kind}
     assert result.predict(sites()[0].inputs[:3].to(kind)).shape == (3, 2)
+
+
+def test_what_it_predicts_is_in_the_records_and_in_the_table(tmp_path: Path) -> None:
+    tests = sites()
+    test = Supervised(torch.cat([t.inputs for t in tests]), torch.cat([t.targets for t in tests]))
+    method = FedSM(LocalSGD(0.2, batch=8), lam=0.9, selecting=LocalAdam(0.1), form="epoch", selector="linear")
+    out = tmp_path / "run"
+    result = tw.simulate(method, small, tests, 8, test=test, workers=1, plan="each", out=out)
+    right = (result.predict(test.inputs).argmax(1) == test.targets).float().mean()
+    last = result.rounds[-1]
+    assert last["predicted_accuracy"] == pytest.approx(float(right), abs=1e-6)
+    assert last["predicted_accuracy"] > last["accuracy"] + 0.2
+    assert result.summary()["predicted_accuracy"] == last["predicted_accuracy"]
+    assert markdown(rows(arms([out]))).startswith("| method | accuracy | best | predicted | MB up |")
+    plain = tw.simulate(FedAvg(LOCAL), small, tests, 1, test=test, workers=1, plan="each")
+    assert not [name for name in plain.rounds[0] if name.startswith("predicted")]
 
 
 def test_no_examples_are_predicted_as_none(trained: tuple[tw.Result, Path]) -> None:

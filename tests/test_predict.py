@@ -89,6 +89,7 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "personal_down": 0.0,
         "floats_up": 291e6,
         "served": None,
+        "predicted": None,
         "client_accuracy": None,
         "client_accuracy_spread": None,
         "client_accuracy_p10": None,

@@ -431,6 +431,13 @@ def adapts(algorithm: Algorithm) -> bool:
     return type(algorithm).adapt is not Algorithm.adapt
 
 
+def predicts(algorithm: Algorithm) -> bool:
+    """Whether a prediction is another than that of the model that all share (``predict``)."""
+    while isinstance(algorithm, Around) and type(algorithm).predict is Around.predict:
+        algorithm = algorithm.inner
+    return type(algorithm).predict is not Algorithm.predict
+
+
 def asking(work: Client, change: Callable[[Local], Local]) -> Client:
     """The client's round ``work``, whose requests for training are passed on as ``change`` makes them.
 

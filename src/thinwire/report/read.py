@@ -12,6 +12,7 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
 - ``accuracy`` (0 to 1; where pictures are segmented ``dice``, 0 to 1), ``test_loss`` and further metrics of the model
   on the test set, where it was evaluated;
 - ``served_accuracy``, ``served_loss`` and so on, the same of a model that is served beside it (Averaged);
+- ``predicted_accuracy``, ``predicted_loss`` and so on, the same of a method's own prediction (FedSM's by its selector);
 - ``client_accuracy`` and more, the same of clients' own tests: the mean over clients, its ``_spread``, ``_p10`` and
   ``_worst``, and the means ``_before`` a client's model was adapted and of the model that all share (``_shared``);
 - ``chosen``, of the first round by a method that :class:`~thinwire.algorithms.Auto` chose: the ``round``, the

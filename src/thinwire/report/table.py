@@ -107,6 +107,7 @@ def _best(run: Run, name: str) -> float | None:
 
 CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 FEW = 10  # clients, each of which has a column
+BESIDE = ("served", "predicted")  # what is tested beside the model that all share
 
 
 def _federated_plain(expression: str) -> bool:
@@ -125,7 +126,7 @@ def _federated(arm: Arm) -> Row:
     return {
         **{name: _averaged(_last(run, name) for run in arm.runs) for name in own},
         **({"chosen": made} if made else {}),
-        "served": _averaged(_last(run, f"served_{measure}") for run in arm.runs),
+        **{kind: _averaged(_last(run, f"{kind}_{measure}") for run in arm.runs) for kind in BESIDE},
         "by_client": _each_client(arm, measure),
         "personal_up": _personal(arm, "up"),
         "personal_down": _personal(arm, "down"),
@@ -201,9 +202,9 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
         ("own MB up", lambda row: _megabytes(row["personal_up"])),
         ("own MB down", lambda row: _megabytes(row["personal_down"])),
     )
-    served: tuple[Column, ...] = (("served", lambda row: _value(row, row["served"])),)
+    beside = [kind for kind in BESIDE if any(row[kind] is not None for row in found)]
     return (
-        *(served if any(row["served"] is not None for row in found) else ()),
+        *((kind, lambda row, kind=kind: _value(row, row[kind])) for kind in beside),
         *((*own, *_client_columns(found)) if _by_client(found) else ()),
         ("MB up", lambda row: _megabytes(row["bytes_up"])),
         ("MB down", lambda row: _megabytes(row["bytes_down"])),
@@ -226,6 +227,7 @@ FEDERATED_NOTES = {
     OTHERS["before"]: "Before adapting: that of what a client's own model is made of, before it is fine-tuned.",
     "own MB up": "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is shared.",
     "served": "Served: the model that the server keeps beside the trained one, such as an average.",
+    "predicted": "Predicted: what the method makes of an example of no named client, such as by its selector.",
     "MB up": "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every "
     "recipient.",
     "s at 1 Mbit/s": "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal links "

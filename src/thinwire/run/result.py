@@ -78,6 +78,18 @@ class Predictor(ABC):
         return self.algorithm.selected(self, inputs)
 
 
+class Predicting(nn.Module):
+    """What a result predicts, as a module that takes inputs on any device."""
+
+    def __init__(self, result: Predictor) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.result.predict(inputs.cpu())
+        return found.to(inputs.device)
+
+
 @dataclass
 class Result(Predictor):
     """The records of every round, the ledger, the final model."""
@@ -145,7 +157,7 @@ class Result(Predictor):
             "accuracy": self.accuracy,
             "best_accuracy": self.best_accuracy,
             **{name: next(iter(self._values(name)[::-1]), None) for name in CLIENTS},
-            **{name: self._values(name)[-1] for name in (*DICE, *SERVED) if self._values(name)},
+            **{name: self._values(name)[-1] for name in (*DICE, *BESIDE) if self._values(name)},
             "test_loss": next(iter(self._values("test_loss")[::-1]), None),
             "train_loss": last.get("train_loss"),
             "bytes_up": self.bytes_up,
@@ -160,6 +172,6 @@ class Result(Predictor):
 
 CLIENTS = tuple(f"client_accuracy{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 DICE = tuple(name.replace("accuracy", "dice") for name in ("accuracy", *CLIENTS))  # where pictures are segmented
-SERVED = tuple(f"served_{name}" for name in ("accuracy", "dice", "loss"))
+BESIDE = tuple(f"{kind}_{name}" for kind in ("served", "predicted") for name in ("accuracy", "dice", "loss"))
 COUNTED = ("up_payload", "up_framing", "down_payload", "down_framing", "up_floats", "down_floats", "lost_replies")
 PERSONAL = ("up_personal", "down_personal")  # where a method sends to single clients

@@ -21,13 +21,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from ..algorithms.base import Algorithm, Around, adapts
+from ..algorithms.base import Algorithm, Around, adapts, predicts
 from ..config import complete, differing
 from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import Task
-from ..train.one import Slot
+from ..train.one import Slot, sums
 from ..version import code_version
 from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
 from .client import statistics_of, unheard
@@ -39,7 +39,7 @@ from .messages import Form, Letter, Mean, Message, forms, private, written
 from .own_tests import Metrics, Model, finite, over_clients, tested
 from .pool import Plan, Pool
 from .privacy import Privacy
-from .result import Record, Result
+from .result import Predicting, Record, Result
 from .storage import Ends, Memory
 from .stream import Parcel, Stream
 from .views import Views, fewer
@@ -349,8 +349,16 @@ class Rounds(ABC):
             if served is not None:
                 found = self.pool.evaluate(served, self.whose(None).statistics, self.test)
                 values |= {f"served_{name}": value for name, value in found.items()}
+            here = self.clients_here or self.algorithm.at_server
+            if here and predicts(self.algorithm) and not adapts(self.algorithm):
+                values |= {f"predicted_{name}": value for name, value in self.predicted(self.test).items()}
         values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
         return {name: finite(value) for name, value in values.items()}
+
+    def predicted(self, test: Task) -> Metrics:
+        """Every metric of what the method predicts for examples of no named client: of FedSM by its selector."""
+        found = sums(Predicting(self.result()), test, partial(self.slot.batch, test), 0, len(test))
+        return {name: total / len(test) for name, total in found.items()}
 
     def tested(self, client: int) -> Metrics:
         """What a client's test says."""

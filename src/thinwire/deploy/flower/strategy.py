@@ -59,8 +59,8 @@ class Strategy(Base):
             found.train_metrics_clientapp[record["round"]] = _metrics(record, ("train_loss", "up_bytes", "down_bytes"))
             own = [name for name in record if name.startswith("client_")]
             found.evaluate_metrics_clientapp[record["round"]] = _metrics(record, own)
-            served = [name for name in record if name.startswith("served_")]
-            found.evaluate_metrics_serverapp[record["round"]] = _metrics(record, (*TESTED, *served))
+            beside = [name for name in record if name.startswith(("served_", "predicted_"))]
+            found.evaluate_metrics_serverapp[record["round"]] = _metrics(record, (*TESTED, *beside))
         return found
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
