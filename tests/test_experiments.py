@@ -213,7 +213,7 @@ def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     assert mean["own"] == pytest.approx([(a + b) / 2 for a, b in zip(two["own"], end["own"], strict=True)], rel=1e-12)
     assert two["own"] != end["own"]
     shown = run(script, *options, "--table").splitlines()
-    assert shown[0].startswith("| row | lr | seeds | mean | worst | lowest tenth |")
+    assert shown[0].startswith("| row | lr | seeds | evaluations | mean | worst | lowest tenth |")
     assert [line.split(" | ")[0] for line in shown[2:6]] == ["| centralised", "| FedAvg", "| FedSM", "| Per-FedAvg"]
     assert shown[6:8] == ["", "| row | DRIVE | CHASE |"]
     assert shown[10] == f"| FedAvg | {lines['FedAvg']['own'][0]:.4f} | {lines['FedAvg']['own'][1]:.4f} |"

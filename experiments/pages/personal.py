@@ -37,11 +37,12 @@ def compared(lines: Iterable[Line], names: Iterable[str] = ORDER) -> list[str]:
     """A row a method: what clients' own models reach, and what they cost; means over seeds."""
     groups = grouped(lines, names)
     pictures = next(iter(groups.values()))[0]["data"] == "retina"
-    head = ["row", "lr", "seeds", "mean", "worst", "lowest tenth", "any", "all tests"]
+    head = ["row", "lr", "seeds", "evaluations", "mean", "worst", "lowest tenth", "any", "all tests"]
     head += ["MB up", "own", "MB down", "own"] + (["thesis"] if pictures else [])
     rows = []
     for name, group in groups.items():
         cells = [name, f"{group[0]['lr']:g}", str(len(group))]
+        cells += [" or ".join(map(str, sorted({line.get("last", 1) for line in group})))]
         cells += [four(group, lambda x: statistics.fmean(x["own"]), spread=True), four(group, lambda x: min(x["own"]))]
         cells += [four(group, lambda x: tenth(x["own"])), four(group, lambda x: statistics.fmean(x["any"]))]
         cells += [four(group, lambda x: x["test"])]
