@@ -205,9 +205,10 @@ def train(
     key = {"experiment": "tune" if tune else "table", "data": o.data, "row": name, "lr": lr, "seed": seed}
     key |= {"expression": complete(method), "rounds": rounds, "batch": o.batch}
     key |= {"size": o.size, "width": o.width} if o.data == "retina" else {"examples": o.examples}
-    key |= {} if unseen is None else {"unseen": unseen}
-    same, last = key, 1 if tune else o.last
-    key = key if last == 1 else {**key, "last": last}  # its line takes the place of one with fewer evaluations
+    last = 1 if tune else o.last
+    own = {**({} if unseen is None else {"unseen": unseen}), **({} if last == 1 else {"last": last})}
+    same = {**key, "unseen": unseen}  # a line takes the place of one with fewer evaluations; None: without the field
+    key, fields = {**same, "last": own.get("last")}, {**key, **own}
     there = record.found(o.into, key)
     if there is not None:
         return there, None
@@ -218,12 +219,12 @@ def train(
             evaluated.append({"round": len(result.rounds), **tested(result, problem, tune)})
             evaluated[-1] |= {} if unseen is None else at_unseen(result, unseen, lr, o)
     except NonFinite as error:
-        line = {**key, "diverged": str(error), **record.about(complete(method), began)}
+        line = {**fields, "diverged": str(error), **record.about(complete(method), began)}
         record.replace(o.into, line, same)
         print(f"diverged: {name} at {lr:g}", flush=True)
         return line, None
     line = {
-        **key,
+        **fields,
         **mean_of(evaluated),
         **({} if last == 1 else {"evaluated": evaluated}),
         "bytes_up": result.bytes_up,
