@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import annotations
 import thinwire as tw
 from pipelines import BATCHES, bits, cut, data, dsp, forked, net, plain, refusal, run, sgd, small_sgd
 from thinwire.config import complete
@@ -179,13 +180,38 @@ def test_a_replay_draws_the_masks_of_its_forward_pass():
     assert not torch.equal(f0, f1)
 
 
-def test_a_batch_that_a_script_reuses_is_replayed_as_it_was():
-    whole, reused = piped(dsp(2), 2)[0], net()
-    training, x = Simulation(cut(reused, 2), sgd, dsp(2)), torch.empty(8, 6)
-    for inputs, y in data():
-        training.step(x.copy_(inputs), y)
+@pytest.mark.parametrize("schedule", [dsp(2), PipeDream(), PipeDream2BW(2), GPipe(2), DNI()])
+def test_a_batch_that_a_script_reuses_goes_back_as_it_was(schedule):
+    whole, reused = piped(schedule, 2)[0], net()
+    training, x, y = Simulation(cut(reused, 2), sgd, schedule), torch.empty(8, 6), torch.empty(8, dtype=torch.long)
+    for inputs, targets in data():
+        training.step(x.copy_(inputs), y.copy_(targets))
     training.drain()
     assert torch.equal(bits(whole), bits(reused))
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 0.5) / 0.25
+
+
+class ScaledInPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sub_(0.5).div_(0.25)
+
+
+@pytest.mark.parametrize("schedule", [BPK(), dsp(2), PipeDream(), GPipe(2)])
+def test_a_first_part_that_writes_over_its_input_trains_on_the_input(schedule):
+    models, x = [net(), net()], data()[0][0].clone()
+    for model, first in zip(models, (Scaled(), ScaledInPlace()), strict=True):
+        lower, upper = cut(model, 2)
+        training = Simulation([nn.Sequential(first, lower), upper], small_sgd, schedule)
+        for inputs, y in data():
+            training.step(inputs, y)
+        training.predict(x)
+        training.drain()
+    assert torch.equal(*map(bits, models))
+    assert torch.equal(x, data()[0][0])
 
 
 @pytest.mark.parametrize("schedule", [dsp(3), PipeDream2BW(2), DNI()])
@@ -229,6 +255,22 @@ def test_a_look_at_the_model_changes_nothing():
         assert all(training_mode)
     training.drain()
     assert torch.equal(bits(model), bits(whole))
+
+
+def test_a_look_that_fails_leaves_the_model_in_training_mode():
+    model = net()
+    training = Simulation(cut(model, 2), sgd, dsp(2))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        training.predict(torch.randn(8, 5))
+    assert all(module.training for module in model.modules())
+
+
+def test_parts_whose_parameters_have_one_name_are_told_apart_in_the_whole_model():
+    parts = [nn.Sequential(nn.Linear(6, 8)), nn.Sequential(nn.Linear(8, 3))]
+    training, _ = simulate_pipeline(parts, small_sgd, BPK(), data())
+    found, expected = training.whole_state_dict(), nn.ModuleList(parts).state_dict()
+    assert list(found) == list(expected) == ["0.0.weight", "0.0.bias", "1.0.weight", "1.0.bias"]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -574,6 +616,88 @@ def test_a_smaller_last_batch_is_refused_and_nothing_is_lost(schedule):
         training.step(x, y)
     training.drain()
     assert torch.equal(bits(model), bits(piped(schedule, 2)[0]))
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script, whose types nobody has checked."""
+
+    class Third(dict[int, int]):
+        """Calls that are not looked at."""
+
+        def get(self, *_: Any) -> int:
+            return 2
+
+    monkeypatch.setattr(annotations, "every_call", False)
+    monkeypatch.setattr(annotations, "calls", Third())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"schedule": BPK}, r"schedule=BPK: give a schedule, with its arguments, such as BPK\(\)"),
+        ({"schedule": "FR()"}, r"schedule='FR\(\)': give a schedule"),
+        ({"optimizer": small_sgd([nn.Parameter(torch.zeros(1))])}, "optimizer=SGD: give a function that makes one"),
+        ({"clip": -1.0}, "clip=-1.0: the largest norm of a part's gradient, above 0, or None"),
+        ({"clip": 0.0}, "clip=0.0: the largest norm"),
+        ({"stages": [nn.Sequential(tied, nn.ReLU()), nn.Sequential(tied)]}, "'0.weight' of part 1 is '0.weight' of"),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused_with_what_to_change(more, said):
+    given = {"stages": cut(net(), 2), "optimizer": sgd, "schedule": BPK(), **more}
+    for make in (Simulation, pipeline):
+        with pytest.raises(ValueError, match=said):
+            make(given["stages"], given["optimizer"], given["schedule"], clip=given.get("clip"))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x, y: ((x, x), y, None), r"step\(x, y\): the inputs x are of type tuple: give one tensor"),
+        (lambda x, y: (x.tolist(), y, None), "the inputs x are of type list"),
+        (lambda x, y: (x.numpy(), y, None), "the inputs x are of type ndarray"),
+        (lambda x, y: (x, {"y": y}, None), "the targets y are of type dict"),
+        (lambda x, y: (x, y, range(7)), "7 numbers for 8 inputs x: give a number for each example"),
+    ],
+)
+def test_a_batch_of_another_kind_is_refused_before_anything_is_done_with_it(change, said):
+    training = Simulation(cut(net(), 2), sgd, dsp(2))
+    for x, y in data()[:4]:
+        training.step(x, y)
+    before = tw.dumps(training.state_dict())
+    with pytest.raises(ValueError, match=said):
+        training.step(*change(*data()[4]))
+    assert tw.dumps(training.state_dict()) == before
+    training.step(*data()[4])
+
+
+@pytest.mark.parametrize("schedule", [BPK(), dsp(2)])
+@pytest.mark.parametrize(
+    ("change", "kind"), [(lambda x, y: (x, None), ValueError), (lambda x, y: (x * math.nan, y), NonFinite)]
+)
+def test_a_simulation_that_has_failed_goes_no_further_but_from_a_state(schedule, change, kind):
+    model, whole = net(), piped(schedule, 2)[0]
+    training = Simulation(cut(model, 2), sgd, schedule)
+    for x, y in data()[:4]:
+        training.step(x, y)
+    state = training.state_dict()
+    with pytest.raises(kind):
+        run(training, [change(x, y) for x, y in data()[4:]])
+    said = rf"this training has failed \({kind.__name__}: .*begin anew, from a checkpoint"
+    for go_on in (
+        lambda: training.step(*data()[5]),
+        training.drain,
+        training.state_dict,
+        training.whole_state_dict,
+        lambda: training.predict(data()[0][0]),
+    ):
+        with pytest.raises(ValueError, match=said):
+            go_on()
+    training.load_state_dict(state)
+    run(training, data(), 4)
+    assert torch.equal(bits(model), bits(whole))
 
 
 def test_a_loss_that_is_not_finite_says_at_which_batch():

@@ -26,7 +26,7 @@ from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
 from ..wire import Packet, dumps, loads, pieces
-from .handle import Training, modules, settle
+from .handle import Training, modules, settle, whole
 from .schedule import Schedule
 from .simulate import HEAD, LEAST
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
@@ -292,7 +292,6 @@ class Pipeline(Training):
         self.peers = None if peers is None else Group(peers, Traffic())  # this part in all replicas
         self.ledger[self.rank].setup = setup
         self.computed = 0.0  # seconds that this part has computed, and not waited for messages or sent them
-        self.failed: str | None = None
         self.pending: deque[list[Any]] = deque()  # messages back that arrived before they were asked for
         self.out: dict[str, Outbox] = {}
         self.into: dict[str, Inbox] = {}
@@ -323,7 +322,8 @@ class Pipeline(Training):
         return dist.get_global_rank(self.group, self.stage.replica * self.settings.parts + part)
 
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
-        require(self.failed is None, f"this training has failed ({self.failed}): begin anew, from a checkpoint")
+        self._sound()
+        self.begun = self.begun or what != "predict"
         try:
             if check is not None:
                 check()
@@ -435,8 +435,9 @@ class Pipeline(Training):
         """Everything of this part that the next step depends on, copied. Save it on every rank, at the same batch.
 
         Messages that are on their way to this part are waited for first, and are in it. The training goes on as if
-        nothing had been saved.
+        nothing had been saved. Raises ``ValueError`` for a training that has failed.
         """
+        self._sound()
         while len(self.pending) < self.stage.owed:
             try:
                 batch, micro, packet, size = self.into["backward"].take()
@@ -450,20 +451,26 @@ class Pipeline(Training):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state of this part was taken, bit for bit. Every rank loads its own, before its first batch.
 
-        Raises ``ValueError`` for the state of another part, schedule, seed or model.
+        Raises ``ValueError`` for the state of another part, schedule, seed, model or optimiser, and after the first
+        batch: neighbours have messages on their way that the state knows nothing of.
         """
+        require(
+            not self.begun,
+            "load_state_dict: this training has begun, and messages of its batches are on their way: make a new one "
+            "with pipeline(...) on every rank, and load into that",
+        )
         self.pending = deque(self.load_part(self.rank, state))
 
     def whole_state_dict(self) -> dict[str, Tensor]:
+        self._sound()
         mine = self._drive(self.stage.whole())
         if self.group is None:
             found: dict[str, Tensor] = mine
             return found
         data = dumps({} if self.stage.replica else mine)
-        joined: dict[str, Tensor] = {}
-        for part in Group(self.group, Traffic()).drive(_gather(data), "gathering the model"):
-            joined |= {n: t.clone() for n, t in loads(part, max_values=None, finite=False).items()}
-        return joined
+        gathered = Group(self.group, Traffic()).drive(_gather(data), "gathering the model")[: self.settings.parts]
+        parts = [loads(part, max_values=None, finite=False) for part in gathered]
+        return whole([{name: tensor.clone() for name, tensor in part.items()} for part in parts])
 
 
 def _text(data: Tensor) -> str:

@@ -21,7 +21,7 @@ from ..errors import require
 from ..links import Dense
 from ..train.threads import one_thread
 from ..wire import length
-from .handle import Training, modules, settle
+from .handle import Training, modules, settle, whole
 from .schedule import Schedule
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
 
@@ -52,8 +52,8 @@ class Simulation(Training):
         average: Method = Hook(Dense()),  # noqa: B008  frozen
     ) -> None:
         parts = modules(stages)
-        schedule.check(len(parts))
         settings = settle(Settings(schedule, len(parts), optimizer, loss, seed, rate, clip, replicas, average))
+        schedule.check(len(parts))
         teams = [parts, *(copy.deepcopy(parts) for _ in range(replicas - 1))]
         made = [Stage(module, k, settings, r) for r, team in enumerate(teams) for k, module in enumerate(team)]
         super().__init__(dict(enumerate(made)), settings)
@@ -72,8 +72,10 @@ class Simulation(Training):
         return whole if whole is None or n == 1 else whole[len(whole) * replica // n : len(whole) * (replica + 1) // n]
 
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
+        self._sound()
         if check is not None:
             check()
+        self.begun = True
         results = self._ended(begin)
         if what == "step":
             for ledger in self.ledger.values():
@@ -84,11 +86,19 @@ class Simulation(Training):
         return torch.cat(found) if what == "predict" else torch.stack(found).mean()
 
     def whole_state_dict(self) -> dict[str, Tensor]:
+        self._sound()
         found = self._ended(lambda stage: stage.whole())
-        return {name: tensor for k in range(self.settings.parts) for name, tensor in found[k].items()}
+        return whole([found[k] for k in range(self.settings.parts)])
 
     def _ended(self, begin: Any) -> dict[int, Any]:
-        """What comes of each rank's talk."""
+        """What comes of each rank's talk. Where one raises, the parts are left at different places."""
+        try:
+            return self._driven(begin)
+        except BaseException as error:
+            self.failed = f"{type(error).__name__}: {error}"
+            raise
+
+    def _driven(self, begin: Any) -> dict[int, Any]:
         talks = {rank: begin(stage) for rank, stage in self.stages.items()}
         waits: dict[int, Any] = dict.fromkeys(talks)  # the request that a rank waits with
         answers: dict[int, Any] = {}  # to those that a rank made of its replicas
@@ -158,6 +168,7 @@ class Simulation(Training):
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Everything that the next step depends on, a dict a rank, copied. A process loads that of its rank."""
+        self._sound()
         boxes = {rank: self.mail.get((rank, "backward"), ()) for rank in self.stages}
         return [
             {**self.state_of(rank, [m[1:] for m in boxes[rank]]), "frames": self._frames(rank)} for rank in self.stages
@@ -171,7 +182,7 @@ class Simulation(Training):
         parts, replicas = self.settings.parts, self.settings.replicas
         shown = f"{parts} parts" if replicas == 1 else f"{parts} parts in {replicas} replicas"
         require(len(states) == parts * replicas, f"{len(states)} states for {shown}")
-        self.mail, self.frames = {}, {}
+        self.mail, self.frames, self.failed = {}, {}, None
         for rank, state in enumerate(states):
             pending = self.load_part(rank, state)
             self.mail[rank, "backward"] = deque(["backward", *message] for message in pending)

@@ -134,8 +134,8 @@ class Stage:
         self.optimizer = self.worker.optimizer if self.worker else s.optimizer(list(self.trained.values()))
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.device = next(iter(self.trained.values())).device
-        # What writes over its input must not write over what is kept of it.
-        self.fresh = any(getattr(m, "inplace", False) for m in self.module.modules())
+        # What writes over its input must not write over what is kept of it, or over a script's batch.
+        self.fresh = self.part == 0 or any(getattr(m, "inplace", False) for m in self.module.modules())
         self.statistics = any(True for _ in self.module.buffers())
         self.aux: nn.Module | None = None
         self.aux_optimizer: Optimizer | None = None
@@ -171,10 +171,12 @@ class Stage:
         judged = yield from self._judged()
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
-        with torch.no_grad(), self._holding(judged):
-            out: Tensor = self.module(x.to(self.device, copy=self.fresh))
-        for module, training in modes:
-            module.training = training
+        try:
+            with torch.no_grad(), self._holding(judged):
+                out: Tensor = self.module(x.to(self.device, copy=self.fresh))
+        finally:
+            for module, training in modes:
+                module.training = training
         if self.last:
             return out
         yield Give("look", number, 0, self._tensor(out))
@@ -229,14 +231,14 @@ class Stage:
         examples = self._examples(batch, op)
         if self.part == 0:
             x = self._piece(batch.x, op, "inputs x", "first")
-            if op.keep == "input":
-                x = x.clone()  # a script may reuse its batch
+            if op.keep != "graph":  # it may go back in a later step, and a script may reuse its batch
+                x = x.clone()
         else:
             packet = yield Take("forward", op.batch, op.micro)
             x = self._received(packet, "activations", op, self.part - 1, examples)
         if y is not None:
             y = y.to(self.device)
-            y = y.clone() if op.keep == "input" else y
+            y = y.clone() if op.keep != "graph" else y
         kept = Kept(op.batch, op.micro, x.to(self.device), y, None)
         if op.keep == "input":
             # The last part has nothing to hand on, and computes when it goes back.
