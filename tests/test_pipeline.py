@@ -356,6 +356,24 @@ def test_activations_that_did_not_change_are_sent_exactly_after_an_epoch():
     assert len(training.stages[0].sent.held) == len(training.stages[1].received.held) == 24
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("schedule", [dsp(2, activations=AQSGD(examples=12)), DNI()])
+def test_a_model_of_another_type_is_trained_in_it(schedule, dtype):
+    model, whole = net(norm=False).to(dtype), net(norm=False).to(dtype)
+    batches = [(x.to(dtype), y) for x, y in data()]
+    training, straight = (Simulation(cut(m, 2), small_sgd, schedule) for m in (model, whole))
+    expected = run(straight, batches)
+    for number, (x, y) in enumerate(batches[:5]):
+        training.step(x, y, examples=torch.arange(8) + 8 * (number % 2))
+    later = Simulation(cut(model, 2), small_sgd, schedule)
+    later.load_state_dict(training.state_dict())
+    found = run(later, batches, 5)
+    assert found == expected[-len(found) :]
+    assert torch.equal(bits(model), bits(whole))
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert not torch.equal(bits(model), bits(net(norm=False).to(dtype)))
+
+
 def test_the_memory_of_examples_is_bounded_and_both_ends_hold_the_same():
     link = AQSGD(examples=10)
     training = Simulation(cut(net(), 2), sgd, DSP((1, 0), (2, 0), activations=link))
@@ -754,6 +772,26 @@ def test_the_state_of_another_training_is_refused():
         Simulation(split(model, 2, costs=[1, 1]), sgd, dsp(2)).load_state_dict(states)
 
 
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (sgd, adam, "trained with SGD, .*and here it is Adam"),
+        (adam, lambda p: torch.optim.AdamW(p, 0.01), "trained with Adam, .*and here it is AdamW"),
+        (sgd, lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:]}], 0.1), "trained with SGD, in its gro"),
+    ],
+)
+def test_the_state_of_another_optimiser_is_refused_by_name(first, then, said):
+    training = Simulation(cut(net(), 2), first, dsp(2))
+    for x, y in data()[:4]:
+        training.step(x, y)
+    with pytest.raises(ValueError, match=said):
+        Simulation(cut(net(), 2), then, dsp(2)).load_state_dict(training.state_dict())
+
+
 # -- processes ----------------------------------------------------------------
 
 
@@ -819,6 +857,7 @@ def everything(rank: int) -> dict[str, Any]:
             losses = [run(training, data(), 5) for training in (first, second)]
             models = [bits(training.whole_state_dict()) for training in (first, second)]
             found[f"resume {name}"] = [losses, models, first.bytes.sent, second.bytes.sent, state]
+            found["refused"][f"late {name}"] = refusal(lambda t=first, s=state: t.load_state_dict(s))
     dist.barrier()
     refuse, said = refusal, found["refused"]
     others = {
@@ -842,7 +881,8 @@ def everything(rank: int) -> dict[str, Any]:
             training.step(*batch)
         began = time.monotonic()
         said[name] = refuse(lambda t=training, b=batches: [t.step(x, y) for x, y in b + data(batches=12)])
-        said[f"{name} again"] = refuse(lambda t=training: t.step(*data()[0]))
+        said[f"{name} again"] = [refuse(lambda t=training: t.step(*data()[0]))]
+        said[f"{name} again"] += [refuse(training.state_dict), refuse(training.whole_state_dict)]
         found[f"{name} seconds"] = time.monotonic() - began
         dist.barrier()
     return found
@@ -887,6 +927,7 @@ def test_processes_go_on_from_their_states_and_the_simulation_from_them_too(name
         assert losses[0] == losses[1]
         assert torch.equal(*models)
         assert sent[0] == pytest.approx(sent[1], abs=1024)  # frames are announced anew
+        assert "load_state_dict: this training has begun" in ranks[rank]["refused"][f"late {name}"]
         states.append(state)
     model = net(0.3)
     training = Simulation(cut(model, 3), sgd, RESUMED[name](3))
@@ -923,7 +964,8 @@ def test_an_error_of_one_rank_is_said_on_every_rank_at_once(name, part, said, ra
         assert said in found["refused"][name]
         assert found["refused"][name].startswith("RankLost: part") == (rank != part)
         assert f"part {part}: " in found["refused"][name] or rank == part
-        assert found["refused"][f"{name} again"].startswith("ValueError: this training has failed")
+        for again in found["refused"][f"{name} again"]:
+            assert again.startswith("ValueError: this training has failed")
         assert found[f"{name} seconds"] < 60
 
 

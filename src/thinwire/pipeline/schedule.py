@@ -465,7 +465,8 @@ class DNI(Schedule):
     arrives, ``lag`` batches later, the network is trained towards it by the squared error. Its optimiser is one more of
     those that the part's parameters have. For pictures the network has two hidden layers of convolutions, 5 x 5 with
     batch norm and ReLU, and one to give the gradient; for other activations linear layers of the same number. Its last
-    layer begins at zero, so the first steps of a part are none. Jaderberg et al., ICML 2017, arXiv:1608.05343; the
+    layer begins at zero, so the first steps of a part are none. The factor ``rate`` of the learning rate is of the part
+    alone: the network learns at the same rate throughout. Jaderberg et al., ICML 2017, arXiv:1608.05343; the
     convolutions are those of the thesis, section 1.5.
 
     Differences from the paper: the auxiliary network is not given the labels. The error gradient arrives ``lag``

@@ -403,7 +403,7 @@ class Stage:
     def _guessed(self, kept: Kept) -> Tensor:
         assert kept.out is not None
         h = kept.out.detach()
-        aux = self._aux(h.shape)
+        aux = self._aux(h.shape, h.dtype)
         with torch.no_grad():
             guess: Tensor = functional_call(aux, {n: b.clone() for n, b in aux.named_buffers()}, (h,))
         self.untaught.append((kept.batch, h))
@@ -415,22 +415,22 @@ class Stage:
         self.owed -= 1
         batch, h = self.untaught.popleft()
         assert batch == op.batch
-        aux = self._aux(h.shape)
+        aux = self._aux(h.shape, h.dtype)
         assert self.aux_optimizer is not None
         self.aux_optimizer.zero_grad()
-        F.mse_loss(aux(h), error).backward()  # type: ignore[no-untyped-call]
+        F.mse_loss(aux(h), error.to(h.dtype)).backward()  # type: ignore[no-untyped-call]
         self.aux_optimizer.step()
 
     def _unlearn(self) -> None:
         self.aux = self.aux_optimizer = None
 
-    def _aux(self, shape: Sequence[int]) -> nn.Module:
-        """The network that predicts error gradients of activations of a shape."""
+    def _aux(self, shape: Sequence[int], dtype: torch.dtype) -> nn.Module:
+        """The network that predicts error gradients of activations of a shape and a type."""
         if self.aux is None:
             before = torch.get_rng_state()
             torch.manual_seed(Key(self.settings.seed, client=self.part, where="pipeline").number("auxiliary"))
             try:
-                self.aux = predictor(shape).to(self.device)
+                self.aux = predictor(shape).to(self.device, dtype)
             finally:
                 torch.set_rng_state(before)
             self.aux_optimizer = self.settings.optimizer(list(self.aux.parameters()))
@@ -449,8 +449,8 @@ class Stage:
         link: Any = getattr(self.schedule, where)
         key = self._key(where, op, self.part)
         if isinstance(link, AQSGD):
-            x = x.detach().to("cpu", torch.float32)
-            return [str(x.dtype), list(x.shape), self.sent.send(link.link, x, self._named(examples), key)]
+            inner = self.sent.send(link.link, x.detach().to("cpu", torch.float32), self._named(examples), key)
+            return [str(x.dtype), list(x.shape), inner]
         if type(link) is Dense:
             return self._tensor(x)
         params = Params.of([("x", x.detach().cpu())])
@@ -475,7 +475,7 @@ class Stage:
         dtype = getattr(torch, str(kind).removeprefix("torch."), None)
         check(isinstance(dtype, torch.dtype), "the name of a type")
         if isinstance(link, AQSGD):
-            return self.received.recv(link.link, inner, self._named(examples), key)
+            return self.received.recv(link.link, inner, self._named(examples), key).to(dtype)
         layout = Layout(("x",), (torch.Size(shape),), torch.float64 if dtype == torch.float64 else torch.float32)
         found: Tensor = link.recv(inner, layout, None, key)[0]["x"].to(dtype)
         return found
@@ -524,6 +524,7 @@ class Stage:
             "most": self.most,
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_name": type(self.optimizer).__name__,
             # Of a batch whose other micro-batches go back later.
             "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
             "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
@@ -546,6 +547,10 @@ class Stage:
             mine, theirs = self.module.state_dict(), state["module"]
             fits = mine.keys() == theirs.keys() and all(mine[n].shape == theirs[n].shape for n in mine)
             require(fits, f"its part {self.part} has other parameters")
+            own, name = type(self.optimizer).__name__, state.get("optimizer_name", "another optimiser")
+            groups, found = (each["param_groups"] for each in (self.optimizer.state_dict(), state["optimizer"]))
+            fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in found]
+            require(fits, f"part {self.part} of it was trained with {name}, in its groups, and here it is {own}")
             state = _copied(state)
             for name, value in mine.items():
                 value.copy_(state["module"][name])
@@ -564,7 +569,7 @@ class Stage:
             self._unlearn()
             if state["aux"] is not None:
                 shape, weights, kept = state["aux"]
-                self._aux(shape).load_state_dict(weights)
+                self._aux(shape, weights["0.weight"].dtype).load_state_dict(weights)
                 assert self.aux_optimizer is not None
                 self.aux_optimizer.load_state_dict(kept)
             for store, held in ((self.sent, state["sent"]), (self.received, state["received"])):
