@@ -356,6 +356,28 @@ def test_activations_that_did_not_change_are_sent_exactly_after_an_epoch():
     assert len(training.stages[0].sent.held) == len(training.stages[1].received.held) == 24
 
 
+def test_after_an_epoch_differences_take_the_bytes_of_their_link():
+    """[16, 256] floats are 16,384 bytes. A level of QSGD(7) is 4 bits: 2,048 bytes, and less where many are zero."""
+
+    def epochs(link: Any) -> list[int]:
+        torch.manual_seed(0)
+        parts = [nn.Sequential(nn.Linear(6, 256)), nn.Sequential(nn.ReLU(), nn.Linear(256, 3))]
+        training, found = Simulation(parts, lambda p: torch.optim.SGD(p, 0.01), BPK(activations=link)), []
+        for _ in range(3):
+            before = training.ledger[0].forward_sent
+            for number, (x, _) in enumerate(data(batches=4)):
+                numbers = range(16 * number, 16 * number + 16)
+                training.step(torch.cat([x, -x]), torch.arange(16) % 3, examples=numbers)
+            found.append(training.ledger[0].forward_sent - before)
+        return found
+
+    remembered, plain_link = epochs(AQSGD(tw.QSGD(7, norm="max"))), epochs(tw.QSGD(7, norm="max"))
+    assert 4 * 16384 < remembered[0] < 4 * 16384 + 1000
+    assert plain_link[1] < remembered[1] < plain_link[1] * 1.1
+    assert remembered[2] == remembered[1]
+    assert remembered[2] < 4 * 2300
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("schedule", [dsp(2, activations=AQSGD(examples=12)), DNI()])
 def test_a_model_of_another_type_is_trained_in_it(schedule, dtype):

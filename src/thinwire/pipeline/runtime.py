@@ -1,6 +1,7 @@
 """A pipeline whose parts are processes: messages between neighbours over torch.distributed, received ahead of time.
 
-A message is a frame of one size, which the first message in its direction sets and says ahead. So the receiver posts
+A message is a frame of one size, which is said ahead of the first message in its direction: that message's, or the
+usual size of those to come where it is smaller. So the receiver posts
 receives for frames to come, and a frame crosses a slow link while both ends compute; gloo would otherwise ask for
 each message first, a round trip. A frame begins with the length of the message, its batch and its micro-batch, 8 bytes
 each. What does not fit follows in a message of its own. A negative length says that its sender has failed, and why.
@@ -153,13 +154,13 @@ class Outbox:
         self.size: int | None = None
         self.going: deque[tuple[Any, Tensor]] = deque()
 
-    def send(self, batch: int, micro: int, packet: Packet) -> int:
-        """Returns the bytes."""
+    def send(self, batch: int, micro: int, packet: Packet, usual: int | None = None) -> int:
+        """Returns the bytes. ``usual`` are those of packets to come where they are smaller than this one."""
         found = list(pieces(packet))
         length = sum(memoryview(piece).nbytes for piece in found)
         total = 0
         if self.size is None:
-            total += self._open(max(LEAST, HEAD + length))
+            total += self._open(max(LEAST, HEAD + (length if usual is None else usual)))
         assert self.size is not None
         room = max(self.size - HEAD, length)
         whole = torch.empty(HEAD + room, dtype=torch.uint8)  # the frame, and what does not fit
@@ -300,7 +301,8 @@ class Pipeline(Training):
         for way, number in TAGS.items():
             above, below = (self.part + 1, self.part - 1) if way != "backward" else (self.part - 1, self.part + 1)
             if group is not None and 0 <= above < settings.parts:
-                self.out[way] = Outbox(group, self._rank(above), tag + number, deepest + 4, timeout)
+                most = 2 * deepest + 4  # a frame, and what did not fit, of each message
+                self.out[way] = Outbox(group, self._rank(above), tag + number, most, timeout)
             if group is not None and 0 <= below < settings.parts:
                 # As many as can be under way at once, for a link that is as slow as the delays allow.
                 slack = schedule.slack(min(self.part, below), parts)
@@ -359,7 +361,7 @@ class Pipeline(Training):
                 raise RankLost(self._lost(request, str(error))) from error
 
     def _give(self, request: Give) -> None:
-        self.bytes.add(request.way, "sent", self.out[request.way].send(request.batch, request.micro, request.packet))
+        self.bytes.add(request.way, "sent", self.out[request.way].send(*request[1:]))
 
     def _shared(self, request: Mean | Gather) -> Any:
         """What all replicas of this part have of it."""

@@ -58,7 +58,7 @@ class Simulation(Training):
         made = [Stage(module, k, settings, r) for r, team in enumerate(teams) for k, module in enumerate(team)]
         super().__init__(dict(enumerate(made)), settings)
         self.mail: dict[tuple[int, str], deque[list[Any]]] = {}
-        self.frames: dict[tuple[int, str], int] = {}  # bytes of a frame, as the first message sets them
+        self.frames: dict[tuple[int, str], int] = {}  # bytes of a frame, as announced with the first message
         self.shared = [Traffic() for _ in parts]  # what one replica of each part gave to collectives
 
     def step(self, x: Tensor | None, y: Tensor | None = None, examples: Tensor | Sequence[int] | None = None) -> Any:
@@ -139,7 +139,7 @@ class Simulation(Training):
         while True:
             if isinstance(request, Give):
                 other = rank - 1 if request.way == "backward" else rank + 1
-                self.mail.setdefault((other, request.way), deque()).append(list(request))
+                self.mail.setdefault((other, request.way), deque()).append(list(request[:4]))
                 size = self._frame(rank, request)
                 self.ledger[rank].add(request.way, "sent", size)
                 self.ledger[other].add(request.way, "received", size)
@@ -160,10 +160,11 @@ class Simulation(Training):
 
     def _frame(self, rank: int, message: Give) -> int:
         """The bytes that a message takes between processes: see :mod:`thinwire.pipeline.runtime`."""
-        needed = HEAD + length(message.packet)
+        size = length(message.packet)
+        needed, usual = HEAD + size, HEAD + (size if message.usual is None else message.usual)
         name, opening = (rank, message.way), 0
         if name not in self.frames:
-            self.frames[name], opening = max(needed, LEAST), LEAST
+            self.frames[name], opening = max(usual, LEAST), LEAST
         return opening + max(needed, self.frames[name])
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -30,11 +30,12 @@ from ..key import Key
 from ..links import Dense
 from ..params import Layout, Params
 from ..task import suited
-from ..wire import Packet, State
+from ..wire import Packet, State, length
 from .schedule import Op, Schedule
 from .stored import AQSGD, Store
 from .watch import Watch
 
+ROOM = 16  # differences may take so small a share more than the numbers themselves, before they need two messages
 T = TypeVar("T")
 Way = Literal["forward", "backward", "look"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -53,12 +54,16 @@ class Take(NamedTuple):
 
 
 class Give(NamedTuple):
-    """Hands a packet on: ``forward`` to the part after, ``backward`` to the one before."""
+    """Hands a packet on: ``forward`` to the part after, ``backward`` to the one before.
+
+    ``usual`` is given with a packet that is larger than those to come: their bytes, about.
+    """
 
     way: Way
     batch: int
     micro: int
     packet: Packet
+    usual: int | None = None
 
 
 Talk = Generator[Take | Give | Mean | Gather, Any, T]
@@ -142,6 +147,7 @@ class Stage:
         stored = self.schedule.activations
         most = stored.examples if isinstance(stored, AQSGD) else 0
         self.sent, self.received = Store(most), Store(most)
+        self.announced = False  # how large messages of differences are
 
     # -- what a script asks for -----------------------------------------------
 
@@ -256,7 +262,8 @@ class Stage:
         if not self.last:
             assert out is not None
             self._chained(out)
-            yield Give("forward", op.batch, op.micro, self._message(out.detach(), "activations", op, examples))
+            packet, usual = self._message(out.detach(), "activations", op, examples)
+            yield Give("forward", op.batch, op.micro, packet, usual)
 
     def _backward(self, op: Op) -> Talk[None]:
         kept = self.queue.popleft()
@@ -291,7 +298,7 @@ class Stage:
                 self._forget()
         if self.part:
             slope = kept.x.grad if kept.x.grad is not None else torch.zeros_like(kept.x)
-            yield Give("backward", op.batch, op.micro, self._message(slope, "gradients", op))
+            yield Give("backward", op.batch, op.micro, *self._message(slope, "gradients", op))
 
     def _step(self, op: Op) -> Talk[None]:
         s = self.settings
@@ -445,16 +452,20 @@ class Stage:
         """The number among all parts of all replicas: no two draw alike."""
         return self.replica * self.parts + part
 
-    def _message(self, x: Tensor, where: str, op: Op, examples: list[int] | None = None) -> Packet:
+    def _message(self, x: Tensor, where: str, op: Op, examples: list[int] | None = None) -> tuple[Packet, int | None]:
+        """A packet, and the bytes of those to come where it is larger than they are."""
         link: Any = getattr(self.schedule, where)
         key = self._key(where, op, self.part)
         if isinstance(link, AQSGD):
-            inner = self.sent.send(link.link, x.detach().to("cpu", torch.float32), self._named(examples), key)
-            return [str(x.dtype), list(x.shape), inner]
+            kind, numbers, usual = [str(x.dtype), list(x.shape)], x.detach().to("cpu", torch.float32), None
+            if not self.announced and not self.sent.knows(self._named(examples)):
+                later = length([*kind, self.sent.differences(link.link, numbers, key)])
+                usual, self.announced = later + later // ROOM, True
+            return [*kind, self.sent.send(link.link, numbers, self._named(examples), key)], usual
         if type(link) is Dense:
-            return self._tensor(x)
+            return self._tensor(x), None
         params = Params.of([("x", x.detach().cpu())])
-        return [str(x.dtype), list(x.shape), link.send(params, None, key)[0]]
+        return [str(x.dtype), list(x.shape), link.send(params, None, key)[0]], None
 
     @staticmethod
     def _tensor(x: Tensor) -> Tensor:
@@ -548,7 +559,7 @@ class Stage:
             fits = mine.keys() == theirs.keys() and all(mine[n].shape == theirs[n].shape for n in mine)
             require(fits, f"its part {self.part} has other parameters")
             own, name = type(self.optimizer).__name__, state.get("optimizer_name", "another optimiser")
-            groups, found = (each["param_groups"] for each in (self.optimizer.state_dict(), state["optimizer"]))
+            groups, found = (each.get("param_groups", []) for each in (self.optimizer.state_dict(), state["optimizer"]))
             fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in found]
             require(fits, f"part {self.part} of it was trained with {name}, in its groups, and here it is {own}")
             state = _copied(state)
