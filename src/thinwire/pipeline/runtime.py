@@ -42,6 +42,7 @@ trainings = 0  # that this process has begun
 MOST_AHEAD = 8  # receives that are posted: each has a frame's memory
 INITIAL = ("model (its parameters' names or shapes)", "initial model")
 COMPARING = "comparing what is to be trained"
+LOOK = 0.2  # seconds between two looks at what neighbours say, at a barrier
 PARTING = 5.0  # seconds in which a rank that fails tries to say so
 
 
@@ -78,7 +79,7 @@ def pipeline(
       replicas under a ``Hook``, each replica's own under all others. Running statistics, the links' memories, and
       DNI's auxiliary networks are each replica's own.
     - ``group``: the ranks, by default all. They speak gloo, in a group of their own where this one has no CPU backend.
-    - ``timeout``: seconds after which a neighbour that sends nothing is lost.
+    - ``timeout``: seconds after which a neighbour that sends nothing is lost, and in which all ranks make this call.
 
     All ranks call it at the same place. Raises ``ValueError`` for what cannot be trained, :class:`OutOfSync` on every
     rank where one has another model, schedule, seed, clip, average, or number of parts or replicas, and
@@ -101,7 +102,7 @@ def pipeline(
         ranks = dist.get_process_group_ranks(group)
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     setup = Traffic()
-    tag = 0 if group is None else _same_everywhere(Group(group, setup), settings, parts)
+    tag = 0 if group is None else _same_everywhere(Group(group, setup, timeout), settings, parts)
     schedule.check(len(parts))  # on all ranks alike, once they have the same
     require(size == needed, f"{shown}, and {size} ranks: split(model, parts={size // replicas}, ...)")
     replica, part = divmod(rank, len(parts))
@@ -221,6 +222,7 @@ class Inbox:
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, ahead: int, timeout: float) -> None:
         self.group, self.peer, self.tag, self.ahead, self.timeout = group, peer, tag, ahead, timeout
         self.size: int | None = None
+        self.opening: tuple[Any, Tensor] | None = None  # what says the size of a frame
         self.posted: deque[tuple[Any, Tensor]] = deque()
         self.waited = 0.0  # seconds
 
@@ -228,13 +230,13 @@ class Inbox:
         """The batch, the micro-batch, the packet of the next message, and its bytes."""
         total = 0
         if self.size is None:
-            opening = self._whole(LEAST, self.tag + OPENING)
+            opening = self._opening()
             size = int(opening[:8].clone().view(torch.int64))
             if size < 0:
                 raise Lost(_text(opening[HEAD : HEAD - size]))
             self.size, total = size, LEAST
             for _ in range(self.ahead):
-                self._post(torch.empty(size, dtype=torch.uint8), self.tag)
+                self._post(torch.zeros(size, dtype=torch.uint8), self.tag)
         work, frame = self.posted.popleft()
         self._wait(work)
         length, batch, micro = frame[:HEAD].clone().view(torch.int64).tolist()
@@ -256,14 +258,34 @@ class Inbox:
         except RuntimeError as error:
             raise Lost(_first(error)) from error
 
+    def look(self) -> str | None:
+        """Why the neighbour has failed, where it has said so and that is here. Messages stay for :meth:`take`."""
+        if self.size is None:
+            self.opening = self.opening or self._asked(LEAST, self.tag + OPENING)
+        for work, frame in [self.opening] if self.opening else self.posted:
+            length = int(frame[:8].clone().view(torch.int64))
+            if length < 0:  # its last byte is there, so all of them: what follows is on its way
+                self._wait(work)
+                return _text(frame[HEAD : HEAD - length])
+        return None
+
+    def _opening(self) -> Tensor:
+        work, frame = self.opening or self._asked(LEAST, self.tag + OPENING)
+        self._wait(work)
+        self.opening = None
+        return frame
+
     def _whole(self, size: int, tag: int) -> Tensor:
-        frame = torch.empty(size, dtype=torch.uint8)
-        try:
-            work = dist.irecv(frame, self.peer, group=self.group, tag=tag)
-        except RuntimeError as error:
-            raise Lost(_first(error)) from error
+        work, frame = self._asked(size, tag)
         self._wait(work)
         return frame
+
+    def _asked(self, size: int, tag: int) -> tuple[Any, Tensor]:
+        frame = torch.zeros(size, dtype=torch.uint8)
+        try:
+            return dist.irecv(frame, self.peer, group=self.group, tag=tag), frame
+        except RuntimeError as error:
+            raise Lost(_first(error)) from error
 
     def _wait(self, work: Any) -> None:
         began = time.perf_counter()
@@ -401,10 +423,27 @@ class Pipeline(Training):
         )
 
     def _barrier(self) -> None:
+        """Wait for all parts, and look now and then whether a neighbour has said that it goes no further."""
+        work, end = dist.barrier(self.group, async_op=True), time.monotonic() + self.timeout
+        while True:
+            try:
+                work.wait(datetime.timedelta(seconds=max(0.001, min(LOOK, end - time.monotonic()))))
+                return
+            except RuntimeError as error:
+                if (told := self._told()) is not None:
+                    raise RankLost(f"part {self.part} of {self.settings.parts} cannot go on: {told}") from error
+                if work.is_completed() or time.monotonic() >= end:
+                    raise RankLost(
+                        f"part {self.part} of {self.settings.parts} waits for all parts: one of them died, or sent "
+                        f"nothing for {self.timeout:g} s ({_first(error)})"
+                    ) from error
+
+    def _told(self) -> str | None:
+        """Why a neighbour goes no further, where it has said so."""
         try:
-            dist.barrier(self.group, async_op=True).wait(datetime.timedelta(seconds=self.timeout))
-        except RuntimeError as error:
-            raise RankLost(f"part {self.part} waits for all parts: {_first(error)}") from error
+            return next((said for way, box in self.into.items() if way != "look" and (said := box.look())), None)
+        except Lost:
+            return None
 
     def _fail(self, error: Exception, what: str) -> None:
         """Tell neighbours why they will hear no more."""
@@ -470,8 +509,9 @@ class Pipeline(Training):
             found: dict[str, Tensor] = mine
             return found
         data = dumps({} if self.stage.replica else mine)
-        gathered = Group(self.group, Traffic()).drive(_gather(data), "gathering the model")[: self.settings.parts]
-        parts = [loads(part, max_values=None, finite=False) for part in gathered]
+        group = Group(self.group, Traffic(), self.timeout)
+        gathered = group.drive(_gather(data), "gathering the model")
+        parts = [loads(part, max_values=None, finite=False) for part in gathered[: self.settings.parts]]
         return whole([{name: tensor.clone() for name, tensor in part.items()} for part in parts])
 
 
