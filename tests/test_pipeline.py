@@ -780,6 +780,32 @@ def test_a_saved_training_goes_on_to_the_same_bits(name, tmp_path):
     assert [b.summary() for b in second.ledger.values()] == [b.summary() for b in whole.ledger.values()]
 
 
+@pytest.mark.parametrize("schedule", [dsp(2), PipeDream(), PipeDream2BW(2), DNI()])
+@pytest.mark.parametrize("lasts", [(True, False), (False, True), (True, True)], ids=["network", "pictures", "both"])
+def test_a_saved_training_of_channels_last_goes_on_to_the_same_bits(schedule, lasts):
+    formats = [torch.channels_last if last else torch.contiguous_format for last in lasts]
+
+    def made() -> tuple[nn.Module, Simulation]:
+        torch.manual_seed(0)
+        own = [each for _ in range(2) for each in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())]
+        model = nn.Sequential(*own, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 3)).to(
+            memory_format=formats[0]
+        )
+        return model, Simulation(split(model, 2, at=[3]), sgd, schedule)
+
+    g = torch.Generator().manual_seed(0)
+    pictures = [torch.randn(8, 16, 8, 8, generator=g).contiguous(memory_format=formats[1]) for _ in range(BATCHES)]
+    batches = [(x, y) for x, (_, y) in zip(pictures, data(), strict=True)]
+    (model, whole), (_, first), (later, second) = made(), made(), made()
+    expected = run(whole, batches)
+    for x, y in batches[:5]:
+        first.step(x, y)
+    second.load_state_dict(tw.loads(tw.dumps(first.state_dict())))
+    found = run(second, batches, 5)
+    assert torch.equal(bits(later), bits(model))
+    assert found == expected[-len(found) :]
+
+
 def test_the_state_of_another_training_is_refused():
     states = Simulation(cut(net(), 2), sgd, dsp(2)).state_dict()
     for make, said in (

@@ -1,4 +1,4 @@
-"""All parts of a pipeline in one process: what processes compute, bit for bit.
+"""All parts of a pipeline in one process: what processes compute that have one thread each, bit for bit.
 
 Messages wait in queues in memory. A part whose message is not there yet waits, and another one goes on. In which order
 they do changes nothing, because each part executes its own list of operations in order. Bytes are those that the same

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -539,6 +540,7 @@ class Stage:
             # Of a batch whose other micro-batches go back later.
             "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
             "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
+            "channels_last": [[_channels_last(k.x) for k in self.queue], [_channels_last(h) for _, h in self.untaught]],
             "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
             "untaught": [[batch, h] for batch, h in self.untaught],
@@ -567,14 +569,20 @@ class Stage:
                 value.copy_(state["module"][name])
             self.optimizer.load_state_dict(state["optimizer"])
             for name, p in self.trained.items():
-                p.grad = state["grads"][name].to(self.device) if name in state["grads"] else None
+                p.grad = torch.empty_like(p).copy_(state["grads"][name]) if name in state["grads"] else None
             for name in ("steps", "first", "given", "owed", "most"):
                 setattr(self, name, state[name])
+            # In the order in memory that the parameters have: sums over another order have other bits.
             self.versions = {
-                v: {n: p.to(self.device).requires_grad_() for n, p in w.items()} for v, w in state["versions"]
+                v: {n: torch.empty_like(self.trained[n]).copy_(p).requires_grad_() for n, p in w.items()}
+                for v, w in state["versions"]
             }
             self.losses = {b: [torch.tensor(x) for x in found] for b, found in state["losses"]}
-            self.untaught = deque((batch, h.to(self.device)) for batch, h in state["untaught"])
+            queued, untaught = state.get("channels_last", ([], []))
+            self.untaught = deque(
+                (batch, _ordered(h.to(self.device), last))
+                for (batch, h), last in zip_longest(state["untaught"], untaught)
+            )
             if self.worker is not None:
                 self.worker.kept = thawed(state["worker"], self.worker.kept)
             self._unlearn()
@@ -587,8 +595,9 @@ class Stage:
                 store.held.clear()
                 store.held.update((e, h) for e, h in held)
             self.queue = deque()
-            for batch, micro, x, y, version in state["queue"]:
-                kept = Kept(batch, micro, x.to(self.device), None if y is None else y.to(self.device), None, version)
+            for (batch, micro, x, y, version), last in zip_longest(state["queue"], queued):
+                x, y = _ordered(x.to(self.device), last), None if y is None else y.to(self.device)
+                kept = Kept(batch, micro, x, y, None, version)
                 if version is not None:
                     self._graph(kept, still=True)
                 self.queue.append(kept)
@@ -614,6 +623,17 @@ def predictor(shape: Sequence[int]) -> nn.Module:
     made = nn.Sequential(*layers, last)
     made.shape = list(shape)  # type: ignore[assignment]
     return made
+
+
+def _channels_last(x: Tensor | None) -> bool:
+    """Whether pictures lie in memory by pixel, which a copy for a checkpoint does not."""
+    if x is None or x.ndim != 4 or x.is_contiguous():
+        return False
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _ordered(x: Tensor, channels_last: bool | None) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
 def _copied(x: Any) -> Any:
