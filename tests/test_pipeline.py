@@ -1092,3 +1092,76 @@ def test_a_rank_that_makes_no_call_is_lost_after_the_time_limit(work, where, tmp
     assert said[0].startswith(f"RankLost: rank 0 of 2, {where}")
     assert "stalled beyond 1 s" in said[0]
     assert 0.9 < seconds < 60
+
+
+# -- the law, against processes -----------------------------------------------
+
+
+class Later(torch.autograd.Function):
+    """Waits in place of computing, twice as long on the way back: so other work on the machine changes little."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x * gain
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return slopes[0], torch.zeros(()), None
+
+
+class Wait(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.gain, self.seconds = nn.Parameter(torch.ones(())), seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Later.apply(x, self.gain, self.seconds)
+
+
+PACED = {
+    "BPK": BPK(),
+    "too little": DSP((0, 0, 0), (1, 1, 0)),  # parts 0 and 1 wait for one another
+    "FR": FR(),
+    "DSP": DSP((1, 1, 0), (4, 2, 0)),
+    "GPipe": GPipe(2),
+}
+
+
+def paced(rank: int) -> dict[str, list[tuple[float, float]]]:
+    """Of each schedule, in three turns: seconds a batch, and of them those in which this part computed."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in PACED}
+    for name, schedule in PACED.items():
+        stages = split([Wait(0.01), Wait(0.02), Wait(0.01)], 3, at=[1, 2])
+        training = pipeline(stages, small_sgd, schedule, loss=nn.functional.mse_loss, timeout=100)
+        x = torch.zeros(4, 4)
+        for _ in range(9):  # until queues are full
+            training.step(x, x)
+        for _ in range(3):
+            began, own = time.perf_counter(), training.computed
+            for _ in range(8):
+                training.step(x, x)
+            found[name].append(((time.perf_counter() - began) / 8, (training.computed - own) / 8))
+    return found
+
+
+@pytest.fixture(scope="module")
+def pace(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return forked(3, paced, tmp_path_factory.mktemp("pace"))
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("name", PACED)
+def test_processes_take_the_time_of_the_law(name, pace):
+    schedule, off = PACED[name], []
+    for turn in range(3):
+        took, own = max(rank[name][turn][0] for rank in pace), [rank[name][turn][1] for rank in pace]
+        if schedule.pieces == 1:
+            expected = law.tick(schedule.delays(3), own, [0.0] * 3, [0.0] * 2, [0.0] * 2)
+        else:
+            shares = [each / 3 for each in own], [each * 2 / 3 for each in own]
+            expected = law.events(schedule, *shares, [0.0] * 2, [0.0] * 2, 40)
+        off.append(took / expected)
+    assert 0.9 < min(off) < 1.25
