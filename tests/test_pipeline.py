@@ -182,9 +182,17 @@ def test_a_replay_draws_the_masks_of_its_forward_pass():
     assert not torch.equal(f0, f1)
 
 
+def careless(model: nn.Module) -> nn.Module:
+    """Without a module that says that it writes over its input."""
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    return model
+
+
 @pytest.mark.parametrize("schedule", [dsp(2), PipeDream(), PipeDream2BW(2), GPipe(2), DNI()])
 def test_a_batch_that_a_script_reuses_goes_back_as_it_was(schedule):
-    whole, reused = piped(schedule, 2)[0], net()
+    whole, reused = piped(schedule, 2)[0], careless(net())
     training, x, y = Simulation(cut(reused, 2), sgd, schedule), torch.empty(8, 6), torch.empty(8, dtype=torch.long)
     for inputs, targets in data():
         training.step(x.copy_(inputs), y.copy_(targets))
@@ -204,7 +212,7 @@ class ScaledInPlace(nn.Module):
 
 @pytest.mark.parametrize("schedule", [BPK(), dsp(2), PipeDream(), GPipe(2)])
 def test_a_first_part_that_writes_over_its_input_trains_on_the_input(schedule):
-    models, x = [net(), net()], data()[0][0].clone()
+    models, x = [careless(net()), careless(net())], data()[0][0].clone()
     for model, first in zip(models, (Scaled(), ScaledInPlace()), strict=True):
         lower, upper = cut(model, 2)
         training = Simulation([nn.Sequential(first, lower), upper], small_sgd, schedule)
