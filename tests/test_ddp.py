@@ -733,7 +733,7 @@ def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, t
         (["DEF(64)", "DEF()"], "error: a method is named twice"),
         (
             ["DEF(64)", "--workers", "900"],
-            "error: 1438 examples are not one batch of 8 for each of 900 workers: take fewer",
+            "error: 1438 examples are not one batch of 8 for each of 900 workers: take smaller batches (--batch)",
         ),
         (["DEF(64)", "--data", "digit"], "error: no data set 'digit'"),
         (["DEF(64)", "--model", "mpl"], "error: no model 'mpl'"),

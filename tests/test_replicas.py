@@ -56,6 +56,18 @@ def test_a_delayed_pipeline_in_replicas_is_the_delayed_pipeline_of_whole_batches
     assert torch.allclose(bits(dealt.whole_state_dict()), bits(whole.whole_state_dict()), atol=1e-5)
 
 
+def test_an_optimisers_function_may_read_the_parameters_twice():
+    def groups(parameters: Any) -> torch.optim.Optimizer:
+        matrices, others = ([p for p in parameters if (p.ndim > 1) == one] for one in (True, False))
+        return torch.optim.SGD([{"params": matrices, "weight_decay": 0.1}, {"params": others}], 0.1)
+
+    one, two = (Simulation(cut(net(norm=False), 2), groups, BPK(), replicas=n) for n in (1, 2))
+    for x, y in data():
+        one.step(x, y)
+        two.step(x, y)
+    assert torch.allclose(bits(one.whole_state_dict()), bits(two.whole_state_dict()), atol=1e-6)
+
+
 def test_bytes_to_replicas_and_to_neighbours_are_counted_apart():
     """Parts of 26 and 24 numbers: a fourth of them and one to measure lambda by, 4 bytes each: 28 and 28 a step."""
     model = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 5, bias=False), nn.Linear(5, 3), nn.Linear(3, 2, bias=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.pipeline import BPK, DDG, DSP, FR, split
-from thinwire.pipeline.split import balanced, replays
+from thinwire.pipeline.split import balanced, places, replays
 
 
 def test_a_part_that_replays_is_charged_for_its_forward_passes_twice():
@@ -42,3 +43,63 @@ def test_a_measured_model_is_cut_for_its_schedule():
     assert [len(part) for part in split(make(), 2, sample=sample, schedule=DSP((1, 0), (2, 0)))] == [2, 4]
     with pytest.raises(ValueError, match="is for 3 parts, and the model is cut into 2"):
         split(make(), 2, sample=sample, schedule=DSP((1, 1, 0), (4, 2, 0)))
+
+
+class Woven(nn.Module):
+    """One activation for all layers, and a norm of the model's own between two layers of its encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.norm, self.relu, self.head = nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2)
+
+    def chain(self) -> list[nn.Module]:
+        first, second = self.encoder
+        return [first, self.relu, self.norm, second, self.relu, self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self.chain():
+            x = module(x)
+        return x
+
+
+@pytest.mark.parametrize("at", [[], [5], [3], [1, 4]])
+def test_a_chain_keeps_its_order_and_its_repeats_and_the_names_of_the_model(at):
+    model, x = Woven(), torch.randn(5, 4)
+    parts = split(model, len(at) + 1, at=at)
+    assert torch.equal(nn.Sequential(*parts)(x), model(x))
+    assert torch.equal(nn.Sequential(*copy.deepcopy(parts))(x), model(x))
+    assert {name for part in parts for name in part.state_dict()} == set(model.state_dict())
+    assert list(places(parts)) == at
+
+
+def test_a_module_and_one_within_it_may_both_be_in_a_chain():
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer = nn.TransformerEncoderLayer(4, 1, 8, dropout=0.0, batch_first=True)
+
+        def chain(self) -> list[nn.Module]:
+            return [self.outer.linear1, self.outer.linear2, self.outer]
+
+    model, x = Both(), torch.randn(2, 3, 4)
+    part = split(model, 1, costs=[1, 1, 1])[0]
+    assert torch.equal(part(x), model.outer(model.outer.linear2(model.outer.linear1(x))))
+    assert list(part.state_dict()) == list(model.state_dict())
+
+
+def test_a_list_of_torchs_and_a_sequential_of_ones_own_are_chains():
+    class Own(nn.Sequential):
+        pass
+
+    class Other(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x)
+
+    layers = [nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2))]
+    for model in (nn.ModuleList(layers), Own(*layers)):
+        parts = split(model, 2, at=[1])
+        assert parts[0][0] is layers[0]
+        assert [name for part in parts for name in part.state_dict()] == list(model.state_dict())
+    with pytest.raises(ValueError, match="Other is no chain"):
+        split(Other(nn.Linear(4, 4)), 1, costs=[1])

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from thinwire.expression import parse, vocabulary
 from thinwire.pipeline import law, pipeline, split
-from thinwire.pipeline.schedule import SCHEDULES
+from thinwire.pipeline.schedule import DNI, SCHEDULES
 
 
 class Embed(nn.Module):
@@ -107,7 +107,8 @@ def main() -> None:
     stages = split(model, parts=ranks, sample=next(loader))
     train = pipeline(stages, lambda p: torch.optim.AdamW(p, lr=1e-3), schedule)
 
-    link = one_way(4 * o.batch * o.context * o.width, rank, ranks)
+    pieces = schedule.pieces
+    link = pieces * one_way(4 * o.batch * o.context * o.width // pieces, rank, ranks)
     warm, began, losses, stop = 20, 0.0, [], torch.zeros(1)
     start = time.perf_counter()
     computed = 0.0
@@ -131,13 +132,18 @@ def main() -> None:
     rows: list[dict] = [{} for _ in range(ranks)]
     dist.all_gather_object(rows, {"own": own, "took": took, "held": train.held[rank], **train.bytes.summary()})
     if rank == ranks - 1:
-        hops = link.tolist()
-        least = law.tick(schedule.delays(ranks), [r["own"] for r in rows], [0.0] * ranks, hops, hops)
+        hops, kept = link.tolist(), "batches" if pieces == 1 else "micro-batches"
+        own = [r["own"] for r in rows]
+        if pieces == 1 and not schedule.barrier and not isinstance(schedule, DNI):
+            least = law.tick(schedule.delays(ranks), own, [0.0] * ranks, hops, hops)
+        else:  # a third of what a part computes is its forward pass, about
+            ahead, back = [each / 3 for each in own], [each * 2 / 3 for each in own]
+            least = law.events(schedule, ahead, back, hops, hops, 40)
         print(f"{schedule!r}: {train.batches} batches, loss {sum(losses[-50:]) / len(losses[-50:]):.3f}")
         for k, row in enumerate(rows):
             print(
                 f"part {k}: computes {1e3 * row['own']:.2f} ms a batch, sent {row['sent']:,} bytes, received "
-                f"{row['received']:,}, kept {row['held']} batches at most"
+                f"{row['received']:,}, kept {row['held']} {kept} at most"
             )
         print(f"a batch took {1e3 * max(r['took'] for r in rows):.2f} ms, and {1e3 * least:.2f} ms by the law")
     dist.destroy_process_group()

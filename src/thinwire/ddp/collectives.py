@@ -7,6 +7,7 @@ whose generators are driven side by side (:func:`together`).
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -68,10 +69,10 @@ class Traffic:
 
 
 class Group:
-    """Answers a generator from a process group."""
+    """Answers a generator from a process group. Each answer is waited for ``timeout`` seconds, or the group's own."""
 
-    def __init__(self, group: dist.ProcessGroup, traffic: Traffic) -> None:
-        self.group, self.traffic = group, traffic
+    def __init__(self, group: dist.ProcessGroup, traffic: Traffic, timeout: float | None = None) -> None:
+        self.group, self.traffic, self.timeout = group, traffic, timeout
         self.size, self.rank = group.size(), group.rank()
         # Where the group has a backend: NCCL's has none for tensors on a CPU.
         self.kinds = {device.type for device in group._device_types}
@@ -95,12 +96,14 @@ class Group:
                 answer = self.mean(request.x) if isinstance(request, Mean) else self.gather(request.data)
             except RuntimeError as error:
                 # Gloo's are plain RuntimeErrors, which torch raises for much that is no fault of another rank.
-                if not isinstance(error, dist.DistError) and "gloo/" not in str(error):
+                known = isinstance(error, dist.DistError) or "gloo/" in str(error) or "timed out" in str(error)
+                if not known:
                     error.add_note(f"rank {self.rank} of {self.size}, {where}")
                     raise
+                limit = "the process group's timeout" if self.timeout is None else f"{self.timeout:g} s"
                 raise RankLost(
-                    f"rank {self.rank} of {self.size}, {where}: another rank died, stalled beyond the process group's "
-                    f"timeout, or is doing something else ({str(error).splitlines()[0]})"
+                    f"rank {self.rank} of {self.size}, {where}: another rank died, stalled beyond {limit}, or is doing "
+                    f"something else ({str(error).splitlines()[0]})"
                 ) from error
 
     def mean(self, x: Tensor) -> Tensor:
@@ -109,7 +112,7 @@ class Group:
         self.traffic.reduced += x.nbytes
         self.traffic.calls += 1
         there = self._there(x)
-        dist.all_reduce(there, group=self.group)
+        self._wait(dist.all_reduce(there, group=self.group, async_op=self.timeout is not None))
         return x if there is x else x.copy_(there)
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -133,8 +136,12 @@ class Group:
         self.traffic.calls += 1
         mine = self._there(mine)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everyone, mine, group=self.group)
+        self._wait(dist.all_gather(everyone, mine, group=self.group, async_op=self.timeout is not None))
         return [one.cpu() for one in everyone]
+
+    def _wait(self, work: dist.Work | None) -> None:
+        if work is not None and self.timeout is not None:
+            work.wait(datetime.timedelta(seconds=self.timeout))
 
     def _there(self, x: Tensor) -> Tensor:
         """A tensor where the group has a backend for it: as it is, or a copy."""

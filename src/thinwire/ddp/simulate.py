@@ -75,9 +75,11 @@ def batches(examples: int, workers: int, size: int, seed: int) -> Iterator[list[
 
 def enough(examples: int, workers: int, size: int) -> None:
     """``ValueError`` unless there is a batch for everyone."""
+    for_each = "" if workers == 1 else f" for each of {workers} workers"
+    fewer = "" if workers == 1 else ", or fewer workers"
     require(
         examples >= workers * size,
-        f"{examples} examples are not one batch of {size} for each of {workers} workers: take fewer",
+        f"{examples} examples are not one batch of {size}{for_each}: take smaller batches (--batch){fewer}",
     )
 
 
@@ -91,7 +93,7 @@ class Worker:
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         require(bool(named), "the model has no trainable parameters: nothing would be sent")
         self.vector = Vector(named)
-        self.optimizer = optimizer(p for _, p in named)
+        self.optimizer = optimizer([p for _, p in named])  # a list, which may be read twice
         self.loss = 0.0
         if isinstance(method, Feedback):
             self.rank = start(method, self.vector.layout, self.vector.flat, workers)

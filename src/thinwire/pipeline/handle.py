@@ -9,10 +9,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..config import complete
 from ..ddp.methods import Feedback, Hook
 from ..errors import WireError, require
+from .schedule import Schedule
+from .split import apart
 from .stage import Batch, Settings, Stage
 
 FORMAT = 1  # of a state_dict
@@ -69,6 +72,8 @@ class Training(ABC):
         self.stages, self.settings = dict(stages), settings
         self.ledger = {rank: Bytes() for rank in self.stages}
         self.looks = 0
+        self.failed: str | None = None  # why it goes no further
+        self.begun = False  # whether it has done more than load a state
         self.shapes: dict[str, list[Any]] = {}  # of the first batch: inputs and targets, with their types
 
     @property
@@ -92,14 +97,14 @@ class Training(ABC):
 
         A batch of another shape is refused before anything is done with it. A simulation then goes on with the next
         batch. Of processes each one that was given such a batch raises ``ValueError``, and all others ``RankLost``
-        with its text: the training is begun anew from its last checkpoint.
+        with its text: the training is begun anew from its last checkpoint, as it is after any other error.
         """
         numbers = None if examples is None else [int(number) for number in examples]
 
         def begin(stage: Stage) -> Any:
             return stage.tick(Batch(*(self.share(whole, stage.replica) for whole in (x, y, numbers))))
 
-        return self.run("step", begin, lambda: self._same_shapes(x, y))
+        return self.run("step", begin, lambda: self._fits(x, y, numbers))
 
     def drain(self) -> Any:
         """Finish what is on its way, so that every batch is used once. Returns the mean loss of what went back.
@@ -124,13 +129,33 @@ class Training(ABC):
     def whole_state_dict(self) -> dict[str, Tensor]:
         """The model's ``state_dict()``, copied, under its names before it was cut.
 
-        Parameters are as they are now: call :meth:`drain` first where every batch is to count. Of replicas they are the
-        model that the method is judged by, and buffers those of the first replica. Between processes all ranks call it.
+        Where two parts of a list of one's own have a name alike, the number of its part is before each name, as in
+        ``nn.ModuleList(stages).state_dict()``. Parameters are as they are now: call :meth:`drain` first where every
+        batch is to count. Of replicas they are the model that the method is judged by, and buffers those of the first
+        replica. Between processes all ranks call it. Raises ``ValueError`` for a training that has failed.
         """
 
     @abstractmethod
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
         """Drive what ``begin`` makes of each stage here to its end; returns what the last part's gave."""
+
+    def _sound(self) -> None:
+        """``ValueError`` for a training that has failed: its parts are at different places of a batch."""
+        require(self.failed is None, f"this training has failed ({self.failed}): begin anew, from a checkpoint")
+
+    def _fits(self, x: Tensor | None, y: Tensor | None, examples: list[int] | None) -> None:
+        for name, given in (("inputs x", x), ("targets y", y)):
+            require(
+                given is None or isinstance(given, Tensor),
+                f"step(x, y): the {name} are of type {type(given).__name__}: give one tensor, or None on a rank that "
+                "needs none",
+            )
+            require(
+                given is None or examples is None or len(examples) == len(given),
+                f"step(x, y, examples=...): {0 if examples is None else len(examples)} numbers for "
+                f"{0 if given is None else len(given)} {name}: give a number for each example of the batch",
+            )
+        self._same_shapes(x, y)
 
     def _same_shapes(self, x: Tensor | None, y: Tensor | None) -> None:
         found = {name: [list(t.shape), str(t.dtype)] for name, t in (("inputs", x), ("targets", y)) if t is not None}
@@ -187,13 +212,39 @@ class Training(ABC):
         return pending
 
 
+def whole(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The ``state_dict()`` of all parts together."""
+    alike = len({name for part in parts for name in part}) < sum(map(len, parts))
+    return {f"{k}.{name}" if alike else name: tensor for k, part in enumerate(parts) for name, tensor in part.items()}
+
+
 def settle(settings: Settings) -> Settings:
-    """Settings as they are. Raises ``ValueError`` for replicas that cannot be."""
-    replicas, average = settings.replicas, settings.average
+    """Settings as they are. Raises ``ValueError`` for those that cannot be."""
+    replicas, average, clip = settings.replicas, settings.average, settings.clip
+    schedule, optimizer = settings.schedule, settings.optimizer
+    made = schedule.__name__ if isinstance(schedule, type) else "DSP"
+    require(
+        isinstance(schedule, Schedule),
+        f"schedule={shown(schedule)}: give a schedule, with its arguments, such as {made}"
+        + ("((1, 0), (2, 0))" if made == "DSP" else "()"),
+    )
+    require(
+        callable(optimizer) and not isinstance(optimizer, Optimizer),
+        f"optimizer={shown(optimizer)}: give a function that makes one of a part's parameters, such as "
+        "lambda p: torch.optim.SGD(p, 0.1)",
+    )
+    require(clip is None or clip > 0, f"clip={clip}: the largest norm of a part's gradient, above 0, or None")
     require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
     fits = isinstance(average, Feedback | Hook)
     require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
     return settings
+
+
+def shown(given: Any) -> str:
+    """What was given in place of something else, for an error."""
+    if isinstance(given, str):
+        return repr(given)
+    return given.__name__ if isinstance(given, type) else type(given).__name__
 
 
 def modules(stages: Any) -> list[nn.Module]:
@@ -204,4 +255,5 @@ def modules(stages: Any) -> list[nn.Module]:
     for part, module in enumerate(found):
         trained = any(p.requires_grad for p in module.parameters())
         require(trained, f"part {part} has no parameters to train: cut the model elsewhere")
+    apart(found)
     return found

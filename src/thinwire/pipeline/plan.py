@@ -105,14 +105,14 @@ def _kept(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> in
 def messages(stages: Sequence[nn.Module], schedule: Schedule, x: Tensor, y: Tensor, loss: Loss = mean_loss) -> Bytes:
     """The bytes of a batch's messages under a schedule's links, from messages that are encoded: a batch is trained.
 
-    The modules are left as they are. ``AQSGD`` sends whole examples in a first epoch, and it is of that.
+    The modules are left as they are. ``AQSGD`` sends whole examples in a first epoch, and this is of those after it.
     """
     way = GPipe(schedule.pieces, activations=schedule.activations, gradients=schedule.gradients)
     training = Simulation(copy.deepcopy(list(stages)), lambda p: torch.optim.SGD(p, 0.0), way, loss=loss)
     each, before = [training.ledger[part] for part in range(len(stages))], [(0, 0)] * len(stages)
-    for number in range(2):  # the first message of a direction announces those that follow
+    for _ in range(2):  # the first message of a direction announces those that follow
         before = [(own.forward_sent, own.backward_sent) for own in each]
-        training.step(x, y, examples=range(number * len(y), (number + 1) * len(y)))
+        training.step(x, y, examples=range(len(y)))
     sent = [(own.forward_sent - a, own.backward_sent - b) for own, (a, b) in zip(each, before, strict=True)]
     return tuple(a for a, _ in sent[:-1]), tuple(b for _, b in sent[1:])
 

@@ -1,6 +1,7 @@
 """A pipeline whose parts are processes: messages between neighbours over torch.distributed, received ahead of time.
 
-A message is a frame of one size, which the first message in its direction sets and says ahead. So the receiver posts
+A message is a frame of one size, which is said ahead of the first message in its direction: that message's, or the
+usual size of those to come where it is smaller. So the receiver posts
 receives for frames to come, and a frame crosses a slow link while both ends compute; gloo would otherwise ask for
 each message first, a round trip. A frame begins with the length of the message, its batch and its micro-batch, 8 bytes
 each. What does not fit follows in a message of its own. A negative length says that its sender has failed, and why.
@@ -26,7 +27,7 @@ from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
 from ..wire import Packet, dumps, loads, pieces
-from .handle import Training, modules, settle
+from .handle import Training, modules, settle, whole
 from .schedule import Schedule
 from .simulate import HEAD, LEAST
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
@@ -41,6 +42,7 @@ trainings = 0  # that this process has begun
 MOST_AHEAD = 8  # receives that are posted: each has a frame's memory
 INITIAL = ("model (its parameters' names or shapes)", "initial model")
 COMPARING = "comparing what is to be trained"
+LOOK = 0.2  # seconds between two looks at what neighbours say, at a barrier
 PARTING = 5.0  # seconds in which a rank that fails tries to say so
 
 
@@ -77,7 +79,7 @@ def pipeline(
       replicas under a ``Hook``, each replica's own under all others. Running statistics, the links' memories, and
       DNI's auxiliary networks are each replica's own.
     - ``group``: the ranks, by default all. They speak gloo, in a group of their own where this one has no CPU backend.
-    - ``timeout``: seconds after which a neighbour that sends nothing is lost.
+    - ``timeout``: seconds after which a neighbour that sends nothing is lost, and in which all ranks make this call.
 
     All ranks call it at the same place. Raises ``ValueError`` for what cannot be trained, :class:`OutOfSync` on every
     rank where one has another model, schedule, seed, clip, average, or number of parts or replicas, and
@@ -100,7 +102,7 @@ def pipeline(
         ranks = dist.get_process_group_ranks(group)
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     setup = Traffic()
-    tag = 0 if group is None else _same_everywhere(Group(group, setup), settings, parts)
+    tag = 0 if group is None else _same_everywhere(Group(group, setup, timeout), settings, parts)
     schedule.check(len(parts))  # on all ranks alike, once they have the same
     require(size == needed, f"{shown}, and {size} ranks: split(model, parts={size // replicas}, ...)")
     replica, part = divmod(rank, len(parts))
@@ -153,13 +155,13 @@ class Outbox:
         self.size: int | None = None
         self.going: deque[tuple[Any, Tensor]] = deque()
 
-    def send(self, batch: int, micro: int, packet: Packet) -> int:
-        """Returns the bytes."""
+    def send(self, batch: int, micro: int, packet: Packet, usual: int | None = None) -> int:
+        """Returns the bytes. ``usual`` are those of packets to come where they are smaller than this one."""
         found = list(pieces(packet))
         length = sum(memoryview(piece).nbytes for piece in found)
         total = 0
         if self.size is None:
-            total += self._open(max(LEAST, HEAD + length))
+            total += self._open(max(LEAST, HEAD + (length if usual is None else usual)))
         assert self.size is not None
         room = max(self.size - HEAD, length)
         whole = torch.empty(HEAD + room, dtype=torch.uint8)  # the frame, and what does not fit
@@ -220,6 +222,7 @@ class Inbox:
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, ahead: int, timeout: float) -> None:
         self.group, self.peer, self.tag, self.ahead, self.timeout = group, peer, tag, ahead, timeout
         self.size: int | None = None
+        self.opening: tuple[Any, Tensor] | None = None  # what says the size of a frame
         self.posted: deque[tuple[Any, Tensor]] = deque()
         self.waited = 0.0  # seconds
 
@@ -227,13 +230,13 @@ class Inbox:
         """The batch, the micro-batch, the packet of the next message, and its bytes."""
         total = 0
         if self.size is None:
-            opening = self._whole(LEAST, self.tag + OPENING)
+            opening = self._opening()
             size = int(opening[:8].clone().view(torch.int64))
             if size < 0:
                 raise Lost(_text(opening[HEAD : HEAD - size]))
             self.size, total = size, LEAST
             for _ in range(self.ahead):
-                self._post(torch.empty(size, dtype=torch.uint8), self.tag)
+                self._post(torch.zeros(size, dtype=torch.uint8), self.tag)
         work, frame = self.posted.popleft()
         self._wait(work)
         length, batch, micro = frame[:HEAD].clone().view(torch.int64).tolist()
@@ -255,14 +258,34 @@ class Inbox:
         except RuntimeError as error:
             raise Lost(_first(error)) from error
 
+    def look(self) -> str | None:
+        """Why the neighbour has failed, where it has said so and that is here. Messages stay for :meth:`take`."""
+        if self.size is None:
+            self.opening = self.opening or self._asked(LEAST, self.tag + OPENING)
+        for work, frame in [self.opening] if self.opening else self.posted:
+            length = int(frame[:8].clone().view(torch.int64))
+            if length < 0:  # its last byte is there, so all of them: what follows is on its way
+                self._wait(work)
+                return _text(frame[HEAD : HEAD - length])
+        return None
+
+    def _opening(self) -> Tensor:
+        work, frame = self.opening or self._asked(LEAST, self.tag + OPENING)
+        self._wait(work)
+        self.opening = None
+        return frame
+
     def _whole(self, size: int, tag: int) -> Tensor:
-        frame = torch.empty(size, dtype=torch.uint8)
-        try:
-            work = dist.irecv(frame, self.peer, group=self.group, tag=tag)
-        except RuntimeError as error:
-            raise Lost(_first(error)) from error
+        work, frame = self._asked(size, tag)
         self._wait(work)
         return frame
+
+    def _asked(self, size: int, tag: int) -> tuple[Any, Tensor]:
+        frame = torch.zeros(size, dtype=torch.uint8)
+        try:
+            return dist.irecv(frame, self.peer, group=self.group, tag=tag), frame
+        except RuntimeError as error:
+            raise Lost(_first(error)) from error
 
     def _wait(self, work: Any) -> None:
         began = time.perf_counter()
@@ -292,7 +315,6 @@ class Pipeline(Training):
         self.peers = None if peers is None else Group(peers, Traffic())  # this part in all replicas
         self.ledger[self.rank].setup = setup
         self.computed = 0.0  # seconds that this part has computed, and not waited for messages or sent them
-        self.failed: str | None = None
         self.pending: deque[list[Any]] = deque()  # messages back that arrived before they were asked for
         self.out: dict[str, Outbox] = {}
         self.into: dict[str, Inbox] = {}
@@ -301,7 +323,8 @@ class Pipeline(Training):
         for way, number in TAGS.items():
             above, below = (self.part + 1, self.part - 1) if way != "backward" else (self.part - 1, self.part + 1)
             if group is not None and 0 <= above < settings.parts:
-                self.out[way] = Outbox(group, self._rank(above), tag + number, deepest + 4, timeout)
+                most = 2 * deepest + 4  # a frame, and what did not fit, of each message
+                self.out[way] = Outbox(group, self._rank(above), tag + number, most, timeout)
             if group is not None and 0 <= below < settings.parts:
                 # As many as can be under way at once, for a link that is as slow as the delays allow.
                 slack = schedule.slack(min(self.part, below), parts)
@@ -323,7 +346,8 @@ class Pipeline(Training):
         return dist.get_global_rank(self.group, self.stage.replica * self.settings.parts + part)
 
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
-        require(self.failed is None, f"this training has failed ({self.failed}): begin anew, from a checkpoint")
+        self._sound()
+        self.begun = self.begun or what != "predict"
         try:
             if check is not None:
                 check()
@@ -359,7 +383,7 @@ class Pipeline(Training):
                 raise RankLost(self._lost(request, str(error))) from error
 
     def _give(self, request: Give) -> None:
-        self.bytes.add(request.way, "sent", self.out[request.way].send(request.batch, request.micro, request.packet))
+        self.bytes.add(request.way, "sent", self.out[request.way].send(*request[1:]))
 
     def _shared(self, request: Mean | Gather) -> Any:
         """What all replicas of this part have of it."""
@@ -399,10 +423,27 @@ class Pipeline(Training):
         )
 
     def _barrier(self) -> None:
+        """Wait for all parts, and look now and then whether a neighbour has said that it goes no further."""
+        work, end = dist.barrier(self.group, async_op=True), time.monotonic() + self.timeout
+        while True:
+            try:
+                work.wait(datetime.timedelta(seconds=max(0.001, min(LOOK, end - time.monotonic()))))
+                return
+            except RuntimeError as error:
+                if (told := self._told()) is not None:
+                    raise RankLost(f"part {self.part} of {self.settings.parts} cannot go on: {told}") from error
+                if work.is_completed() or time.monotonic() >= end:
+                    raise RankLost(
+                        f"part {self.part} of {self.settings.parts} waits for all parts: one of them died, or sent "
+                        f"nothing for {self.timeout:g} s ({_first(error)})"
+                    ) from error
+
+    def _told(self) -> str | None:
+        """Why a neighbour goes no further, where it has said so."""
         try:
-            dist.barrier(self.group, async_op=True).wait(datetime.timedelta(seconds=self.timeout))
-        except RuntimeError as error:
-            raise RankLost(f"part {self.part} waits for all parts: {_first(error)}") from error
+            return next((said for way, box in self.into.items() if way != "look" and (said := box.look())), None)
+        except Lost:
+            return None
 
     def _fail(self, error: Exception, what: str) -> None:
         """Tell neighbours why they will hear no more."""
@@ -435,8 +476,9 @@ class Pipeline(Training):
         """Everything of this part that the next step depends on, copied. Save it on every rank, at the same batch.
 
         Messages that are on their way to this part are waited for first, and are in it. The training goes on as if
-        nothing had been saved.
+        nothing had been saved. Raises ``ValueError`` for a training that has failed.
         """
+        self._sound()
         while len(self.pending) < self.stage.owed:
             try:
                 batch, micro, packet, size = self.into["backward"].take()
@@ -450,20 +492,27 @@ class Pipeline(Training):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state of this part was taken, bit for bit. Every rank loads its own, before its first batch.
 
-        Raises ``ValueError`` for the state of another part, schedule, seed or model.
+        Raises ``ValueError`` for the state of another part, schedule, seed, model or optimiser, and after the first
+        batch: neighbours have messages on their way that the state knows nothing of.
         """
+        require(
+            not self.begun,
+            "load_state_dict: this training has begun, and messages of its batches are on their way: make a new one "
+            "with pipeline(...) on every rank, and load into that",
+        )
         self.pending = deque(self.load_part(self.rank, state))
 
     def whole_state_dict(self) -> dict[str, Tensor]:
+        self._sound()
         mine = self._drive(self.stage.whole())
         if self.group is None:
             found: dict[str, Tensor] = mine
             return found
         data = dumps({} if self.stage.replica else mine)
-        joined: dict[str, Tensor] = {}
-        for part in Group(self.group, Traffic()).drive(_gather(data), "gathering the model"):
-            joined |= {n: t.clone() for n, t in loads(part, max_values=None, finite=False).items()}
-        return joined
+        group = Group(self.group, Traffic(), self.timeout)
+        gathered = group.drive(_gather(data), "gathering the model")
+        parts = [loads(part, max_values=None, finite=False) for part in gathered[: self.settings.parts]]
+        return whole([{name: tensor.clone() for name, tensor in part.items()} for part in parts])
 
 
 def _text(data: Tensor) -> str:

@@ -251,7 +251,9 @@ class DSP(Schedule):
     Differences from the thesis: p and q may be 0, which its analysis leaves out (it asks for t_k < t_k+1) and its
     baselines need. The last part's m may be above 0. A part makes no step before its first gradient. Random layers
     draw the same numbers when a batch is replayed, and batch norm counts a batch once, at its replay; the thesis does
-    not say. Queues are bounded by the schedule: the thesis' lengths 1 + m, 1 + p and 1 + q are not allocated.
+    not say. Queues are bounded by the schedule: the thesis' lengths 1 + m, 1 + p and 1 + q are not allocated. A part
+    computes a replay and its next forward pass in turn, and the law charges both. In the thesis they overlap (section
+    1.3.3, Figure 1).
     """
 
     paper = "A. Xu, PhD thesis, 2023, chapter 1; CVPR 2020, arXiv:1909.02625"
@@ -465,7 +467,8 @@ class DNI(Schedule):
     arrives, ``lag`` batches later, the network is trained towards it by the squared error. Its optimiser is one more of
     those that the part's parameters have. For pictures the network has two hidden layers of convolutions, 5 x 5 with
     batch norm and ReLU, and one to give the gradient; for other activations linear layers of the same number. Its last
-    layer begins at zero, so the first steps of a part are none. Jaderberg et al., ICML 2017, arXiv:1608.05343; the
+    layer begins at zero, so the first steps of a part are none. The factor ``rate`` of the learning rate is of the part
+    alone: the network learns at the same rate throughout. Jaderberg et al., ICML 2017, arXiv:1608.05343; the
     convolutions are those of the thesis, section 1.5.
 
     Differences from the paper: the auxiliary network is not given the labels. The error gradient arrives ``lag``

@@ -1,4 +1,4 @@
-"""All parts of a pipeline in one process: what processes compute, bit for bit.
+"""All parts of a pipeline in one process: what processes compute that have one thread each, bit for bit.
 
 Messages wait in queues in memory. A part whose message is not there yet waits, and another one goes on. In which order
 they do changes nothing, because each part executes its own list of operations in order. Bytes are those that the same
@@ -21,7 +21,7 @@ from ..errors import require
 from ..links import Dense
 from ..train.threads import one_thread
 from ..wire import length
-from .handle import Training, modules, settle
+from .handle import Training, modules, settle, whole
 from .schedule import Schedule
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
 
@@ -52,13 +52,13 @@ class Simulation(Training):
         average: Method = Hook(Dense()),  # noqa: B008  frozen
     ) -> None:
         parts = modules(stages)
-        schedule.check(len(parts))
         settings = settle(Settings(schedule, len(parts), optimizer, loss, seed, rate, clip, replicas, average))
+        schedule.check(len(parts))
         teams = [parts, *(copy.deepcopy(parts) for _ in range(replicas - 1))]
         made = [Stage(module, k, settings, r) for r, team in enumerate(teams) for k, module in enumerate(team)]
         super().__init__(dict(enumerate(made)), settings)
         self.mail: dict[tuple[int, str], deque[list[Any]]] = {}
-        self.frames: dict[tuple[int, str], int] = {}  # bytes of a frame, as the first message sets them
+        self.frames: dict[tuple[int, str], int] = {}  # bytes of a frame, as announced with the first message
         self.shared = [Traffic() for _ in parts]  # what one replica of each part gave to collectives
 
     def step(self, x: Tensor | None, y: Tensor | None = None, examples: Tensor | Sequence[int] | None = None) -> Any:
@@ -72,8 +72,10 @@ class Simulation(Training):
         return whole if whole is None or n == 1 else whole[len(whole) * replica // n : len(whole) * (replica + 1) // n]
 
     def run(self, what: str, begin: Any, check: Any = None) -> Any:
+        self._sound()
         if check is not None:
             check()
+        self.begun = True
         results = self._ended(begin)
         if what == "step":
             for ledger in self.ledger.values():
@@ -84,11 +86,19 @@ class Simulation(Training):
         return torch.cat(found) if what == "predict" else torch.stack(found).mean()
 
     def whole_state_dict(self) -> dict[str, Tensor]:
+        self._sound()
         found = self._ended(lambda stage: stage.whole())
-        return {name: tensor for k in range(self.settings.parts) for name, tensor in found[k].items()}
+        return whole([found[k] for k in range(self.settings.parts)])
 
     def _ended(self, begin: Any) -> dict[int, Any]:
-        """What comes of each rank's talk."""
+        """What comes of each rank's talk. Where one raises, the parts are left at different places."""
+        try:
+            return self._driven(begin)
+        except BaseException as error:
+            self.failed = f"{type(error).__name__}: {error}"
+            raise
+
+    def _driven(self, begin: Any) -> dict[int, Any]:
         talks = {rank: begin(stage) for rank, stage in self.stages.items()}
         waits: dict[int, Any] = dict.fromkeys(talks)  # the request that a rank waits with
         answers: dict[int, Any] = {}  # to those that a rank made of its replicas
@@ -129,7 +139,7 @@ class Simulation(Training):
         while True:
             if isinstance(request, Give):
                 other = rank - 1 if request.way == "backward" else rank + 1
-                self.mail.setdefault((other, request.way), deque()).append(list(request))
+                self.mail.setdefault((other, request.way), deque()).append(list(request[:4]))
                 size = self._frame(rank, request)
                 self.ledger[rank].add(request.way, "sent", size)
                 self.ledger[other].add(request.way, "received", size)
@@ -150,14 +160,16 @@ class Simulation(Training):
 
     def _frame(self, rank: int, message: Give) -> int:
         """The bytes that a message takes between processes: see :mod:`thinwire.pipeline.runtime`."""
-        needed = HEAD + length(message.packet)
+        size = length(message.packet)
+        needed, usual = HEAD + size, HEAD + (size if message.usual is None else message.usual)
         name, opening = (rank, message.way), 0
         if name not in self.frames:
-            self.frames[name], opening = max(needed, LEAST), LEAST
+            self.frames[name], opening = max(usual, LEAST), LEAST
         return opening + max(needed, self.frames[name])
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Everything that the next step depends on, a dict a rank, copied. A process loads that of its rank."""
+        self._sound()
         boxes = {rank: self.mail.get((rank, "backward"), ()) for rank in self.stages}
         return [
             {**self.state_of(rank, [m[1:] for m in boxes[rank]]), "frames": self._frames(rank)} for rank in self.stages
@@ -171,7 +183,7 @@ class Simulation(Training):
         parts, replicas = self.settings.parts, self.settings.replicas
         shown = f"{parts} parts" if replicas == 1 else f"{parts} parts in {replicas} replicas"
         require(len(states) == parts * replicas, f"{len(states)} states for {shown}")
-        self.mail, self.frames = {}, {}
+        self.mail, self.frames, self.failed = {}, {}, None
         for rank, state in enumerate(states):
             pending = self.load_part(rank, state)
             self.mail[rank, "backward"] = deque(["backward", *message] for message in pending)

@@ -34,13 +34,13 @@ def split(
     """Cut a model into ``parts`` chains of modules, the costliest of which costs as little as can be.
 
     ``model`` is an ``nn.Sequential`` (within which others are opened), a list of modules, or a module with a method
-    ``chain()`` that returns such a list. ``sample`` is a batch: inputs, or a tuple that begins with them. It goes
-    forward and back through each module, and the seconds that takes are the module's cost. With ``schedule``, a part
-    that replays its forward passes, as all but the last do under DSP, is charged for them twice. Under
-    ``torch.distributed`` all ranks use what rank 0 measured. ``costs`` are given costs in place of measured ones, one
-    a module of the chain, in any unit: so the result is the same everywhere. ``at`` are the places themselves: the
-    number, in the chain, of the module that each part but the first begins with. The modules themselves are in the
-    parts, not copies, and a part's ``state_dict()`` has the names of the model's.
+    ``chain()`` that returns such a list. A list may have a module several times. ``sample`` is a batch: inputs, or a
+    tuple that begins with them. It goes forward and back through each module, and the seconds that takes are the
+    module's cost. With ``schedule``, a part that replays its forward passes, as all but the last do under DSP, is
+    charged for them twice. Under ``torch.distributed`` all ranks use what rank 0 measured. ``costs`` are given costs in
+    place of measured ones, one a module of the chain, in any unit: so the result is the same everywhere. ``at`` are the
+    places themselves: the number, in the chain, of the module that each part but the first begins with. The modules
+    themselves are in the parts, not copies, and a part's ``state_dict()`` has the names of the model's.
 
     Raises ``ValueError`` for a model that is no chain, for fewer modules with parameters than parts, for a parameter
     that lies in two parts, for places that leave a part without parameters, and for a sample that does not go through.
@@ -59,7 +59,7 @@ def split(
     else:
         cuts = _given_cuts(chain, trained, parts, at)
     made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
-    _apart(made)
+    apart(made)
     return made
 
 
@@ -160,6 +160,8 @@ def _chain(model: Any) -> list[Named]:
             (tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)
         ]
         return [found for name, module in named for found in _opened(name, module)]
+    if isinstance(model, nn.ModuleList) or _as_written(model):
+        model = nn.Sequential(OrderedDict(model.named_children()))  # its modules, under its names
     if type(model) is not nn.Sequential:
         raise ValueError(
             f"split: {type(model).__name__} is no chain, whose modules each take what the one before gives: make it an "
@@ -168,7 +170,28 @@ def _chain(model: Any) -> list[Named]:
     return _opened((), model)
 
 
+def _as_written(model: Any) -> bool:
+    """Whether a subclass of nn.Sequential is called as one, by its modules in turn."""
+    plain = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+    return plain and type(model) is not nn.Sequential and not (model._forward_hooks or model._forward_pre_hooks)
+
+
+class Chained(nn.Sequential):
+    """Modules that are called in an ``order`` which their names do not have, some of them several times."""
+
+    def __init__(self, named: OrderedDict[str, nn.Module], order: Sequence[str]) -> None:
+        super().__init__(named)
+        self.order = tuple(order)
+
+    def forward(self, x: Any) -> Any:
+        for name in self.order:
+            x = self.get_submodule(name)(x)
+        return x
+
+
 def _opened(name: tuple[str, ...], module: nn.Module) -> list[Named]:
+    if type(module) is Chained:
+        return [((*name, *inner.split(".")), module.get_submodule(inner)) for inner in module.order]
     if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks or not len(module):
         return [(name, module)]
     return [
@@ -180,18 +203,25 @@ def _opened(name: tuple[str, ...], module: nn.Module) -> list[Named]:
 
 
 def _joined(chain: Sequence[Named]) -> nn.Sequential:
-    """The modules in Sequentials that are named as in the model."""
+    """The modules in Sequentials that are named as in the model, and called in the chain's order."""
     if chain and not chain[0][0]:  # one module alone
         return nn.Sequential(chain[0][1])
-    inside: OrderedDict[str, Any] = OrderedDict()
+    named = _tree(chain)
+    joined = nn.Sequential(named)
+    same = [module for _, module in _opened((), joined)] == [module for _, module in chain]
+    return joined if same else Chained(named, [".".join(name) for name, _ in chain])
+
+
+def _tree(chain: Sequence[Named]) -> OrderedDict[str, nn.Module]:
+    inside: OrderedDict[str, list[Named]] = OrderedDict()
     for name, module in chain:
         inside.setdefault(name[0], []).append((name[1:], module))
-    return nn.Sequential(
-        OrderedDict((name, found[0][1] if not found[0][0] else _joined(found)) for name, found in inside.items())
-    )
+    # A module that is in the chain itself has those within it.
+    own = {name: next((module for rest, module in found if not rest), None) for name, found in inside.items()}
+    return OrderedDict((name, own[name] or nn.Sequential(_tree(found))) for name, found in inside.items())
 
 
-def _apart(parts: Sequence[nn.Module]) -> None:
+def apart(parts: Sequence[nn.Module]) -> None:
     """``ValueError`` for a parameter or buffer that two parts share."""
     owner: dict[int, tuple[int, str]] = {}
     for number, part in enumerate(parts):
@@ -199,8 +229,8 @@ def _apart(parts: Sequence[nn.Module]) -> None:
             first = owner.setdefault(id(tensor), (number, name))
             require(
                 first[0] == number,
-                f"split: {name!r} of part {number} is {first[1]!r} of part {first[0]} too, and machines share no "
-                "memory: untie them, or cut so that both lie in one part (costs=)",
+                f"{name!r} of part {number} is {first[1]!r} of part {first[0]} too, and machines share no memory: "
+                "untie them, or cut so that both lie in one part (split(..., costs=) or at=)",
             )
 
 

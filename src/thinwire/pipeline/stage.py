@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -30,11 +31,12 @@ from ..key import Key
 from ..links import Dense
 from ..params import Layout, Params
 from ..task import suited
-from ..wire import Packet, State
+from ..wire import Packet, State, length
 from .schedule import Op, Schedule
 from .stored import AQSGD, Store
 from .watch import Watch
 
+ROOM = 16  # differences may take so small a share more than the numbers themselves, before they need two messages
 T = TypeVar("T")
 Way = Literal["forward", "backward", "look"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -53,12 +55,16 @@ class Take(NamedTuple):
 
 
 class Give(NamedTuple):
-    """Hands a packet on: ``forward`` to the part after, ``backward`` to the one before."""
+    """Hands a packet on: ``forward`` to the part after, ``backward`` to the one before.
+
+    ``usual`` is given with a packet that is larger than those to come: their bytes, about.
+    """
 
     way: Way
     batch: int
     micro: int
     packet: Packet
+    usual: int | None = None
 
 
 Talk = Generator[Take | Give | Mean | Gather, Any, T]
@@ -134,14 +140,15 @@ class Stage:
         self.optimizer = self.worker.optimizer if self.worker else s.optimizer(list(self.trained.values()))
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.device = next(iter(self.trained.values())).device
-        # What writes over its input must not write over what is kept of it.
-        self.fresh = any(getattr(m, "inplace", False) for m in self.module.modules())
+        # What writes over its input must not write over what is kept of it, or over a script's batch.
+        self.fresh = self.part == 0 or any(getattr(m, "inplace", False) for m in self.module.modules())
         self.statistics = any(True for _ in self.module.buffers())
         self.aux: nn.Module | None = None
         self.aux_optimizer: Optimizer | None = None
         stored = self.schedule.activations
         most = stored.examples if isinstance(stored, AQSGD) else 0
         self.sent, self.received = Store(most), Store(most)
+        self.announced = False  # how large messages of differences are
 
     # -- what a script asks for -----------------------------------------------
 
@@ -171,10 +178,12 @@ class Stage:
         judged = yield from self._judged()
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
-        with torch.no_grad(), self._holding(judged):
-            out: Tensor = self.module(x.to(self.device, copy=self.fresh))
-        for module, training in modes:
-            module.training = training
+        try:
+            with torch.no_grad(), self._holding(judged):
+                out: Tensor = self.module(x.to(self.device, copy=self.fresh))
+        finally:
+            for module, training in modes:
+                module.training = training
         if self.last:
             return out
         yield Give("look", number, 0, self._tensor(out))
@@ -229,14 +238,14 @@ class Stage:
         examples = self._examples(batch, op)
         if self.part == 0:
             x = self._piece(batch.x, op, "inputs x", "first")
-            if op.keep == "input":
-                x = x.clone()  # a script may reuse its batch
+            if op.keep != "graph":  # it may go back in a later step, and a script may reuse its batch
+                x = x.clone()
         else:
             packet = yield Take("forward", op.batch, op.micro)
             x = self._received(packet, "activations", op, self.part - 1, examples)
         if y is not None:
             y = y.to(self.device)
-            y = y.clone() if op.keep == "input" else y
+            y = y.clone() if op.keep != "graph" else y
         kept = Kept(op.batch, op.micro, x.to(self.device), y, None)
         if op.keep == "input":
             # The last part has nothing to hand on, and computes when it goes back.
@@ -254,7 +263,8 @@ class Stage:
         if not self.last:
             assert out is not None
             self._chained(out)
-            yield Give("forward", op.batch, op.micro, self._message(out.detach(), "activations", op, examples))
+            packet, usual = self._message(out.detach(), "activations", op, examples)
+            yield Give("forward", op.batch, op.micro, packet, usual)
 
     def _backward(self, op: Op) -> Talk[None]:
         kept = self.queue.popleft()
@@ -289,7 +299,7 @@ class Stage:
                 self._forget()
         if self.part:
             slope = kept.x.grad if kept.x.grad is not None else torch.zeros_like(kept.x)
-            yield Give("backward", op.batch, op.micro, self._message(slope, "gradients", op))
+            yield Give("backward", op.batch, op.micro, *self._message(slope, "gradients", op))
 
     def _step(self, op: Op) -> Talk[None]:
         s = self.settings
@@ -401,7 +411,7 @@ class Stage:
     def _guessed(self, kept: Kept) -> Tensor:
         assert kept.out is not None
         h = kept.out.detach()
-        aux = self._aux(h.shape)
+        aux = self._aux(h.shape, h.dtype)
         with torch.no_grad():
             guess: Tensor = functional_call(aux, {n: b.clone() for n, b in aux.named_buffers()}, (h,))
         self.untaught.append((kept.batch, h))
@@ -413,22 +423,22 @@ class Stage:
         self.owed -= 1
         batch, h = self.untaught.popleft()
         assert batch == op.batch
-        aux = self._aux(h.shape)
+        aux = self._aux(h.shape, h.dtype)
         assert self.aux_optimizer is not None
         self.aux_optimizer.zero_grad()
-        F.mse_loss(aux(h), error).backward()  # type: ignore[no-untyped-call]
+        F.mse_loss(aux(h), error.to(h.dtype)).backward()  # type: ignore[no-untyped-call]
         self.aux_optimizer.step()
 
     def _unlearn(self) -> None:
         self.aux = self.aux_optimizer = None
 
-    def _aux(self, shape: Sequence[int]) -> nn.Module:
-        """The network that predicts error gradients of activations of a shape."""
+    def _aux(self, shape: Sequence[int], dtype: torch.dtype) -> nn.Module:
+        """The network that predicts error gradients of activations of a shape and a type."""
         if self.aux is None:
             before = torch.get_rng_state()
             torch.manual_seed(Key(self.settings.seed, client=self.part, where="pipeline").number("auxiliary"))
             try:
-                self.aux = predictor(shape).to(self.device)
+                self.aux = predictor(shape).to(self.device, dtype)
             finally:
                 torch.set_rng_state(before)
             self.aux_optimizer = self.settings.optimizer(list(self.aux.parameters()))
@@ -443,16 +453,20 @@ class Stage:
         """The number among all parts of all replicas: no two draw alike."""
         return self.replica * self.parts + part
 
-    def _message(self, x: Tensor, where: str, op: Op, examples: list[int] | None = None) -> Packet:
+    def _message(self, x: Tensor, where: str, op: Op, examples: list[int] | None = None) -> tuple[Packet, int | None]:
+        """A packet, and the bytes of those to come where it is larger than they are."""
         link: Any = getattr(self.schedule, where)
         key = self._key(where, op, self.part)
         if isinstance(link, AQSGD):
-            x = x.detach().to("cpu", torch.float32)
-            return [str(x.dtype), list(x.shape), self.sent.send(link.link, x, self._named(examples), key)]
+            kind, numbers, usual = [str(x.dtype), list(x.shape)], x.detach().to("cpu", torch.float32), None
+            if not self.announced and not self.sent.knows(self._named(examples)):
+                later = length([*kind, self.sent.differences(link.link, numbers, key)])
+                usual, self.announced = later + later // ROOM, True
+            return [*kind, self.sent.send(link.link, numbers, self._named(examples), key)], usual
         if type(link) is Dense:
-            return self._tensor(x)
+            return self._tensor(x), None
         params = Params.of([("x", x.detach().cpu())])
-        return [str(x.dtype), list(x.shape), link.send(params, None, key)[0]]
+        return [str(x.dtype), list(x.shape), link.send(params, None, key)[0]], None
 
     @staticmethod
     def _tensor(x: Tensor) -> Tensor:
@@ -473,7 +487,7 @@ class Stage:
         dtype = getattr(torch, str(kind).removeprefix("torch."), None)
         check(isinstance(dtype, torch.dtype), "the name of a type")
         if isinstance(link, AQSGD):
-            return self.received.recv(link.link, inner, self._named(examples), key)
+            return self.received.recv(link.link, inner, self._named(examples), key).to(dtype)
         layout = Layout(("x",), (torch.Size(shape),), torch.float64 if dtype == torch.float64 else torch.float32)
         found: Tensor = link.recv(inner, layout, None, key)[0]["x"].to(dtype)
         return found
@@ -522,9 +536,11 @@ class Stage:
             "most": self.most,
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_name": type(self.optimizer).__name__,
             # Of a batch whose other micro-batches go back later.
             "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
             "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
+            "channels_last": [[_channels_last(k.x) for k in self.queue], [_channels_last(h) for _, h in self.untaught]],
             "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
             "untaught": [[batch, h] for batch, h in self.untaught],
@@ -544,33 +560,44 @@ class Stage:
             mine, theirs = self.module.state_dict(), state["module"]
             fits = mine.keys() == theirs.keys() and all(mine[n].shape == theirs[n].shape for n in mine)
             require(fits, f"its part {self.part} has other parameters")
+            own, name = type(self.optimizer).__name__, state.get("optimizer_name", "another optimiser")
+            groups, found = (each.get("param_groups", []) for each in (self.optimizer.state_dict(), state["optimizer"]))
+            fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in found]
+            require(fits, f"part {self.part} of it was trained with {name}, in its groups, and here it is {own}")
             state = _copied(state)
             for name, value in mine.items():
                 value.copy_(state["module"][name])
             self.optimizer.load_state_dict(state["optimizer"])
             for name, p in self.trained.items():
-                p.grad = state["grads"][name].to(self.device) if name in state["grads"] else None
+                p.grad = torch.empty_like(p).copy_(state["grads"][name]) if name in state["grads"] else None
             for name in ("steps", "first", "given", "owed", "most"):
                 setattr(self, name, state[name])
+            # In the order in memory that the parameters have: sums over another order have other bits.
             self.versions = {
-                v: {n: p.to(self.device).requires_grad_() for n, p in w.items()} for v, w in state["versions"]
+                v: {n: torch.empty_like(self.trained[n]).copy_(p).requires_grad_() for n, p in w.items()}
+                for v, w in state["versions"]
             }
             self.losses = {b: [torch.tensor(x) for x in found] for b, found in state["losses"]}
-            self.untaught = deque((batch, h.to(self.device)) for batch, h in state["untaught"])
+            queued, untaught = state.get("channels_last", ([], []))
+            self.untaught = deque(
+                (batch, _ordered(h.to(self.device), last))
+                for (batch, h), last in zip_longest(state["untaught"], untaught)
+            )
             if self.worker is not None:
                 self.worker.kept = thawed(state["worker"], self.worker.kept)
             self._unlearn()
             if state["aux"] is not None:
                 shape, weights, kept = state["aux"]
-                self._aux(shape).load_state_dict(weights)
+                self._aux(shape, weights["0.weight"].dtype).load_state_dict(weights)
                 assert self.aux_optimizer is not None
                 self.aux_optimizer.load_state_dict(kept)
             for store, held in ((self.sent, state["sent"]), (self.received, state["received"])):
                 store.held.clear()
                 store.held.update((e, h) for e, h in held)
             self.queue = deque()
-            for batch, micro, x, y, version in state["queue"]:
-                kept = Kept(batch, micro, x.to(self.device), None if y is None else y.to(self.device), None, version)
+            for (batch, micro, x, y, version), last in zip_longest(state["queue"], queued):
+                x, y = _ordered(x.to(self.device), last), None if y is None else y.to(self.device)
+                kept = Kept(batch, micro, x, y, None, version)
                 if version is not None:
                     self._graph(kept, still=True)
                 self.queue.append(kept)
@@ -596,6 +623,17 @@ def predictor(shape: Sequence[int]) -> nn.Module:
     made = nn.Sequential(*layers, last)
     made.shape = list(shape)  # type: ignore[assignment]
     return made
+
+
+def _channels_last(x: Tensor | None) -> bool:
+    """Whether pictures lie in memory by pixel, which a copy for a checkpoint does not."""
+    if x is None or x.ndim != 4 or x.is_contiguous():
+        return False
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _ordered(x: Tensor, channels_last: bool | None) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
 def _copied(x: Any) -> Any:

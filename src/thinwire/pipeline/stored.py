@@ -32,6 +32,9 @@ class AQSGD(Config):
     examples a batch has. Raises ``ValueError`` for fewer than 1 example, and ``CombinationError`` for a link with a
     memory of its own.
 
+    A frame between processes is as large as a message of differences. Whole examples make a message larger, and what
+    does not fit follows in a message of its own, for which a slow link takes a round trip more.
+
     Differences from the paper: the memory is bounded, and in main memory. m is of whole examples, without the paper's
     choice to keep m itself in few bits. The paper's bits are those of ``QSGD(levels, norm="max")``.
     """
@@ -54,6 +57,14 @@ class Store:
     def __init__(self, most: int) -> None:
         self.most = most
         self.held: OrderedDict[int, Tensor] = OrderedDict()
+
+    def knows(self, examples: list[int]) -> bool:
+        """Whether all of them are held: their activations are sent as differences alone."""
+        return all(example in self.held for example in examples)
+
+    def differences(self, link: Link, x: Tensor, key: Key) -> Packet:
+        """A packet of the size of those in which no example is whole. Nothing changes."""
+        return [x[:0].contiguous(), link.send(Params.of([("x", x)]), None, key)[0]]
 
     def send(self, link: Link, x: Tensor, examples: list[int], key: Key) -> Packet:
         """A batch of activations, [b, ...], as a packet: whole examples, and the differences of the others."""
