@@ -15,8 +15,9 @@ import thinwire as tw
 from problems import key
 from thinwire.errors import WireError
 from thinwire.kernels import native
+from thinwire.kernels.adaptive import Writer
 from thinwire.links import LowRank, TopK, TransformCoding
-from thinwire.links.bitstream import most_terms
+from thinwire.links.bitstream import CONTEXTS, LEVELS, MODE, _put, most_terms
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads
 
@@ -178,6 +179,19 @@ def test_the_modes_of_many_layers_may_be_more_bits_than_there_are() -> None:
     size, error = lost(TransformCoding(64), x)
     assert size <= 64
     assert error < 1
+
+
+def test_a_few_bytes_that_stand_for_a_thousand_terms_are_refused_before_any_is_multiplied() -> None:
+    # Beyond the last byte a reader reads zeros: the mode of 400 terms, the level 1 of the first, and all else for nothing.
+    wide, writer = Layout(("w",), (Size([2_000, 2_000]),)), Writer(CONTEXTS, 100)
+    _put(writer, [401], MODE, negative=False)
+    _put(writer, [1, *[0] * 399], LEVELS)
+    coded = writer.bytes()
+    assert coded is not None
+    packet = torch.cat([torch.tensor([0, 0, 128, 63], dtype=torch.uint8), coded])  # the step 1.0
+    assert len(packet) < 20
+    with pytest.raises(WireError, match="4 bytes a term expected"):
+        TransformCoding(3_000).check(packet, wide, None, key(0))
 
 
 def test_more_terms_than_any_sender_sends_are_refused() -> None:
