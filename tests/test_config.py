@@ -68,6 +68,7 @@ WRONG = {
     "sets.Dirichlet('0.1')": "Dirichlet(alpha='0.1'): float is expected",
     "ddp.DEF(lam='x')": "DEF(lam='x'): float or None is expected",
     "simulate('FedAvg()', 3, data, 1)": "'FedAvg()' is text: give the method itself, without quotation marks",
+    "simulate(PerClient(TopK(0.1)), 3, data, 1)": "such as FedAvg(down=PerClient())",
     "simulate(TopK(0.1), 3, data, 1)": "TopK(0.1) is a link: give a method that holds it, such as FedAvg(up=TopK(0.1))",
     "problem.standard('digits', split='iid')": "split='iid': give an object such as IID() or Dirichlet(0.3)",
     "problem.standard('digits', split=sets.IID)": "IID'>: give an object such as IID() or Dirichlet(0.3)",

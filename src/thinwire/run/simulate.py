@@ -21,6 +21,7 @@ from ..algorithms.base import Algorithm
 from ..config import differing
 from ..errors import RunError, require
 from ..key import Key
+from ..links import PerClient
 from ..links.base import Link
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
@@ -165,7 +166,8 @@ class Simulation(Rounds):
         )
         require(
             not isinstance(algorithm, Link),
-            f"{algorithm!r} is a link: give a method that holds it, such as FedAvg(up={algorithm!r})",
+            f"{algorithm!r} is a link: give a method that holds it, such as "
+            f"FedAvg({'down' if isinstance(algorithm, PerClient) else 'up'}={algorithm!r})",
         )
         runnable(algorithm)
         require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
