@@ -27,6 +27,7 @@ from ..config import Config
 from ..errors import require
 from ..key import Key
 from ..links import EF21, Budget, Dense, ErrorFeedback, Half, Link, PerClient, TransformCoding
+from ..links.allocation import least as single_entry
 from ..local import LocalSGD, Trainer
 from ..params import Params
 from ..wire import length
@@ -37,7 +38,7 @@ from .fedavg import FedAvg
 DEFAULT = 0.01  # of FedAvg's bytes
 DECAY = 0.8  # of the served average
 SPLITS = (1 / 9, 1 / 5, 1 / 3, 1 / 2, 2 / 3)  # shares of the uplink that are tried: 1 : 8 to 2 : 1
-LEAST = 64  # bytes of a packet: what a single entry takes at most
+LEAST = 64  # bytes of a packet at least: what a single entry takes where no layer is very large
 RATHER = 1.05  # times the least error that a codec of less computing may leave
 EXACT = 1e-6  # share of the squared length that may be missing from what is as good as whole
 FRESH = 0.5  # share of clients in a round from which a residual is young enough to be worth sending
@@ -55,7 +56,7 @@ LOSSY = ("budget", "transform")
 
 
 class TooSmall(ValueError):
-    """A budget that does not hold the headers of a visit and 64 bytes a direction."""
+    """A budget that does not hold the headers of a visit and, in each direction, a single entry."""
 
 
 class Measured(NamedTuple):
@@ -156,9 +157,9 @@ class Auto(Config):
     def choose(self, found: Measured, key: Key, before: Choice | None = None) -> Verdict:
         """What suits a run that was measured. With ``before`` all but the split stays.
 
-        Raises :class:`TooSmall` for a budget that leaves less than 64 bytes a direction, and names one that does not.
+        Raises :class:`TooSmall` for a budget that does not hold a single entry in each direction, and names one that does.
         """
-        least = min(LEAST, length(found.movement.flat))  # a model may be smaller
+        least = _least(found)
         rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= least]
         if not rooms and before is None:
             raise TooSmall(self._short(found))
@@ -205,7 +206,7 @@ class Auto(Config):
         """Why there is no room, and what would be enough."""
         whole, price = self._priced(found)
         fixed = sum(map(_times, price, found.fixed))
-        most = (LEAST + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
+        most = (_least(found) + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
         name, unit = next((n, u) for n, u in UNITS.items() if getattr(self, n) is not None)
         enough = (fixed + most) * (getattr(self, name) / whole)
         digits = 0 if name == "bytes" else 1 - math.floor(math.log10(enough))
@@ -313,6 +314,12 @@ def _reasons(found: Measured, choice: Choice) -> list[str]:
     elif choice.up.codec in LOSSY:
         said.append(f"No error feedback: a residual would be {away:.3g} rounds old when it is sent.")
     return said
+
+
+def _least(found: Measured) -> int:
+    """The bytes of a packet, at least: those of a single entry. A whole model may be fewer."""
+    layout = found.movement.layout
+    return min(max(LEAST, single_entry(layout)), length(found.movement.flat))
 
 
 def _times(price: float, bytes: int) -> float:
