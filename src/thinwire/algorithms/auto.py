@@ -104,8 +104,8 @@ class Auto(Config):
     ``budget`` is a share of the bytes that :class:`FedAvg` sends at equal rounds, up and down together. It is 0.01
     where nothing else is given. In place of it: ``bytes`` a client and visit, up and down together, or ``seconds`` of
     transfer a visit at the rates of the slowest client of the run's ``Network``. Headers, norm statistics and first
-    contacts count in it. With dropouts the bytes of lost replies count as FedAvg's do, on average. ``local`` is how
-    clients train, as in every method.
+    contacts count in it. With dropouts the bytes of lost replies are saved in both, so the share holds on average.
+    ``local`` is how clients train, as in every method.
 
     ``simulate`` and ``thinwire run`` take it where they take a method. Before round 1 a cohort of at most four clients
     trains one round. Nothing of that crosses a network. From their updates these are chosen:
@@ -178,7 +178,11 @@ class Auto(Config):
     # -- the room that there is -----------------------------------------------
 
     def _priced(self, found: Measured) -> tuple[float, tuple[float, float]]:
-        """What a visit may cost, and what a byte up and a byte down cost."""
+        """What a visit may cost, and what a byte up and a byte down cost.
+
+        A share of FedAvg's bytes is one of those that arrive, and so are the bytes that count in it: a reply's cost
+        less where some are lost.
+        """
         if self.seconds is not None:
             require(
                 found.rates is not None,
@@ -190,7 +194,7 @@ class Auto(Config):
             return float(self.bytes), (1.0, 1.0)
         assert self.budget is not None
         up, down = found.dense
-        return self.budget * (found.replies * up + down), (1.0, 1.0)
+        return self.budget * (found.replies * up + down), (found.replies, 1.0)
 
     def _room(self, found: Measured, share: float) -> tuple[int, int]:
         """Bytes of a packet up and of one down, where the uplink has this share of what headers leave."""
