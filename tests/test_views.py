@@ -51,10 +51,9 @@ def test_a_budget_above_dense_is_dense() -> None:
     assert own.params.flat.equal(simulated(f"FedAvg({LOCAL})").params.flat)
 
 
-@pytest.mark.parametrize("plan", ["each", "together"])
-def test_clients_that_begin_from_different_points_are_trained_as_one_too(plan: Any) -> None:
-    each = simulated(OWN, module=plain, plan="each")
-    assert torch.allclose(simulated(OWN, module=plain, plan=plan).params.flat, each.params.flat, atol=1e-6)
+def test_clients_that_begin_from_different_points_are_trained_as_one_too() -> None:
+    each, together = (simulated(OWN, module=plain, plan=plan) for plan in ("each", "together"))
+    assert torch.allclose(together.params.flat, each.params.flat, atol=1e-6)
     assert not each.params.flat.equal(simulated(f"FedAvg({LOCAL})", module=plain).params.flat)
 
 
@@ -125,6 +124,15 @@ def test_the_form_that_is_left_open_is_that_of_fewer_bytes(link: str, sample: in
     assert found.params.flat.equal(simulated(expected, module=plain, cohort=None, sample=sample).params.flat)
 
 
+@pytest.mark.parametrize(
+    "about", [{"dropout": 0.5}, {"network": tw.Network(mbit=1.0, deadline=2.0)}], ids=["dropout", "deadline"]
+)
+def test_the_form_that_is_left_open_is_per_client_where_replies_are_lost(about: dict[str, Any]) -> None:
+    method = tw.parse(f"FedAvg({LOCAL}, down=PerClient(TopK(0.1), auto=True))")
+    run = tw.Simulation(method, plain, TASKS, workers=1, **about)  # all take part
+    assert run.facts()["downlink"] == "per client"
+
+
 def test_a_prediction_knows_both_forms() -> None:
     problem = Problem(plain, [tw.Supervised(*task) for task in TASKS], None)
     own, stream = (
@@ -141,7 +149,7 @@ def test_a_prediction_knows_both_forms() -> None:
 
 
 def views(seed: int, rounds: int = 8, clients: int = 3) -> None:
-    """A schedule drawn at random: whose calls and answers are lost, when server and client are started anew."""
+    """A schedule drawn at random: whose calls and answers are lost, when the server is started anew."""
     draw = random.Random(seed)
     method: Any = tw.parse(draw.choice(METHODS[:4]))
     known, module = draw.random() < 0.5, plain()

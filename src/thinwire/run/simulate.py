@@ -300,6 +300,12 @@ class Simulation(Rounds):
         network = self.setting.network
         return 0.0 if network is None else network.rate(client, self.seed)
 
+    @property
+    def answered(self) -> float:
+        """With a deadline it is not known how many come late, so the share is put at a half of those that answer."""
+        network = self.setting.network
+        return (1 - self.setting.dropout) * (0.5 if network is not None and network.deadline is not None else 1.0)
+
     def mark_of(self, client: int, base: int) -> int:
         """A number as long as a mark: nothing is lost here that a mark would show."""
         return NUMBER if base else 0
