@@ -157,7 +157,8 @@ class Auto(Config):
     def choose(self, found: Measured, key: Key, before: Choice | None = None) -> Verdict:
         """What suits a run that was measured. With ``before`` all but the split stays.
 
-        Raises :class:`TooSmall` for a budget that does not hold a single entry in each direction, and names one that does.
+        Raises :class:`TooSmall` for a budget that does not hold a single entry in each direction, and names one that
+        does.
         """
         least = _least(found)
         rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= least]
@@ -217,7 +218,8 @@ class Auto(Config):
         raised = math.ceil(enough * 10**digits) / 10**digits
         instead = f"raise {name} to {raised:g}"
         if name == "budget" and raised > 1:
-            instead = f"FedAvg itself sends little more: give bytes={math.ceil(fixed + most)} in place of the budget"
+            bytes = math.ceil(fixed + most)
+            instead = f"FedAvg itself sends little more: give bytes={bytes} in place of the budget, Auto(bytes={bytes})"
         return (
             f"{self!r}: a visit may take {whole:.3g} {unit}, and its headers and norm statistics take {fixed:.3g} of "
             f"it; {instead}"
