@@ -88,7 +88,7 @@ class Rounds(ABC):
         self.server, self.known = self.start.server, known
         self.up, down = forms(algorithm, self.start, self.buffers)
         self.private = private(algorithm, self.start)
-        self.pending = dict[int, Pending]()  # of calls that are not answered yet
+        self.pending = dict[int, Pending]()  # of calls of this round that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
