@@ -35,6 +35,7 @@ WRONG = {
     "LUAR(FedAvg, 1)": ("LUAR(inner=FedAvg): FedAvg is a class, not FedAvg(); Algorithm such as FedAvg() is expected"),
     "FedAvg(weights='example')": "FedAvg(weights='example'): one of 'examples', 'uniform', 'steps' is expected",
     "FedAvg(buffers='average')": "FedAvg(buffers='average'): one of 'mean', 'local' is expected",
+    "FedAvg(down='auto')": "dict[str, Link] is expected; PerClient(TopK(0.1), auto=True) chooses between one stream",
     "FedAvg(up='TopK(0.1)')": "FedAvg(up='TopK(0.1)'): Link such as TopK(0.01) or dict[str, Link] is expected",
     "FedAvg(opt='adam')": "FedAvg(opt='adam'): Optimizer such as Adam(0.03) is expected",
     "FedAvg(0.1)": "FedAvg(local=0.1): Trainer such as LocalSGD(0.1) is expected",
