@@ -27,7 +27,7 @@ from ..run.network import Network
 from ..run.result import Result
 from ..run.simulate import simulate
 from ..train.one import Slot, made
-from .predict import Range, predict
+from .predict import ABOUT, Range, predict
 
 CLOSE = 0.02  # of accuracy: what a rehearsal of a few rounds cannot tell apart
 
@@ -258,9 +258,8 @@ def show(found: Plan) -> None:
     title = f"{found.rounds} rounds of {found.sample} of {found.clients} clients, links of {rate}: transfer alone"
     head = ["method", "MB up", "MB down", "seconds", f"after {found.rehearsed} rounds"]
     head += [] if found.target is None else [f"to {found.target:.1%}"]
-    note = (
-        f"Bytes and seconds are predicted for all rounds. Accuracy is that of {found.rehearsed} rounds, really trained."
-    )
+    trained = f"Accuracy is that of {found.rehearsed} rounds, really trained."
+    note = f"Bytes and seconds are predicted for all rounds. {ABOUT} {trained}"
     draw(title, head, lines, (), note)
     for row in found.rows:
         for sentence in row.why:
