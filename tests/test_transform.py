@@ -71,6 +71,14 @@ def test_of_a_layer_of_four_terms_and_noise_more_bytes_leave_no_more_error() -> 
     assert errors[1] < 1e-4
 
 
+def test_entries_of_a_long_narrow_layer_fill_the_bytes() -> None:
+    # All of its levels are zeros or ones, so bytes jump with the step: 778 bytes left more error than 600.
+    x = Params.of([("w", torch.randn(20_000, 2, generator=torch.Generator().manual_seed(0)))])
+    (_, few), (size, more) = (lost(TransformCoding(most), x) for most in (600, 778))
+    assert size > 0.7 * 778
+    assert more < few
+
+
 def test_an_update_of_nearly_low_rank_is_seen_better_than_other_links_do_with_more_bytes() -> None:
     (few, own), (low, rank), (top, sparse) = lost(TransformCoding(1_500)), lost(LowRank(2)), lost(TopK(0.1))
     assert few < low / 2

@@ -28,10 +28,12 @@ LARGEST = 3e38  # step that is sent
 ENTRIES_TRIED, SIDE_TRIED = 1 << 13, 64  # numbers of all layers, and of one side of a term, that steps are tried on
 TRIES = 24  # steps that are tried on these, at most
 AGAIN = 8  # times that terms are chosen anew, at most, where those that were chosen cannot do
-CODED = 6  # steps with which all is coded, at most
+CODED = 6  # steps with which all is coded, at most, or twice as many where the best leaves much of the room
 AROUND = 8  # bytes of a packet beside those of a step and the levels
 SPREAD = 4  # bytes by which packets of a single entry differ beside those that its place takes
 CLOSE = 0.985  # of the bytes allowed, which end the search
+LITTLE = 0.7  # of the bytes allowed; with less, as many steps are tried again,
+LEFT = 64  # but not for so few bytes
 FILLED = 0.9  # of the bytes allowed; with less, layers are coded as they would be with a finer step, too
 
 
@@ -93,7 +95,9 @@ def fitted(
     fine, coarse = 0.0, math.inf  # the coarsest step that is too fine, the finest that is coarse enough
     last: tuple[float, float] | None = None
     best: tuple[Tensor, list[Part], float] | None = None
-    for _ in range(CODED):
+    for tried in range(2 * CODED):
+        if tried >= CODED and (enough is not None or best is None or best[0].numel() + LEFT >= LITTLE * room):
+            break
         step = max(step, finest(layers))
         if step > COARSEST or step * largest > LARGEST or (last is not None and step == last[0]):
             break
