@@ -27,6 +27,7 @@ from ..key import Key
 from ..params import Params
 from ..run.client import ClientState
 from ..run.envelope import SMALL, Answer, mark, read_answer
+from ..run.folder import Folder
 from ..run.identity import data_digest
 from ..run.network import measured
 from ..run.own_tests import unpacked
@@ -281,9 +282,9 @@ class Deployment(Rounds):
             self.marks[client] = self.taken[client].answer.state
             self.pending.pop(client, None)
             self.unanswered.drop(client)
-        for client, ends in self.pending.items():
+        for client, (tx, down) in self.pending.items():
             if self.algorithm.late and client in self.sent:  # else no later answer is of use
-                self.unanswered.put(client, self._sent_ends()._replace(version=key.round, tx=ends.tx, down=ends.down))
+                self.unanswered.put(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
         self.pending.clear()
         used = len([client for client in now if client in moved])
         record = self.finish(0.0, self.called, self.called - used, evaluate)
