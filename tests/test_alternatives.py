@@ -108,15 +108,15 @@ def test_expressions_after_plan_are_rows_and_of_auto_what_it_chooses(
     monkeypatch.setattr(sys, "argv", ["thinwire", "plan", *said])
     with pytest.raises(SystemExit):
         main()
-    enough = re.search(r"in place of the budget, (Auto\(bytes=\d+\))", capsys.readouterr().out.replace("\n", " "))
+    enough = re.search(r"give (bytes=\d+) in place of the budget", capsys.readouterr().out)
     assert enough is not None
-    monkeypatch.setattr(sys, "argv", ["thinwire", "plan", enough[1], "FedAvg(up=STC(0.5))", *said, "--json"])
+    monkeypatch.setattr(sys, "argv", ["thinwire", "plan", f"Auto({enough[1]})", "FedAvg(up=STC(0.5))", *said, "--json"])
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert any(row["expression"] == "FedAvg(LocalSGD(0.3), up=STC(0.5))" for row in rows)
-    assert rows[-1]["name"].startswith(f"{enough[1]}: Averaged(FedAvg(LocalSGD(0.3)")
+    assert rows[-1]["name"].startswith(f"Auto({enough[1]}): Averaged(FedAvg(LocalSGD(0.3)")
     assert rows[-1]["why"]
 
 

@@ -218,8 +218,8 @@ class Auto(Config):
         raised = math.ceil(enough * 10**digits) / 10**digits
         instead = f"raise {name} to {raised:g}"
         if name == "budget" and raised > 1:
-            bytes = math.ceil(fixed + most)
-            instead = f"FedAvg itself sends little more: give bytes={bytes} in place of the budget, Auto(bytes={bytes})"
+            visit = sum(found.fixed) + 2 * (_least(found) + 1)  # where every reply arrives
+            instead = f"FedAvg itself sends little more: give bytes={visit} in place of the budget"
         return (
             f"{self!r}: a visit may take {whole:.3g} {unit}, and its headers and norm statistics take {fixed:.3g} of "
             f"it; {instead}"
@@ -230,7 +230,10 @@ class Auto(Config):
         whole, price = self._priced(found)
         unit = "s" if self.seconds is not None else "bytes"
         fixed = sum(map(_times, price, found.fixed))
-        return [f"A visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."]
+        mean = "On average a" if price[0] < 1 and self.budget is not None else "A"
+        return [
+            f"{mean} visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."
+        ]
 
 
 def runnable(algorithm: Any) -> None:
