@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,27 @@ def test_for_a_model_that_is_smaller_than_headers_the_rest_is_planned(
     assert "Left out: Auto(0.01, local=LocalSGD(0.3)): a visit may take" in shown
     assert "give bytes=" in shown
     assert "\nthinwire run " in shown
+
+
+def test_expressions_after_plan_are_rows_and_of_auto_what_it_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.py").write_text(SIX_NUMBERS)
+    monkeypatch.chdir(tmp_path)
+    said = ["--task", "small:made", "--clients", "4", "--rounds", "3", "--lr", "0.3", "--rehearse", "1"]
+    monkeypatch.setattr(sys, "argv", ["thinwire", "plan", *said])
+    with pytest.raises(SystemExit):
+        main()
+    enough = re.search(r"give (bytes=\d+) in place of the budget", capsys.readouterr().out)
+    assert enough is not None
+    monkeypatch.setattr(sys, "argv", ["thinwire", "plan", f"Auto({enough[1]})", "FedAvg(up=STC(0.5))", *said, "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert any(row["expression"] == "FedAvg(LocalSGD(0.3), up=STC(0.5))" for row in rows)
+    assert rows[-1]["name"].startswith(f"Auto({enough[1]}): Averaged(FedAvg(LocalSGD(0.3)")
+    assert rows[-1]["why"]
 
 
 def row(name: str, seconds: float, accuracy: float | None, reached: Reached | None = None) -> Row:

@@ -137,6 +137,7 @@ def test_predict_says_what_a_run_then_costs(compared, thinwire):
     code, shown, _ = thinwire("predict", "FedAvg()", "FedAvg(up=LBGM(threshold=0.9))", *SMALL, "--lr", "0.2", "--json")
     assert code == 0
     dense, lbgm = json.loads(shown.splitlines()[-1])["predictions"]
+    assert "figures are about those of the run" in " ".join(shown.split())
     measured = found["rows"][0]
     assert dense["bytes_up"][0] == dense["bytes_up"][1]
     assert dense["bytes_up"][0] == pytest.approx(measured["bytes_up"], rel=1e-3)

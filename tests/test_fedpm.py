@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -56,10 +57,32 @@ def test_a_mask_takes_its_entropy_and_a_few_bytes_and_loses_nothing(p: float, en
     assert len(tw.dumps(packet)) < 1.05 * entropy * 30_000 / 8 + 60
 
 
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
 def task() -> Supervised:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(64, 6, generator=g)
     return Supervised(x, (x[:, 0] * x[:, 1] > 0).long())
+
+
+@pytest.mark.parametrize("start", ["sent", "known"])
+@pytest.mark.parametrize("down", ["EF21(Dense())", "{'theta': EF21(Dense())}"])
+def test_links_with_a_memory_open_at_a_first_broadcast_that_has_no_probabilities(start: Any, down: str) -> None:
+    # EF21 around a link that loses nothing: theta has few values, and their sums are exact but for rounding.
+    plain, own = (
+        tw.simulate(tw.parse(f"FedPM(down={each})"), net, [task()] * 3, 4, sample=2, start=start, workers=1)
+        for each in ("Dense()", down)
+    )
+    assert torch.allclose(own.params.flat, plain.params.flat, atol=1e-5)
+
+
+def test_a_model_of_short_floats_is_trained_in_them() -> None:
+    short = Supervised(task().inputs.bfloat16(), task().targets)
+    run = tw.simulate(FedPM(), lambda: net().bfloat16(), [short] * 2, 2, workers=1)
+    assert {x.dtype for x in run.module.parameters()} == {torch.bfloat16}
+    assert run.rounds[1]["train_loss"] > 0
 
 
 def test_masks_alone_learn_what_random_weights_cannot() -> None:

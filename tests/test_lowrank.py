@@ -138,3 +138,15 @@ def test_error_feedback_over_what_is_no_contraction_or_has_its_own_is_refused() 
     for link in (ATOMO(2), PowerSGD(2)):
         with pytest.raises(CombinationError, match="needs a link that always keeps a part"):
             ErrorFeedback(link)
+
+
+@pytest.mark.parametrize("link", [LowRank(2), ATOMO(2), PowerSGD(2)], ids=repr)
+def test_each_product_and_each_sum_of_factors_is_rounded_once_on_every_machine(link: Link) -> None:
+    # -(1 + 2^-11) and then (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24, whose last bit is rounded off: they cancel. Where a
+    # library fuses the product with the sum, 2^-24 is left.
+    shape = Size([64, 48])
+    left = torch.tensor([-(1 + 2**-11), 1 + 2**-12]).expand(64, 2)
+    right = torch.tensor([[1.0], [1 + 2**-12]]).expand(2, 48)
+    packet = loads(dumps([torch.cat([left.reshape(-1), right.reshape(-1)])]))
+    seen, _ = link.recv(packet, Layout(("w",), (shape,)), None, Key(0))
+    assert not seen.flat.any()

@@ -13,9 +13,11 @@ from torch import nn
 import thinwire as tw
 from elsewhere import AWAY, LOCAL, TASKS, Start, assert_the_same_elsewhere, deployed, model, node, simulated
 from thinwire.analysis.predict import predict
+from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, OutOfSync
 from thinwire.problem import Problem
 from thinwire.run.envelope import read_call
+from thinwire.run.folder import Folder
 from thinwire.run.messages import Form
 from thinwire.run.stream import View, catch_up
 from thinwire.run.views import Views, visit
@@ -51,10 +53,9 @@ def test_a_budget_above_dense_is_dense() -> None:
     assert own.params.flat.equal(simulated(f"FedAvg({LOCAL})").params.flat)
 
 
-@pytest.mark.parametrize("plan", ["each", "together"])
-def test_clients_that_begin_from_different_points_are_trained_as_one_too(plan: Any) -> None:
-    each = simulated(OWN, module=plain, plan="each")
-    assert torch.allclose(simulated(OWN, module=plain, plan=plan).params.flat, each.params.flat, atol=1e-6)
+def test_clients_that_begin_from_different_points_are_trained_as_one_too() -> None:
+    each, together = (simulated(OWN, module=plain, plan=plan) for plan in ("each", "together"))
+    assert torch.allclose(together.params.flat, each.params.flat, atol=1e-6)
     assert not each.params.flat.equal(simulated(f"FedAvg({LOCAL})", module=plain).params.flat)
 
 
@@ -125,6 +126,15 @@ def test_the_form_that_is_left_open_is_that_of_fewer_bytes(link: str, sample: in
     assert found.params.flat.equal(simulated(expected, module=plain, cohort=None, sample=sample).params.flat)
 
 
+@pytest.mark.parametrize(
+    "about", [{"dropout": 0.5}, {"network": tw.Network(mbit=1.0, deadline=2.0)}], ids=["dropout", "deadline"]
+)
+def test_the_form_that_is_left_open_is_per_client_where_replies_are_lost(about: dict[str, Any]) -> None:
+    method = tw.parse(f"FedAvg({LOCAL}, down=PerClient(TopK(0.1), auto=True))")
+    run = tw.Simulation(method, plain, TASKS, workers=1, **about)  # all take part
+    assert run.facts()["downlink"] == "per client"
+
+
 def test_a_prediction_knows_both_forms() -> None:
     problem = Problem(plain, [tw.Supervised(*task) for task in TASKS], None)
     own, stream = (
@@ -141,7 +151,7 @@ def test_a_prediction_knows_both_forms() -> None:
 
 
 def views(seed: int, rounds: int = 8, clients: int = 3) -> None:
-    """A schedule drawn at random: whose calls and answers are lost, when server and client are started anew."""
+    """A schedule drawn at random: whose calls and answers are lost, when the server is started anew."""
     draw = random.Random(seed)
     method: Any = tw.parse(draw.choice(METHODS[:4]))
     known, module = draw.random() < 0.5, plain()
@@ -240,6 +250,50 @@ def test_calls_and_answers_that_are_lost_leave_both_ends_as_they_were(tmp_path: 
         server.end()
     kept = tw.simulate(tw.parse(OWN), model, TASKS, 4, cohort=[[0, 1], [0], [0], [0, 1]], workers=1, plan="each")
     assert server.algorithm.model(server.server).flat.equal(kept.params.flat)
+
+
+@pytest.mark.parametrize("start", ["sent", "known"])
+def test_clients_that_never_answer_take_no_memory_of_a_deployment_with_files(start: Start, tmp_path: Path) -> None:
+    def large() -> nn.Module:
+        return nn.Linear(1_000, 25)  # 100 kB
+
+    text = f"FedAvg({LOCAL}, down=PerClient(TransformCoding(1000)))"
+    server = Deployment(tw.parse(text), large, 20, sample=4, states=tmp_path / "states", start=start)
+    folder = Folder(tmp_path)
+    server.open(folder, resume=False)
+    for number in range(5):
+        server.begin(range(4 * number, 4 * number + 4))
+        folder.append(server.end(), server.ledger.lines(server.round))
+        server.save(folder)
+    assert not server.pending
+    assert (
+        tmp_path / "checkpoint"
+    ).stat().st_size < 400_000  # the server's model, its view and the newest broadcast, not twenty more
+
+
+def test_an_answer_that_comes_after_the_server_was_started_anew_is_taken(tmp_path: Path) -> None:
+    text, models = METHODS[1], []  # its calls are coded: the answer commits what the server has to know of the call
+    for way in ("whole", "anew"):
+        server, late = deployed(text, "known", tmp_path / way), b""
+        for number, cohort in enumerate([(0, 1, 2), (0, 1, 2), (0, 1), (0, 1, 2)], 1):
+            calls = server.begin(cohort)
+            if number == 3:
+                assert server.accept(2, late)
+            for client, call in calls.items():
+                answer = node(text, client, tmp_path / way).answer(call)
+                if (number, client) == (2, 2):
+                    late = answer
+                else:
+                    assert server.accept(client, answer)
+            record = server.end()
+            assert server.folder is not None
+            server.folder.append(record, server.ledger.lines(server.round))
+            server.save(server.folder)
+            if way == "anew":
+                server = deployed(text, "known", tmp_path / way)
+        models.append(server.algorithm.model(server.server).flat)
+    assert models[0].equal(models[1])
+    assert not list((tmp_path / "anew" / "s" / "states" / "unanswered").glob("*/*.thinwire"))
 
 
 def delivered(text: str, start: Start, seed: int, folder: Path) -> list[torch.Tensor]:

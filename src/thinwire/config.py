@@ -128,6 +128,9 @@ def _container(x: Any, show: Any) -> str:
 
 
 NO_FIT = object()
+MEANT = {  # what a value that does not fit an argument may have meant
+    ("down", "auto"): "PerClient(TopK(0.1), auto=True) chooses between one stream and messages of each client's own",
+}
 
 
 def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +147,8 @@ def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
             given = given if len(given) <= 200 else f"{given[:60]}..."
             if isinstance(value := arguments[name], type):
                 given, expected = value.__name__, f"{value.__name__} is a class, not {value.__name__}(); {expected}"
-            raise ExpressionError(f"{cls.__name__}({name}={given}): {expected}")
+            meant = MEANT.get((name, value), "") if isinstance(value, str) else ""
+            raise ExpressionError(f"{cls.__name__}({name}={given}): {expected}{meant and '; ' + meant}")
     return found
 
 

@@ -27,6 +27,7 @@ from ..config import Config
 from ..errors import require
 from ..key import Key
 from ..links import EF21, Budget, Dense, ErrorFeedback, Half, Link, PerClient, TransformCoding
+from ..links.allocation import least as single_entry
 from ..local import LocalSGD, Trainer
 from ..params import Params
 from ..wire import length
@@ -37,7 +38,7 @@ from .fedavg import FedAvg
 DEFAULT = 0.01  # of FedAvg's bytes
 DECAY = 0.8  # of the served average
 SPLITS = (1 / 9, 1 / 5, 1 / 3, 1 / 2, 2 / 3)  # shares of the uplink that are tried: 1 : 8 to 2 : 1
-LEAST = 64  # bytes of a packet: what a single entry takes at most
+LEAST = 64  # bytes of a packet at least: what a single entry takes where no layer is very large
 RATHER = 1.05  # times the least error that a codec of less computing may leave
 EXACT = 1e-6  # share of the squared length that may be missing from what is as good as whole
 FRESH = 0.5  # share of clients in a round from which a residual is young enough to be worth sending
@@ -55,7 +56,7 @@ LOSSY = ("budget", "transform")
 
 
 class TooSmall(ValueError):
-    """A budget that does not hold the headers of a visit and 64 bytes a direction."""
+    """A budget that does not hold the headers of a visit and, in each direction, a single entry."""
 
 
 class Measured(NamedTuple):
@@ -103,8 +104,8 @@ class Auto(Config):
     ``budget`` is a share of the bytes that :class:`FedAvg` sends at equal rounds, up and down together. It is 0.01
     where nothing else is given. In place of it: ``bytes`` a client and visit, up and down together, or ``seconds`` of
     transfer a visit at the rates of the slowest client of the run's ``Network``. Headers, norm statistics and first
-    contacts count in it. With dropouts the bytes of lost replies count as FedAvg's do, on average. ``local`` is how
-    clients train, as in every method.
+    contacts count in it. With dropouts the bytes of lost replies are saved in both, so the share holds on average.
+    ``local`` is how clients train, as in every method.
 
     ``simulate`` and ``thinwire run`` take it where they take a method. Before round 1 a cohort of at most four clients
     trains one round. Nothing of that crosses a network. From their updates these are chosen:
@@ -156,9 +157,10 @@ class Auto(Config):
     def choose(self, found: Measured, key: Key, before: Choice | None = None) -> Verdict:
         """What suits a run that was measured. With ``before`` all but the split stays.
 
-        Raises :class:`TooSmall` for a budget that leaves less than 64 bytes a direction, and names one that does not.
+        Raises :class:`TooSmall` for a budget that does not hold a single entry in each direction, and names one that
+        does.
         """
-        least = min(LEAST, length(found.movement.flat))  # a model may be smaller
+        least = _least(found)
         rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= least]
         if not rooms and before is None:
             raise TooSmall(self._short(found))
@@ -177,7 +179,11 @@ class Auto(Config):
     # -- the room that there is -----------------------------------------------
 
     def _priced(self, found: Measured) -> tuple[float, tuple[float, float]]:
-        """What a visit may cost, and what a byte up and a byte down cost."""
+        """What a visit may cost, and what a byte up and a byte down cost.
+
+        A share of FedAvg's bytes is one of those that arrive, and so are the bytes that count in it: a reply's cost
+        less where some are lost.
+        """
         if self.seconds is not None:
             require(
                 found.rates is not None,
@@ -189,7 +195,7 @@ class Auto(Config):
             return float(self.bytes), (1.0, 1.0)
         assert self.budget is not None
         up, down = found.dense
-        return self.budget * (found.replies * up + down), (1.0, 1.0)
+        return self.budget * (found.replies * up + down), (found.replies, 1.0)
 
     def _room(self, found: Measured, share: float) -> tuple[int, int]:
         """Bytes of a packet up and of one down, where the uplink has this share of what headers leave."""
@@ -205,14 +211,15 @@ class Auto(Config):
         """Why there is no room, and what would be enough."""
         whole, price = self._priced(found)
         fixed = sum(map(_times, price, found.fixed))
-        most = (LEAST + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
+        most = (_least(found) + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
         name, unit = next((n, u) for n, u in UNITS.items() if getattr(self, n) is not None)
         enough = (fixed + most) * (getattr(self, name) / whole)
         digits = 0 if name == "bytes" else 1 - math.floor(math.log10(enough))
         raised = math.ceil(enough * 10**digits) / 10**digits
         instead = f"raise {name} to {raised:g}"
         if name == "budget" and raised > 1:
-            instead = f"FedAvg itself sends little more: give bytes={math.ceil(fixed + most)} in place of the budget"
+            visit = sum(found.fixed) + 2 * (_least(found) + 1)  # where every reply arrives
+            instead = f"FedAvg itself sends little more: give bytes={visit} in place of the budget"
         return (
             f"{self!r}: a visit may take {whole:.3g} {unit}, and its headers and norm statistics take {fixed:.3g} of "
             f"it; {instead}"
@@ -223,7 +230,10 @@ class Auto(Config):
         whole, price = self._priced(found)
         unit = "s" if self.seconds is not None else "bytes"
         fixed = sum(map(_times, price, found.fixed))
-        return [f"A visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."]
+        mean = "On average a" if price[0] < 1 and self.budget is not None else "A"
+        return [
+            f"{mean} visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."
+        ]
 
 
 def runnable(algorithm: Any) -> None:
@@ -313,6 +323,12 @@ def _reasons(found: Measured, choice: Choice) -> list[str]:
     elif choice.up.codec in LOSSY:
         said.append(f"No error feedback: a residual would be {away:.3g} rounds old when it is sent.")
     return said
+
+
+def _least(found: Measured) -> int:
+    """The bytes of a packet, at least: those of a single entry. A whole model may be fewer."""
+    layout = found.movement.layout
+    return min(max(LEAST, single_entry(layout)), length(found.movement.flat))
 
 
 def _times(price: float, bytes: int) -> float:

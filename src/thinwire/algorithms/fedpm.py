@@ -82,7 +82,8 @@ class Sampled(Loss):
             theta = torch.sigmoid(logits[name])
             drawn = torch.rand(w.shape, generator=net.generator).to(theta.device)
             mask = (drawn < theta).to(theta.dtype)
-            weights[name] = (theta + (mask - theta).detach()) * w.to(theta.device)  # straight through
+            masked = (theta + (mask - theta).detach()) * w.to(theta.device)  # straight through
+            weights[name] = masked.to(logits[name].dtype)
         return task.loss(_With(net.module, weights), batch)
 
 

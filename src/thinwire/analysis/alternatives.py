@@ -27,7 +27,7 @@ from ..run.network import Network
 from ..run.result import Result
 from ..run.simulate import simulate
 from ..train.one import Slot, made
-from .predict import Range, predict
+from .predict import ABOUT, Range, predict
 
 CLOSE = 0.02  # of accuracy: what a rehearsal of a few rounds cannot tell apart
 
@@ -76,7 +76,7 @@ class Plan:
     best: str
     why: str
     command: str
-    refused: str = ""  # why what Auto chooses is not among the rows
+    refused: str = ""  # why what Auto(0.01) chooses is not among the rows
 
     def values(self) -> dict[str, Any]:
         """For JSON."""
@@ -98,9 +98,11 @@ def plan(
 
     The methods of ``study`` are shown after those that always are: FedAvg, FedAvg with 16-bit floats, STC both ways,
     LUAR, LBGM, TransformCoding as a stream and per client, and what ``auto`` chooses. Both forms of TransformCoding
-    get the bytes that ``auto`` chose. All of them start from a model that clients know. Each is trained for
-    ``rehearse`` rounds. Where a hundredth does not hold even the headers, as of a tiny model, the rows of ``auto`` and
-    of TransformCoding are left out, and ``refused`` says what to give. Another budget that is too small is an error.
+    get the bytes that ``auto`` chose. What an :class:`Auto` among the methods of ``study`` chooses is a row as well.
+    All of them start from a model that clients know. Each is trained for ``rehearse`` rounds. Where a hundredth does
+    not hold even the headers, as of a tiny model, the row of ``auto`` is left out, and ``refused`` says what to give.
+    TransformCoding then gets the bytes of the first other :class:`Auto`, if there is one. Another budget that is too
+    small is an error.
 
     Of those that are at the ``target`` in their rehearsal the one with the least seconds to it is proposed. Where none
     is, the one with the least seconds for all rounds, of those at most two points below the best accuracy. ``typed``
@@ -112,20 +114,25 @@ def plan(
     require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
     setting = replace(study.setting, start="known", network=Network(mbit=up, down=mbit), evaluate_every=1)
-    why, coded, refused = tuple[str, ...](), None, ""
+    coded, refused = None, ""
     of_auto: dict[Algorithm, str] = {}
-    try:
-        run = Chosen(auto, problem.model, problem.tasks, setting)
-    except TooSmall as error:  # headers alone are more: the model is tiny
-        if auto.budget != DEFAULT:  # which was asked for
-            raise
-        refused = str(error)
-    else:
+    why: dict[Algorithm, tuple[str, ...]] = {}
+    given = study.parsed()
+    for each in dict.fromkeys([auto, *(method for method in given if isinstance(method, Auto))]):
+        try:
+            run = Chosen(each, problem.model, problem.tasks, setting)
+        except TooSmall as error:  # headers alone are more: the model is tiny
+            if each != auto or auto.budget != DEFAULT:  # which was asked for
+                raise
+            refused = str(error)
+            continue
         run.close()
-        first, made_first = run.choices[0], run.algorithm
-        why, coded = tuple(first.why), (first.choice.up.bytes, first.choice.down.bytes)
-        of_auto = {made_first: f"{_short(auto)}: {made_first!r}"}
-    own = [method for method in study.parsed() if isinstance(method, Algorithm)]
+        first, chosen = run.choices[0], run.algorithm
+        coded = coded or (first.choice.up.bytes, first.choice.down.bytes)
+        same = [of_auto[chosen].partition(": ")[0]] if chosen in of_auto else []
+        of_auto[chosen] = f"{' and '.join([*same, _short(each)])}: {chosen!r}"
+        why.setdefault(chosen, tuple(first.why))
+    own = [method for method in given if isinstance(method, Algorithm)]
     named: dict[Algorithm, str] = {method: repr(method) for method in _always(auto.local, problem, seed, coded)}
     named |= {method: repr(method) for method in own} | of_auto
 
@@ -146,7 +153,7 @@ def plan(
             accuracy=curve[-1] if curve else None,
             served=served[-1] if served else None,
             reached=_reached(result, curve, target),
-            why=why if method in of_auto else (),
+            why=why.get(method, ()),
         )
 
     rows = tuple(row(method) for method in named)
@@ -251,9 +258,8 @@ def show(found: Plan) -> None:
     title = f"{found.rounds} rounds of {found.sample} of {found.clients} clients, links of {rate}: transfer alone"
     head = ["method", "MB up", "MB down", "seconds", f"after {found.rehearsed} rounds"]
     head += [] if found.target is None else [f"to {found.target:.1%}"]
-    note = (
-        f"Bytes and seconds are predicted for all rounds. Accuracy is that of {found.rehearsed} rounds, really trained."
-    )
+    trained = f"Accuracy is that of {found.rehearsed} rounds, really trained."
+    note = f"Bytes and seconds are predicted for all rounds. {ABOUT} {trained}"
     draw(title, head, lines, (), note)
     for row in found.rows:
         for sentence in row.why:

@@ -27,6 +27,7 @@ from ..key import Key
 from ..params import Params
 from ..run.client import ClientState
 from ..run.envelope import SMALL, Answer, mark, read_answer
+from ..run.folder import Folder
 from ..run.identity import data_digest
 from ..run.network import measured
 from ..run.own_tests import unpacked
@@ -35,7 +36,7 @@ from ..run.privacy import Privacy
 from ..run.result import Record
 from ..run.rounds import Pending, Rounds, clippable
 from ..run.setting import Setting
-from ..run.storage import Disk, Ends
+from ..run.storage import Disk, Ends, Memory
 from ..task import as_task
 from ..train.one import Slot, made
 from ..wire import Packet, State, count, length, loads, restore
@@ -135,8 +136,9 @@ class Deployment(Rounds):
         if clip is not None:
             clippable(algorithm, self.up)
         self.secret = secrets.token_hex(32)  # clients are told the seed
+        self.unanswered = Memory(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
-            self.states = Disk(self.ends, states)
+            self.states, self.unanswered = Disk(self.ends, states), Disk(self._sent_ends, states / "unanswered")
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
         self.incarnation = secrets.randbits(61) | 1 << 61
         self.names: list[str] = []  # of the clients, where they have some
@@ -152,6 +154,10 @@ class Deployment(Rounds):
         """The server's end of a client's wire before its first reply."""
         own = ClientState(None, None, None)
         return Ends(0, self.up.open()[1], own, self.private_end(), self.stream.end)
+
+    def _sent_ends(self) -> Ends:
+        """What is kept of a call that is not answered: the sending ends alone."""
+        return Ends(0, None, ClientState(None, None, None), self.private_end(), self.stream.end)
 
     @property
     def most(self) -> int:
@@ -275,6 +281,11 @@ class Deployment(Rounds):
             self.states.put(client, ends)
             self.marks[client] = self.taken[client].answer.state
             self.pending.pop(client, None)
+            self.unanswered.drop(client)
+        for client, (tx, down) in self.pending.items():
+            if self.algorithm.late and client in self.sent:  # else no later answer is of use
+                self.unanswered.put(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
+        self.pending.clear()
         used = len([client for client in now if client in moved])
         record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
@@ -297,8 +308,13 @@ class Deployment(Rounds):
         for client in clients:
             answer, body = self.taken[client]
             rx = self.add(answer, body, self.states.get(client).rx, late=answer.round < key.round)
-            moved[client] = Ends(answer.round, rx, self.ends().own, *self.pending.get(client, Pending()))
+            moved[client] = Ends(answer.round, rx, self.ends().own, *self.after_call(client))
         return moved
+
+    def after_call(self, client: int) -> Pending:
+        """The sending ends that are committed with the answer to a client's newest call."""
+        ends = self.unanswered.get(client)
+        return self.pending.get(client) or Pending(ends.tx, ends.down)
 
     def _mended(self, clients: list[int]) -> dict[int, Ends]:
         """The server's step without those whose answers it cannot use; the others' next ends."""
@@ -364,6 +380,18 @@ class Deployment(Rounds):
 
     # -- to disk and back -----------------------------------------------------
 
+    def open(self, folder: Folder, resume: bool) -> None:
+        """Start a run in ``folder``, or continue the one that is there. Rounds are recorded there from now on."""
+        super().open(folder, resume)
+        if self.round == 0:
+            self.unanswered.load({self.unanswered.kind: {}})  # files that no checkpoint refers to
+        self.unanswered.run = self.owner()
+
+    def save(self, folder: Folder) -> None:
+        """Write a checkpoint."""
+        super().save(folder)
+        self.unanswered.settle()
+
     def facts(self) -> dict[str, Any]:
         """What, besides the algorithm, makes this run what it is."""
         return {
@@ -390,7 +418,8 @@ class Deployment(Rounds):
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
         mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
-        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners, "pending": self.pending}
+        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners}
+        mine |= {"unanswered": self.unanswered.state()}
         return {**super().state(), **mine}
 
     def restore(self, packet: Packet) -> None:
@@ -399,5 +428,4 @@ class Deployment(Rounds):
         self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
         self.secret, self.marks, self.owners = packet["secret"], packet["marks"], packet["owners"]
         self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
-        like = Pending(self.private_end(), self.stream.end)
-        self.pending = {client: restore(ends, like) for client, ends in packet["pending"].items()}
+        self.unanswered.load(packet["unanswered"])

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
 from ..key import Key
 from ..params import Layout, Params
-from .bitstream import FINEST, NONE, NOTHING, Part, built, joined, seen_of, written
+from .bitstream import FINEST, NONE, NOTHING, Part, built, joined, most_terms, seen_of, written
 from .decomposition import BLOCK, Layer, rounded_levels
 from .lowrank import sides
 
@@ -28,9 +28,12 @@ LARGEST = 3e38  # step that is sent
 ENTRIES_TRIED, SIDE_TRIED = 1 << 13, 64  # numbers of all layers, and of one side of a term, that steps are tried on
 TRIES = 24  # steps that are tried on these, at most
 AGAIN = 8  # times that terms are chosen anew, at most, where those that were chosen cannot do
-CODED = 6  # steps with which all is coded, at most
+CODED = 6  # steps with which all is coded, at most, or twice as many where the best leaves much of the room
 AROUND = 8  # bytes of a packet beside those of a step and the levels
+SPREAD = 4  # bytes by which packets of a single entry differ beside those that its place takes
 CLOSE = 0.985  # of the bytes allowed, which end the search
+LITTLE = 0.7  # of the bytes allowed; with less, as many steps are tried again,
+LEFT = 64  # but not for so few bytes
 FILLED = 0.9  # of the bytes allowed; with less, layers are coded as they would be with a finer step, too
 
 
@@ -92,7 +95,9 @@ def fitted(
     fine, coarse = 0.0, math.inf  # the coarsest step that is too fine, the finest that is coarse enough
     last: tuple[float, float] | None = None
     best: tuple[Tensor, list[Part], float] | None = None
-    for _ in range(CODED):
+    for tried in range(2 * CODED):
+        if tried >= CODED and (enough is not None or best is None or best[0].numel() + LEFT >= LITTLE * room):
+            break
         step = max(step, finest(layers))
         if step > COARSEST or step * largest > LARGEST or (last is not None and step == last[0]):
             break
@@ -144,17 +149,44 @@ def missed(parts: list[Part], sent: float, layers: list[Layer], largest: float) 
 
 
 def single(x: Params, room: int) -> Tensor | None:
-    """The largest entry alone; None where it does not fit."""
+    """The largest entry alone, among its layer's entries or, if these are too many, as a term; None: no room."""
     at = int(x.flat.abs().argmax())
-    parts = []
-    for start, size, _ in x.layout.spans.values():
-        entries = torch.zeros(1, size, dtype=torch.int32)
-        if start <= at < start + size:
-            entries[0, at - start] = 1 if float(x.flat[at]) > 0 else -1
-            parts.append(Part(1, [], [0], entries, NONE))
-        else:
+    found = _alone(x, at, False, room)
+    return _alone(x, at, True, room) if found is None else found
+
+
+def least(layout: Layout) -> int:
+    """Bytes that hold a single entry of these layers, whichever it is: the last one of the longest layer takes most."""
+    x = Layout(layout.names, layout.shapes).zeros()
+    places = zip(layout.shapes, x.layout.spans.values(), strict=True)
+    _, last = max((sum(sides(s)) if most_terms(s) else size, start + size - 1) for s, (start, size, _) in places)
+    x.flat[last] = 1.0
+    ways = (_alone(x, last, term, 5 * layout.size + 64) for term in (False, True))
+    return AROUND + SPREAD + min(coded.numel() for coded in ways if coded is not None)
+
+
+def _alone(x: Params, at: int, term: bool, room: int) -> Tensor | None:
+    """The entry at one place, among its layer's entries or as a term; None: no room, or a layer without terms."""
+    parts, sign = [], 1 if float(x.flat[at]) > 0 else -1
+    for shape, (start, size, _) in zip(x.layout.shapes, x.layout.spans.values(), strict=True):
+        if not start <= at < start + size:
             parts.append(NOTHING)
-    return written(float(x.flat.abs().max()), parts, x.layout.shapes, room)
+        elif not term:
+            parts.append(Part(1, [], [0], _one(size, at - start, sign), NONE))
+        elif most_terms(shape):
+            m, n = sides(shape)
+            row, column = divmod(at - start, n)
+            parts.append(Part(2, [1], [0], _one(m, row, sign), _one(n, column, 1)))
+        else:
+            return None
+    return written(float(x.flat[at].abs()), parts, x.layout.shapes, room)
+
+
+def _one(n: int, at: int, value: int) -> Int32[Tensor, "1 n"]:
+    """Zeros, and one entry that is none."""
+    made = torch.zeros(1, n, dtype=torch.int32)
+    made[0, at] = value
+    return made
 
 
 class Ways(NamedTuple):

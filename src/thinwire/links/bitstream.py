@@ -29,6 +29,7 @@ FINEST = 1 << 20  # levels to a unit vector, at most
 GAINS = 64  # parts in which the scale of a layer's own entries is corrected
 MODE, CLASS, LEVELS, GAIN, TERMS, ENTRIES = 0, 1, 2, 3, 4, 36  # contexts; of the last two 32 each
 CONTEXTS = ENTRIES + 32
+TERM = 4  # bytes of a packet for each of its terms, at least: one that is worth its bits takes 6 and more
 
 
 class Part(NamedTuple):
@@ -54,7 +55,7 @@ def most_terms(shape: Size) -> int:
 
 
 def written(step: float, parts: list[Part], shapes: Sequence[Size], room: int) -> UInt8[Tensor, " bytes"] | None:
-    """Step and layers as bytes; None where they are more than ``room``."""
+    """Step and layers as bytes; None where they are more than ``room``, or fewer than so many terms can take."""
     writer = Writer(CONTEXTS, room - 4)
     kinds = [_kind(part.left) for part in parts if part.mode == 1]
     _put(writer, [part.mode for part in parts], MODE, negative=False)
@@ -70,7 +71,7 @@ def written(step: float, parts: list[Part], shapes: Sequence[Size], room: int) -
             for side in (part.left, part.right):
                 writer.put(side.reshape(-1), _about(part.levels, side.shape[1]), side.shape[1])
     coded = writer.bytes()
-    if coded is None:
+    if coded is None or coded.numel() + 4 < TERM * sum(len(part.levels) for part in parts):
         return None
     return torch.cat([torch.frombuffer(bytearray(struct.pack("<f", step)), dtype=torch.uint8), coded])
 
@@ -112,16 +113,20 @@ def seen_of(packet: UInt8[Tensor, " bytes"], layout: Layout) -> Params:
     (step,) = struct.unpack("<f", packet[:4].numpy().tobytes())
     check(math.isfinite(step) and step > 0, "a step above zero")
     reader = Reader(packet[4:], CONTEXTS)
-    parts = parts_of(reader, layout.shapes)
+    parts = parts_of(reader, layout.shapes, packet.numel() // TERM)
     reader.end()
     return joined(layout, parts, step)
 
 
-def parts_of(reader: Reader, shapes: Sequence[Size]) -> list[Part]:
-    """Layers as they were coded. Raises ``WireError``."""
+def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[Part]:
+    """Layers as they were coded, of at most so many terms in all. Raises ``WireError``.
+
+    Beyond the end a reader reads zeros, so without this bound a few bytes would be a thousand terms to multiply.
+    """
     modes = _get(reader, len(shapes), MODE, negative=False)
     ranks = [max(0, mode - 1) for mode in modes]
     check(all(rank <= most_terms(shape) for rank, shape in zip(ranks, shapes, strict=True)), "fewer terms")
+    check(sum(ranks) <= terms, f"{TERM} bytes a term")
     kinds = _get(reader, modes.count(1), CLASS, negative=False)
     check(all(kind < 32 for kind in kinds), "sizes of entries")
     levels = _get(reader, sum(ranks), LEVELS)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Size, Tensor
 
 from ..errors import require
+from ..kernels.outer import outer_sum
 from ..key import Key
 from ..wire import Packet
 from .base import Codec, finite, vector
@@ -77,11 +78,7 @@ def factors(left: Float[Tensor, "m rank"], right: Float[Tensor, "rank n"]) -> Fl
 
 
 def product(values: Float[Tensor, " size"], shape: Size, rank: int) -> Tensor:
-    """The layer that :func:`factors` stand for.
-
-    The factors are copied first. The bits of a product may depend on how its factors are aligned in memory, and in a
-    message the alignment is arbitrary.
-    """
+    """The layer that :func:`factors` stand for: the same bits on every machine, so that both ends hold the same."""
     m, n = sides(shape)
-    own = values.clone()
-    return (own[: m * rank].view(m, rank) @ own[m * rank :].view(rank, n)).view(shape)
+    left, right = values[: m * rank].view(m, rank), values[m * rank :].view(rank, n)
+    return outer_sum(left.T, right).view(shape)

@@ -21,7 +21,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, length
-from .allocation import searched
+from .allocation import least, searched
 from .base import Link, finite, octets, vector
 from .bitstream import seen_of
 
@@ -75,7 +75,10 @@ class TransformCoding(Link):
             return x.flat, x.clone()
         found = searched(x, largest, most, self.share, key)
         if found is None or (most is None and length(x.flat) <= length(found[0])):
-            require(most is None, f"{self!r}: a single entry of {x.layout} takes more; raise bytes to 64")
+            if most is not None:
+                enough = least(x.layout)
+                instead = f"raise bytes to {enough}" if self.bytes else f"give bytes={enough} in place of rate"
+                raise ValueError(f"{self!r}: a single entry of {x.layout} takes more; {instead}")
             return x.flat, x.clone()
         finite(self, found[1].flat)
         return found

@@ -88,7 +88,7 @@ class Rounds(ABC):
         self.server, self.known = self.start.server, known
         self.up, down = forms(algorithm, self.start, self.buffers)
         self.private = private(algorithm, self.start)
-        self.pending = dict[int, Pending]()  # of calls that are not answered yet
+        self.pending = dict[int, Pending]()  # of calls of this round that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
@@ -113,9 +113,14 @@ class Rounds(ABC):
         key, start = Key(self.seed), self.start
         if form.per_client:
             values = form.values(self.algorithm.broadcast(start.server, start.view), self.buffers)
-            if not form.auto or fewer(form, values, key, self.num_clients, self.sample):
+            if not form.auto or fewer(form, values, key, self.sample / self.num_clients * self.answered):
                 return Views(self.algorithm, form, start, self.buffers, key, self.known)
         return Stream(self.algorithm, form, start.view, self.buffers, self.known)
+
+    @property
+    def answered(self) -> float:
+        """The share of calls whose replies are taken, as far as it is known before the run."""
+        return 1.0
 
     @property
     def apart(self) -> bool:

@@ -21,6 +21,7 @@ from ..algorithms.base import Algorithm
 from ..config import differing
 from ..errors import RunError, require
 from ..key import Key
+from ..links import PerClient
 from ..links.base import Link
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
@@ -165,7 +166,8 @@ class Simulation(Rounds):
         )
         require(
             not isinstance(algorithm, Link),
-            f"{algorithm!r} is a link: give a method that holds it, such as FedAvg(up={algorithm!r})",
+            f"{algorithm!r} is a link: give a method that holds it, such as "
+            f"FedAvg({'down' if isinstance(algorithm, PerClient) else 'up'}={algorithm!r})",
         )
         runnable(algorithm)
         require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
@@ -297,6 +299,12 @@ class Simulation(Rounds):
         """A client's uplink in Mbit/s; 0 where there is no network."""
         network = self.setting.network
         return 0.0 if network is None else network.rate(client, self.seed)
+
+    @property
+    def answered(self) -> float:
+        """With a deadline it is not known how many come late, so the share is put at a half of those that answer."""
+        network = self.setting.network
+        return (1 - self.setting.dropout) * (0.5 if network is not None and network.deadline is not None else 1.0)
 
     def mark_of(self, client: int, base: int) -> int:
         """A number as long as a mark: nothing is lost here that a mark would show."""

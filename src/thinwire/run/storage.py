@@ -59,6 +59,10 @@ class Memory:
         """Commit."""
         self.ends[client] = ends
 
+    def drop(self, client: int) -> None:
+        """Forget a client, if it is known."""
+        self.ends.pop(client, None)
+
     def known(self) -> list[int]:
         """The clients that have replied."""
         return sorted(self.ends)
@@ -129,6 +133,11 @@ class Disk(Memory):
         if client in self.versions and self.writes:
             self.stale.append(self._path(client, self.versions[client]))
         self.versions[client] = ends.version
+
+    def drop(self, client: int) -> None:
+        if client in self.versions and self.writes:
+            self.stale.append(self._path(client, self.versions[client]))
+        self.versions.pop(client, None)
 
     kind = "disk"
 

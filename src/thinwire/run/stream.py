@@ -89,7 +89,7 @@ class Stream:
         """Send one message to everyone: the view moves on by a version."""
         values = self.form.values(msg, buffers)
         if self.version == 0:
-            self.tx, rx = self.form.open(values)  # links open at the values of the first broadcast
+            self.tx, rx = self.form.open(self.form.filled(values))  # links open at the first broadcast
             self.view = self.view._replace(rx=rx)
         body, seen, self.tx = self.form.send(values, self.tx, key)
         newest, _ = self.form.build(seen)
@@ -176,7 +176,7 @@ def begun(algorithm: Algorithm, form: Form, server: State, view: View, key: Key)
 def first(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> tuple[View, State, list[Any]]:
     """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values."""
     values = form.values(algorithm.broadcast(server, view.state), view.buffers)
-    tx, rx = form.open(values)
+    tx, rx = form.open(form.filled(values))
     key = key._replace(round=1, client=None)
     body, _, tx = form.send(values, tx, key)
     return receive(algorithm, form, view._replace(rx=rx), Logged(1, 1, dumps(body), 0.0, 1), key), tx, values

@@ -86,9 +86,10 @@ class Visit(NamedTuple):
 def visit(message: int, whole: int, share: float) -> Visit:
     """What a call costs downwards, of messages of so many bytes and a snapshot of ``whole`` bytes.
 
-    ``share`` of the clients take part in a round, drawn anew each time, so that a client is away for g rounds with
-    probability share (1 - share)^(g - 1). From a stream it is sent g messages or the snapshot, whichever is fewer
-    bytes. By itself it is sent one message, or the snapshot. First contacts cost the same in both and are left out.
+    ``share`` of the clients take part in a round and have their replies taken, drawn anew each time, so that a client
+    is away for g rounds with probability share (1 - share)^(g - 1). From a stream it is sent g messages or the
+    snapshot, whichever is fewer bytes. By itself it is sent one message, or the snapshot. First contacts cost the same
+    in both and are left out.
     """
     away = 1 - share
     most = max(whole // message, 0)  # messages that are no more bytes than a snapshot
@@ -97,10 +98,11 @@ def visit(message: int, whole: int, share: float) -> Visit:
     return Visit(message * few + whole * away**most, float(min(message, whole)))
 
 
-def fewer(form: Form, values: list[Any], key: Key, clients: int, sample: int) -> bool:
+def fewer(form: Form, values: list[Any], key: Key, share: float) -> bool:
     """Whether messages of each client's own are predicted to be fewer bytes than the stream, by :func:`visit`.
 
-    To know how long a message is, a change of normally distributed numbers is encoded.
+    ``share`` of the clients are called in a round and have their replies taken. To know how long a message is, a change
+    of normally distributed numbers is encoded.
     """
     draw = key.generator("visit")
     moved = [
@@ -110,5 +112,5 @@ def fewer(form: Form, values: list[Any], key: Key, clients: int, sample: int) ->
         for value in values
     ]
     body, _, _ = form.send(moved, form.open(values)[0], key)
-    found = visit(length(body), length(values), sample / clients)
+    found = visit(length(body), length(values), share)
     return found.per_client < found.stream
