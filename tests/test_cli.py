@@ -702,7 +702,7 @@ def test_hospitals_have_their_dice_in_table_progress_json_and_folder(thinwire, t
     assert " | client 0 | client 1 | MB up |" in page
     assert f" | {last['dice']:.4f} | " in page
     assert f" | {each[0]:.4f} | {each[1]:.4f} | " in page
-    assert "the dice on each one's own" in page
+    assert "what each one's own model reaches on its own test" in page
     summary = json.loads((out / "01-FedAvg/seed-0/summary.json").read_text())
     assert (summary["dice"], summary["client_dice"]) == (last["dice"], row["client_dice"])
     problem = Federated(Federated.resolved(["FedAvg()"]), data="retina", unseen=1).problem(0)

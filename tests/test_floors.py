@@ -36,6 +36,7 @@ FLOORS = [
     "compare",
     "analysis",
     "cli",
+    "__main__",
     "public",
 ]
 
