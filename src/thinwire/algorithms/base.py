@@ -426,16 +426,19 @@ class Around(Algorithm):
 
 def adapts(algorithm: Algorithm) -> bool:
     """Whether a client's own model is made of its examples when it is asked for (``adapt``), and lies nowhere."""
-    while isinstance(algorithm, Around) and type(algorithm).adapt is Around.adapt:
-        algorithm = algorithm.inner
-    return type(algorithm).adapt is not Algorithm.adapt
+    return _writes(algorithm, "adapt")
 
 
 def predicts(algorithm: Algorithm) -> bool:
     """Whether a prediction is another than that of the model that all share (``predict``)."""
-    while isinstance(algorithm, Around) and type(algorithm).predict is Around.predict:
+    return _writes(algorithm, "predict")
+
+
+def _writes(algorithm: Algorithm, name: str) -> bool:
+    """Whether a method, or one that it goes around, has a half of this name of its own."""
+    while isinstance(algorithm, Around) and getattr(type(algorithm), name) is getattr(Around, name):
         algorithm = algorithm.inner
-    return type(algorithm).predict is not Algorithm.predict
+    return getattr(type(algorithm), name) is not getattr(Algorithm, name)
 
 
 def asking(work: Client, change: Callable[[Local], Local]) -> Client:

@@ -130,6 +130,8 @@ def scores(selector: nn.Module, inputs: Any) -> Float[Tensor, "b c"]:
     )
     try:
         return wide_enough(selector(inputs))
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise ValueError(
             f"the selector cannot take examples of {list(inputs.shape[1:])} ({str(error).partition(chr(10))[0]}); name "
