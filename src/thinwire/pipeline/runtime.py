@@ -1,11 +1,4 @@
-"""A pipeline whose parts are processes: messages between neighbours over torch.distributed, received ahead of time.
-
-A message is a frame of one size, which is said ahead of the first message in its direction: that message's, or the
-usual size of those to come where it is smaller. So the receiver posts
-receives for frames to come, and a frame crosses a slow link while both ends compute; gloo would otherwise ask for
-each message first, a round trip. A frame begins with the length of the message, its batch and its micro-batch, 8 bytes
-each. What does not fit follows in a message of its own. A negative length says that its sender has failed, and why.
-"""
+"""A pipeline whose parts are processes: each drives its stage, and exchanges frames with its neighbours."""
 
 from __future__ import annotations
 
@@ -26,16 +19,15 @@ from ..ddp.collectives import Gather, Group, Mean, Traffic
 from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
-from ..wire import Packet, dumps, loads, pieces
+from ..wire import Packet, dumps, loads
+from .frames import Inbox, Lost, Outbox, first_line
 from .handle import Training, modules, settle, whole
 from .schedule import Schedule
-from .simulate import HEAD, LEAST
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
 
 __all__ = ["Pipeline", "pipeline"]
 
 TAGS = {"forward": 1, "backward": 2, "look": 3}
-OPENING, REST = 4, 8  # added to a tag: the message that says a frame's size, and what did not fit into one
 FIRST = 1 << 20  # above the tags that gloo gives to collectives
 EACH = 16  # tags of one training: receives that an earlier one has posted must not take messages of this one
 trainings = 0  # that this process has begun
@@ -143,159 +135,6 @@ def _gather(data: bytes) -> Any:
     return (yield Gather(data))
 
 
-class Lost(Exception):
-    """A neighbour that is not there, or says that it failed."""
-
-
-class Outbox:
-    """Frames to one neighbour, sent while this rank goes on."""
-
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, most: int, timeout: float) -> None:
-        self.group, self.peer, self.tag, self.most, self.timeout = group, peer, tag, most, timeout
-        self.size: int | None = None
-        self.going: deque[tuple[Any, Tensor]] = deque()
-
-    def send(self, batch: int, micro: int, packet: Packet, usual: int | None = None) -> int:
-        """Returns the bytes. ``usual`` are those of packets to come where they are smaller than this one."""
-        found = list(pieces(packet))
-        length = sum(memoryview(piece).nbytes for piece in found)
-        total = 0
-        if self.size is None:
-            total += self._open(max(LEAST, HEAD + (length if usual is None else usual)))
-        assert self.size is not None
-        room = max(self.size - HEAD, length)
-        whole = torch.empty(HEAD + room, dtype=torch.uint8)  # the frame, and what does not fit
-        whole[:HEAD] = torch.tensor([length, batch, micro]).view(torch.uint8)
-        view, at = memoryview(whole.numpy()), HEAD  # type: ignore[arg-type]
-        for piece in found:
-            if size := memoryview(piece).nbytes:
-                view[at : at + size] = memoryview(piece).cast("B")
-                at += size
-        whole[at:] = 0
-        self._post(whole[: self.size], self.tag)
-        if len(whole) > self.size:
-            self._post(whole[self.size :], self.tag + REST)
-        return total + len(whole)
-
-    def fail(self, text: str) -> None:
-        """Say that this rank goes no further."""
-        words = text.encode()[: LEAST - HEAD]
-        if self.size is None:
-            self._open(-len(words), words)
-            return
-        frame = torch.zeros(self.size, dtype=torch.uint8)
-        frame[:HEAD] = torch.tensor([-len(words), 0, 0]).view(torch.uint8)
-        frame[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-        self._post(frame, self.tag, bounded=False)
-
-    def _open(self, size: int, words: bytes = b"") -> int:
-        opening = torch.zeros(LEAST, dtype=torch.uint8)
-        opening[:8] = torch.tensor([size]).view(torch.uint8)
-        if words:
-            opening[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-        self._post(opening, self.tag + OPENING, bounded=False)
-        self.size = max(size, 0)
-        return LEAST
-
-    def _post(self, frame: Tensor, tag: int, bounded: bool = True) -> None:
-        try:
-            work = dist.isend(frame, self.peer, group=self.group, tag=tag)
-        except RuntimeError as error:
-            raise Lost(_first(error)) from error
-        self.going.append((work, frame))
-        while bounded and len(self.going) > self.most:
-            self.finish(1, self.timeout)
-
-    def finish(self, count: int, timeout: float) -> None:
-        """Wait until the oldest frames have left."""
-        for _ in range(count):
-            work, _ = self.going.popleft()
-            try:
-                work.wait(datetime.timedelta(seconds=timeout))
-            except RuntimeError as error:
-                raise Lost(_first(error)) from error
-
-
-class Inbox:
-    """Frames from one neighbour, in order, ``ahead`` of which are waited for at any time."""
-
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, ahead: int, timeout: float) -> None:
-        self.group, self.peer, self.tag, self.ahead, self.timeout = group, peer, tag, ahead, timeout
-        self.size: int | None = None
-        self.opening: tuple[Any, Tensor] | None = None  # what says the size of a frame
-        self.posted: deque[tuple[Any, Tensor]] = deque()
-        self.waited = 0.0  # seconds
-
-    def take(self) -> tuple[int, int, Packet, int]:
-        """The batch, the micro-batch, the packet of the next message, and its bytes."""
-        total = 0
-        if self.size is None:
-            opening = self._opening()
-            size = int(opening[:8].clone().view(torch.int64))
-            if size < 0:
-                raise Lost(_text(opening[HEAD : HEAD - size]))
-            self.size, total = size, LEAST
-            for _ in range(self.ahead):
-                self._post(torch.zeros(size, dtype=torch.uint8), self.tag)
-        work, frame = self.posted.popleft()
-        self._wait(work)
-        length, batch, micro = frame[:HEAD].clone().view(torch.int64).tolist()
-        if length < 0:
-            raise Lost(_text(frame[HEAD : HEAD - length]))
-        fits = min(length, self.size - HEAD)
-        data = frame[HEAD : HEAD + fits].numpy().tobytes()
-        self._post(frame, self.tag)
-        total += self.size
-        if fits < length:
-            rest = self._whole(length - fits, self.tag + REST)
-            data += rest.numpy().tobytes()
-            total += len(rest)
-        return batch, micro, loads(data, max_values=None, finite=False), total
-
-    def _post(self, frame: Tensor, tag: int) -> None:
-        try:
-            self.posted.append((dist.irecv(frame, self.peer, group=self.group, tag=tag), frame))
-        except RuntimeError as error:
-            raise Lost(_first(error)) from error
-
-    def look(self) -> str | None:
-        """Why the neighbour has failed, where it has said so and that is here. Messages stay for :meth:`take`."""
-        if self.size is None:
-            self.opening = self.opening or self._asked(LEAST, self.tag + OPENING)
-        for work, frame in [self.opening] if self.opening else self.posted:
-            length = int(frame[:8].clone().view(torch.int64))
-            if length < 0:  # its last byte is there, so all of them: what follows is on its way
-                self._wait(work)
-                return _text(frame[HEAD : HEAD - length])
-        return None
-
-    def _opening(self) -> Tensor:
-        work, frame = self.opening or self._asked(LEAST, self.tag + OPENING)
-        self._wait(work)
-        self.opening = None
-        return frame
-
-    def _whole(self, size: int, tag: int) -> Tensor:
-        work, frame = self._asked(size, tag)
-        self._wait(work)
-        return frame
-
-    def _asked(self, size: int, tag: int) -> tuple[Any, Tensor]:
-        frame = torch.zeros(size, dtype=torch.uint8)
-        try:
-            return dist.irecv(frame, self.peer, group=self.group, tag=tag), frame
-        except RuntimeError as error:
-            raise Lost(_first(error)) from error
-
-    def _wait(self, work: Any) -> None:
-        began = time.perf_counter()
-        try:
-            work.wait(datetime.timedelta(seconds=self.timeout))
-        except RuntimeError as error:
-            raise Lost(_first(error)) from error
-        self.waited += time.perf_counter() - began
-
-
 class Pipeline(Training):
     """One part of a pipeline, in this process. ``bytes`` are those that it sent and received."""
 
@@ -394,7 +233,7 @@ class Pipeline(Training):
         except RuntimeError as error:
             raise RankLost(
                 f"part {self.part} of {self.settings.parts}, replica {self.stage.replica}: another replica of this "
-                f"part died, failed, or sent nothing for {self.timeout:g} s ({_first(error)})"
+                f"part died, failed, or sent nothing for {self.timeout:g} s ({first_line(error)})"
             ) from error
         self.bytes.averaged += self.peers.traffic.bytes - before
         return found
@@ -435,7 +274,7 @@ class Pipeline(Training):
                 if work.is_completed() or time.monotonic() >= end:
                     raise RankLost(
                         f"part {self.part} of {self.settings.parts} waits for all parts: one of them died, or sent "
-                        f"nothing for {self.timeout:g} s ({_first(error)})"
+                        f"nothing for {self.timeout:g} s ({first_line(error)})"
                     ) from error
 
     def _told(self) -> str | None:
@@ -513,11 +352,3 @@ class Pipeline(Training):
         gathered = group.drive(_gather(data), "gathering the model")
         parts = [loads(part, max_values=None, finite=False) for part in gathered[: self.settings.parts]]
         return whole([{name: tensor.clone() for name, tensor in part.items()} for part in parts])
-
-
-def _text(data: Tensor) -> str:
-    return bytes(data.tolist()).decode(errors="replace")
-
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

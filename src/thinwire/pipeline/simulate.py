@@ -21,14 +21,12 @@ from ..errors import require
 from ..links import Dense
 from ..train.threads import one_thread
 from ..wire import length
+from .frames import HEAD, LEAST
 from .handle import Training, modules, settle, whole
 from .schedule import Schedule
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
 
 __all__ = ["Simulation", "simulate_pipeline"]
-
-HEAD = 24  # bytes before a message: its length, batch and micro-batch
-LEAST = 256  # bytes of a frame
 
 
 class Simulation(Training):
@@ -159,7 +157,7 @@ class Simulation(Training):
             request = talk.send(packet)
 
     def _frame(self, rank: int, message: Give) -> int:
-        """The bytes that a message takes between processes: see :mod:`thinwire.pipeline.runtime`."""
+        """The bytes that a message takes between processes: see :mod:`thinwire.pipeline.frames`."""
         size = length(message.packet)
         needed, usual = HEAD + size, HEAD + (size if message.usual is None else message.usual)
         name, opening = (rank, message.way), 0
