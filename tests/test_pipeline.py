@@ -319,7 +319,7 @@ def test_predicted_error_gradients_begin_at_zero_and_are_learned():
         training.step(*data()[0])
     training.drain()
     assert not torch.equal(bits(cut(model, 2)[0]), lower)
-    assert not training.stages[0].untaught
+    assert not training.stages[0].auxiliary.untaught
 
 
 # -- links --------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_activations_that_did_not_change_are_sent_exactly_after_an_epoch():
             losses.append(float(training.step(x, y, examples=range(8 * number, 8 * number + 8))))
             sizes.append(training.ledger[0].forward_sent - before)
     assert losses[:3] == losses[3:]
-    assert len(training.stages[0].sent.held) == len(training.stages[1].received.held) == 24
+    assert len(training.stages[0].messages.sent.held) == len(training.stages[1].messages.received.held) == 24
 
 
 def test_after_an_epoch_differences_take_the_bytes_of_their_link():
@@ -411,7 +411,7 @@ def test_the_memory_of_examples_is_bounded_and_both_ends_hold_the_same():
     training = Simulation(cut(net(), 2), sgd, DSP((1, 0), (2, 0), activations=link))
     for number, (x, y) in enumerate(data()):
         training.step(x, y, examples=torch.arange(8) + 8 * (number % 2))
-    sent, received = training.stages[0].sent.held, training.stages[1].received.held
+    sent, received = training.stages[0].messages.sent.held, training.stages[1].messages.received.held
     assert list(sent) == list(received)
     assert len(sent) == 10
     assert all(torch.equal(sent[e], received[e]) for e in sent)

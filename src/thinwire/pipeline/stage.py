@@ -7,7 +7,6 @@ with the same lines. A part that has replicas yields ``Mean`` and ``Gather`` too
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from ..ddp.collectives import Gather, Mean
@@ -29,14 +27,14 @@ from ..ddp.simulate import Worker
 from ..errors import NonFinite, WireError, check, require
 from ..key import Key
 from ..links import Dense
-from ..params import Layout, Params
 from ..task import suited
-from ..wire import Packet, State, length
+from ..wire import Packet, State
+from .auxiliary import Auxiliary
+from .memory import copied, is_channels_last, ordered
+from .messages import Messages, opened, plain
 from .schedule import Op, Schedule
-from .stored import AQSGD, Store
 from .watch import Watch
 
-ROOM = 16  # differences may take so small a share more than the numbers themselves, before they need two messages
 T = TypeVar("T")
 Way = Literal["forward", "backward", "look"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -127,7 +125,6 @@ class Stage:
     queue: deque[Kept] = field(default_factory=deque)
     versions: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     losses: dict[int, list[Tensor]] = field(default_factory=dict)
-    untaught: deque[tuple[int, Tensor]] = field(default_factory=deque)  # batches whose output DNI predicted from
     watch: Watch | None = None  # where staleness is measured
 
     def __post_init__(self) -> None:
@@ -143,12 +140,9 @@ class Stage:
         # What writes over its input must not write over what is kept of it, or over a script's batch.
         self.fresh = self.part == 0 or any(getattr(m, "inplace", False) for m in self.module.modules())
         self.statistics = any(True for _ in self.module.buffers())
-        self.aux: nn.Module | None = None
-        self.aux_optimizer: Optimizer | None = None
-        stored = self.schedule.activations
-        most = stored.examples if isinstance(stored, AQSGD) else 0
-        self.sent, self.received = Store(most), Store(most)
-        self.announced = False  # how large messages of differences are
+        self.number = self.replica * s.parts + self.part  # among all parts of all replicas: no two draw alike
+        self.auxiliary = Auxiliary(s.optimizer, Key(s.seed, client=self.part, where="pipeline"), self.device)
+        self.messages = Messages(s.schedule, s.seed, self.replica, self.part, s.parts)
 
     # -- what a script asks for -----------------------------------------------
 
@@ -172,7 +166,7 @@ class Stage:
     def look(self, x: Tensor | None, number: int) -> Talk[Tensor | None]:
         """Outputs, at the last part, in evaluation mode; nothing changes."""
         if self.part:
-            x = self._open((yield Take("look", number, 0)))
+            x = opened((yield Take("look", number, 0)))
         elif x is None:
             raise ValueError("predict(x): the first part needs the inputs")
         judged = yield from self._judged()
@@ -186,14 +180,14 @@ class Stage:
                 module.training = training
         if self.last:
             return out
-        yield Give("look", number, 0, self._tensor(out))
+        yield Give("look", number, 0, plain(out))
         return None
 
     def whole(self) -> Talk[dict[str, Tensor]]:
         """The part's ``state_dict()``, copied: of replicas the model that their method is judged by."""
         judged = yield from self._judged()
         with self._holding(judged):
-            found: dict[str, Tensor] = _copied(self.module.state_dict())
+            found: dict[str, Tensor] = copied(self.module.state_dict())
         return found
 
     def _judged(self) -> Talk[Tensor | None]:
@@ -219,7 +213,8 @@ class Stage:
             elif op.do in ("backward", "guess"):
                 yield from self._backward(op)
             elif op.do == "teach":
-                yield from self._teach(op)
+                error = yield from self._error(op)
+                self.auxiliary.teach(op.batch, error)
             else:
                 yield from self._step(op)
 
@@ -242,7 +237,7 @@ class Stage:
                 x = x.clone()
         else:
             packet = yield Take("forward", op.batch, op.micro)
-            x = self._received(packet, "activations", op, self.part - 1, examples)
+            x = self.messages.unpack(packet, "activations", op, examples)
         if y is not None:
             y = y.to(self.device)
             y = y.clone() if op.keep != "graph" else y
@@ -263,7 +258,7 @@ class Stage:
         if not self.last:
             assert out is not None
             self._chained(out)
-            packet, usual = self._message(out.detach(), "activations", op, examples)
+            packet, usual = self.messages.pack(out, "activations", op, examples)
             yield Give("forward", op.batch, op.micro, packet, usual)
 
     def _backward(self, op: Op) -> Talk[None]:
@@ -271,11 +266,10 @@ class Stage:
         assert (kept.batch, kept.micro) == (op.batch, op.micro), "a schedule whose queue is not first in, first out"
         error = None
         if op.do == "guess":
-            error = self._guessed(kept)
+            assert kept.out is not None
+            error = self.auxiliary.guess(op.batch, kept.out)
         elif not self.last:
-            packet = yield Take("backward", op.batch, op.micro)
-            error = self._received(packet, "gradients", op, self.part + 1).to(self.device)
-            self.owed -= 1
+            error = yield from self._error(op)
         if kept.out is None:
             self._graph(kept)
         out = kept.out
@@ -299,7 +293,14 @@ class Stage:
                 self._forget()
         if self.part:
             slope = kept.x.grad if kept.x.grad is not None else torch.zeros_like(kept.x)
-            yield Give("backward", op.batch, op.micro, *self._message(slope, "gradients", op))
+            yield Give("backward", op.batch, op.micro, *self.messages.pack(slope, "gradients", op))
+
+    def _error(self, op: Op) -> Talk[Tensor]:
+        """The error gradient of this part's output, from the part after."""
+        packet = yield Take("backward", op.batch, op.micro)
+        error = self.messages.unpack(packet, "gradients", op).to(self.device)
+        self.owed -= 1
+        return error
 
     def _step(self, op: Op) -> Talk[None]:
         s = self.settings
@@ -372,7 +373,7 @@ class Stage:
         if self.device.type == "cuda":
             generators.append(torch.cuda.default_generators[self.device.index or 0])
         before = [g.get_state() for g in generators]
-        number = Key(self.settings.seed, kept.batch, self._of(self.part), f"pipeline/{kept.micro}").number("dice")
+        number = Key(self.settings.seed, kept.batch, self.number, f"pipeline/{kept.micro}").number("dice")
         for g in generators:
             g.manual_seed(number)
         try:
@@ -406,92 +407,6 @@ class Stage:
         oldest = self.steps - self.schedule.lookback
         self.versions = {v: w for v, w in self.versions.items() if v in used or v >= oldest}
 
-    # -- auxiliary networks ---------------------------------------------------
-
-    def _guessed(self, kept: Kept) -> Tensor:
-        assert kept.out is not None
-        h = kept.out.detach()
-        aux = self._aux(h.shape, h.dtype)
-        with torch.no_grad():
-            guess: Tensor = functional_call(aux, {n: b.clone() for n, b in aux.named_buffers()}, (h,))
-        self.untaught.append((kept.batch, h))
-        return guess
-
-    def _teach(self, op: Op) -> Talk[None]:
-        packet = yield Take("backward", op.batch, op.micro)
-        error = self._received(packet, "gradients", op, self.part + 1).to(self.device)
-        self.owed -= 1
-        batch, h = self.untaught.popleft()
-        assert batch == op.batch
-        aux = self._aux(h.shape, h.dtype)
-        assert self.aux_optimizer is not None
-        self.aux_optimizer.zero_grad()
-        F.mse_loss(aux(h), error.to(h.dtype)).backward()  # type: ignore[no-untyped-call]
-        self.aux_optimizer.step()
-
-    def _unlearn(self) -> None:
-        self.aux = self.aux_optimizer = None
-
-    def _aux(self, shape: Sequence[int], dtype: torch.dtype) -> nn.Module:
-        """The network that predicts error gradients of activations of a shape and a type."""
-        if self.aux is None:
-            before = torch.get_rng_state()
-            torch.manual_seed(Key(self.settings.seed, client=self.part, where="pipeline").number("auxiliary"))
-            try:
-                self.aux = predictor(shape).to(self.device, dtype)
-            finally:
-                torch.set_rng_state(before)
-            self.aux_optimizer = self.settings.optimizer(list(self.aux.parameters()))
-        return self.aux
-
-    # -- messages -------------------------------------------------------------
-
-    def _key(self, where: str, op: Op, sender: int) -> Key:
-        return Key(self.settings.seed, op.batch, self._of(sender), f"pipeline/{where}/{op.micro}")
-
-    def _of(self, part: int) -> int:
-        """The number among all parts of all replicas: no two draw alike."""
-        return self.replica * self.parts + part
-
-    def _message(self, x: Tensor, where: str, op: Op, examples: list[int] | None = None) -> tuple[Packet, int | None]:
-        """A packet, and the bytes of those to come where it is larger than they are."""
-        link: Any = getattr(self.schedule, where)
-        key = self._key(where, op, self.part)
-        if isinstance(link, AQSGD):
-            kind, numbers, usual = [str(x.dtype), list(x.shape)], x.detach().to("cpu", torch.float32), None
-            if not self.announced and not self.sent.knows(self._named(examples)):
-                later = length([*kind, self.sent.differences(link.link, numbers, key)])
-                usual, self.announced = later + later // ROOM, True
-            return [*kind, self.sent.send(link.link, numbers, self._named(examples), key)], usual
-        if type(link) is Dense:
-            return self._tensor(x), None
-        params = Params.of([("x", x.detach().cpu())])
-        return [str(x.dtype), list(x.shape), link.send(params, None, key)[0]], None
-
-    @staticmethod
-    def _tensor(x: Tensor) -> Tensor:
-        return x.detach().to("cpu").contiguous()
-
-    def _open(self, packet: Packet) -> Tensor:
-        check(isinstance(packet, Tensor) and packet.is_floating_point(), "one tensor of floats")
-        found: Tensor = packet
-        return found
-
-    def _received(self, packet: Packet, where: str, op: Op, sender: int, examples: list[int] | None = None) -> Tensor:
-        link: Any = getattr(self.schedule, where)
-        if type(link) is Dense:
-            return self._open(packet)
-        key = self._key(where, op, sender)
-        check(isinstance(packet, list) and len(packet) == 3, "a type, a shape and what the link made of the numbers")
-        kind, shape, inner = packet
-        dtype = getattr(torch, str(kind).removeprefix("torch."), None)
-        check(isinstance(dtype, torch.dtype), "the name of a type")
-        if isinstance(link, AQSGD):
-            return self.received.recv(link.link, inner, self._named(examples), key).to(dtype)
-        layout = Layout(("x",), (torch.Size(shape),), torch.float64 if dtype == torch.float64 else torch.float32)
-        found: Tensor = link.recv(inner, layout, None, key)[0]["x"].to(dtype)
-        return found
-
     # -- what a script gives --------------------------------------------------
 
     def _piece(self, whole: Tensor | None, op: Op, what: str, which: str) -> Tensor:
@@ -511,21 +426,10 @@ class Stage:
         size = len(batch.examples) // self.schedule.pieces
         return batch.examples[op.micro * size : (op.micro + 1) * size]
 
-    def _named(self, examples: list[int] | None) -> list[int]:
-        if examples is None:
-            raise ValueError(
-                f"{self.schedule.activations!r} remembers activations by example: step(x, y, examples=...) needs the "
-                "numbers of the batch's examples, on every rank"
-            )
-        return examples
-
     # -- to a checkpoint and back ---------------------------------------------
 
     def state(self, pending: Sequence[Sequence[Any]] = ()) -> dict[str, State]:
         """All that the next operation depends on, as copies. ``pending`` are messages back that arrived and wait."""
-        aux = None
-        if self.aux is not None and self.aux_optimizer is not None:
-            aux = [self.aux.shape, self.aux.state_dict(), self.aux_optimizer.state_dict()]
         found = {
             "part": self.part,
             "replica": self.replica,
@@ -540,18 +444,17 @@ class Stage:
             # Of a batch whose other micro-batches go back later.
             "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
             "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
-            "channels_last": [[_channels_last(k.x) for k in self.queue], [_channels_last(h) for _, h in self.untaught]],
+            "queue_channels_last": [is_channels_last(k.x) for k in self.queue],
             "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
-            "untaught": [[batch, h] for batch, h in self.untaught],
-            "aux": aux,
+            **self.auxiliary.state(),
             "worker": None if self.worker is None else frozen(self.worker.kept),
-            "sent": [[e, h] for e, h in self.sent.held.items()],
-            "received": [[e, h] for e, h in self.received.held.items()],
+            "sent": [[e, h] for e, h in self.messages.sent.held.items()],
+            "received": [[e, h] for e, h in self.messages.received.held.items()],
             "pending": [list(message) for message in pending],
             **({} if self.watch is None else {"watch": self.watch.state()}),
         }
-        return {name: _copied(value) for name, value in found.items()}
+        return {name: copied(value) for name, value in found.items()}
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> list[Any]:
@@ -564,7 +467,7 @@ class Stage:
             groups, found = (each.get("param_groups", []) for each in (self.optimizer.state_dict(), state["optimizer"]))
             fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in found]
             require(fits, f"part {self.part} of it was trained with {name}, in its groups, and here it is {own}")
-            state = _copied(state)
+            state = copied(state)
             for name, value in mine.items():
                 value.copy_(state["module"][name])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -578,25 +481,15 @@ class Stage:
                 for v, w in state["versions"]
             }
             self.losses = {b: [torch.tensor(x) for x in found] for b, found in state["losses"]}
-            queued, untaught = state.get("channels_last", ([], []))
-            self.untaught = deque(
-                (batch, _ordered(h.to(self.device), last))
-                for (batch, h), last in zip_longest(state["untaught"], untaught)
-            )
             if self.worker is not None:
                 self.worker.kept = thawed(state["worker"], self.worker.kept)
-            self._unlearn()
-            if state["aux"] is not None:
-                shape, weights, kept = state["aux"]
-                self._aux(shape, weights["0.weight"].dtype).load_state_dict(weights)
-                assert self.aux_optimizer is not None
-                self.aux_optimizer.load_state_dict(kept)
-            for store, held in ((self.sent, state["sent"]), (self.received, state["received"])):
+            self.auxiliary.load(state)
+            for store, held in ((self.messages.sent, state["sent"]), (self.messages.received, state["received"])):
                 store.held.clear()
                 store.held.update((e, h) for e, h in held)
-            self.queue = deque()
-            for (batch, micro, x, y, version), last in zip_longest(state["queue"], queued):
-                x, y = _ordered(x.to(self.device), last), None if y is None else y.to(self.device)
+            self.queue, lasts = deque(), state.get("queue_channels_last", [])
+            for (batch, micro, x, y, version), last in zip_longest(state["queue"], lasts):
+                x, y = ordered(x.to(self.device), last), None if y is None else y.to(self.device)
                 kept = Kept(batch, micro, x, y, None, version)
                 if version is not None:
                     self._graph(kept, still=True)
@@ -606,42 +499,3 @@ class Stage:
             return list(state["pending"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise WireError(f"this is the state of another training, or of another version ({error})") from error
-
-
-def predictor(shape: Sequence[int]) -> nn.Module:
-    """DNI's auxiliary network for activations [b, ...]; the last layer begins at zero."""
-    width = shape[1] if len(shape) == 4 else shape[-1]
-    layers: list[nn.Module] = []
-    for _ in range(2):
-        if len(shape) == 4:
-            layers += [nn.Conv2d(width, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
-        else:
-            layers += [nn.Linear(width, width), nn.ReLU()]
-    last: Any = nn.Conv2d(width, width, 5, padding=2) if len(shape) == 4 else nn.Linear(width, width)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    made = nn.Sequential(*layers, last)
-    made.shape = list(shape)  # type: ignore[assignment]
-    return made
-
-
-def _channels_last(x: Tensor | None) -> bool:
-    """Whether pictures lie in memory by pixel, which a copy for a checkpoint does not."""
-    if x is None or x.ndim != 4 or x.is_contiguous():
-        return False
-    return x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _ordered(x: Tensor, channels_last: bool | None) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
-
-
-def _copied(x: Any) -> Any:
-    """A copy of a state on the CPU, tensors without their graphs."""
-    if isinstance(x, Tensor):
-        return x.detach().to("cpu", copy=True).contiguous()
-    if isinstance(x, dict):
-        return {name: _copied(value) for name, value in x.items()}
-    if isinstance(x, list | tuple | deque):
-        return [_copied(value) for value in x]
-    return copy.copy(x)
