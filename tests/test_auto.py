@@ -135,7 +135,8 @@ def test_records_summary_and_report_say_what_was_chosen_and_why(
     assert whole.chosen[0]["why"][0].startswith("A visit may take 1,933.")
     assert whole.chosen[0]["why"][-1] == "No error feedback: a residual would be 3 rounds old when it is sent."
     page = html.gather([whole.path])
-    assert [method["label"] for method in page["methods"]] == ["Auto(0.05)"] + 2 * ["Auto(0.05), seed 1"]
+    assert [one["label"] for one in page["expressions"]] == ["Auto(0.05)"] + 2 * ["Auto(0.05), seed 1"]
+    assert [method["label"] for method in page["methods"]] == ["Auto(0.05)"]
     assert [name for name, _ in page["setting"]][-2:] == ["Auto(0.05), seed 1, round 1", "Auto(0.05), seed 1, round 11"]
     with caplog.at_level(logging.INFO, "thinwire"):
         Chosen(METHOD, PROBLEM.model, PROBLEM.tasks, Setting(sample=2, workers=1)).close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Size
 
+from thinwire.analysis import figures
 from thinwire.analysis.gradients import (
     Space,
     centred,
@@ -19,6 +22,7 @@ from thinwire.analysis.gradients import (
     steps,
     table,
 )
+from thinwire.errors import RunError
 from thinwire.params import Layout
 
 LAYOUT = Layout(("a", "b"), (Size([4, 5]), Size([10])))
@@ -145,3 +149,12 @@ def test_equation_45_of_gradient_descent_on_a_quadratic() -> None:
     assert found.upsilon2 == pytest.approx(2.0)
     # min(1/2, 1 / sqrt(2 (1 + 8))) / 2
     assert found.bound == pytest.approx(0.1178511, rel=1e-5)
+
+
+def test_a_layer_without_gradients_is_left_out_of_heat_maps(tmp_path: Path) -> None:
+    layout = Layout(("used", "frozen"), (Size([2]), Size([3])))
+    space = Space.of([torch.tensor([1.0, 2.0, 0, 0, 0]), torch.tensor([2.0, 1.0, 0, 0, 0])], layout, [1, 4])
+    assert figures.overlap(space, tmp_path / "overlap.png", "values").exists()  # of rounds 1 and 4: two are between
+    nothing = Space.of([torch.zeros(5)], layout)
+    with pytest.raises(RunError, match="all gradients are zero"):
+        figures.overlap(nothing, tmp_path / "none.png", "values")

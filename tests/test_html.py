@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 
 from thinwire.cli import app
 from thinwire.errors import RunError
-from thinwire.report import html
+from thinwire.report import html, table
+from thinwire.report.read import arms
 from thinwire.report.serve import server
 
 DENSE, TOPK = "FedAvg()", "FedAvg(up=ErrorFeedback(TopK(0.1)))"
@@ -83,6 +84,67 @@ def test_curves_have_the_mean_over_seeds_and_a_band_against_every_axis(tmp_path:
     assert found["x"]["bytes_up"] == [0.0001, 0.0002, 0.0003]  # MB
     assert found["x"]["bytes_total"] == [0.0003, 0.0006, 0.0009]
     assert found["x"]["seconds"] == [0.00012, 0.00024, 0.00036]  # 1,200 bits a round at 10 Mbit/s
+
+
+def test_a_seed_that_is_not_finished_changes_no_figure_of_a_method_that_has_one(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    before = html.gather([tmp_path])
+    for method in ("01-a", "02-b"):
+        name = DENSE if method == "01-a" else TOPK
+        made(tmp_path / method / "seed-2", name, 2, [line(1, 0.0)] if method == "01-a" else [], done=False)
+    after = html.gather([tmp_path])
+    assert [row[1:] for row in after["table"]["rows"]] == [row[1:] for row in before["table"]["rows"]]
+    assert after["table"]["rows"][0][0] == "FedAvg() (2 of 3 seeds)"
+    for part in ("curves", "targets", "bytes"):
+        assert after[part] == before[part]
+    assert (
+        "FedAvg(), seed 2, has 1 rounds so far and is not finished: the method's figures are those of its other "
+        in (after["warnings"][0])
+    )
+
+
+def test_figures_of_seeds_that_are_all_unfinished_are_of_the_rounds_that_all_have(tmp_path: Path) -> None:
+    made(tmp_path / "0", DENSE, 0, [line(1, 0.1), line(2, 0.2), line(3, 0.9)], done=False)
+    made(tmp_path / "1", DENSE, 1, [line(1, 0.3), line(2, 0.4)], done=False)
+    made(tmp_path / "2", DENSE, 2, [], done=False)
+    (row,) = table.rows(arms([tmp_path]))
+    assert (row["rounds"], row["seeds"], row["seeds_left_out"]) == (2, [0, 1], [2])
+    assert (row["accuracy"], row["bytes_up"]) == (pytest.approx(0.3), 200)
+
+
+def test_shares_are_of_a_dense_run_of_as_many_rounds(tmp_path: Path) -> None:
+    made(tmp_path / "a", DENSE, 0, [line(1, 0.1)], done=False)
+    made(tmp_path / "b", TOPK, 0, [line(1, 0.1, up_bytes=10), line(2, 0.1, up_bytes=10)])
+    assert [row["share_up"] for row in table.rows(arms([tmp_path]))] == [1.0, None]
+
+
+def test_seeds_that_were_evaluated_in_different_rounds_meet_in_those_that_both_have(tmp_path: Path) -> None:
+    made(tmp_path / "0", DENSE, 0, [line(n, n / 10) for n in (1, 2, 3, 4)])
+    made(tmp_path / "1", DENSE, 1, [line(n, n / 10 if n in (2, 4) else None) for n in (1, 2, 3, 4)])
+    found = html.gather([tmp_path])["curves"][0]["accuracy"]
+    assert (found["x"]["rounds"], found["y"], found["low"]) == ([2.0, 4.0], [20.0, 40.0], [20.0, 40.0])
+
+
+def test_runs_of_one_method_in_other_settings_are_no_seeds_of_it(tmp_path: Path) -> None:
+    for name, data, split in (("x", "digits", None), ("y", "digits", "Dirichlet(0.1)"), ("z", "digits", None)):
+        made(tmp_path / name / "01-a/seed-0", DENSE, 0, [line(1, 0.5)])
+        (tmp_path / name / "study.json").write_text(json.dumps({"data": data, "split": split, "folders": ["01-a"]}))
+    assert [arm.label for arm in arms([tmp_path / "x"])] == ["FedAvg()"]
+    two = arms([tmp_path / "x", tmp_path / "y", tmp_path / "x"])
+    assert [arm.label for arm in two] == ["FedAvg() (split default)", "FedAvg() (split Dirichlet(0.1))"]
+    assert "Runs differ in split: Dirichlet(0.1) and None." in html.gather([tmp_path / "x", tmp_path / "y"])["warnings"]
+    twice = arms([tmp_path / "x", tmp_path / "z"])  # the same seed once more: not two seeds either
+    assert [(arm.label, len(arm.runs)) for arm in twice] == [("FedAvg() (in x)", 1), ("FedAvg() (in z)", 1)]
+
+
+def test_a_study_of_segmentation_has_costs_of_a_target_and_its_clients(tmp_path: Path) -> None:
+    lines = [{**line(n), "dice": n / 10, "client_dice": n / 10} for n in (1, 2)]
+    run = made(tmp_path / "a", DENSE, 0, lines)
+    (run / "clients.jsonl").write_text(json.dumps({"round": 2, "dice": [0.3, 0.1]}))
+    found = html.gather([tmp_path])
+    assert found["measure"] == "Dice coefficient"
+    assert found["targets"][0][0]["accuracy"] == [10.0, 20.0]
+    assert found["clients"][0]["accuracy"] == [10.0, 30.0]
 
 
 def test_bytes_are_split_by_direction_into_payload_and_headers(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study:
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert drawn == ["bounds.png", "components.png", "cosines.png", "look_back.png", "overlap.png"]
     assert "look-back tests:" in out
-    assert "Equation 45: smoothness of at least" in out
+    assert "Equation 45, with a smoothness of" in out
 
 
 def test_layers_of_a_study_are_drawn_into_the_folders_of_its_runs(thinwire: Look, study: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:
     words = ["--clients", "2", "--rounds", "1", "--target", "0.05", "--low", "8", "--high", "16"]
     code, out, error = thinwire("look", "dimension", *words, "--out", str(tmp_path), "--json")
     assert code == 0
-    assert error.startswith("Intrinsic(8): best accuracy")
+    assert error.startswith("Intrinsic(8): at best")
     assert found(out)["dimension"] in (8, 16)
 
 

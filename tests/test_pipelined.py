@@ -208,7 +208,7 @@ def test_what_is_measured_when_a_study_begins_stays_with_it(digits, tmp_path):
     assert one.run(tmp_path / "a", problems={0: digits}) == []
     found = load(tmp_path / "a")
     assert isinstance(found, Pipelined)
-    assert found.cut == (2,)  # of Flatten, Linear, ReLU, Linear: nothing else has two parts with parameters but 3
+    assert found.cut in ((2,), (3,))  # of Flatten, Linear, ReLU, Linear: the two whose parts both have parameters
     assert len(found.forward) == len(found.backward) == 2
     assert min(*found.forward, *found.backward) > 0
     (tmp_path / "a/01-FR/seed-0/summary.json").unlink()

@@ -17,6 +17,7 @@ from thinwire import cli
 from thinwire.cli import finish
 from thinwire.compare import KINDS, DataParallel, Federated, Pipelined, Study, load
 from thinwire.errors import RunError
+from thinwire.report import html, table
 from thinwire.report.read import UNITS, arms
 from thinwire.run.folder import locked
 
@@ -154,6 +155,26 @@ def test_a_study_of_every_kind_has_the_plots_of_its_kind(
     expected = [f"accuracy_by_{name}.png" for name in STUDIES[kind].plots] + [f"loss_by_{name}.png" for name in losses]
     assert found == sorted([*expected, "overview.png"])
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in found)
+
+
+@each_kind
+def test_a_seed_that_has_only_begun_leaves_table_and_report_as_they_were(
+    kind: str, thinwire: Command, copied: Callable[[str], Path]
+) -> None:
+    out = copied(kind)
+    before = table.rows(arms([out]))
+    first = min(out.rglob("seed-*"))
+    begun = Path(shutil.copytree(first, first.parent / "seed-9"))
+    (begun / "run.json").write_text(json.dumps({**json.loads((first / "run.json").read_text()), "seed": 9}))
+    (begun / "rounds.jsonl").write_text("")
+    (begun / "summary.json").unlink()
+    after = table.rows(arms([out]))
+    assert [row.pop("seeds_left_out") for row in (*before, *after)] == [[], [], [9], []]
+    assert after == before
+    assert thinwire("table", str(out))[0] == thinwire("report", str(out))[0] == 0
+    said = html.gather([out])["warnings"]
+    assert any("seed 9, has 0" in words for words in said)
+    assert not any("differ" in words for words in said if "seeds" not in words)
 
 
 @each_kind

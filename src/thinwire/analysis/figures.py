@@ -13,6 +13,7 @@ import torch
 from matplotlib import pyplot as plt
 from torch import Tensor
 
+from ..errors import RunError
 from ..report.plots import COLOURS
 from . import gradients, layers, leakage, pictures, residuals, spectra, staleness, surfaces, sweep
 from .gradients import WHOLE, Kind, Space
@@ -48,7 +49,13 @@ def _panels(count: int, width: float = 3.2, height: float = 3.0) -> tuple[Any, l
 
 
 def _map(place: Any, values: Any, across: Sequence[int], down: Sequence[int], **how: Any) -> Any:
-    """A heat map whose columns and rows have these numbers, one after the other."""
+    """A heat map whose columns and rows have these numbers, in order. Numbers that are left out have empty cells."""
+    for axis, numbers in enumerate((down, across)):
+        if (length := numbers[-1] - numbers[0] + 1) > len(numbers):
+            shape = [length if i == axis else size for i, size in enumerate(np.shape(values))]
+            whole = np.full(shape, np.nan)
+            np.moveaxis(whole, axis, 0)[[n - numbers[0] for n in numbers]] = np.moveaxis(np.asarray(values), axis, 0)
+            values = whole
     sides = (across[0] - 0.5, across[-1] + 0.5, down[-1] + 0.5, down[0] - 0.5)
     return place.imshow(values, aspect="auto", interpolation="nearest", extent=sides, **how)
 
@@ -84,11 +91,13 @@ def components(space: Space, path: Path, of: Kind, accuracy: Sequence[tuple[int,
 
 
 def _heat(space: Space, path: Path, made: Callable[[Tensor], Tensor], x: str, y: str, low: float, title: str) -> Path:
-    names = _largest(space)
-    figure, places = _panels(len(names))
+    found = {name: made(space.products[name]) for name in _largest(space)}
+    found = {name: values for name, values in found.items() if values.numel()}  # a layer without gradients has no space
+    if not found:
+        raise RunError("all gradients are zero: there is nothing to draw")
+    figure, places = _panels(len(found))
     shown = None
-    for place, name in zip(places, names, strict=True):
-        values = made(space.products[name])
+    for place, (name, values) in zip(places, found.items(), strict=True):
         kind = "viridis" if low == 0 else "RdBu_r"
         down = space.rounds if len(values) == len(space.rounds) else range(1, len(values) + 1)
         shown = _map(place, values.numpy(), space.rounds, down, vmin=low, vmax=1, cmap=kind)
@@ -124,8 +133,8 @@ def recycling(found: Sequence[gradients.Recycling], lines: Sequence[Any], path: 
             own = [look["sin2"] for look in line["looks"] if look["client"] == client and look["sin2"] is not None]
             heat[i, j] = float(np.mean(own)) if own else np.nan
     shown = _map(left, heat, rounds, range(len(clients)), vmin=0, vmax=1, cmap="viridis")
-    if len(clients) <= 30:
-        left.set_yticks(range(len(clients)), [str(client) for client in clients], fontsize=7)
+    ticks = range(0, len(clients), -(-len(clients) // 30))
+    left.set_yticks(ticks, [str(clients[i]) for i in ticks], fontsize=7)
     figure.colorbar(shown, ax=left, label="sin², mean over layers")
     left.set_xlabel("round")
     left.set_ylabel("client")

@@ -108,7 +108,9 @@ class Space(NamedTuple):
             for begin in range(start, start + size, piece):
                 part = gram([row[begin : min(begin + piece, start + size)] for row in rows])
                 products[name] = products[name] + part if name in products else part
-        whole = torch.stack(list(products.values())).sum(0)
+        whole = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+        for each in products.values():
+            whole += each
         sizes = dict(zip(layout.names, layout.sizes, strict=True))
         numbers = list(range(1, len(rows) + 1)) if rounds is None else list(rounds)
         return Space(numbers, {WHOLE: layout.size, **sizes}, {WHOLE: whole, **products})
@@ -201,17 +203,23 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 class Step(NamedTuple):
-    """Equation 45 as far as it can be seen: the learning rate should be at most ``bound``."""
+    """Equation 45, with what a run shows in place of what cannot be seen: the rate should be at most ``bound``."""
 
     round: int
-    beta: float  # the largest ||d_t+1 - d_t|| / ||x_t+1 - x_t|| so far: the smoothness is at least that
-    upsilon2: float  # the largest mean ||d_k||^2 / ||mean d_k||^2 so far, at least 1
+    beta: float  # the largest ||d_t+1 - d_t|| / ||x_t+1 - x_t|| so far, in place of the smoothness
+    upsilon2: float  # the largest mean ||d_k||^2 / ||mean d_k||^2 so far, at least 1, in place of Upsilon^2
     rate: float  # the mean learning rate of a local step
     bound: float  # min(1 / (2 tau), 1 / (tau sqrt(2 (1 + 4 Upsilon^2)))) / beta
 
 
 def steps(space: Space, lines: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """Of rounds with recorded gradients, from the second on. Estimates from below, so the bound is one from above."""
+    """Of rounds with recorded gradients, from the second on.
+
+    Where all clients take one step a round along gradients of all of their examples, ``beta`` is the smoothness along
+    the path: no more than the loss's. Else gradients of two rounds differ by their noise and by who was sampled too.
+    That counts as curvature, the more the shorter the steps are, so that ``beta`` goes as 1 / rate and ``bound`` as
+    the rate itself. It then says nothing of which rates are too high.
+    """
     found, beta, upsilon2 = [], 0.0, 1.0
     changes = {line["round"]: line["change"] for line in lines if "change" in line}
     products = space.products[WHOLE]

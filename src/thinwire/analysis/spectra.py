@@ -43,7 +43,7 @@ ROUNDING = 1e-6  # the share of a gradient's length outside the basis that may b
 class Followed(NamedTuple):
     """A round's gradient beside the basis that was there before it."""
 
-    round: int  # the place of the gradient in the record, from 1
+    round: int  # of the run, from 1
     cosine: float  # ||P^T g|| / ||g||; 0 where there is no basis yet
     full: bool  # whether the round is a full one, after which the basis moves
 
@@ -103,6 +103,7 @@ def recorded(run: Run, rank: int | None = None, start: int | None = None, decay:
     )
     every = own.every if own else 1
     followed, _ = streaming(products, size, first, every, (own.decay if own else 1.0) if decay is None else decay)
+    followed = [one._replace(round=number) for one, number in zip(followed, found.rounds, strict=True)]
     sigma = spectrum(products)
     return Subspace(sigma, left_out(sigma), followed, size, kept(run) if own else None)
 

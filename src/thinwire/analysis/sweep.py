@@ -1,7 +1,7 @@
 """What a study reached by a setting: a point for each method, a curve for all that differ in that setting alone.
 
 Methods are compared by their complete expressions. A setting is a field, wherever it stands: ``beta`` of
-``DOMO(beta=0.9)``, ``k`` of ``FedAvg(up=TopK(0.01))``.
+``DOMO(beta=0.9)``, ``share`` of ``FedAvg(up=TopK(0.01))``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..compare import KINDS
 from ..config import Config
 from ..errors import RunError, nearest, require
 from ..report.curves import COSTS, SHARES, judged
-from ..report.read import Arm, Run
+from ..report.read import Arm, Run, counted
 
 BYTES = "bytes"  # in place of a setting: MB sent, both directions
 LAST = 5  # evaluations, whose mean is what a run reached
@@ -50,8 +50,8 @@ def swept(arms: Sequence[Arm], across: str | None = None, tuned: str | None = No
 
     ``across`` is a setting, as a path or its last part, or "bytes": MB sent in both directions, a curve for methods
     that differ in numbers alone. By default it is the only setting that differs. Of methods that also differ in the
-    setting ``tuned``, such as ``local.lr``, the best counts. Raises ``ValueError`` for a name that is no setting or
-    may be several, :class:`RunError` where nothing can be drawn.
+    setting ``tuned``, such as ``local.lr``, the best counts: of losses the lowest. Raises ``ValueError`` for a name
+    that is no setting or may be several, :class:`RunError` where nothing can be drawn.
     """
     value, _ = judged(arms)
     known = [(arm, each) for arm in arms if (each := _settings(arm)) is not None]
@@ -61,11 +61,12 @@ def swept(arms: Sequence[Arm], across: str | None = None, tuned: str | None = No
     best = None if tuned is None else _path([each for _, each in known], tuned, None)
     groups: dict[str, list[tuple[dict[str, Any], Point]]] = {}
     for arm, each in known:
-        seeds = [number for run in arm.runs if (number := reached(run, value)) is not None]
+        runs = [run for run in counted(arm).runs if reached(run, value) is not None]
+        seeds = [number for run in runs if (number := reached(run, value)) is not None]
         if not seeds or (path != BYTES and not _number(each.get(path))):
             continue
         if path == BYTES:
-            at = statistics.fmean(COSTS["bytes_total"](run)[-1] for run in arm.runs)
+            at = statistics.fmean(COSTS["bytes_total"](run)[-1] for run in runs)
             same = {name: v for name, v in each.items() if not _number(v)}
         else:
             at, same = float(each[path]), {name: v for name, v in each.items() if name not in (path, best)}
@@ -78,7 +79,8 @@ def swept(arms: Sequence[Arm], across: str | None = None, tuned: str | None = No
     for some in groups.values():
         points = [point for _, point in some]
         if best is not None:
-            points = [max((p for p in points if p.at == at), key=lambda p: p.mean) for at in {p.at for p in points}]
+            choose = min if value.endswith("loss") else max
+            points = [choose((p for p in points if p.at == at), key=lambda p: p.mean) for at in {p.at for p in points}]
         lines.append(Line(_name(some[0][0], shown), sorted(points)))
     return ("MB sent, both directions" if path == BYTES else path), value, lines
 

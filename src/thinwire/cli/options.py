@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,4 +31,13 @@ Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on 
 def print_json(wanted: bool, value: Any) -> None:
     """The last line of a command, where ``--json`` asks for it."""
     if wanted:
-        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with null in place of numbers that JSON has no word for."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..run.network import transfer
-from .read import UNITS, Arm, Run
+from .read import UNITS, Arm, Run, counted
 
 Axis = Callable[[Run], list[float]]
 Vector = NDArray[np.float64]
@@ -28,7 +28,9 @@ NAMES = {
 
 
 class Curve(NamedTuple):
-    """The mean over seeds at each evaluation that all of them have, and the lowest and the highest. [points] each."""
+    """The mean over seeds in each round, or after each step, at which all of them were evaluated; the lowest and the
+    highest. [points] each. The seeds are those of :func:`~thinwire.report.read.counted`.
+    """
 
     x: Vector
     middle: Vector
@@ -39,17 +41,23 @@ class Curve(NamedTuple):
 
 def curve(arm: Arm, axis: Axis, value: str) -> Curve | None:
     """A value of a method against an axis; shares are in percent. None where it was never measured."""
-    curves = []
-    for run in arm.runs:
-        points = [(x, r[value]) for x, r in zip(axis(run), run.rounds, strict=True) if r.get(value) is not None]
+    found = []
+    for run in counted(arm).runs:
+        points = {
+            line[run.unit]: (x, line[value])
+            for x, line in zip(axis(run), run.rounds, strict=True)
+            if line.get(value) is not None
+        }
         if points:
-            curves.append(np.array(points, dtype=np.float64))
-    if not curves:
+            found.append(points)
+    common = sorted(set.intersection(*map(set, found))) if found else []
+    if not common:
         return None
-    length = min(map(len, curves))
-    stack = np.stack([curve[:length] for curve in curves])  # [seeds, points, 2]
+    stack = np.array(
+        [[points[number] for number in common] for points in found], dtype=np.float64
+    )  # [seeds, points, 2]
     y = stack[..., 1] * (100 if value.endswith(SHARES) else 1)
-    return Curve(stack[..., 0].mean(0), y.mean(0), y.min(0), y.max(0), len(curves))
+    return Curve(stack[..., 0].mean(0), y.mean(0), y.min(0), y.max(0), len(found))
 
 
 def has(arms: Sequence[Arm], name: str) -> bool:

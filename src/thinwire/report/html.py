@@ -28,7 +28,8 @@ from ..run.folder import write_atomic
 from ..version import code_version
 from . import table
 from .curves import NAMES, axes, curve, has
-from .read import Arm, Record, Run, arms, chosen, read, trainers
+from .read import Arm, Record, Run, arms, chosen, counted, read, trainers
+from .read import setting as setting_of
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 POINTS = 400  # of a curve
@@ -76,9 +77,10 @@ def gather(folders: Sequence[Path]) -> Record:
     found = arms(list(folders))
     rows = table.rows(found)
     study = _study(folders)
+    whole = [counted(arm) for arm in found]
     sections = {
-        "layers": _layers(found),
-        "clients": _clients(found),
+        "layers": _layers(whole),
+        "clients": _clients(whole),
         "taking_part": _taking_part(found),
         "unsent": _unsent(found),
         "recycled": _recycled(found),
@@ -90,13 +92,15 @@ def gather(folders: Sequence[Path]) -> Record:
         "unit": found[0].unit,
         "setting": [list(pair) for pair in [*setting(found, study, folders), *_chosen(found)]],
         "warnings": warnings(found),
-        "methods": [{"label": label, "expression": text} for arm in found for label, text in _written(arm)],
+        "methods": [{"label": arm.label} for arm in found],
+        "expressions": [{"label": label, "expression": text} for arm in found for label, text in _written(arm)],
         "table": _table(rows),
         "axes": _axes(found),
         "values": {name: NAMES[name] for name in NAMES if has(found, name)},
         "curves": [_curves(arm) for arm in found],
-        "targets": [_targets(arm) for arm in found],
-        "bytes": _bytes(found),
+        "measure": {"accuracy": "accuracy", "dice": "Dice coefficient"}[rows[0]["measure"]],
+        "targets": [_targets(arm) for arm in whole],
+        "bytes": _bytes(whole),
         "bytes_said": SAID[found[0].kind],
         **{name: value for name, value in sections.items() if value is not None},
         "missing": [why for name, why in MISSING.items() if _wanted(name, found) and sections[name] is None],
@@ -277,23 +281,29 @@ def warnings(found: Sequence[Arm]) -> list[str]:
     longest = max(run.length for run in runs)
     for arm in found:
         for run in arm.runs:
+            figures = "its figures are those of what there is"
             if run.summary is None:
                 state = f"has {run.length} {unit}s so far and is not finished"
+                if any(other.summary is not None for other in arm.runs):
+                    figures = "the method's figures are those of its other seeds"
             elif run.length < longest:
                 state = f"has {run.length} {unit}s, and others have {longest}"
             else:
                 continue
-            said.append(f"{arm.label}, seed {run.seed}, {state}: its figures are those of what there is.")
+            said.append(f"{arm.label}, seed {run.seed}, {state}: {figures}.")
     seeds = {tuple(sorted({run.seed for run in arm.runs})) for arm in found}
     if len(seeds) > 1:
         said.append("Methods have different seeds: a seed draws the split and the model, so they met different ones.")
-    fixed = [name for name in runs[0].about if name not in OF_A_RUN]
-    found_by = {name: sorted({str(run.about.get(name)) for run in runs}) for name in fixed}
+    each = [{n: v for n, v in run.about.items() if n not in MAY_DIFFER} | setting_of(run) for run in runs]
+    fixed = dict.fromkeys(name for one in each for name in one)
+    found_by = {name: sorted({str(one.get(name)) for one in each}) for name in fixed}
     return said + [f"Runs differ in {name}: {_listed(values)}." for name, values in found_by.items() if len(values) > 1]
 
 
-OF_A_RUN = ("method", "name", "seed", "model", "data", "test", "examples", "versions", "plan", "device")
-"""What may differ between runs of one study."""
+MAY_DIFFER = (
+    *("method", "name", "seed", "model", "data", "test", "examples", "versions", "plan", "device", "staleness"),
+)
+"""What ``run.json`` says that may differ between runs of one study."""
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -353,16 +363,19 @@ def _short(values: Iterable[float]) -> list[float | None]:
 
 
 def _targets(arm: Arm) -> list[Record]:
-    """Of each seed: the evaluations at which the accuracy was better than ever before, and what they had cost."""
-    found = []
+    """Of each seed: the evaluations at which the model was better than ever before, and what they had cost.
+
+    ``accuracy``, in percent, is the Dice coefficient where pictures are segmented.
+    """
+    found, measure = [], table.judged(arm)
     for run in arm.runs:
         best, kept = -1.0, list[int]()
         for i, line in enumerate(run.rounds):
-            accuracy = line.get("accuracy")
+            accuracy = line.get(measure)
             if accuracy is not None and accuracy > best:
                 best, kept = accuracy, [*kept, i]
         costs = {name: np.array(axis(run))[kept] for name, (axis, _) in axes(arm.kind).items()}
-        reached = [100 * run.rounds[i]["accuracy"] for i in kept]
+        reached = [100 * run.rounds[i][measure] for i in kept]
         thin = _thinned(len(kept)) if kept else []
         made = {name: _short(cost[thin]) for name, cost in costs.items()} if kept else {}
         found.append({"seed": run.seed, "accuracy": _short(np.array(reached)[thin]) if kept else [], **made})
@@ -418,7 +431,8 @@ def _clients(found: Sequence[Arm]) -> list[Record] | None:
     made = []
     for number, arm in enumerate(found):
         last = [line for line in (_last_line(run.path / "clients.jsonl") for run in arm.runs) if line]
-        each = [sorted(100 * x for x in line["accuracy"] if x is not None) for line in last if line.get("accuracy")]
+        measure = table.judged(arm)
+        each = [sorted(100 * x for x in line[measure] if x is not None) for line in last if line.get(measure)]
         if not any(each):
             continue
         everyone = sorted(x for values in each for x in values)

@@ -132,10 +132,10 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> No
             middle = _trailing(middle)
         place.plot(x, middle, style, color=colour, label=arm.label, linewidth=1.6)
         if value in OWN:
-            spread = 100 * _over_seeds(arm, value, "_spread", len(x))
+            spread = _part(arm, axis, f"{value}_spread")
             place.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
             for part, dots in (("p10", "-."), ("worst", ":")):
-                place.plot(x, 100 * _over_seeds(arm, value, f"_{part}", len(x)), dots, color=colour, linewidth=1.2)
+                place.plot(x, _part(arm, axis, f"{value}_{part}"), dots, color=colour, linewidth=1.2)
         elif found.seeds > 1:
             place.fill_between(x, found.low, found.high, color=colour, alpha=0.15, linewidth=0)
     if label.startswith(("MB", "seconds")):
@@ -149,8 +149,8 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> No
     place.spines[["top", "right"]].set_visible(False)
 
 
-def _over_seeds(arm: Arm, value: str, part: str, length: int) -> NDArray[np.float64]:
-    """The mean over an arm's seeds of a part of a value, at the evaluations that all of them have."""
-    runs = [[r.get(value + part) for r in run.rounds if r.get(value) is not None][:length] for run in arm.runs]
-    averaged: NDArray[np.float64] = np.array([values for values in runs if values], dtype=np.float64).mean(0)
-    return averaged
+def _part(arm: Arm, axis: Axis, name: str) -> NDArray[np.float64]:
+    """In percent, the mean over seeds of what stands beside clients' own tests, in the rounds of their curve."""
+    found = curve(arm, axis, name)
+    assert found is not None
+    return 100 * found.middle

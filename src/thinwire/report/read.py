@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class Arm:
 
 def arms(folders: list[Path]) -> list[Arm]:
     """Every run below ``folders``, by method, in the order of their folders. Raises :class:`RunError`."""
-    runs = [run for folder in folders for run in _runs(folder)]
+    runs = list({run.path.resolve(): run for folder in folders for run in _runs(folder)}.values())
     if not runs:
         raise RunError(f"no runs in {', '.join(map(str, folders))}: a run has a rounds.jsonl")
     other = next((run for run in runs if run.kind != runs[0].kind), None)
@@ -114,7 +114,65 @@ def arms(folders: list[Path]) -> list[Arm]:
         by.setdefault(run.expression, []).append(run)
     names = {expression: _name(found) for expression, found in by.items()}
     short = labels(names) if runs[0].kind == "federated" else names
-    return [Arm(short[expression], expression, found) for expression, found in by.items()]
+    return [
+        Arm(f"{short[expression]} ({said})" if said else short[expression], expression, some)
+        for expression, found in by.items()
+        for said, some in _apart(found).items()
+    ]
+
+
+def counted(arm: Arm) -> Arm:
+    """The runs that figures are of: those that are complete; where none is, all, up to the line that all of them have.
+
+    So all figures of a method are of the same seeds, and a seed that has only begun changes none of them.
+    """
+    done = [run for run in arm.runs if run.summary is not None]
+    begun = [run for run in arm.runs if run.rounds]
+    if done or not begun:
+        return replace(arm, runs=done or arm.runs)
+    common = min(run.length for run in begun)
+    cut = [replace(run, rounds=[line for line in run.rounds if line[run.unit] <= common]) for run in begun]
+    return replace(arm, runs=cut)
+
+
+def setting(run: Run) -> Record:
+    """What a run was trained on and how, besides its method and its seed: of its study, and of itself."""
+    file = run.path.parents[1] / "study.json"
+    study = read(file) if file.exists() else {}
+    own = {name: run.about[name] for name in OF_A_RUN if name in run.about}
+    return {name: value for name, value in study.items() if name not in OF_NO_RUN} | own
+
+
+OF_NO_RUN = (
+    *("kind", "format", "methods", "folders", "use", "seeds", "data_dir", "setting", "evaluate_every"),
+    *("checkpoint_every", "device", "record", "forward", "backward"),
+)
+"""What a study says of all its runs, or of what changes no result."""
+OF_A_RUN = ("sample", "dropout", "network", "privacy", "start")
+"""What ``run.json`` says of a setting and ``study.json`` does not, or not by itself."""
+
+
+def _apart(runs: list[Run]) -> dict[str, list[Run]]:
+    """Runs of one method by what sets them apart besides their seeds: other settings, or the same seed once more."""
+    each = [setting(run) for run in runs]
+    names = dict.fromkeys(name for one in each for name in one)
+    differ = [name for name in names if any(one.get(name) != each[0].get(name) for one in each)]
+    by: dict[str, list[Run]] = {}
+    for run, one in zip(runs, each, strict=True):
+        by.setdefault(", ".join(f"{name} {_said(one.get(name))}" for name in differ), []).append(run)
+    found: dict[str, list[Run]] = {}
+    for said, some in by.items():
+        twice = len({run.seed for run in some}) < len(some)
+        for run in some:
+            place = f"in {run.path.parents[1].name}" if twice else ""
+            found.setdefault(", ".join(filter(None, (said, place))), []).append(run)
+    return found
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_said, value)) or "none"
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _name(runs: list[Run]) -> str:

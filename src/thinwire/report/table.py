@@ -18,7 +18,7 @@ from ..links import Dense
 from ..optimizers import SGD
 from ..pipeline import BPK
 from ..run.folder import write_atomic
-from .read import Arm, Run, chosen, read_lines
+from .read import Arm, Run, chosen, counted, read_lines
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -37,13 +37,24 @@ class Form:
 
 
 def rows(arms: list[Arm]) -> list[Row]:
-    """One row a method: means over seeds, and the deviation where there are several."""
+    """One row a method: means over the seeds of :func:`~thinwire.report.read.counted`, and the deviation over them.
+
+    ``seeds_left_out`` are those that are not complete while others are. Shares of bytes are those of a method that
+    sends everything and made as many rounds, or steps; else None.
+    """
     form = FORMS[arms[0].kind]
-    found = [_row(arm, form.last) | form.more(arm) for arm in arms]
+    found = []
+    for arm in arms:
+        whole = counted(arm)
+        row = _row(whole, form.last) | form.more(whole)
+        left_out = sorted({run.seed for run in arm.runs} - {run.seed for run in whole.runs})
+        found.append({**row, "seeds_left_out": left_out})
     dense = next((row for row in found if row["bytes_up"] and form.plain(row["expression"])), None)
     for row in found:
+        length = f"{row['unit']}s"
         for way in ("up", "total"):
-            row[f"share_{way}"] = row[f"bytes_{way}"] / dense[f"bytes_{way}"] if dense else None
+            alike = dense is not None and row[length] == dense[length]  # bytes of as many rounds, or steps
+            row[f"share_{way}"] = row[f"bytes_{way}"] / dense[f"bytes_{way}"] if dense and alike else None
     return found
 
 
@@ -148,7 +159,11 @@ OTHERS = {"before": "before adapting", "shared": "shared model"}
 def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
     """Of few clients with tests of their own, each one's value at the last evaluation, the mean over seeds."""
     paths = [run.path / "clients.jsonl" for run in arm.runs]
-    lasts = [read_lines(path)[-1:] for path in paths if path.exists()]
+    lasts = [
+        [line for line in read_lines(path) if line.get("round", 0) <= run.length][-1:]
+        for path, run in zip(paths, arm.runs, strict=True)
+        if path.exists()
+    ]
     each = [line[measure] for lines in lasts for line in lines if measure in line]
     if not each or len(each) < len(paths) or not len(each[0]) <= FEW:
         return None
@@ -401,7 +416,10 @@ def columns_of(found: Sequence[Row]) -> list[Column]:
 
 def _method(row: Row) -> str:
     unit = row["unit"]
-    return str(row["method"]) + ("" if row["complete"] else f" (stopped after {unit} {row[f'{unit}s']})")
+    seeds, absent = len(row["seeds"]), len(row["seeds_left_out"])
+    states = [] if row["complete"] else [f"stopped after {unit} {row[f'{unit}s']}"]
+    states += [f"{seeds} of {seeds + absent} seeds"] if absent else []
+    return str(row["method"]) + (f" ({', '.join(states)})" if states else "")
 
 
 def _accuracy(row: Row) -> str:

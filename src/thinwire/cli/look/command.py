@@ -27,17 +27,23 @@ Squares = Annotated[
 
 
 def each(folder: Path, out: Path | None, as_json: bool, one: Callable[[Any, Path], dict[str, Any]]) -> None:
-    """Every run below a folder. Of a study a run that has nothing to look at is passed over, unless none has."""
+    """Every run below a folder. Of a study a run that has nothing to look at is passed over with its reason, on stderr.
+
+    Where that is so of all, the first reason is raised.
+    """
     from ...report.read import arms
 
-    runs = [run for arm in arms([folder]) for run in arm.runs]
-    results, refused, drawn = {}, list[RunError](), list[Path]()
-    for run in runs:
+    runs = [(arm.label, run) for arm in arms([folder]) for run in arm.runs]
+    results, refused, drawn = {}, list[Exception](), list[Path]()
+    for label, run in runs:
         name = str(run.path.relative_to(folder)) if run.path != folder else "."
         try:
-            typer.echo(f"{name}: {run.about.get('name', run.expression)}" if len(runs) > 1 else "", nl=len(runs) > 1)
+            if len(runs) > 1:
+                typer.echo(f"{name}: {label}")
             found = one(run, run.path / "look" if out is None else out / name if len(runs) > 1 else out)
-        except RunError as error:
+        except (RunError, ValueError) as error:
+            if len(runs) > 1:
+                typer.echo(f"{name} is passed over: {error}", err=True)
             refused.append(error)
             continue
         drawn += found.pop("figures")

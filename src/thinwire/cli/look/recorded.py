@@ -49,8 +49,9 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
             if allowed:
                 last = allowed[-1]
                 typer.echo(
-                    f"Equation 45: smoothness of at least {last.beta:.3g} and dissimilarity of at least "
-                    f"{last.upsilon2:.3g} allow a learning rate of at most {last.bound:.3g}; it is {last.rate:.3g}"
+                    f"Equation 45, with a smoothness of {last.beta:.3g} and a dissimilarity of {last.upsilon2:.3g} as "
+                    f"seen between rounds: a learning rate of at most {last.bound:.3g}; it is {last.rate:.3g}. Noise "
+                    "of batches and of sampled clients counts as curvature there: trust it of full batches alone"
                 )
         if tested:
             held = [(e.error, e.allowed) for e in tested if e.error is not None]

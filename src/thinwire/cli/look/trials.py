@@ -24,7 +24,10 @@ def of_dimension(
     rounds: Annotated[int, typer.Option(help="Rounds of each training.")] = 50,
     lr: Annotated[float | None, typer.Option(help="Local learning rate, where the expression leaves it open.")] = None,
     target: Annotated[
-        float | None, typer.Option(help="An accuracy, 0 to 1 (default: the best of FedAvg trained the same way).")
+        float | None,
+        typer.Option(
+            help="An accuracy or a Dice coefficient, 0 to 1 (default: the best of FedAvg trained the same way)."
+        ),
     ] = None,
     share: Annotated[float, typer.Option(help="The share of the target that has to be reached.")] = 0.9,
     low: Annotated[int, typer.Option(help="The smallest dimension to try.")] = 10,
@@ -41,6 +44,7 @@ def of_dimension(
     from ...analysis import figures, spectra
     from ...analysis.final import built
     from ...compare.federated import Federated
+    from ...report.curves import SHARES
     from ...run.setting import Setting
     from ...run.simulate import simulate
 
@@ -56,15 +60,17 @@ def of_dimension(
 
     def best(algorithm: Any) -> float:
         result = simulate(algorithm, problem.model, problem.tasks, rounds, setting, test=problem.test)
-        typer.echo(f"{algorithm!r}: best accuracy {100 * (result.best_accuracy or 0):.1f} %", err=True)
-        return result.best_accuracy or 0.0
+        found = [line[name] for name in SHARES for line in result.rounds if line.get(name) is not None]
+        require(bool(found), "this task is judged by neither accuracy nor Dice: there is no share of it to reach")
+        typer.echo(f"{algorithm!r}: at best {100 * max(found):.1f} %", err=True)
+        return float(max(found))
 
     whole = best(FedAvg(made.local)) if target is None else target
     goal = share * whole
     most = high or sum(p.numel() for p in built(problem.model, seed).parameters() if p.requires_grad)
     found, tried = spectra.smallest(lambda dim: best(replace(made, dim=dim)), goal, min(low, most), most)
     rows = [[e.dim, f"{100 * e.reached:.1f} %", "yes" if e.enough else "no"] for e in sorted(tried)]
-    table(f"at least {100 * goal:.1f} %", ("dimension", "best accuracy", "enough"), rows)
+    table(f"at least {100 * goal:.1f} %", ("dimension", "at best", "enough"), rows)
     typer.echo(f"no dimension up to {most} is enough" if found is None else f"measured intrinsic dimension: {found}")
     drawn = [] if out is None else [figures.dimension(tried, goal, out / "dimension.png")]
     said(as_json, {"dimension": found, "goal": goal, "whole": whole, "tried": spectra.shown(tried)}, drawn)

@@ -306,12 +306,12 @@ function targets() {
     }));
   };
   const slider = make("input", {
-    type: "range", id: "target", min: low, max: high, step: 0.1, value: state.target, "aria-label": "Target accuracy, %",
+    type: "range", id: "target", min: low, max: high, step: 0.1, value: state.target, "aria-label": `Target ${data.measure}, %`,
     oninput: () => { state.target = Number(slider.value); fill(); },
   });
   fill();
-  return section("targets", "Cost of a target accuracy",
-    make("p", { class: "soft" }, `What it took until a test accuracy was first reached, in the mean over the seeds that reached it. Bars: ${data.axes.bytes_total}.`),
+  return section("targets", `Cost of a target ${data.measure}`,
+    make("p", { class: "soft" }, `What it took until a test ${data.measure} was first reached, in the mean over the seeds that reached it. Bars: ${data.axes.bytes_total}.`),
     make("div", { class: "controls" }, make("label", { class: "slider" }, "Target", slider, shown)),
     make("div", { class: "wide", tabindex: "0" }, make("table", {},
       make("thead", {}, make("tr", {}, ["method", ...names.map((name) => data.axes[name]), ""].map((text) => make("th", { scope: "col" }, text)))),
@@ -360,17 +360,17 @@ function layers() {
 function clients() {
   if (!data.clients) return null;
   const by = new Map(data.clients.map((entry) => [entry.method, entry]));
-  const { frame, draw } = lines("clients", "accuracy on a client's own test, %", narrow() || printing ? 280 : 340, (i) => {
+  const { frame, draw } = lines("clients", `${data.measure} on a client's own test, %`, narrow() || printing ? 280 : 340, (i) => {
     const found = by.get(i);
     return found && { x: found.share, y: found.accuracy };
-  }, { x: "clients in the order of their accuracy, %", y: "accuracy %", logX: false, logY: false, xaxis: { range: [0, 100] },
+  }, { x: `clients in the order of their ${data.measure}, %`, y: `${data.measure} %`, logX: false, logY: false, xaxis: { range: [0, 100] },
     shapes: [{ type: "rect", xref: "x", yref: "paper", x0: 0, x1: 10, y0: 0, y1: 1, line: { width: 0 }, fillcolor: "rgba(200,90,40,.12)" }] });
   later.push(draw);
   const row = (entry) => make("tr", { class: state.hidden.has(entry.method) ? "off" : null },
     make("td", {}, make("span", {}, swatch(entry.method), code(data.methods[entry.method].label))),
     [entry.mean, entry.median, entry.worst_tenth, entry.worst].map((x) => make("td", {}, `${x.toFixed(1)} %`)),
     make("td", {}, entry.clients.toLocaleString("en")));
-  return section("clients", "Accuracy by client",
+  return section("clients", `${data.measure[0].toUpperCase()}${data.measure.slice(1)} by client`,
     make("p", { class: "soft" }, "At the last evaluation, of all clients of all seeds. Shaded: the worst tenth of them."),
     make("div", { class: "charts several" }, frame, make("div", { class: "wide", tabindex: "0", style: { alignSelf: "start" } }, make("table", {},
       make("thead", {}, make("tr", {}, ["method", "mean", "median", "worst 10 %", "worst", "clients"].map((text) => make("th", { scope: "col" }, text)))),
@@ -461,7 +461,7 @@ function expressions() {
   };
   return section("expressions", "Complete expressions",
     make("p", { class: "soft" }, "With every field, as they can be given to thinwire again."),
-    data.methods.map((method) => make("div", { class: "expression" }, code(method.expression),
+    data.expressions.map((method) => make("div", { class: "expression" }, code(method.expression),
       make("button", { class: "plain", type: "button", onclick: copy(method.expression) }, "Copy"))));
 }
 
