@@ -95,10 +95,29 @@ def test_what_top_k_sends_is_compared_where_it_sent_something() -> None:
     assert found.bytes < leaked(tw.FedAvg(SGD), iterations=1).bytes / 2
 
 
-def test_noise_on_the_mean_hides_the_picture() -> None:
-    found = leaked(tw.FedAvg(SGD), privacy=tw.Privacy(clip=0.1, noise=1.0), attack="label")
-    assert found.psnr < 15
-    assert leaked(tw.FedAvg(SGD), privacy=tw.Privacy(clip=100.0, noise=0.0)).psnr > 30
+@pytest.mark.parametrize("distance", ["squares", "cosine"])
+def test_noise_on_the_mean_hides_the_picture_and_clipping_does_not(distance: str) -> None:
+    method = tw.FedAvg(SGD, weights="uniform")
+    noisy = leaked(method, privacy=tw.Privacy(clip=0.1, noise=1.0), attack="label", distance=distance)
+    assert noisy.psnr < 15
+    assert noisy.fits == pytest.approx(1)  # it is the picture's gradient, under the noise
+    clipped = leaked(method, privacy=tw.Privacy(clip=0.1, noise=0.0), distance=distance)
+    assert clipped.psnr > 30
+    with pytest.raises(ValueError, match="bounds what a client adds to the mean of one field"):
+        leaked(tw.SCAFFOLD(SGD), privacy=tw.Privacy(clip=0.1, noise=0.0))
+
+
+def test_a_client_that_clips_its_gradients_hides_nothing() -> None:
+    assert leaked(tw.FedAvg(tw.LocalSGD(1.0, clip=0.1))).psnr > 30
+    both = tw.FedAvg(tw.LocalSGD(1.0, clip=0.1), weights="uniform")
+    assert leaked(both, privacy=tw.Privacy(clip=0.05, noise=0.0)).psnr > 30
+
+
+def test_what_is_sent_and_is_no_gradient_of_the_picture_is_told_from_one() -> None:
+    assert leaked(tw.FedAvg(SGD), iterations=1).fits == pytest.approx(1)
+    assert leaked(tw.FedAvg(SGD, up=tw.TopK(0.2)), iterations=1).fits == pytest.approx(1, abs=1e-6)
+    assert leaked(tw.FedAvg(tw.LocalAdam(0.01)), iterations=1).fits < 0.9
+    assert leaked(tw.PerFedAvg(SGD), iterations=1).fits < 0.9  # it asks for gradients, not for training
 
 
 def test_of_a_recycled_round_the_server_rebuilds_the_picture_of_the_round_before() -> None:

@@ -60,7 +60,8 @@ JOBS: dict[str, list[str]] = {
         '"Intrinsic(1024)" "Intrinsic(4096)" --data digits --lr 0.1 --out DIR'
     ],
     "leakage_privacy": [
-        'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "Intrinsic(1024)" --data digits --lr 0.1 '
+        "look leakage \"FedAvg(weights='uniform')\" \"FedAvg(up=TopK(0.01), weights='uniform')\" "
+        "\"Intrinsic(1024, weights='uniform')\" --data digits --lr 0.1 "
         '--privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
     ],
     "leakage_cifar10": [

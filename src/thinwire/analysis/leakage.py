@@ -24,6 +24,7 @@ knows the random subspace. The one here does, as every server does.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -70,6 +71,7 @@ class Leak(NamedTuple):
     guess: int  # the label that the attacker worked with
     bytes: int  # of the client's message, without its header
     compared: str  # how gradients were compared: "whole", "through the link" or "where something was sent"
+    fits: float  # the cosine of what was seen, without noise, to the example's gradient sent the same way
     match: (
         float  # the distance of the best match, by the length of the gradient that was seen squared (cosine: 1 - cos)
     )
@@ -155,13 +157,15 @@ def invert(
     tries: int = 3,
     seed: int = 0,
     between: tuple[float, float] = (0.0, 1.0),
+    clips: tuple[float, float] = (math.inf, math.inf),
 ) -> Found:
     """One example whose gradient, sent the same way, is the nearest to ``gradient``.
 
     ``module`` maps [1, *shape] to [1, classes] and its loss is cross-entropy. ``gradient`` has its trainable parameters
     one after the other. ``label`` None: it is sought with the example, as in DLG. ``sent`` is a linear, symmetric
     function of a gradient (None: the gradient itself). Each of ``tries`` begins with numbers drawn uniformly
-    ``between`` two, and makes ``iterations`` steps of L-BFGS.
+    ``between`` two, and makes ``iterations`` steps of L-BFGS. ``clips`` are the greatest lengths of a gradient before
+    it is sent and after, to which the attacker, who knows them, shortens its own as the client's was.
     """
     twin = _double(module)
     named: dict[str, Tensor] = {name: p for name, p in twin.named_parameters() if p.requires_grad}
@@ -188,8 +192,11 @@ def invert(
             target = soft.softmax(1) if label is None else torch.tensor([label])
             loss = F.cross_entropy(functional_call(twin, named, (x,)), target)
             own = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(named.values()), create_graph=True)])
-            value, slope = _distance(own.detach() if sent is None else sent(own.detach()), seen, distance)
+            made = sent_as(own.detach(), sent, clips)
+            value, slope = _distance(made.shown, seen, distance)
+            slope = _shortened_slope(made.whole, clips[1], slope)
             slope = slope if sent is None else sent(slope)  # symmetric: its own transpose
+            slope = _shortened_slope(own.detach(), clips[0], slope)
             for u, g in zip(unknown, torch.autograd.grad(own, unknown, slope), strict=True):
                 u.grad = g
             if value < lowest:
@@ -201,6 +208,34 @@ def invert(
             best = Found(at[0], label if label is not None else int(at[1].argmax()), lowest)
     assert best is not None
     return best
+
+
+class SentAs(NamedTuple):
+    """A gradient as it is sent: before the last clipping, and after."""
+
+    whole: Tensor
+    shown: Tensor
+
+
+def sent_as(gradient: Float[Tensor, " d"], sent: Sent | None, clips: tuple[float, float]) -> SentAs:
+    """What is seen of a gradient that is clipped, sent, and clipped again."""
+    short = _shortened(gradient, clips[0])
+    whole = short if sent is None else sent(short)
+    return SentAs(whole, _shortened(whole, clips[1]))
+
+
+def _shortened(v: Tensor, most: float) -> Tensor:
+    length = float(v.norm())
+    return v if length <= most else v * (most / length)
+
+
+def _shortened_slope(v: Tensor, most: float, slope: Tensor) -> Tensor:
+    """The derivative of a function of :func:`_shortened`, from that by the shortened vector."""
+    length = float(v.norm())
+    if length <= most:
+        return slope
+    unit = v / length
+    return (most / length) * (slope - torch.dot(slope, unit) * unit)
 
 
 def _distance(own: Tensor, seen: Tensor, kind: Distance) -> tuple[float, Tensor]:
@@ -232,11 +267,15 @@ class _Victim(NamedTuple):
     state: ClientState
     task: Supervised
 
-    def reply(self, update: Tensor | None = None) -> tuple[ClientReply, Trained]:
-        """The client's reply, and what its training made; ``update`` takes the place of training."""
-        slot, done = self.server.view.setup.slot, list[Trained]()
+    def reply(self, update: Tensor | None = None) -> tuple[ClientReply, Trained, float]:
+        """The client's reply, what its training made, and the length to which that clips gradients.
+
+        ``update`` takes the place of training.
+        """
+        slot, done, clips = self.server.view.setup.slot, list[Trained](), [math.inf]
 
         def answer(request: Local, task: Task, key: Key) -> Trained:
+            clips.append(request.trainer.clip or math.inf)
             if update is None:
                 done.append(train(slot, task, request, key))
             else:
@@ -247,7 +286,7 @@ class _Victim(NamedTuple):
 
         reply, _ = client_round(self.algorithm, self.server.view, self.state, self.task, 0, train=answer)
         require(bool(done), f"{self.algorithm!r}: its client does not train in this round, and nothing is sent")
-        return reply, done[0]
+        return reply, done[0], min(clips)
 
     def seen(self, reply: ClientReply) -> Params:
         """The client's update as the server sees it: the reply's own, or how far it moves the server's model."""
@@ -296,10 +335,11 @@ def leak(
     label: "idlg" reads it off the last layer, "dlg" seeks it with the picture, "label" knows it.
 
     With ``privacy`` the attacker is somebody who sees the server's noisy mean, of a round in which this client is the
-    only one. The server itself sees what it sees without.
+    only one. The server itself sees what it sees without. The attacker knows to what length replies and gradients are
+    clipped, and clips its own.
 
     Raises ``ValueError`` for a task that has no float inputs with classes as targets, and where the method cannot be
-    trained with one client of one example.
+    trained with one client of one example, or not with ``privacy``.
     """
     require(0 <= picture < len(task), f"picture {picture}: the data have examples 0 to {len(task) - 1}")
     require(round >= 1, f"round={round}: rounds are counted from 1")
@@ -309,9 +349,13 @@ def leak(
         reply, state = client_round(algorithm, server.view, state, held[round - number], 0)
         server = server_round(algorithm, server, [reply])
     victim = _Victim(algorithm, server, state, held[0])
-    reply, trained = victim.reply()
+    reply, trained, clip = victim.reply()
     update = victim.seen(reply)
+    clips = clip, math.inf
+    plain = -update.flat.double() / trained.rates
     if privacy is not None:
+        privacy.check(repr(algorithm), algorithm.weights, server.view.setup.forms(algorithm)[0].fields)
+        clips = clip, privacy.clip / trained.rates
         update = privacy.hidden(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
     gradient = -update.flat.double() / trained.rates
     slot = server.view.setup.slot
@@ -333,11 +377,21 @@ def leak(
     some = task.batch(torch.arange(min(100, len(task))))[0]  # in which range inputs are is no secret
     between = float(some.min()), float(some.max())
     shape = inputs.shape[1:]
-    found = invert(module, gradient, shape, classes, guess, sent, distance, iterations, tries, seed, between)
+    found = invert(module, gradient, shape, classes, guess, sent, distance, iterations, tries, seed, between, clips)
+    own = sent_as(_gradient(module, inputs, targets), sent, clips)
+    fits = float(F.cosine_similarity(own.whole, plain, dim=0))
     original, rebuilt = _shown(task, inputs[0].double(), found.inputs[0])
     alike = ssim(original, rebuilt) if original.ndim == 3 and min(original.shape[1:]) >= 3 else None
-    about = repr(algorithm), label, found.label, len(reply.blob), compared, found.match
+    about = repr(algorithm), label, found.label, len(reply.blob), compared, fits, found.match
     return Leak(*about, psnr(original, rebuilt), alike, original, rebuilt)
+
+
+def _gradient(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """That of a batch, [d], in 64 bits."""
+    twin = _double(module)
+    loss = F.cross_entropy(twin(inputs.double()), targets)
+    trained = [p for p in twin.parameters() if p.requires_grad]
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, trained)])
 
 
 def _begun(victim: _Victim) -> Params:

@@ -11,6 +11,8 @@ from ...errors import require
 from ..options import Json, Rate, Use
 from .command import Data, DataDir, Task, look, number, said, short, table
 
+FITS = 0.9  # cosine, below which what is sent is hardly a gradient
+
 
 @look.command("dimension")
 def of_dimension(
@@ -135,6 +137,12 @@ def of_leakage(
         ("method", "bytes", "PSNR", "SSIM", "match", "label", "guess"),
         [[e.method, f"{e.bytes:,}", f"{e.psnr:.1f}", short(e.ssim), f"{e.match:.1e}", e.label, e.guess] for e in leaks],
     )
+    for e in (e for e in leaks if e.fits < FITS):
+        typer.echo(
+            f"note: what {e.method} sends has a cosine of {e.fits:.2f} to the gradient of the picture, and this attack "
+            "takes it for that: a poor picture says nothing of other attacks",
+            err=True,
+        )
     drawn = [figures.leaked(leaks, out / "leakage.png")]
     rows = [{k: number(v) for k, v in e._asdict().items() if k not in ("original", "rebuilt")} for e in leaks]
     said(as_json, {"privacy": None if hidden is None else repr(hidden), "leaks": rows}, drawn)
