@@ -137,6 +137,21 @@ def test_runs_of_one_method_in_other_settings_are_no_seeds_of_it(tmp_path: Path)
     assert [(arm.label, len(arm.runs)) for arm in twice] == [("FedAvg() (in x)", 1), ("FedAvg() (in z)", 1)]
 
 
+def test_a_task_with_a_loss_alone_has_it_in_its_table(tmp_path: Path) -> None:
+    made(tmp_path / "a", DENSE, 0, [line(1) | {"test_loss": 3.0}, line(2) | {"test_loss": 2.5}])
+    rows = table.rows(arms([tmp_path]))
+    assert "test loss" in table.markdown(rows).splitlines()[0]
+    assert "| 2.500 |" in table.markdown(rows)
+    made(tmp_path / "b", TOPK, 0, [line(1, 0.5)])
+    assert "test loss" not in table.markdown(table.rows(arms([tmp_path])))
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    (made(tmp_path / "a", DENSE, 0, []) / "rounds.jsonl").write_text('{"round": 1}\n3\n')
+    with pytest.raises(RunError, match=r"rounds.jsonl is damaged: line 2 holds no object"):
+        arms([tmp_path])
+
+
 def test_a_study_of_segmentation_has_costs_of_a_target_and_its_clients(tmp_path: Path) -> None:
     lines = [{**line(n), "dice": n / 10, "client_dice": n / 10} for n in (1, 2)]
     run = made(tmp_path / "a", DENSE, 0, lines)

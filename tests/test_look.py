@@ -222,13 +222,16 @@ def test_a_run_that_recorded_nothing_is_named_with_the_option_it_lacks(thinwire:
     (tmp_path / "run.json").write_text('{"method": "FedAvg()", "seed": 0}')
     (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
     for command, option in (
-        ("gradients", "train it with --record gradients, looks or all"),
+        ("gradients", "train it with --record gradients (LBGM's looks: looks) or all"),
         ("layers", "train it with --record layers"),
         ("subspace", "train it with --record gradients"),
         ("path", "train it with --record models"),
         ("surface", "has no complete run"),
-        ("staleness", "train it by thinwire pipeline run with --record staleness"),
-        ("feedback", "its method keeps no residuals; look at one such as DEF(64)"),
+        ("staleness", "has no records of staleness: it is federated, and runs that are pipelined have them"),
+        ("feedback", "has no residuals: it is federated, and runs that are data-parallel have them"),
     ):
         code, _, error = thinwire("look", command, str(tmp_path))
         assert (code, option in error) == (2, True)
+    (tmp_path / "rounds.jsonl").write_text("")
+    code, _, error = thinwire("look", "layers", str(tmp_path))
+    assert (code, "has no recorded layers yet: its first round is not made" in error) == (2, True)

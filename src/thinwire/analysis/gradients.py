@@ -24,9 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..algorithms.flss import gram
-from ..errors import RunError, require
+from ..errors import require
 from ..params import Layout
-from ..report.read import Run
+from ..report.read import Run, lacks
 from ..run.changes import kept
 
 Kind = Literal["values", "variance"]
@@ -119,6 +119,8 @@ class Space(NamedTuple):
 def recorded(run: Run) -> Space:
     """Of a run that was trained with ``record="gradients"``. Raises :class:`RunError` for any other."""
     rounds = [line["round"] for line in run.rounds if "change" in line]
+    if not rounds:
+        raise lacks(run, "recorded gradients", "federated", "train it with --record gradients or all")
     layout, rows = kept(run.path, rounds)
     return Space.of(rows, layout, rounds)
 
@@ -244,5 +246,5 @@ def looked(run: Run) -> list[Recycling]:
     """Of a run that was trained with ``record="looks"``. Raises :class:`RunError` for any other."""
     found = recycling(run.rounds)
     if not found:
-        raise RunError(f"{run.path} has no looks: train a method over LBGM with --record looks")
+        raise lacks(run, "looks", "federated", "train a method over LBGM with --record looks")
     return found

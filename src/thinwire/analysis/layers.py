@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import RunError
-from ..report.read import Run
+from ..report.read import Run, lacks
 
 KAPPA = 1 / 16  # Theorem 3.2 asks for less
 
@@ -70,5 +69,5 @@ def recorded(run: Run) -> tuple[list[Layer], list[Kappa]]:
     """Of a run that was trained with ``record="layers"``. Raises :class:`RunError` for any other."""
     found = layers(run.rounds)
     if not found:
-        raise RunError(f"{run.path} has no recorded layers: train it with --record layers")
+        raise lacks(run, "recorded layers", "federated", "train it with --record layers")
     return found, kappas(run.rounds)

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import RunError
-from ..report.read import Run
+from ..report.read import Run, lacks
 
 
 class Owed(NamedTuple):
@@ -53,5 +52,5 @@ def recorded(run: Run) -> list[Owed]:
     """Of a run of ``thinwire ddp-sim``. Raises :class:`RunError` for one whose method keeps no residuals."""
     found = owed(run.rounds)
     if not found:
-        raise RunError(f"{run.path}: its method keeps no residuals; look at one such as DEF(64) of thinwire ddp-sim")
+        raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
     return found

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import RunError
-from ..report.read import Run
+from ..report.read import Run, lacks
 
 
 class Stale(NamedTuple):
@@ -38,5 +37,5 @@ def recorded(run: Run) -> list[Stale]:
     """Of a run of ``thinwire pipeline run``. Raises :class:`RunError` for one without ``--record staleness``."""
     found = stale(run.rounds)
     if not found:
-        raise RunError(f"{run.path} has no staleness: train it by thinwire pipeline run with --record staleness")
+        raise lacks(run, "records of staleness", "pipelined", "train it with --record staleness")
     return found

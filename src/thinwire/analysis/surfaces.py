@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ..algorithms.features import last_linear, layer, passed
 from ..data.optional import optional
-from ..errors import RunError, require
+from ..errors import require
 from ..key import Key
 from ..params import Layout, Params
-from ..report.read import Run
+from ..report.read import Run, lacks
 from ..run.changes import MODELS, kept
 from ..task import Task
 from .gradients import WHOLE, Space, centred
@@ -107,7 +107,7 @@ def recorded(run: Run) -> tuple[Layout, list[Tensor], list[int]]:
     """The models that a run recorded, and their rounds. Raises :class:`RunError` where there are none."""
     rounds = [line["round"] for line in run.rounds if line.get("model")]
     if not rounds:
-        raise RunError(f"{run.path} has no recorded models: train it with --record models or all")
+        raise lacks(run, "recorded models", "federated", "train it with --record models or all")
     layout, rows = kept(run.path, rounds, MODELS)
     return layout, rows, rounds
 

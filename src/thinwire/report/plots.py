@@ -71,7 +71,7 @@ def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float,
     panels = [*((*axis, value) for axis in drawn), (count, unit, loss)]
     figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(title, parse_math=False)
     for place, (axis, label, name) in zip(grid.flat, panels, strict=True):
         _draw(place, arms, axis, label, name)
     handles, names = grid.flat[0].get_legend_handles_labels()
@@ -100,7 +100,7 @@ def _single(
 ) -> Path:
     figure, place = plt.subplots(figsize=size or (8, 4.6 + 0.22 * len(arms)), layout="constrained")
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(title, parse_math=False)
     _draw(place, arms, axis, label, value)
     if beside is not None:
         for number, arm in enumerate(arms):

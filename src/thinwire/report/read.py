@@ -81,6 +81,15 @@ class Run:
         return int(self.rounds[-1][self.unit]) if self.rounds else 0
 
 
+def lacks(run: Run, what: str, kind: str, how: str) -> RunError:
+    """The error of a run without what is looked at: of which kind of run it is recorded, and how."""
+    if run.kind != kind:
+        return RunError(f"{run.path} has no {what}: it is {run.kind}, and runs that are {kind} have them")
+    if not run.rounds:
+        return RunError(f"{run.path} has no {what} yet: its first {run.unit} is not made")
+    return RunError(f"{run.path} has no {what}: {how}")
+
+
 @dataclass(frozen=True)
 class Arm:
     """One method, all its seeds. ``label`` is short: what all arms share is left out."""
@@ -200,13 +209,16 @@ def _runs(folder: Path) -> list[Run]:
 
 
 def read_lines(path: Path) -> list[Record]:
-    """The objects in a file of JSON lines, up to one that a kill cut short."""
+    """The objects in a file of JSON lines, up to one that a kill cut short. Raises :class:`RunError` for others."""
     found = []
-    for line in path.read_text().splitlines():
+    for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
-            found.append(json.loads(line))
+            one = json.loads(line)
         except json.JSONDecodeError:
             break
+        if not isinstance(one, dict):
+            raise RunError(f"{path} is damaged: line {number} holds no object")
+        found.append(one)
     return found
 
 

@@ -138,6 +138,7 @@ def _federated(arm: Arm) -> Row:
         **{name: _averaged(_last(run, name) for run in arm.runs) for name in own},
         **({"chosen": made} if made else {}),
         **{kind: _averaged(_last(run, f"{kind}_{measure}") for run in arm.runs) for kind in BESIDE},
+        "test_loss": _averaged(_last(run, "test_loss") for run in arm.runs),
         "by_client": _each_client(arm, measure),
         "personal_up": _personal(arm, "up"),
         "personal_down": _personal(arm, "down"),
@@ -218,7 +219,10 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
         ("own MB down", lambda row: _megabytes(row["personal_down"])),
     )
     beside = [kind for kind in BESIDE if any(row[kind] is not None for row in found)]
+    loss: tuple[Column, ...] = (("test loss", lambda row: _loss(row["test_loss"])),)
+    only = all(row[row["measure"]] is None for row in found) and any(row["test_loss"] is not None for row in found)
     return (
+        *(loss if only else ()),
         *((kind, lambda row, kind=kind: _value(row, row[kind])) for kind in beside),
         *((*own, *_client_columns(found)) if _by_client(found) else ()),
         ("MB up", lambda row: _megabytes(row["bytes_up"])),
@@ -326,8 +330,8 @@ def _pipelined_columns(found: Sequence[Row]) -> tuple[Column, ...]:
         return f"{plain / row['clock']:.2f}" if plain and row["clock"] else "-"
 
     return (
-        ("loss", lambda row: "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"),
-        ("test loss", lambda row: "-" if row["test_loss"] is None else f"{row['test_loss']:.3f}"),
+        ("loss", lambda row: _loss(row["train_loss"])),
+        ("test loss", lambda row: _loss(row["test_loss"])),
         ("staleness", lambda row: ", ".join(map(str, row["staleness"]))),
         *(between(part) for part in range(boundaries) if boundaries <= BOUNDARIES),
         ("MB ahead", lambda row: _megabytes(row["bytes_up"])),
@@ -434,6 +438,10 @@ def _value(row: Row, x: float | None) -> str:
 
 def _deviation(row: Row, x: float) -> str:
     return f"{100 * x:.1f}" if row["measure"] == "accuracy" else f"{x:.4f}"
+
+
+def _loss(x: float | None) -> str:
+    return "-" if x is None else f"{x:.3f}"
 
 
 def _percent(x: float | None) -> str:

@@ -115,7 +115,8 @@ def kept(folder: Path, rounds: Sequence[int], what: str = GRADIENTS) -> tuple[La
     about = json.loads((folder / f"{what}.json").read_text())
     layout = Layout(tuple(about["names"]), tuple(map(Size, about["shapes"])))
     size, path = layout.size, folder / f"{what}.f32"
-    if path.stat().st_size < 4 * size * max(rounds):
-        raise RunError(f"{path} is shorter than its {max(rounds)} rounds: it is damaged, so train the run anew")
+    if not path.exists() or path.stat().st_size < 4 * size * max(rounds):
+        state = f"is shorter than its {max(rounds)} rounds" if path.exists() else "is gone"
+        raise RunError(f"{path} {state}: the record is damaged, so train the run anew")
     found = np.memmap(path, "<f4", "c", shape=(max(rounds), size))  # "c": torch takes no read-only memory
     return layout, [torch.from_numpy(found[round - 1]) for round in rounds]

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ...errors import RunError
 from ..options import Json
 from .command import Dir, Out, Squares, each, look, short, table
 
@@ -19,6 +18,7 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
     Needs a run with --record gradients (components), looks (LBGM's tests), or all.
     """
     from ...analysis import figures, gradients
+    from ...report.read import lacks
 
     of: gradients.Kind = "variance" if squares else "values"
 
@@ -64,9 +64,8 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
             found["recycling"] = [e._asdict() for e in tested]
             found["figures"] = [*found.get("figures", []), drawn]
         if not found:
-            raise RunError(
-                f"{run.path} has neither gradients nor looks: train it with --record gradients, looks or all"
-            )
+            how = "train it with --record gradients (LBGM's looks: looks) or all"
+            raise lacks(run, "recorded gradients", "federated", how)
         return found
 
     each(folder, out, as_json, one)

@@ -67,18 +67,18 @@ def of_line(
 ) -> None:
     """The test loss along one random direction from the final model of each method, all in one figure.
 
-    Needs complete runs of a study, of any federated methods; of several seeds the first is drawn.
+    Needs complete runs of a study, of any federated methods; of several seeds the first finished one is drawn.
     """
     from ...analysis import figures, surfaces
     from ...analysis.final import final, losses
-    from ...report.read import arms
+    from ...report.read import arms, counted
 
     _grid(points, reach, examples)
     require(not own or client is not None, "--own is the model of a client: name it with --client")
     steps = [reach * (2 * i / (points - 1) - 1) for i in range(points)]
     curves: list[tuple[str, list[float]]] = []
     for arm in arms([folder]):
-        found = final(arm.runs[0])
+        found = final(counted(arm).runs[0])
         x, loss = losses(found.module(client if own else None), found.test(client), examples)
         along = surfaces.random_direction(x, seed)
         curves.append((arm.label, surfaces.surface(x, along, along, steps, [0.0], loss)[0].tolist()))
@@ -202,15 +202,15 @@ def of_pictures(
     """A test picture of each client, its mask, and what each method's model finds in it, with the Dice coefficient.
 
     Needs complete runs of a study that segments pictures, such as --data retina. Where clients have models of their
-    own, it is the client's. Of several seeds the first is drawn.
+    own, it is the client's. Of several seeds the first finished one is drawn.
     """
     from ...analysis import figures, pictures
     from ...analysis.final import final
-    from ...report.read import arms
+    from ...report.read import arms, counted
 
     require(example >= 0, f"--example {example}: it must not be negative")
     require(clients >= 1, f"--clients {clients}: it must be at least 1")
-    named = [(arm.label, final(arm.runs[0])) for arm in arms([folder])]
+    named = [(arm.label, final(counted(arm).runs[0])) for arm in arms([folder])]
     first = named[0][1]
     found = []
     for client in range(min(clients, len(first.problem.tasks))):
