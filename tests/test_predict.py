@@ -75,6 +75,8 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "kind": "federated",
         "unit": "round",
         "complete": True,
+        "seeds": [0, 1, 2],
+        "seeds_left_out": [],
         "measure": "accuracy",
         "accuracy": 0.8123,
         "accuracy_deviation": 0.012,
