@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from thinwire.cli import app
 from thinwire.errors import RunError
 from thinwire.report import html, table
-from thinwire.report.read import arms
+from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
 
 DENSE, TOPK = "FedAvg()", "FedAvg(up=ErrorFeedback(TopK(0.1)))"
@@ -135,6 +135,17 @@ def test_runs_of_one_method_in_other_settings_are_no_seeds_of_it(tmp_path: Path)
     assert "Runs differ in split: Dirichlet(0.1) and None." in html.gather([tmp_path / "x", tmp_path / "y"])["warnings"]
     twice = arms([tmp_path / "x", tmp_path / "z"])  # the same seed once more: not two seeds either
     assert [(arm.label, len(arm.runs)) for arm in twice] == [("FedAvg() (in x)", 1), ("FedAvg() (in z)", 1)]
+
+
+@pytest.mark.parametrize("place", ["x", "x/01-a", "x/01-a/seed-0"])
+def test_runs_are_read_from_within_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    made(tmp_path / "x/01-a/seed-0", DENSE, 0, [line(1, 0.5)])
+    (tmp_path / "x/study.json").write_text(json.dumps({"data": "digits", "folders": ["01-a"]}))
+    monkeypatch.chdir(tmp_path / place)
+    (arm,) = arms([Path(".")])
+    assert setting(arm.runs[0]) == {"data": "digits", "sample": 2}
+    monkeypatch.chdir(tmp_path / place / "..")
+    assert len(arms([Path(place).relative_to(Path(place).parent)])) == 1
 
 
 def test_a_task_with_a_loss_alone_has_it_in_its_table(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,10 @@ def counted(arm: Arm) -> Arm:
 
 def setting(run: Run) -> Record:
     """What a run was trained on and how, besides its method and its seed: of its study, and of itself."""
-    file = run.path.parents[1] / "study.json"
+    method = run.path.resolve().parent
+    file = method.parent / "study.json"
     study = read(file) if file.exists() else {}
+    study = study if method.name in study.get("folders", ()) else {}  # else the run lies below another's study
     own = {name: run.about[name] for name in OF_A_RUN if name in run.about}
     return {name: value for name, value in study.items() if name not in OF_NO_RUN} | own
 
@@ -172,8 +175,10 @@ def _apart(runs: list[Run]) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for said, some in by.items():
         twice = len({run.seed for run in some}) < len(some)
-        for run in some:
-            place = f"in {run.path.parents[1].name}" if twice else ""
+        places = [run.path.resolve().parent.parent for run in some]
+        common = os.path.commonpath(places)
+        for run, folder in zip(some, places, strict=True):
+            place = f"in {folder.relative_to(common)}" if twice else ""
             found.setdefault(", ".join(filter(None, (said, place))), []).append(run)
     return found
 
