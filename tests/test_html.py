@@ -118,6 +118,16 @@ def test_shares_are_of_a_dense_run_of_as_many_rounds(tmp_path: Path) -> None:
     assert [row["share_up"] for row in table.rows(arms([tmp_path]))] == [1.0, None]
 
 
+def test_shares_are_of_a_dense_run_in_the_same_setting(tmp_path: Path) -> None:
+    for data, size in (("digits", 100), ("mnist", 1000)):
+        made(tmp_path / data / "01-a/seed-0", DENSE, 0, [line(1, 0.1, up_bytes=size)])
+        made(tmp_path / data / "02-b/seed-0", TOPK, 0, [line(1, 0.1, up_bytes=10)])
+        (tmp_path / data / "study.json").write_text(json.dumps({"data": data, "folders": ["01-a", "02-b"]}))
+    shares = {row["method"]: row["share_up"] for row in table.rows(arms([tmp_path]))}
+    assert [share for name, share in shares.items() if "TopK" in name] == [0.1, 0.01]
+    assert [share for name, share in shares.items() if "TopK" not in name] == [1.0, 1.0]
+
+
 def test_seeds_that_were_evaluated_in_different_rounds_meet_in_those_that_both_have(tmp_path: Path) -> None:
     made(tmp_path / "0", DENSE, 0, [line(n, n / 10) for n in (1, 2, 3, 4)])
     made(tmp_path / "1", DENSE, 1, [line(n, n / 10 if n in (2, 4) else None) for n in (1, 2, 3, 4)])

@@ -18,7 +18,7 @@ from ..links import Dense
 from ..optimizers import SGD
 from ..pipeline import BPK
 from ..run.folder import write_atomic
-from .read import Arm, Run, chosen, counted, read_lines
+from .read import Arm, Run, chosen, counted, read_lines, setting
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -40,7 +40,7 @@ def rows(arms: list[Arm]) -> list[Row]:
     """One row a method: means over the seeds of :func:`~thinwire.report.read.counted`, and the deviation over them.
 
     ``seeds_left_out`` are those that are not complete while others are. Shares of bytes are those of a method that
-    sends everything and made as many rounds, or steps; else None.
+    sends everything and made as many rounds, or steps, in the same setting; else None.
     """
     form = FORMS[arms[0].kind]
     found = []
@@ -49,12 +49,14 @@ def rows(arms: list[Arm]) -> list[Row]:
         row = _row(whole, form.last) | form.more(whole)
         left_out = sorted({run.seed for run in arm.runs} - {run.seed for run in whole.runs})
         found.append({**row, "seeds_left_out": left_out})
-    dense = next((row for row in found if row["bytes_up"] and form.plain(row["expression"])), None)
-    for row in found:
-        length = f"{row['unit']}s"
+    alike = [(row[f"{row['unit']}s"], setting(arm.runs[0])) for row, arm in zip(found, arms, strict=True)]
+    dense = [
+        (row, same) for row, same in zip(found, alike, strict=True) if row["bytes_up"] and form.plain(row["expression"])
+    ]
+    for row, own in zip(found, alike, strict=True):
+        beside = next((one for one, same in dense if same == own), None)
         for way in ("up", "total"):
-            alike = dense is not None and row[length] == dense[length]  # bytes of as many rounds, or steps
-            row[f"share_{way}"] = row[f"bytes_{way}"] / dense[f"bytes_{way}"] if dense and alike else None
+            row[f"share_{way}"] = row[f"bytes_{way}"] / beside[f"bytes_{way}"] if beside else None
     return found
 
 
