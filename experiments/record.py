@@ -22,8 +22,10 @@ import thinwire as tw
 from thinwire.config import complete
 from thinwire.errors import NonFinite
 from thinwire.problem import Problem
+from thinwire.train.allocator import keep_freed_memory
 from thinwire.version import code_version
 
+keep_freed_memory()  # as the command line does
 Line = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 

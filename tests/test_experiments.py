@@ -342,6 +342,15 @@ def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.deployment
+def test_steps_that_keep_freed_memory_are_measured_beside_others(tmp_path: Path) -> None:
+    into = tmp_path / "allocator.jsonl"
+    arguments = ["--tiny", "--passes", 1, "--only", "steps", "--json", "--into", into]
+    found = json.loads(run("allocator.py", *arguments, folder="benchmarks").splitlines()[-1])
+    assert written(into) == [found["steps"]]
+    assert min(found["steps"][name] for name in ("ratio", "seconds", "kept_seconds", "peak_mb", "kept_peak_mb")) > 0
+
+
+@pytest.mark.deployment
 def test_thinwires_own_row_among_its_peers_is_measured(tmp_path: Path) -> None:
     arguments = ["--tiny", "--passes", 1, "--rounds", 1, "--only", "J2", "--peer", "thinwire", "--json"]
     found = json.loads(run("peers.py", *arguments, folder="benchmarks").splitlines()[-1])

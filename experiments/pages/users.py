@@ -40,6 +40,21 @@ def simulate() -> list[str]:
 
 
 @table
+def allocator() -> list[str]:
+    results = read(
+        "benchmarks/results/allocator.jsonl",
+        "python benchmarks/allocator.py --into benchmarks/results/allocator.jsonl",
+    )
+    rows = []
+    for line in results.lines:
+        times = [f"{line[name]:.3f} s" for name in ("seconds", "kept_seconds")]
+        peaks = [f"{line[name]:,} MB" for name in ("peak_mb", "kept_peak_mb")]
+        rows.append([where(line), line["job"], *times, f"{line['ratio']:.2f}", *peaks])
+    head = ["processor", "`benchmarks/allocator.py`", "given back", "kept", "ratio", "memory", "memory, kept"]
+    return markdown(head, rows, (0, 1))
+
+
+@table
 def peers() -> list[str]:
     results = read(
         "benchmarks/results/peers.jsonl",

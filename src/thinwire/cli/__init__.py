@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from ..train.allocator import keep_freed_memory
 from .app import INTERRUPTED, app
 
 # In the order of `thinwire --help`, where families stand last.
@@ -26,6 +27,7 @@ def main() -> None:
     ours and shown as it is: both have the exit code 1. A command line that cannot be read is answered with how it is
     written, by typer.
     """
+    keep_freed_memory()
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             from ..run.ranks import join
