@@ -1,8 +1,8 @@
 """What it saves to keep freed memory for the next step: rounds and steps with and without, as ratios.
 
 J1 and J3 are the jobs of ``simulate.py``, two workers each. "steps" are ten plain PyTorch steps of ResNet-20 with
-batches of 64, one thread. Each measurement is a process of its own. Processes with and without take turns and are compared in
-pairs; the ratio is the median over pairs. Peaks are the most memory that a process took.
+batches of 64, one thread. Each measurement is a process of its own. Processes with and without take turns and are
+compared in pairs; the ratio is the median over pairs. Peaks are the most memory that a process took.
 
     python benchmarks/allocator.py [--passes 5] [--only J3] [--json] [--into FILE]
 """
