@@ -167,6 +167,14 @@ def test_a_task_with_a_loss_alone_has_it_in_its_table(tmp_path: Path) -> None:
     assert "test loss" not in table.markdown(table.rows(arms([tmp_path])))
 
 
+@pytest.mark.parametrize("name", ["round", "down_bytes", "slowest_bytes"])
+def test_a_line_without_what_every_line_has_is_named(tmp_path: Path, name: str) -> None:
+    lines = [line(1), {key: value for key, value in line(2).items() if key != name}]
+    made(tmp_path / "a", DENSE, 0, lines)
+    with pytest.raises(RunError, match=f"rounds.jsonl is damaged: line 2 has no {name}"):
+        arms([tmp_path])
+
+
 def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     (made(tmp_path / "a", DENSE, 0, []) / "rounds.jsonl").write_text('{"round": 1}\n3\n')
     with pytest.raises(RunError, match=r"rounds.jsonl is damaged: line 2 holds no object"):

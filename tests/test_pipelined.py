@@ -126,6 +126,21 @@ def test_bytes_are_by_boundary_and_seconds_those_of_the_law(digits):
         assert second["clock"] - first["clock"] == pytest.approx(3 * tick, rel=1e-3)
 
 
+def test_a_method_is_as_fast_as_beside_plain_model_parallelism_over_the_same_links(tmp_path, digits):
+    for mbit in (1.0, 100.0):
+        study("BPK()", "FR()", mbit=mbit).run(tmp_path / str(mbit), problems={0: digits})
+    clocks = {(mbit, name): clock for mbit in (1.0, 100.0) for name, clock in last_clocks(tmp_path / str(mbit)).items()}
+    found = [row["times_as_fast"] for row in table.rows(arms([tmp_path])) if row["method"].startswith("FR")]
+    assert found == [clocks[mbit, "01-BPK"] / clocks[mbit, "02-FR"] for mbit in (1.0, 100.0)]
+    assert found[0] != found[1]
+
+
+def last_clocks(folder: Path) -> dict[str, float]:
+    """The simulated seconds of a study's runs, by method."""
+    runs = sorted(folder.rglob("rounds.jsonl"))
+    return {path.parents[1].name: json.loads(path.read_text().splitlines()[-1])["clock"] for path in runs}
+
+
 def test_accuracy_is_the_mean_of_the_last_five_evaluations(tmp_path):
     for seed in (0, 1):
         folder = tmp_path / f"01-FR/seed-{seed}"

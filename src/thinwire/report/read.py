@@ -45,6 +45,12 @@ from ..local import LocalAdam, LocalAdamW, LocalSGD, Trainer
 Record = dict[str, Any]
 UNITS = {"federated": "round", "data-parallel": "step", "pipelined": "step"}
 """What a line of ``rounds.jsonl`` is numbered by, by the kind of the run: its key."""
+EVERY_LINE = {
+    "federated": ("round", "up_bytes", "down_bytes", "slowest_bytes", "up_floats", "seconds", "clock"),
+    "data-parallel": ("step", "up_bytes", "down_bytes", "reduced_bytes", "gathered_bytes", "seconds"),
+    "pipelined": ("step", "up_bytes", "down_bytes", "forward_bytes", "backward_bytes", "seconds", "clock"),
+}
+"""What every line of ``rounds.jsonl`` has, by the kind of the run."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +214,9 @@ def _runs(folder: Path) -> list[Run]:
             raise RunError(f"{path.parent / 'run.json'} is no run's: {missing[0]} is missing")
         if about.get("kind", "federated") not in UNITS:
             raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(UNITS)}")
+        for number, line in enumerate(rounds, 1):
+            if missing := [name for name in EVERY_LINE[about.get("kind", "federated")] if name not in line]:
+                raise RunError(f"{path} is damaged: line {number} has no {missing[0]}")
         summary_path = path.parent / "summary.json"
         found.append(Run(path.parent, about, rounds, read(summary_path) if summary_path.exists() else None))
     return found

@@ -40,7 +40,8 @@ def rows(arms: list[Arm]) -> list[Row]:
     """One row a method: means over the seeds of :func:`~thinwire.report.read.counted`, and the deviation over them.
 
     ``seeds_left_out`` are those that are not complete while others are. Shares of bytes are those of a method that
-    sends everything and made as many rounds, or steps, in the same setting; else None.
+    sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``, where there
+    are simulated seconds, refers to the same method.
     """
     form = FORMS[arms[0].kind]
     found = []
@@ -57,6 +58,8 @@ def rows(arms: list[Arm]) -> list[Row]:
         beside = next((one for one, same in dense if same == own), None)
         for way in ("up", "total"):
             row[f"share_{way}"] = row[f"bytes_{way}"] / beside[f"bytes_{way}"] if beside else None
+        if "clock" in row:
+            row["times_as_fast"] = beside["clock"] / row["clock"] if beside and row["clock"] else None
     return found
 
 
@@ -318,7 +321,6 @@ def _by_boundary(arm: Arm, name: str) -> list[float]:
 
 
 def _pipelined_columns(found: Sequence[Row]) -> tuple[Column, ...]:
-    plain = next((row["clock"] for row in found if _pipelined_plain(row["expression"])), None)
     boundaries = max(len(row["bytes_forward"]) for row in found)
 
     def between(part: int) -> Column:
@@ -327,9 +329,6 @@ def _pipelined_columns(found: Sequence[Row]) -> tuple[Column, ...]:
             return " + ".join(_megabytes(way[part]) for way in ways) if part < len(ways[0]) else "-"
 
         return f"MB {part}-{part + 1}", cell
-
-    def speed(row: Row) -> str:
-        return f"{plain / row['clock']:.2f}" if plain and row["clock"] else "-"
 
     return (
         ("loss", lambda row: _loss(row["train_loss"])),
@@ -341,7 +340,7 @@ def _pipelined_columns(found: Sequence[Row]) -> tuple[Column, ...]:
         ("total / BPK", lambda row: _percent(row["share_total"])),
         ("s a batch", lambda row: f"{row['seconds_per_batch']:.4g}"),
         ("s by the law", lambda row: _seconds(row["clock"])),
-        ("x BPK", speed),
+        ("x BPK", lambda row: f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
         ("s here", lambda row: _seconds(row["seconds"])),
     )
 
