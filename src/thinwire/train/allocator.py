@@ -24,4 +24,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return min(mallopt(option, value) for option, value in _OPTIONS) == 1
+    return bool(min(mallopt(option, value) for option, value in _OPTIONS) == 1)
