@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.cli import main
+from thinwire.report.read import EVERY_LINE
 
 Look = Callable[..., tuple[int, str, str]]
 METHODS = ("FedAvg(up=LBGM(threshold=0.9))", "LUAR(FedAvg(), recycle=1)")
@@ -220,7 +221,7 @@ def test_a_mistake_is_one_line(thinwire: Look, words: list[str], said: str) -> N
 
 def test_a_run_that_recorded_nothing_is_named_with_the_option_it_lacks(thinwire: Look, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"method": "FedAvg()", "seed": 0}')
-    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(dict.fromkeys(EVERY_LINE["federated"], 1)) + "\n")
     for command, option in (
         ("gradients", "train it with --record gradients (LBGM's looks: looks) or all"),
         ("layers", "train it with --record layers"),
