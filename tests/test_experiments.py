@@ -407,7 +407,8 @@ def test_a_pipeline_is_measured_beside_torchs_own_over_loopback() -> None:
 
 def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "resnet20", "--parts", 3, "--seeds", 0, "--only", "(4, 2, 0)"]
-    arguments += ["--examples", 32, "--tested", 16, "--epochs", 2, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
+    arguments += ["--examples", 32, "--tested", 16, "--epochs", 2, "--batch", 16, "--lr", 0.02]
+    arguments += ["--into", tmp_path / "dsp.jsonl"]
     shown = [run("dsp/train.py", *arguments, "--work", tmp_path / "work") for _ in range(2)]
     everything = written(tmp_path / "dsp.jsonl")
     (costs,), lines = ([x for x in everything if (x.get("part") == "costs") is costs] for costs in (True, False))
@@ -419,9 +420,22 @@ def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> 
     ]
     assert [line["held"] for line in lines] == [[4, 3, 1]] * 3  # of 4 batches
     assert lines[0]["bytes_up"] > 1.9 * lines[1]["bytes_up"] > 3.5 * lines[2]["bytes_up"]
-    assert all([point[0] for point in line["curve"]] == [2, 4] for line in lines)
+    assert all([point[0] for point in line["curve"]] == [1, 2, 3, 4] for line in lines)
     if not lines[0]["dirty"]:  # of code that is in no commit a line is trained anew
         assert shown[1].count("there already") == 3
+
+
+def test_all_schedules_have_the_rate_at_which_backpropagation_is_best(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "resnet20", "--parts", 3, "--seeds", 0, "--only", "FR"]
+    arguments += ["--examples", 96, "--tested", 400, "--epochs", 3, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
+    run("dsp/train.py", *arguments, "--work", tmp_path / "work")
+    lines = written(tmp_path / "dsp.jsonl")
+    tried = {line["lr"]: line["accuracy"] for line in lines if line["part"] == "rate"}
+    assert list(tried) == [0.005, 0.02, 0.08]
+    assert len(set(tried.values())) == 3
+    (line,) = (line for line in lines if line["part"] == "curve")
+    assert tried[line["lr"]] == max(tried.values())
+    assert len(line["curve"]) == 6
 
 
 def pins() -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 1. There ResNet-164 and ResNet-98 are trained for 300 epochs
 of CIFAR-10, cut into K = 3 and 4 parts, with batches of 128 and SGD with momentum .9. Here it is ResNet-20 for a few
-epochs of a part of the pictures. ``--data shakespeare`` trains the character transformer instead, under SGD, AdamW,
-NAdam with a momentum of .99, and Muon. Nothing is tuned: a learning rate is that of ``OPTIMIZERS`` for all rows.
+epochs of a part of the pictures. ``--data shakespeare`` trains the character transformer instead, with batches of 16,
+under SGD, AdamW, NAdam with a momentum of .99, and Muon. All rows of an optimiser have the learning rate, of three, at
+which backpropagation has the best mean of the last five evaluations on seed 100, for two fifths of the epochs but at
+least three. What is best is judged on the same test set.
 
 All parts lie in one process, and the numbers are those of processes, bit for bit. Simulated seconds are those of the
 law with links of ``--mbit`` and ``--latency`` and the seconds that each part takes, which are measured once and written
@@ -38,7 +40,13 @@ from thinwire.problem import Problem, standard
 from thinwire.train.one import made
 
 LAGS = {3: [(4, 2, 0), (6, 3, 0), (10, 5, 0)], 4: [(6, 4, 2, 0), (9, 6, 3, 0), (15, 10, 5, 0)]}
-OPTIMIZERS = {"SGD": (0.02, 0.9), "AdamW": (1e-3, 0.9), "NAdam": (1e-3, 0.99), "Muon": (1e-3, 0.95)}  # rate, momentum
+MOMENTUM = {"SGD": 0.9, "AdamW": 0.9, "NAdam": 0.99, "Muon": 0.95}
+TUNING = 100  # the seed by which a rate is chosen
+SMALL = (3e-4, 1e-3, 3e-3)
+RATES = {
+    "pictures": {"SGD": (0.005, 0.02, 0.08)},
+    "texts": {"SGD": (0.03, 0.1, 0.3), "AdamW": SMALL, "NAdam": SMALL, "Muon": SMALL},
+}
 # Best top-1 of ResNet-164 on CIFAR-10, Table 1.
 THESIS = {
     "BP": 94.41,
@@ -83,10 +91,11 @@ def problem(o: argparse.Namespace, seed: int, augment: tuple[sets.Augment, ...])
     return replace(found, model=made(found.model, seed).to(memory_format=torch.channels_last))  # a fifth less time
 
 
-def study(o: argparse.Namespace, schedule: str, parts: int, seed: int, optimizer: str) -> Pipelined:
-    """One row of one seed."""
-    rate, momentum = OPTIMIZERS[optimizer]
-    steps = o.epochs * (o.examples // o.batch)
+def study(
+    o: argparse.Namespace, schedule: str, parts: int, seed: int, optimizer: str, rate: float, epochs: int
+) -> Pipelined:
+    """One row of one seed, evaluated after each epoch, or six times where there are fewer."""
+    steps = epochs * (o.examples // o.batch)
     return Pipelined(
         methods=(schedule,),
         seeds=(seed,),
@@ -95,11 +104,11 @@ def study(o: argparse.Namespace, schedule: str, parts: int, seed: int, optimizer
         augment=("Crop(4)", "Flip()") if o.data == "cifar10" else (),
         batch=o.batch,
         steps=steps,
-        lr=o.lr or rate,
-        momentum=momentum,
+        lr=rate,
+        momentum=MOMENTUM[optimizer],
         weight_decay=5e-4 if o.data == "cifar10" else 0.0,
         decay=(0.5, 0.75),
-        evaluate_every=max(1, o.examples // o.batch),
+        evaluate_every=max(1, steps // max(6, epochs)),
         checkpoint_every=max(1, o.examples // o.batch),
         parts=parts,
         optimizer=optimizer,
@@ -121,12 +130,12 @@ def timed(o: argparse.Namespace, one: Pipelined, given: Problem) -> Pipelined:
     return replace(one, **{name: tuple(there[name]) for name in ("cut", "forward", "backward")})
 
 
-def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> None:
-    """Train what has no line yet, and write it."""
+def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> record.Line:
+    """Train what has no line yet, and write it. Returns the line."""
     method, seed = one.parsed()[0], one.seeds[0]
     key = {
         "experiment": "dsp",
-        "part": "curve",
+        "part": "rate" if seed == TUNING else "curve",
         "data": o.data,
         "model": o.model,
         "row": row,
@@ -141,13 +150,15 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
         "latency": one.latency,
         "seed": seed,
     }
-    if record.found(o.into, key) is not None:
-        print(f"there already: {row}, {one.optimizer}, {one.parts} parts, seed {seed}", flush=True)
-        return
+    there = record.found(o.into, key)
+    if there is not None:
+        print(f"there already: {row}, {one.optimizer} at {one.lr:g}, {one.parts} parts, seed {seed}", flush=True)
+        return there
     began = time.time()
     name = re.sub(r"\W+", "-", "-".join(str(each) for each in key.values())).strip("-")
     failed = one.run(o.work / name, problems={seed: given})
-    line = {**key, "thesis": THESIS.get(f"4 {row}" if one.parts == 4 else row, THESIS.get(row))}
+    thesis = THESIS.get(f"4 {row}" if one.parts == 4 else row, THESIS.get(row)) if o.data == "cifar10" else None
+    line = {**key, "thesis": thesis}
     if failed:
         line |= {"diverged": failed[0]}
     else:
@@ -160,21 +171,33 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
     line |= record.about(complete(method), began)
     record.replace(o.into, line, key)
     shown = failed[0] if failed else f"{100 * line['accuracy']:.1f} %, best {100 * line['best_accuracy']:.1f} %"
-    print(f"{row}, {one.optimizer}, {one.parts} parts, seed {seed}: {shown}, {line['seconds']:.0f} s", flush=True)
+    what = f"{row}, {one.optimizer} at {one.lr:g}, {one.parts} parts, seed {seed}"
+    print(f"{what}: {shown}, {line['seconds']:.0f} s", flush=True)
+    return line
+
+
+def chosen(o: argparse.Namespace, optimizer: str, text: bool) -> float:
+    """The learning rate of all rows of an optimiser."""
+    found, given, epochs = {}, None, max(3, 2 * o.epochs // 5)
+    for rate in RATES["texts" if text else "pictures"][optimizer]:
+        one = study(o, "BPK()", 1, TUNING, optimizer, rate, epochs)
+        given = given or problem(o, TUNING, one.augments())
+        found[rate] = trained(o, timed(o, one, given), given, "BP").get("accuracy", 0.0)
+    return max(found, key=lambda rate: found[rate])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=["cifar10", "shakespeare", "digits"], default="cifar10")
     parser.add_argument("--parts", type=int, nargs="+", help="by default 3 and 4, of texts 3")
-    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), help="by default SGD, of texts all")
+    parser.add_argument("--optimizers", nargs="+", choices=list(MOMENTUM), help="by default SGD, of texts all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", help="rows with this in their name alone")
     parser.add_argument("--examples", type=int, default=10_000)
     parser.add_argument("--tested", type=int, default=2_000)
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float)
+    parser.add_argument("--batch", type=int, help="by default 64, of texts 16")
+    parser.add_argument("--lr", type=float, help="by default the one at which backpropagation is best")
     parser.add_argument("--model", help="by default resnet20, of texts char_transformer")
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--latency", type=float, default=0.01, help="seconds one way")
@@ -182,17 +205,20 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/dsp"), help="checkpoints of rows that are not done")
     o = parser.parse_args()
     text = o.data == "shakespeare"
+    o.batch = o.batch or (16 if text else 64)
     o.model = o.model or {"cifar10": "resnet20", "shakespeare": "char_transformer", "digits": "mlp"}[o.data]
     o.into = o.into or Path(__file__).parent / "results" / f"{o.data}.jsonl"
+    optimizers = o.optimizers or list(RATES["texts" if text else "pictures"])
+    rates = {optimizer: o.lr or chosen(o, optimizer, text) for optimizer in optimizers}
     for seed in o.seeds:
         given = None
-        for optimizer in o.optimizers or (list(OPTIMIZERS) if text else ["SGD"]):
+        for optimizer, rate in rates.items():
             for parts in [1, *(o.parts or ([3] if text else [3, 4]))]:
                 for schedule in rows(parts, text):
                     row = "BP" if parts == 1 else schedule
                     if o.only and o.only not in row:
                         continue
-                    one = study(o, schedule, parts, seed, optimizer)
+                    one = study(o, schedule, parts, seed, optimizer, rate, o.epochs)
                     given = given or problem(o, seed, one.augments())
                     trained(o, timed(o, one, given), given, row)
 

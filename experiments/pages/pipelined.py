@@ -35,25 +35,20 @@ def pipeline_links() -> list[str]:
 
 @table
 def pipeline_stragglers() -> list[str]:
-    line = read("benchmarks/results/pipeline.jsonl", BENCHMARK).of(part="stragglers")
+    arms = ("DSP", "DSP, spare", "FR, barrier")
     rows = []
-    for name, found in line["slowed"].items():
-        which, percent = name.split()
-        cells = [
-            f"{100 * found[arm][kind]:.0f} %"
-            for arm in ("DSP", "DSP, spare", "FR, barrier")
-            for kind in ("loss", "law")
-        ]
-        thesis = "".join(f"{fr} %, {dsp} %" for fr, dsp in [THESIS[name]] if name in THESIS) if name in THESIS else ""
-        rows.append(
-            [f"{'the first' if which == 'one' else 'each, at one batch of three'}, {percent} %", *cells, thesis]
-        )
-    whole = [cell for arm in ("DSP", "DSP, spare", "FR, barrier") for cell in (f"{line['arms'][arm]['ms']:.1f} ms", "")]
-    rows.insert(0, ["none", *whole, ""])
-    head = ["slowed"]
+    for line in read("benchmarks/results/pipeline.jsonl", BENCHMARK).all(part="stragglers"):
+        model = [f"`{line['model']}`"]
+        rows.append([*model, "none", *(cell for arm in arms for cell in (f"{line['arms'][arm]['ms']:.1f} ms", "")), ""])
+        for name, found in line["slowed"].items():
+            which, percent = name.split()
+            slowed = f"{'the first' if which == 'one' else 'each, at one batch of three'}, {percent} %"
+            cells = [f"{100 * found[arm][kind]:.0f} %" for arm in arms for kind in ("loss", "law")]
+            rows.append([*model, slowed, *cells, "{} %, {} %".format(*THESIS[name]) if name in THESIS else ""])
+    head = ["parts of", "slowed"]
     for arm in ("DSP", "DSP, 4 batches to spare", "FR with its barrier"):
         head += [arm, "by the law"]
-    return markdown([*head, "thesis, 3 parts: FR, DSP(3,3,0;10,5,0)"], rows)
+    return markdown([*head, "thesis, 3 parts: FR, DSP(3,3,0;10,5,0)"], rows, (0, 1))
 
 
 @table
