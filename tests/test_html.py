@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from thinwire.cli import app
 from thinwire.errors import RunError
-from thinwire.report import html, table
+from thinwire.report import heat, html, table
 from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
 
@@ -237,7 +237,7 @@ def test_every_seed_has_its_heat_map_and_many_runs_have_fewer_columns(tmp_path: 
 def test_neighbours_share_a_cell_of_a_large_heat_map_which_shows_the_highest(tmp_path: Path) -> None:
     grid = np.zeros((241, 801))
     grid[240, 800], grid[1, 3] = 3, 2
-    cells, by = html._coarse(grid)
+    cells, by = heat.coarse(grid)
     assert (by, cells.shape) == ([2, 3], (121, 267))
     assert (cells[120, 266], cells[0, 1], cells.sum()) == (3, 2, 5)
 

@@ -22,7 +22,7 @@ def tabulate(
 ) -> None:
     """The table of studies that are there, on the terminal or as text for a paper, a spreadsheet, a page."""
     from ..report import table
-    from ..report.html import title
+    from ..report.about import title
     from ..report.read import arms
 
     forms = {"--latex": (latex, table.latex), "--csv": (csv, table.csv), "--markdown": (markdown, table.markdown)}

@@ -1,0 +1,198 @@
+"""What a study was asked to do, in words, and what to know before comparing its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..config import complete
+from ..expression import parse, vocabulary
+from .read import Arm, Record, chosen, read, trainers
+from .read import setting as setting_of
+
+
+def study_of(folders: Sequence[Path]) -> Record:
+    """What the first folder that holds a study, or is a part of one, says of it. Empty where none does."""
+    for folder in map(Path.resolve, folders):
+        for place in (folder, *folder.parents[:2]):
+            if (place / "study.json").exists():
+                study = read(place / "study.json")
+                if place == folder or folder.relative_to(place).parts[0] in study.get("folders", ()):
+                    return study
+    return {}
+
+
+def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
+    """What is above the page and the table."""
+    study, about = study_of(folders), found[0].runs[0].about
+    data = study.get("task") or study.get("data") or found[0].runs[0].path.parent.name
+    if found[0].kind == "data-parallel":
+        return f"{data}, {about['workers']} workers, {about['steps']} steps"
+    if found[0].kind == "pipelined":
+        return f"{data}, {about['parts']} parts, batches of {about['batch']}, {about['steps']} steps"
+    rounds = study.get("rounds") or max(run.length for arm in found for run in arm.runs)
+    return f"{data}, {about['clients']} clients, {rounds} rounds" if "clients" in about else f"{data}, {rounds} rounds"
+
+
+def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> list[tuple[str, str]]:
+    """What was trained and how, in words: pairs of a name and what is said of it."""
+    runs = [run for arm in found for run in arm.runs]
+    about = runs[0].about
+    parameters = next((run.summary["parameters"] for run in runs if run.summary and "parameters" in run.summary), None)
+    parameters = about.get("parameters", parameters)
+    examples = f", {about['examples']:,} examples in all" if "examples" in about else ""
+    said = [
+        ("Data", f"{study['task']} (a task of the user's own){examples}" if study.get("task") else None),
+        ("Data", f"{study['data']}{examples}" if study.get("data") and not study.get("task") else None),
+        ("Pictures", "changed batch by batch: " + ", ".join(study["augment"]) if study.get("augment") else None),
+        (
+            "Model",
+            ", ".join(
+                [
+                    *(
+                        [study["model"] or "one that suits the data"]
+                        if "model" in study and not study.get("task")
+                        else []
+                    ),
+                    *([f"{parameters:,} parameters"] if parameters else []),
+                ]
+            ),
+        ),
+        *SETTINGS[found[0].kind](about, study),
+        ("Local training", _shared_trainer(found)),
+        ("Seeds", ", ".join(map(str, sorted({run.seed for run in runs})))),
+        ("Folders", ", ".join(map(str, folders))),
+        ("Made with", "; ".join(dict.fromkeys(str(v) for run in runs for v in run.about.get("versions", ())))),
+    ]
+    return [(name, text) for name, text in said if text]
+
+
+def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:
+    clients, sample = about.get("clients"), about.get("sample")
+    everyone = "all of them take part in each round" if sample == clients else f"{sample} of them take part in a round"
+    split = f", with shares of the data by {study['split']}" if study.get("split") else ""
+    dropout, holdout = about.get("dropout") or 0, study.get("holdout") or 0
+    return [
+        ("Clients", f"{clients}{split}; {everyone}" if clients else None),
+        ("Rounds", str(study["rounds"]) if study.get("rounds") else None),
+        ("Lost replies", f"a client that takes part does not answer with probability {dropout:g}" if dropout else None),
+        ("Network", _plain(about.get("network")) or "none simulated"),
+        ("Privacy", _plain(about.get("privacy"))),
+        (
+            "Own tests",
+            f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None,
+        ),
+    ]
+
+
+def _of_steps(about: Record, study: Record) -> list[tuple[str, str | None]]:
+    kind = "AdamW" if about.get("adamw") else "SGD"
+    more = "" if about.get("adamw") else f", momentum {about.get('momentum', 0):g}"
+    more += " (Nesterov's)" if about.get("nesterov") else ""
+    more += f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
+    decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
+    return [
+        ("Workers", f"{about['workers']}, each of which takes {about['batch']} examples in a step"),
+        ("Steps", f"{about['steps']:,}"),
+        ("Optimiser", f"{kind}, learning rate {about['lr']:g}{more}"),
+        ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
+    ]
+
+
+def _of_parts(about: Record, study: Record) -> list[tuple[str, str | None]]:
+    own = [f"{f + b:.3g}" for f, b in zip(about["forward"], about["backward"], strict=True)]
+    decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
+    rates = _listed([f"{factor:g}" for factor in about["rates"]]) if about.get("rates") else None
+    more = f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
+    begin = _listed([str(place) for place in about["cut"]]) if about["cut"] else None
+    return [
+        ("Parts", f"{about['parts']}" + (f"; from the second on they begin at module {begin}" if begin else "")),
+        ("Steps", f"{about['steps']:,}, of {about['batch']} examples"),
+        ("Optimiser", f"{about['optimizer']}, learning rate {about['lr']:g}, momentum {about['momentum']:g}{more}"),
+        ("Rates", f"{rates} times that, by part" if rates else None),
+        ("Clipping", f"gradients of a part to a norm of {about['clip']:g}" if about.get("clip") else None),
+        ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
+        ("Links", f"{about['mbit']:g} Mbit/s each way, {about['latency']:g} s one way"),
+        ("Seconds", f"a batch takes parts {_listed(own)} s forward and back"),
+    ]
+
+
+SETTINGS = {"federated": _of_rounds, "data-parallel": _of_steps, "pipelined": _of_parts}
+"""What is said of a run, from its ``run.json`` and its study, by its kind."""
+
+
+def chosen_said(found: Sequence[Arm]) -> list[tuple[str, str]]:
+    """What Auto chose in each run, and why."""
+    return [
+        (f"{arm.label}, seed {run.seed}, round {made['round']}", " ".join([f"{made['expression']}.", *made["why"]]))
+        for arm in found
+        for run in arm.runs
+        for made in chosen(run)
+    ]
+
+
+def written(arm: Arm) -> list[tuple[str, str]]:
+    """The expressions of a method: its own, and those that it chose."""
+    made = [(f"{arm.label}, seed {run.seed}", one["expression"]) for run in arm.runs for one in chosen(run)]
+    return [(arm.label, arm.expression), *dict.fromkeys(made)]
+
+
+def _plain(text: str | None) -> str | None:
+    """An expression without what it leaves at its default, where it can be read."""
+    try:
+        return None if text is None else repr(parse(text, names=vocabulary()))
+    except ValueError:
+        return text
+
+
+def _shared_trainer(found: Sequence[Arm]) -> str | None:
+    """How clients train, where that is the same with every method: labels leave it out then."""
+    try:
+        each = [trainers(parse(arm.expression)) for arm in found]
+    except ValueError:
+        return None
+    kinds = {complete(trainer) for some in each for trainer in some}
+    return _plain(kinds.pop()) if len(kinds) == 1 else None
+
+
+def warnings(found: Sequence[Arm]) -> list[str]:
+    """What a reader should know before comparing methods."""
+    unit, said = found[0].unit, []
+    runs = [run for arm in found for run in arm.runs]
+    if single := [arm.label for arm in found if len({run.seed for run in arm.runs}) == 1]:
+        whose = "Every method" if len(single) == len(found) else _listed(single)
+        said.append(
+            f"{whose} was trained with one seed: a difference may be chance. `--seeds 0,1,2` trains with three, and "
+            f"the table then has deviations."
+        )
+    longest = max(run.length for run in runs)
+    for arm in found:
+        for run in arm.runs:
+            figures = "its figures are those of what there is"
+            if run.summary is None:
+                state = f"has {run.length} {unit}s so far and is not finished"
+                if any(other.summary is not None for other in arm.runs):
+                    figures = "the method's figures are those of its other seeds"
+            elif run.length < longest:
+                state = f"has {run.length} {unit}s, and others have {longest}"
+            else:
+                continue
+            said.append(f"{arm.label}, seed {run.seed}, {state}: {figures}.")
+    seeds = {tuple(sorted({run.seed for run in arm.runs})) for arm in found}
+    if len(seeds) > 1:
+        said.append("Methods have different seeds: a seed draws the split and the model, so they met different ones.")
+    each = [{n: v for n, v in run.about.items() if n not in MAY_DIFFER} | setting_of(run) for run in runs]
+    fixed = dict.fromkeys(name for one in each for name in one)
+    found_by = {name: sorted({str(one.get(name)) for one in each}) for name in fixed}
+    return said + [f"Runs differ in {name}: {_listed(values)}." for name, values in found_by.items() if len(values) > 1]
+
+
+MAY_DIFFER = (
+    *("method", "name", "seed", "model", "data", "test", "examples", "versions", "plan", "device", "staleness"),
+)
+"""What ``run.json`` says that may differ between runs of one study."""
+
+
+def _listed(words: Sequence[str]) -> str:
+    shown = [*words[:6], *([f"{len(words) - 6} more"] if len(words) > 6 else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

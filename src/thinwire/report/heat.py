@@ -1,0 +1,121 @@
+"""Heat maps of clients and rounds: who took part, which layers were not sent, which updates LBGM recycled.
+
+Of thousands of clients or rounds neighbours share a cell (``CELLS``), so that a page stays below 5 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .read import Arm, Record, Run
+
+CELLS = 240, 400  # rows and columns of a heat map
+FULL = 6  # runs whose heat maps have as many
+NOT_CALLED, ANSWERED, LOST, LATE = range(4)
+
+
+def taking_part(found: Sequence[Arm]) -> list[Record] | None:
+    """Of each seed of each method: which client was called in which round, and what became of the call."""
+    made = []
+    for number, run in _runs(found):
+        states = _states(run.path / "ledger.jsonl")
+        if not states:
+            continue
+        clients = run.about.get("clients") or 1 + max(client for _, client in states)
+        rounds = max(round for round, _ in states)
+        grid = np.full((clients, rounds), NOT_CALLED, dtype=np.int8)
+        for (round, client), state in states.items():
+            grid[client, round - 1] = state
+        cells, by = coarse(grid, _most(found))
+        said = {
+            name: int((grid == state).sum()) for name, state in (("answered", ANSWERED), ("lost", LOST), ("late", LATE))
+        }
+        text = ["".join(map(str, row)) for row in cells.astype(int).tolist()]
+        made.append({"method": number, "seed": run.seed, "cells": text, "by": by, **said})
+    return made or None
+
+
+def _states(path: Path) -> dict[tuple[int, int], int]:
+    """By round and client, of those that were called: whether they answered."""
+    states: dict[tuple[int, int], int] = {}
+    if not path.exists():
+        return states
+    with open(path) as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                break  # the line that a kill cut short
+            where = entry["round"], entry["client"]
+            if entry["direction"] == "up":
+                states[where] = ANSWERED if entry.get("used", True) else LATE
+            else:
+                states.setdefault(where, LOST)
+    return states
+
+
+def _runs(found: Sequence[Arm]) -> list[tuple[int, Run]]:
+    """Every run, with the number of its method."""
+    return [(number, run) for number, arm in enumerate(found) for run in arm.runs]
+
+
+def _most(found: Sequence[Arm]) -> tuple[int, int]:
+    """Rows and columns of a heat map: fewer columns where there are many runs, for the sake of the page's size."""
+    rows, columns = CELLS
+    return rows, max(40, columns * FULL // max(FULL, len(_runs(found))))
+
+
+def coarse(grid: Any, most: tuple[int, int] = CELLS) -> tuple[Any, list[int]]:
+    """A grid of at most so many rows and columns. Neighbours share a cell, their highest: so many each way."""
+    by = [-(-size // limit) for size, limit in zip(grid.shape, most, strict=True)]
+    if by != [1, 1]:
+        pads = [(0, -size % one) for size, one in zip(grid.shape, by, strict=True)]
+        grid = np.pad(grid, pads, constant_values=grid.min())
+        rows, columns = (size // one for size, one in zip(grid.shape, by, strict=True))
+        grid = grid.reshape(rows, by[0], columns, by[1]).max((1, 3))
+    return grid, by
+
+
+def unsent(found: Sequence[Arm]) -> list[Record] | None:
+    """Of each seed of methods that leave layers out of replies: which, in each round."""
+    made = []
+    for number, run in _runs(found):
+        lines = [line for line in run.rounds if line.get("layer_bytes", {}).get("unsent") is not None]
+        names = list(dict.fromkeys(name for line in lines for name in line["layer_bytes"]["unsent"]))
+        order = [name for line in lines for name in line["layer_bytes"]["up"]]
+        names.sort(key=lambda name: order.index(name) if name in order else len(order))
+        if not names:
+            continue
+        grid = np.array([[float(name in line["layer_bytes"]["unsent"]) for line in lines] for name in names])
+        made.append({"method": number, "seed": run.seed, "rows": names, **_heat(grid, _most(found))})
+    return made or None
+
+
+def recycled(found: Sequence[Arm]) -> list[Record] | None:
+    """Of each seed of methods whose links look back: the share of layers that a client's reply recycled."""
+    made = []
+    for number, run in _runs(found):
+        shares: dict[tuple[int, int], list[bool]] = {}
+        for line in run.rounds:
+            for look in line.get("looks") or ():
+                shares.setdefault((look["client"], line["round"]), []).append(look["recycled"])
+        if not shares:
+            continue
+        clients = run.about.get("clients") or 1 + max(client for client, _ in shares)
+        grid = np.full((clients, run.length), -1.0)
+        for (client, round), each in shares.items():
+            grid[client, round - 1] = statistics.fmean(each)
+        made.append({"method": number, "seed": run.seed, "rows": None, **_heat(grid, _most(found))})
+    return made or None
+
+
+def _heat(grid: Any, most: tuple[int, int]) -> Record:
+    """Cells of a heat map, null where there is nothing, and how many rows and rounds share one."""
+    cells, by = coarse(grid, most)
+    return {"cells": [[None if x < 0 else round(float(x), 3) for x in row] for row in cells], "by": by}

@@ -1,0 +1,172 @@
+"""The numbers of a page: its table, curves, costs of a target, bytes, and clients.
+
+What every evaluation of a long run would take is thinned (``POINTS``), so that a page stays below 5 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import table
+from .curves import NAMES, axes, curve
+from .read import Arm, Record
+
+POINTS = 400  # of a curve
+
+
+def cells(rows: Sequence[Record]) -> Record:
+    """The table: its head, its rows, and what the names of columns leave unsaid."""
+    columns, form = table.columns_of(rows), table.FORMS[rows[0]["kind"]]
+    return {
+        "head": [HEADS.get(name, name) for name, _ in columns],
+        "rows": [[cell(row) for _, cell in columns] for row in rows],
+        "note": table.noted(form.notes, [name for name, _ in columns]),
+    }
+
+
+HEADS = {"10": "s at 10", "100": "s at 100"}
+"""Columns whose names need the one before them, which sorting and narrow pages part them from."""
+
+
+def axes_of(found: Sequence[Arm]) -> Record:
+    """What curves can be drawn against, by name, in words."""
+    labels = {name: label for name, (_, label) in axes(found[0].kind).items()}
+    timed = any(run.rounds and run.rounds[-1].get("clock") for arm in found for run in arm.runs)
+    if not timed and "seconds" in labels:
+        labels["seconds"] = "seconds of the slowest client's bytes at 10 Mbit/s"
+    return labels
+
+
+def curves(arm: Arm) -> Record:
+    """By value: the mean over seeds, the band, and the place on every axis."""
+    made: Record = {}
+    for value in NAMES:
+        for name, (axis, _) in axes(arm.kind).items():
+            found = curve(arm, axis, value)
+            if found is None:
+                continue
+            kept = _thinned(len(found.x))
+            if value not in made:
+                made[value] = {"y": _short(found.middle[kept]), "seeds": found.seeds, "x": {}}
+                if found.seeds > 1:
+                    made[value] |= {"low": _short(found.low[kept]), "high": _short(found.high[kept])}
+            made[value]["x"][name] = _short(found.x[kept])
+    return made
+
+
+def _thinned(length: int) -> Any:
+    """Which of so many points stay: the first, the last, and some evenly between."""
+    return np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int))
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    """Six digits, which is more than is drawn. JSON has no word for what is no number but null."""
+    return [float(f"{x:.6g}") if np.isfinite(x) else None for x in values]
+
+
+def targets(arm: Arm) -> list[Record]:
+    """Of each seed: the evaluations at which the model was better than ever before, and what they had cost.
+
+    ``accuracy``, in percent, is the Dice coefficient where pictures are segmented.
+    """
+    found, measure = [], table.judged(arm)
+    for run in arm.runs:
+        best, kept = -1.0, list[int]()
+        for i, line in enumerate(run.rounds):
+            accuracy = line.get(measure)
+            if accuracy is not None and accuracy > best:
+                best, kept = accuracy, [*kept, i]
+        costs = {name: np.array(axis(run))[kept] for name, (axis, _) in axes(arm.kind).items()}
+        reached = [100 * run.rounds[i][measure] for i in kept]
+        thin = _thinned(len(kept)) if kept else []
+        made = {name: _short(cost[thin]) for name, cost in costs.items()} if kept else {}
+        found.append({"seed": run.seed, "accuracy": _short(np.array(reached)[thin]) if kept else [], **made})
+    return found
+
+
+PARTS = {
+    "federated": {
+        "up_payload": "up, payload",
+        "up_framing": "up, headers",
+        "down_payload": "down, payload",
+        "down_framing": "down, headers",
+    },
+    "data-parallel": {
+        "reduced_bytes": "up, in all-reduces",
+        "gathered_bytes": "up, in all-gathers",
+        "down_bytes": "down",
+    },
+    "pipelined": {"up_bytes": "activations, ahead", "down_bytes": "error gradients, back"},
+}
+"""What all bytes of a run are made of, by its kind."""
+SAID = {
+    "federated": "All bytes of a run, in the mean over seeds. Headers are what a message has around its payload.",
+    "data-parallel": "All bytes of one worker's run, in the mean over seeds.",
+    "pipelined": "All bytes between parts, in the mean over seeds.",
+}
+
+
+def bytes_of(found: Sequence[Arm]) -> list[Record]:
+    """What of all bytes went where, in the mean over seeds; a list with ``name`` and ``values``, one a method."""
+    parts = PARTS[found[0].kind]
+    return [{"name": said, "values": [table.mean(arm, name) for arm in found]} for name, said in parts.items()]
+
+
+def layers(found: Sequence[Arm]) -> list[Record] | None:
+    """Of each method the bytes of each layer, up and down, in the mean over seeds; ``*`` is what has no one layer."""
+    made = []
+    for arm in found:
+        runs = [run for run in arm.runs if any("layer_bytes" in line for line in run.rounds)]
+        for way in ("up", "down"):
+            sums: dict[str, float] = {}
+            for run in runs:
+                for line in run.rounds:
+                    for name, size in line.get("layer_bytes", {}).get(way, {}).items():
+                        sums[name] = sums.get(name, 0) + size / len(runs)
+            if sums:
+                made.append({"method": found.index(arm), "way": way, "bytes": sums})
+    return made or None
+
+
+def clients(found: Sequence[Arm]) -> list[Record] | None:
+    """What clients reach on tests of their own at the last evaluation: of each method all seeds' clients, sorted."""
+    made = []
+    for number, arm in enumerate(found):
+        last = [line for line in (_last_line(run.path / "clients.jsonl") for run in arm.runs) if line]
+        measure = table.judged(arm)
+        each = [sorted(100 * x for x in line[measure] if x is not None) for line in last if line.get(measure)]
+        if not any(each):
+            continue
+        everyone = sorted(x for values in each for x in values)
+        tenth = [statistics.fmean(values[: max(1, len(values) // 10)]) for values in each if values]
+        kept = _thinned(len(everyone))
+        made.append(
+            {
+                "method": number,
+                "share": _short(100 * (kept + 0.5) / len(everyone)),
+                "accuracy": _short(np.array(everyone)[kept]),
+                "mean": statistics.fmean(everyone),
+                "median": statistics.median(everyone),
+                "worst_tenth": statistics.fmean(tenth),
+                "worst": everyone[0],
+                "clients": len(everyone),
+            }
+        )
+    return made or None
+
+
+def _last_line(path: Path) -> Record | None:
+    """The last line of a file that is whole."""
+    for line in reversed(path.read_text().splitlines() if path.exists() else []):
+        try:
+            found: Record = json.loads(line)
+            return found
+        except json.JSONDecodeError:
+            continue  # the line that a kill cut short
+    return None
