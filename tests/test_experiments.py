@@ -425,17 +425,22 @@ def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> 
         assert shown[1].count("there already") == 3
 
 
-def test_all_schedules_have_the_rate_at_which_backpropagation_is_best(tmp_path: Path) -> None:
-    arguments = ["--data", "digits", "--model", "resnet20", "--parts", 3, "--seeds", 0, "--only", "FR"]
+def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path: Path) -> None:
+    arguments = ["--data", "digits", "--model", "resnet20", "--parts", 4, "--seeds", 0, "--only", "FR"]
     arguments += ["--examples", 96, "--tested", 400, "--epochs", 3, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
     run("dsp/train.py", *arguments, "--work", tmp_path / "work")
-    lines = written(tmp_path / "dsp.jsonl")
-    tried = {line["lr"]: line["accuracy"] for line in lines if line["part"] == "rate"}
-    assert list(tried) == [0.005, 0.02, 0.08]
-    assert len(set(tried.values())) == 3
-    (line,) = (line for line in lines if line["part"] == "curve")
-    assert tried[line["lr"]] == max(tried.values())
-    assert len(line["curve"]) == 6
+    lines = [line for line in written(tmp_path / "dsp.jsonl") if line["part"] != "costs"]
+    assert [line["row"] for line in lines] == ["FR()"] * len(lines)
+    *rates, line = lines
+    assert [each["parts"] for each in lines] == [3] * len(rates) + [4]  # the rate is that of three parts
+    tried = {each["lr"]: each["accuracy"] for each in rates}
+    assert list(tried)[:3] == [0.02, 0.005, 0.08]
+    steps = sorted(tried)
+    best = max(steps, key=lambda rate: tried[rate])
+    assert len(set(tried.values())) == len(tried)
+    assert line["lr"] == best
+    assert steps[0] < best < steps[-1]
+    assert len(line["curve"]) == 18
 
 
 def pins() -> dict[str, str]:

@@ -3,9 +3,10 @@
 A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 1. There ResNet-164 and ResNet-98 are trained for 300 epochs
 of CIFAR-10, cut into K = 3 and 4 parts, with batches of 128 and SGD with momentum .9. Here it is ResNet-20 for a few
 epochs of a part of the pictures. ``--data shakespeare`` trains the character transformer instead, with batches of 16,
-under SGD, AdamW, NAdam with a momentum of .99, and Muon. All rows of an optimiser have the learning rate, of three, at
-which backpropagation has the best mean of the last five evaluations on seed 100, for two fifths of the epochs but at
-least three. What is best is judged on the same test set.
+under SGD, AdamW, NAdam with a momentum of .99, and Muon. Each row has a learning rate of its own, the best of those
+tried on seed 100, for two fifths of the epochs but at least three: rates a factor of 4 apart, until those beside the
+best are worse. A row with thin links has the rate of the row without them, and one of four parts that of the same row
+of three. What is best is judged by the mean of the last five evaluations, on the same test set.
 
 All parts lie in one process, and the numbers are those of processes, bit for bit. Simulated seconds are those of the
 law with links of ``--mbit`` and ``--latency`` and the seconds that each part takes, which are measured once and written
@@ -42,11 +43,8 @@ from thinwire.train.one import made
 LAGS = {3: [(4, 2, 0), (6, 3, 0), (10, 5, 0)], 4: [(6, 4, 2, 0), (9, 6, 3, 0), (15, 10, 5, 0)]}
 MOMENTUM = {"SGD": 0.9, "AdamW": 0.9, "NAdam": 0.99, "Muon": 0.95}
 TUNING = 100  # the seed by which a rate is chosen
-SMALL = (3e-4, 1e-3, 3e-3)
-RATES = {
-    "pictures": {"SGD": (0.005, 0.02, 0.08)},
-    "texts": {"SGD": (0.03, 0.1, 0.3), "AdamW": SMALL, "NAdam": SMALL, "Muon": SMALL},
-}
+BEGIN = {"SGD": 0.02, "AdamW": 0.002, "NAdam": 0.002, "Muon": 0.002}  # the rates tried first,
+FACTOR = 4  # and what is between them and the next
 # Best top-1 of ResNet-164 on CIFAR-10, Table 1.
 THESIS = {
     "BP": 94.41,
@@ -61,17 +59,23 @@ THESIS = {
 }
 
 
-def rows(parts: int, text: bool) -> list[str]:
-    """The schedules of a number of parts. Thin links and DNI are tried with three parts of ResNet-20 alone."""
+def rows(parts: int, text: bool) -> list[tuple[str, str]]:
+    """The schedules of a number of parts, each with that of one or three parts whose learning rate it has.
+
+    Thin links and DNI are tried with three parts of ResNet-20 alone.
+    """
     if parts == 1:
-        return ["BPK()"]
-    stale = [f"DSP({(*[lag] * (parts - 1), 0)}, {m})" for lag, m in zip((1, 2, 3), LAGS[parts], strict=True)]
+        return [("BPK()", "BPK()")]
+    mine, three = (
+        ["FR()", "DDG()", *(f"DSP({(*[lag] * (k - 1), 0)}, {m})" for lag, m in zip((1, 2, 3), LAGS[k], strict=True))]
+        for k in (parts, 3)
+    )
     if text:
-        return ["FR()", "PipeDream()", stale[0], stale[2]]
+        return [(name, name) for name in ("FR()", "PipeDream()", three[2], three[4])]
     if parts != 3:
-        return ["FR()", "DDG()", *stale]
-    thin = [stale[0][:-1] + f", activations={link}, gradients={link})" for link in ("Half()", "Int8()")]
-    return ["FR()", "DDG()", *stale, *thin, "DNI()"]
+        return list(zip(mine, three, strict=True))
+    thin = [(three[2][:-1] + f", activations={link}, gradients={link})", three[2]) for link in ("Half()", "Int8()")]
+    return [*((name, name) for name in three), *thin, ("DNI()", "DNI()")]
 
 
 def problem(o: argparse.Namespace, seed: int, augment: tuple[sets.Augment, ...]) -> Problem:
@@ -94,7 +98,7 @@ def problem(o: argparse.Namespace, seed: int, augment: tuple[sets.Augment, ...])
 def study(
     o: argparse.Namespace, schedule: str, parts: int, seed: int, optimizer: str, rate: float, epochs: int
 ) -> Pipelined:
-    """One row of one seed, evaluated after each epoch, or six times where there are fewer."""
+    """One row of one seed, evaluated after each epoch, or ten times where there are fewer."""
     steps = epochs * (o.examples // o.batch)
     return Pipelined(
         methods=(schedule,),
@@ -108,7 +112,7 @@ def study(
         momentum=MOMENTUM[optimizer],
         weight_decay=5e-4 if o.data == "cifar10" else 0.0,
         decay=(0.5, 0.75),
-        evaluate_every=max(1, steps // max(6, epochs)),
+        evaluate_every=max(1, steps // max(10, epochs)),
         checkpoint_every=max(1, o.examples // o.batch),
         parts=parts,
         optimizer=optimizer,
@@ -176,14 +180,21 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
     return line
 
 
-def chosen(o: argparse.Namespace, optimizer: str, text: bool) -> float:
-    """The learning rate of all rows of an optimiser."""
-    found, given, epochs = {}, None, max(3, 2 * o.epochs // 5)
-    for rate in RATES["texts" if text else "pictures"][optimizer]:
-        one = study(o, "BPK()", 1, TUNING, optimizer, rate, epochs)
-        given = given or problem(o, TUNING, one.augments())
-        found[rate] = trained(o, timed(o, one, given), given, "BP").get("accuracy", 0.0)
-    return max(found, key=lambda rate: found[rate])
+def chosen(o: argparse.Namespace, schedule: str, optimizer: str) -> float:
+    """The best learning rate of a row, which has a worse one on each side."""
+    row, parts = ("BP", 1) if schedule == "BPK()" else (schedule, 3)
+    given, epochs = None, max(3, 2 * o.epochs // 5)
+    found: dict[int, float] = {}  # by the power of the factor
+    tried = [0]
+    while tried:
+        for power in tried:
+            rate = float(f"{BEGIN[optimizer] * FACTOR**power:.3g}")
+            one = study(o, schedule, parts, TUNING, optimizer, rate, epochs)
+            given = given or problem(o, TUNING, one.augments())
+            found[power] = trained(o, timed(o, one, given), given, row).get("accuracy", 0.0)
+        best = max(found, key=lambda power: found[power])
+        tried = [power for power in (best - 1, best + 1) if power not in found]
+    return float(f"{BEGIN[optimizer] * FACTOR**best:.3g}")
 
 
 def main() -> None:
@@ -197,7 +208,7 @@ def main() -> None:
     parser.add_argument("--tested", type=int, default=2_000)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, help="by default 64, of texts 16")
-    parser.add_argument("--lr", type=float, help="by default the one at which backpropagation is best")
+    parser.add_argument("--lr", type=float, help="by default each row's best one")
     parser.add_argument("--model", help="by default resnet20, of texts char_transformer")
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--latency", type=float, default=0.01, help="seconds one way")
@@ -208,16 +219,16 @@ def main() -> None:
     o.batch = o.batch or (16 if text else 64)
     o.model = o.model or {"cifar10": "resnet20", "shakespeare": "char_transformer", "digits": "mlp"}[o.data]
     o.into = o.into or Path(__file__).parent / "results" / f"{o.data}.jsonl"
-    optimizers = o.optimizers or list(RATES["texts" if text else "pictures"])
-    rates = {optimizer: o.lr or chosen(o, optimizer, text) for optimizer in optimizers}
+    optimizers = o.optimizers or (list(MOMENTUM) if text else ["SGD"])
     for seed in o.seeds:
         given = None
-        for optimizer, rate in rates.items():
+        for optimizer in optimizers:
             for parts in [1, *(o.parts or ([3] if text else [3, 4]))]:
-                for schedule in rows(parts, text):
+                for schedule, like in rows(parts, text):
                     row = "BP" if parts == 1 else schedule
                     if o.only and o.only not in row:
                         continue
+                    rate = o.lr or chosen(o, like, optimizer)
                     one = study(o, schedule, parts, seed, optimizer, rate, o.epochs)
                     given = given or problem(o, seed, one.augments())
                     trained(o, timed(o, one, given), given, row)

@@ -80,6 +80,27 @@ def _learned(results: Results) -> list[str]:
         else:
             cells = ["diverged", *[""] * 4]
         thesis = lines[0].get("thesis")
-        rows.append([f"`{row}`", str(parts), optimizer, *cells, f"{thesis:.2f} %" if thesis else ""])
-    head = ["schedule", "parts", "optimiser", "best", "mean of the last 5", "simulated s", "speed-up", "MB", "thesis"]
+        rates = sorted({line["lr"] for line in lines})
+        rows.append(
+            [
+                f"`{row}`",
+                str(parts),
+                optimizer,
+                ", ".join(f"{rate:g}" for rate in rates),
+                *cells,
+                f"{thesis:.2f} %" if thesis else "",
+            ]
+        )
+    head = [
+        "schedule",
+        "parts",
+        "optimiser",
+        "rate",
+        "best",
+        "mean of the last 5",
+        "simulated s",
+        "speed-up",
+        "MB",
+        "thesis",
+    ]
     return markdown(head, rows, (0, 2))
