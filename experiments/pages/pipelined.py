@@ -80,27 +80,8 @@ def _learned(results: Results) -> list[str]:
         else:
             cells = ["diverged", *[""] * 4]
         thesis = lines[0].get("thesis")
-        rates = sorted({line["lr"] for line in lines})
-        rows.append(
-            [
-                f"`{row}`",
-                str(parts),
-                optimizer,
-                ", ".join(f"{rate:g}" for rate in rates),
-                *cells,
-                f"{thesis:.2f} %" if thesis else "",
-            ]
-        )
-    head = [
-        "schedule",
-        "parts",
-        "optimiser",
-        "rate",
-        "best",
-        "mean of the last 5",
-        "simulated s",
-        "speed-up",
-        "MB",
-        "thesis",
-    ]
+        rates = ", ".join(f"{rate:g}" for rate in sorted({line["lr"] for line in lines}))
+        rows.append([f"`{row}`", str(parts), optimizer, rates, *cells, f"{thesis:.2f} %" if thesis else ""])
+    said = ["schedule", "parts", "optimiser", "learning rate"]
+    head = [*said, "best", "mean of the last 5", "simulated s", "speed-up", "MB", "thesis"]
     return markdown(head, rows, (0, 2))
