@@ -1074,6 +1074,29 @@ def test_a_rank_that_dies_is_named_on_every_other_rank_within_the_time_limit(tmp
     assert torch.equal(bits(later.whole_state_dict()), bits(whole.whole_state_dict()))
 
 
+def early(rank: int, folder: Path, size: int) -> Any:
+    """Rank 1 ends after its last call, while rank 0 has yet to look at what came."""
+    parts = [nn.Sequential(nn.Linear(6, size), nn.Tanh()), nn.Linear(size, 4)]
+    training, gone = pipeline(parts, sgd, dsp(2), timeout=20), folder / "gone"
+    for x, y in data(batches=5):
+        training.step(x, y)
+    if rank == 1:
+        training.drain()
+        gone.touch()
+        os._exit(0)
+    while not gone.exists():
+        time.sleep(0.01)
+    time.sleep(0.5)  # until gloo has heard
+    training.drain()
+    return training.stage.steps
+
+
+@pytest.mark.parametrize("size", [8, 40_000])
+def test_a_rank_may_end_after_its_last_message(size, tmp_path):
+    torch.manual_seed(0)
+    assert forked(2, partial(early, folder=tmp_path, size=size), tmp_path)[0] == 5
+
+
 def stalled(rank: int) -> Any:
     """Rank 1 makes no call: neither at the beginning nor of the model."""
     began, said = time.monotonic(), []
@@ -1152,6 +1175,7 @@ def paced(rank: int) -> dict[str, list[tuple[float, float]]]:
             for _ in range(8):
                 training.step(x, x)
             found[name].append(((time.perf_counter() - began) / 8, (training.computed - own) / 8))
+        training.drain()
     return found
 
 

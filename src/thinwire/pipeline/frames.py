@@ -89,7 +89,7 @@ class Outbox:
             self.finish(1, self.timeout)
 
     def finish(self, count: int, timeout: float) -> None:
-        """Wait until the oldest frames have left."""
+        """Wait until the oldest frames have left, at most ``timeout`` seconds for each."""
         for _ in range(count):
             work, _ = self.going.popleft()
             try:
@@ -106,6 +106,7 @@ class Inbox:
         self.size: int | None = None
         self.opening: tuple[Any, Tensor] | None = None  # what says the size of a frame
         self.posted: deque[tuple[Any, Tensor]] = deque()
+        self.fault = ""  # why no more frames can be waited for: those posted before it may be here all the same
         self.waited = 0.0  # seconds
 
     def take(self) -> tuple[int, int, Packet, int]:
@@ -118,7 +119,9 @@ class Inbox:
                 raise Lost(_text(opening[HEAD : HEAD - size]))
             self.size, total = size, LEAST
             for _ in range(self.ahead):
-                self._post(torch.zeros(size, dtype=torch.uint8), self.tag)
+                self._post(torch.zeros(size, dtype=torch.uint8))
+        if not self.posted:
+            raise Lost(self.fault)
         work, frame = self.posted.popleft()
         self._wait(work)
         length, batch, micro = frame[:HEAD].clone().view(torch.int64).tolist()
@@ -126,7 +129,7 @@ class Inbox:
             raise Lost(_text(frame[HEAD : HEAD - length]))
         fits = min(length, self.size - HEAD)
         data = frame[HEAD : HEAD + fits].numpy().tobytes()
-        self._post(frame, self.tag)
+        self._post(frame)
         total += self.size
         if fits < length:
             rest = self._whole(length - fits, self.tag + REST)
@@ -134,11 +137,14 @@ class Inbox:
             total += len(rest)
         return batch, micro, loads(data, max_values=None, finite=False), total
 
-    def _post(self, frame: Tensor, tag: int) -> None:
+    def _post(self, frame: Tensor) -> None:
+        """Wait for a frame more. A neighbour that has ended is an error of the message that it did not send."""
+        if self.fault:
+            return
         try:
-            self.posted.append((dist.irecv(frame, self.peer, group=self.group, tag=tag), frame))
+            self.posted.append((dist.irecv(frame, self.peer, group=self.group, tag=self.tag), frame))
         except RuntimeError as error:
-            raise Lost(first_line(error)) from error
+            self.fault = first_line(error)
 
     def look(self) -> str | None:
         """Why the neighbour has failed, where it has said so and that is here. Messages stay for :meth:`take`."""

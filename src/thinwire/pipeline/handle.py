@@ -109,7 +109,9 @@ class Training(ABC):
     def drain(self) -> Any:
         """Finish what is on its way, so that every batch is used once. Returns the mean loss of what went back.
 
-        Training may go on afterwards, and fills the pipeline anew.
+        Training may go on afterwards, and fills the pipeline anew. Of processes each may end afterwards: what it sent
+        has left it, as it has after ``predict`` and ``state_dict``. One that ends after ``step`` may take messages with
+        it that its neighbours wait for.
         """
         return self.run("drain", lambda stage: stage.drain())
 

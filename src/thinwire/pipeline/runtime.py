@@ -191,7 +191,9 @@ class Pipeline(Training):
             if check is not None:
                 check()
             result = self._drive(begin(self.stage))
-            if what == "step":
+            if what != "step":
+                self._sent()
+            else:
                 self.bytes.batches += 1
                 if self.settings.schedule.barrier and self.group is not None:
                     self._barrier()
@@ -219,10 +221,19 @@ class Pipeline(Training):
                 else:
                     answer = self._take(request)
             except Lost as error:
-                raise RankLost(self._lost(request, str(error))) from error
+                ahead = isinstance(request, Give) ^ (request.way == "backward")
+                raise self._lost(ahead, request.batch, error) from error
 
     def _give(self, request: Give) -> None:
         self.bytes.add(request.way, "sent", self.out[request.way].send(*request[1:]))
+
+    def _sent(self) -> None:
+        """Wait until messages have left this process, which may end now."""
+        for way, box in self.out.items():
+            try:
+                box.finish(len(box.going), self.timeout)
+            except Lost as error:
+                raise self._lost(way != "backward", self.batches, error) from error
 
     def _shared(self, request: Mean | Gather) -> Any:
         """What all replicas of this part have of it."""
@@ -251,13 +262,13 @@ class Pipeline(Training):
             )
         return packet
 
-    def _lost(self, request: Any, said: str) -> str:
-        to = isinstance(request, Give) ^ (request.way == "backward")
-        other = self.part + 1 if to else self.part - 1
+    def _lost(self, ahead: bool, batch: int, error: Lost) -> RankLost:
+        """What is said of the part after this one, or of the one before."""
+        said, other = str(error), self.part + 1 if ahead else self.part - 1
         if said.startswith("part "):
-            return f"part {self.part} of {self.settings.parts} cannot go on: {said}"
-        return (
-            f"part {self.part} of {self.settings.parts}, batch {request.batch}: the process of part {other} died, or "
+            return RankLost(f"part {self.part} of {self.settings.parts} cannot go on: {said}")
+        return RankLost(
+            f"part {self.part} of {self.settings.parts}, batch {batch}: the process of part {other} died, or "
             f"sent nothing for {self.timeout:g} s ({said})"
         )
 
@@ -322,9 +333,10 @@ class Pipeline(Training):
             try:
                 batch, micro, packet, size = self.into["backward"].take()
             except Lost as error:
-                raise RankLost(self._lost(Take("backward", self.batches, 0), str(error))) from error
+                raise self._lost(True, self.batches, error) from error
             self.bytes.add("backward", "received", size)
             self.pending.append([batch, micro, packet])
+        self._sent()
         frames = {way: box.size for way, box in self.out.items() if box.size}
         return {**self.state_of(self.rank, self.pending), "frames": frames}
 
