@@ -292,6 +292,7 @@ def diverged(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
 
 
 CHUNK = 500  # examples looked at together
+LOOKED = 100  # examples evaluated at once: what a convolution makes of more lies in no cache
 
 
 def _flaw(batch: Batch) -> str:
@@ -390,9 +391,9 @@ def drawn(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 
     return orders.view(-1, size)[:steps]
 
 
-def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None, size: int = 500) -> dict[str, float]:
+def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None) -> dict[str, float]:
     """The sum of every metric over examples ``start`` to ``stop`` of a task."""
-    return sums(slot.module, task, partial(slot.batch, task), start, len(task) if stop is None else stop, size)
+    return sums(slot.module, task, partial(slot.batch, task), start, len(task) if stop is None else stop)
 
 
 def means(module: nn.Module, task: Task, device: torch.device | str) -> dict[str, float]:
@@ -403,14 +404,12 @@ def means(module: nn.Module, task: Task, device: torch.device | str) -> dict[str
 
 
 @torch.no_grad()
-def sums(
-    module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start: int, stop: int, size: int = 500
-) -> dict[str, float]:
+def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start: int, stop: int) -> dict[str, float]:
     """The sum of every metric over examples ``start`` to ``stop``, of which ``batch`` gives those at some positions."""
     module.eval()
     found: dict[str, float] = {}
-    for first in range(start, stop, size):
-        values: Mapping[str, Tensor] = task.metrics(module, batch(torch.arange(first, min(first + size, stop))))
+    for first in range(start, stop, LOOKED):
+        values: Mapping[str, Tensor] = task.metrics(module, batch(torch.arange(first, min(first + LOOKED, stop))))
         for name, value in values.items():
             found[name] = found.get(name, 0.0) + float(value.double().sum())
     return found
