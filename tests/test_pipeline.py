@@ -6,6 +6,7 @@ import math
 import os
 import random
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from thinwire.pipeline import (
     simulate_pipeline,
     split,
 )
+from thinwire.pipeline.plan import measure
 from thinwire.pipeline.schedule import SCHEDULES
 from thinwire.pipeline.split import balanced
 
@@ -296,6 +298,45 @@ def test_a_factor_of_the_rate_by_part_leaves_a_part_where_it_is(make):
     simulate_pipeline(cut(model, 2), make, BPK(), data(), rate=lambda batch, part: float(part))
     lower = {name for name, _ in cut(model, 2)[0].named_parameters()}
     assert {name for name, p in model.named_parameters() if torch.equal(p, start[name])} == lower
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["a step", "all steps"])
+@pytest.mark.parametrize(
+    "schedule", [BPK(), DSP((1, 1, 0), (4, 2, 0)), FR(), DDG(), PipeDream(), GPipe(2), PipeDream2BW(2)]
+)
+def test_within_autocast_each_forward_pass_narrows_its_parameters_anew(schedule, whole):
+    """Torch's copies of a forward pass without a graph, or from before a step, are used by none after it."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.float(), targets)
+
+    within = partial(torch.autocast, "cpu", torch.bfloat16)
+    apart, found = net(), net()
+    stages = cut(apart, 3)
+    for stage in stages:
+        stage.forward = within()(stage.forward)  # type: ignore[method-assign]
+    expected = run(Simulation(stages, sgd, schedule, loss=loss), data())
+    training = Simulation(cut(found, 3), sgd, schedule, loss=loss)
+    with within() if whole else nullcontext():
+        losses = []
+        for x, y in data():
+            with nullcontext() if whole else within():
+                losses.append(training.step(x, y))
+        with within():
+            losses.append(training.drain())
+    assert [float(each) for each in losses if each is not None] == expected
+    assert torch.equal(bits(found), bits(apart))
+    assert not torch.equal(bits(found), bits(piped(schedule, 3)[0]))  # in 32 bits
+
+
+def test_within_autocast_a_measurement_is_of_narrow_numbers_and_leaves_the_model_as_it_is():
+    model = net()
+    before = bits(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        stages = split(model, 2, sample=data()[0][0])
+        profile = measure(stages, *data()[0])
+    assert profile.inputs[1] == 8 * 8 * 2  # 8 examples of 8 numbers, of which the first part's last layer made bfloat16
+    assert torch.equal(bits(model), before)
 
 
 def test_gradients_are_clipped_part_by_part():
@@ -872,9 +913,15 @@ CASES: dict[str, tuple[int, Schedule, int]] = {
         ("TopK", lambda k: dsp(k, activations=tw.TopK(0.3), gradients=tw.LowRank(2)), (0,)),
         ("QSGD", lambda k: dsp(k, activations=tw.QSGD(7), gradients=tw.Entropy(tw.QSGD(2))), (1,)),
         ("AQSGD", lambda k: dsp(k, activations=AQSGD(examples=12)), (0,)),
+        ("DSP narrow", dsp, (0,)),
     ]
     for seed in seeds
 }
+
+
+def narrow(name: str) -> Any:
+    """What a script of a case trains within."""
+    return torch.autocast("cpu", torch.bfloat16) if "narrow" in name else nullcontext()
 
 
 def case(name: str, rank: int, group: Any) -> dict[str, Any]:
@@ -883,12 +930,13 @@ def case(name: str, rank: int, group: Any) -> dict[str, Any]:
     model = net(0.2)
     training = pipeline(cut(model, parts), sgd, schedule, seed=seed, group=group, timeout=100)
     losses = []
-    for number, (x, y) in enumerate(data(seed, FEW)):
-        time.sleep(delays.random() * 0.002)
-        losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
-        if number == 4:
-            training.predict(x)
-    losses.append(training.drain())
+    with narrow(name):
+        for number, (x, y) in enumerate(data(seed, FEW)):
+            time.sleep(delays.random() * 0.002)
+            losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
+            if number == 4:
+                training.predict(x)
+        losses.append(training.drain())
     return {
         "model": training.whole_state_dict(),
         "losses": [float(loss) for loss in losses if loss is not None],
@@ -965,11 +1013,12 @@ def test_processes_under_random_delays_are_the_simulation_bit_for_bit(name, rank
     parts, schedule, seed = CASES[name]
     model, losses = net(0.2), []
     training = Simulation(cut(model, parts), sgd, schedule, seed=seed)
-    for number, (x, y) in enumerate(data(seed, FEW)):
-        losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
-        if number == 4:
-            training.predict(x)
-    losses.append(training.drain())
+    with narrow(name):
+        for number, (x, y) in enumerate(data(seed, FEW)):
+            losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
+            if number == 4:
+                training.predict(x)
+        losses.append(training.drain())
     for rank in range(parts):
         found = ranks[rank]["cases"][name]
         assert found["model"].keys() == model.state_dict().keys()

@@ -97,6 +97,20 @@ def test_a_training_goes_on_from_its_bytes_to_the_same_bits_under_every_optimise
     assert all(not torch.equal(model[layer], start[layer]) for layer in model)
 
 
+def test_autocast_computes_in_bfloat16_and_goes_on_to_the_same_bits(digits):
+    """[16, 64] numbers of two bytes are 2,048 bytes and 30 of framing, and 256 announce the first."""
+    one = study("PipeDream()", autocast="bfloat16")
+    model, records, states = run(one, digits)
+    again, others, _ = run(one, digits, tw.loads(states[3], max_values=None))
+    assert all(torch.equal(model[layer], again[layer]) for layer in model)
+    assert [{**line, "seconds": 0} for line in others] == [{**records[1], "seconds": 0}]
+    assert records[0]["forward_bytes"] == [256 + 3 * 2078]
+    wide, _, _ = run(study("PipeDream()"), digits)
+    assert all(model[layer].dtype == torch.float32 and not torch.equal(model[layer], wide[layer]) for layer in model)
+    start = made(digits.model, 0).state_dict()
+    assert all((model[n] - wide[n]).norm() < 0.15 * (wide[n] - start[n]).norm() for n in model)
+
+
 def test_rates_by_part_and_decay_are_factors_and_clipping_is_by_part(digits):
     start = made(digits.model, 0).state_dict()
     model, _, _ = run(study("FR()", rates=(0.0, 1.0)), digits)
@@ -204,6 +218,7 @@ def test_a_schedule_among_data_parallel_methods_names_its_command():
         ({"parts": 3, "forward": (), "backward": ()}, "--cut 2: 3 parts begin at 2 places after 0"),
         ({"optimizer": "Adam"}, r"--optimizer Adam \(did you mean NAdam\?\): it is one of SGD, AdamW, NAdam, Muon"),
         ({"clip": 0.0}, "--clip 0.0: it must be positive"),
+        ({"autocast": "float16"}, r"--autocast float16: bfloat16, or leave it out \(float16 needs a loss"),
         ({"mbit": 0.0}, "--mbit 0.0: it must be positive"),
         ({"latency": -1.0}, "--latency -1.0: seconds, not negative"),
         ({"rates": (1.0,)}, "--rates 1: a number for each of the 2 parts"),

@@ -2,11 +2,14 @@
 
 A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 1. There ResNet-164 and ResNet-98 are trained for 300 epochs
 of CIFAR-10, cut into K = 3 and 4 parts, with batches of 128 and SGD with momentum .9. Here it is ResNet-20 for a few
-epochs of a part of the pictures. ``--data shakespeare`` trains the character transformer instead, with batches of 16,
-under SGD, AdamW, NAdam with a momentum of .99, and Muon. Each row has a learning rate of its own, the best of those
-tried on seed 100, for two fifths of the epochs but at least three: rates a factor of 4 apart, until those beside the
-best are worse. A row with thin links has the rate of the row without them, and one of four parts that of the same row
-of three. What is best is judged by the mean of the last five evaluations, on the same test set.
+epochs of a part of the pictures. It computes within ``torch.autocast`` in bfloat16, so activations and error gradients
+take two bytes a number but where a link says otherwise. ``--data shakespeare`` trains the character transformer
+instead, in 32 bits, with batches of 16, under SGD, AdamW, NAdam with a momentum of .99, and Muon.
+
+Each row has a learning rate of its own, the best of those tried on seed 100, for two fifths of the epochs but at least
+three: rates a factor of 4 apart, until those beside the best are worse. A row with thin links has the rate of the row
+without them, and one of four parts that of the same row of three. What is best is judged by the mean of the last five
+evaluations, on the same test set.
 
 All parts lie in one process, and the numbers are those of processes, bit for bit. Simulated seconds are those of the
 law with links of ``--mbit`` and ``--latency`` and the seconds that each part takes, which are measured once and written
@@ -119,12 +122,14 @@ def study(
         clip=None if o.data == "cifar10" else 1.0,
         mbit=o.mbit,
         latency=o.latency,
+        autocast=None if o.autocast == "none" else o.autocast,
     )
 
 
 def timed(o: argparse.Namespace, one: Pipelined, given: Problem) -> Pipelined:
     """The study with the seconds of its parts, and with its cut: from the line that has them, or measured."""
-    key = {"experiment": "dsp", "part": "costs", "data": o.data, "model": o.model, "parts": one.parts, "batch": o.batch}
+    key = {"experiment": "dsp", "part": "costs", "data": o.data, "model": o.model, "parts": one.parts}
+    key |= {"batch": o.batch, "autocast": one.autocast}
     there = record.found(o.into, key)
     if there is None:
         began, found = time.time(), one.settled(given)
@@ -152,6 +157,7 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
         "steps": one.steps,
         "mbit": one.mbit,
         "latency": one.latency,
+        "autocast": one.autocast,
         "seed": seed,
     }
     there = record.found(o.into, key)
@@ -210,6 +216,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="by default 64, of texts 16")
     parser.add_argument("--lr", type=float, help="by default each row's best one")
     parser.add_argument("--model", help="by default resnet20, of texts char_transformer")
+    parser.add_argument("--autocast", choices=["bfloat16", "none"], help="by default bfloat16, of texts none")
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--latency", type=float, default=0.01, help="seconds one way")
     parser.add_argument("--into", type=Path)
@@ -218,6 +225,7 @@ def main() -> None:
     text = o.data == "shakespeare"
     o.batch = o.batch or (16 if text else 64)
     o.model = o.model or {"cifar10": "resnet20", "shakespeare": "char_transformer", "digits": "mlp"}[o.data]
+    o.autocast = o.autocast or ("bfloat16" if o.data == "cifar10" else "none")
     o.into = o.into or Path(__file__).parent / "results" / f"{o.data}.jsonl"
     optimizers = o.optimizers or (list(MOMENTUM) if text else ["SGD"])
     for seed in o.seeds:

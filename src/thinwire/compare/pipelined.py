@@ -12,6 +12,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -102,6 +103,8 @@ class Pipelined(Steps):
       without it the model is measured when the study begins, and what was found stays with the study.
     - ``optimizer``: SGD, AdamW, NAdam or Muon (:class:`~thinwire.pipeline.muon.Muon`, whose ``plain`` parameters are
       embeddings and the last dense layer). ``momentum`` is SGD's and Muon's, and the first beta of the others.
+    - ``autocast``: "bfloat16" trains, evaluates and measures within ``torch.autocast``. Parameters stay in 32 bits, and
+      what parts hand on is as narrow as their last layer makes it.
     - ``rates``: a factor of the learning rate for each part. ``clip``: the largest norm of a part's gradient.
     - ``mbit``, ``latency``: of each link between parts, in Mbit/s each way and seconds one way. Simulated seconds are
       those of the law, with the bytes that were sent, and with ``forward`` and ``backward``, the seconds that a batch
@@ -124,6 +127,7 @@ class Pipelined(Steps):
     clip: float | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
     mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds.")
     latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
+    autocast: str | None = asked(None, "bfloat16: compute in it, with 32-bit parameters.")
     record: Literal["staleness"] | None = asked(
         None, "What records have besides: staleness (how far parts move while a batch is on its way)."
     )
@@ -140,6 +144,8 @@ class Pipelined(Steps):
         near = nearest(self.optimizer, OPTIMIZERS)
         require(known, f"--optimizer {self.optimizer}{near}: it is one of {', '.join(OPTIMIZERS)}")
         require(self.clip is None or self.clip > 0, f"--clip {self.clip}: it must be positive")
+        known = self.autocast in (None, "bfloat16")
+        require(known, f"--autocast {self.autocast}: bfloat16, or leave it out (float16 needs a loss that is scaled)")
         require(self.mbit > 0, f"--mbit {self.mbit}: it must be positive")
         require(self.latency >= 0, f"--latency {self.latency}: seconds, not negative")
         for name, values in (("rates", self.rates), ("forward", self.forward), ("backward", self.backward)):
@@ -176,7 +182,8 @@ class Pipelined(Steps):
         Of several ranks rank 0's seconds count.
         """
         x, y = next(self.drawn(problem, self.seeds[0]))[:2]
-        stages = self.stages(problem, self.seeds[0], x)
+        with self.narrow():
+            stages = self.stages(problem, self.seeds[0], x)
         study = replace(self, cut=places(stages))
         if self.forward:
             return study
@@ -184,7 +191,8 @@ class Pipelined(Steps):
         def measured() -> State:
             if rank() != 0:  # a neighbour that computes would be measured too
                 return []
-            profile = measure(stages, x, y)
+            with self.narrow():
+                profile = measure(stages, x, y)
             return [[float(f"{each:.4g}") for each in way] for way in (profile.forward, profile.backward)]
 
         forward, backward = shared(measured)[0]
@@ -223,6 +231,11 @@ class Pipelined(Steps):
         """The factor of the learning rate at a step of a part."""
         return self.rate(step) * (self.rates[part] if self.rates else 1.0)
 
+    def narrow(self) -> AbstractContextManager[Any]:
+        """Within it models compute as ``autocast`` says."""
+        kind = torch.device(self.device).type
+        return nullcontext() if self.autocast is None else torch.autocast(kind, getattr(torch, self.autocast))
+
     def drawn(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         """Inputs, targets and the numbers of the examples of each batch, from batch ``begin`` on.
 
@@ -242,6 +255,10 @@ class Pipelined(Steps):
         return pipeline(stages, self.optimizers(stages), method, **options, group=group)
 
     def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
+        with self.narrow():
+            return self._trained(job, told, resume)
+
+    def _trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
         method, problem = job.method, job.problem
         stages = self.stages(problem, job.seed)
         training = self.training(method, job.seed, stages)

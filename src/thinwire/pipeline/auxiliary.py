@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ..key import Key
 from ..wire import State
-from .memory import is_channels_last, ordered
+from .memory import is_channels_last, ordered, uncached
 
 
 class Auxiliary:
@@ -35,8 +35,8 @@ class Auxiliary:
     def guess(self, batch: int, out: Tensor) -> Tensor:
         """The error gradient of an output, predicted."""
         h = out.detach()
-        net, _ = self._made(h.shape, h.dtype)
-        with torch.no_grad():
+        net, _ = self._made(h.shape, self._type(h))
+        with torch.no_grad(), uncached(self.device):
             guess: Tensor = functional_call(net, {n: b.clone() for n, b in net.named_buffers()}, (h,))
         self.untaught.append((batch, h))
         return guess
@@ -45,10 +45,16 @@ class Auxiliary:
         """A step towards the error gradient that came for the oldest output."""
         number, h = self.untaught.popleft()
         assert number == batch
-        net, optimizer = self._made(h.shape, h.dtype)
+        net, optimizer = self._made(h.shape, self._type(h))
         optimizer.zero_grad()
-        F.mse_loss(net(h), error.to(h.dtype)).backward()  # type: ignore[no-untyped-call]
+        with uncached(self.device):
+            out = net(h)
+        F.mse_loss(out, error.to(out.dtype)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+    def _type(self, h: Tensor) -> torch.dtype:
+        """That of the network's parameters: under autocast, which makes the outputs narrow, 32-bit floats."""
+        return torch.float32 if torch.is_autocast_enabled(self.device.type) else h.dtype
 
     def _made(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[nn.Module, Optimizer]:
         if self.net is None or self.optimizer is None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import require
 from ..train.threads import one_thread
 from . import law
+from .memory import uncached
 from .schedule import DNI, DSP, GPipe, Schedule
 from .simulate import Simulation
 from .split import REPEATS, _now
@@ -60,7 +61,8 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
                 began = _now(x.device)
-                out = finish(stage(x.clone()))  # a copy, which may be written over
+                with uncached(x.device):
+                    out = finish(stage(x.clone()))  # a copy, which may be written over
                 between = _now(x.device)
                 torch.autograd.backward(out.sum() if last else out, None if last else torch.ones_like(out))
                 times.append((between - began, _now(x.device) - between))
@@ -96,7 +98,7 @@ def _kept(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> in
             found[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with uncached(x.device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = finish(stage(x.clone()))
     del out
     return sum(found.values())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..ddp.collectives import Group, Traffic
 from ..errors import require
 from ..wire import dumps, loads
+from .memory import uncached
 from .schedule import Schedule
 
 __all__ = ["split"]
@@ -252,7 +253,8 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[tuple[float, float]]:
                     leaf = x.detach().to(device)
                     leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
                     began = _now(device)
-                    out = module(leaf.clone() if leaf.requires_grad else leaf)
+                    with uncached(device):
+                        out = module(leaf.clone() if leaf.requires_grad else leaf)
                     between = _now(device)
                     require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
                     wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]

@@ -30,7 +30,7 @@ from ..links import Dense
 from ..task import suited
 from ..wire import Packet, State
 from .auxiliary import Auxiliary
-from .memory import copied, is_channels_last, ordered
+from .memory import copied, is_channels_last, ordered, uncached
 from .messages import Messages, opened, plain
 from .schedule import Op, Schedule
 from .watch import Watch
@@ -174,7 +174,7 @@ class Stage:
         self.module.eval()
         try:
             with torch.no_grad(), self._holding(judged):
-                out: Tensor = self.module(x.to(self.device, copy=self.fresh))
+                out = self._call(x.to(self.device, copy=self.fresh), {})
         finally:
             for module, training in modes:
                 module.training = training
@@ -359,7 +359,8 @@ class Stage:
         return self.trained if kept.version is None else self.versions[kept.version]
 
     def _call(self, x: Tensor, others: dict[str, Tensor]) -> Tensor:
-        out: Tensor = functional_call(self.module, others, (x,)) if others else self.module(x)
+        with uncached(self.device):
+            out: Tensor = functional_call(self.module, others, (x,)) if others else self.module(x)
         return out
 
     def _buffers(self) -> dict[str, Tensor]:
