@@ -425,6 +425,47 @@ def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> 
         assert shown[1].count("there already") == 3
 
 
+def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(tmp_path: Path) -> None:
+    """BPK over 1 Gbit/s and 1 ms: the parts' .09 s, and two times two messages."""
+    costs, lines = tmp_path / "costs.jsonl", []
+    for parts, cut, seconds in ((1, [], [0.09]), (3, [4, 7], [0.03] * 3), (4, [4, 6, 9], [0.02, 0.02, 0.02, 0.03])):
+        line = {"experiment": "dsp", "part": "costs", "data": "cifar10", "model": "resnet20", "dirty": False}
+        line |= {"parts": parts, "batch": 64, "autocast": "bfloat16", "cut": cut}
+        lines.append({**line, "forward": [0.0] * parts, "backward": seconds})
+    costs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run("dsp/speeds.py", "--costs", costs, "--into", tmp_path / "speeds.jsonl")
+    found = {(line["parts"], line["row"], line["mbit"]): line for line in written(tmp_path / "speeds.jsonl")}
+    plain, dsp = (found[3, row, 1000.0] for row in ("BPK()", "DSP"))
+    # 64 pictures of 16 x 32 x 32 and of 32 x 16 x 16 numbers, two bytes each, there and back.
+    assert plain["bytes"] == pytest.approx(2 * 2 * 64 * (16 * 32 * 32 + 32 * 16 * 16), rel=1e-3)
+    assert plain["tick"] == pytest.approx(0.09 + 4 * 0.001 + plain["bytes"] * 8 / 1e9)
+    assert dsp["tick"] == 0.03
+    assert dsp["faster"] == pytest.approx(3.0)
+    assert found[3, "DSP, Int8", 100.0]["bytes"] == pytest.approx(plain["bytes"] / 2, rel=0.01)
+    curve = [[156, 1.0, 0.5, 1.0, 1.0], [312, 2.0, 0.75, 1.0, 1.0]]
+    rows = [(1, "BP"), (3, "DSP((1, 1, 0), (4, 2, 0))")]
+    run_of = {"part": "curve", "examples": 10_000, "batch": 64, "curve": curve}
+    (tmp_path / "lines.jsonl").write_text(
+        "".join(json.dumps({**run_of, "parts": parts, "row": row}) + "\n" for parts, row in rows)
+    )
+    out = tmp_path / "curves.svg"
+    words = ["--lines", tmp_path / "lines.jsonl", "--speeds", tmp_path / "speeds.jsonl", "--out", out]
+    said = run("dsp/curves.py", *words)
+    assert said == f"{out}: {len(out.read_bytes()):,} bytes\n"
+    assert all(f">{text}<" in out.read_text() for text in ("BP", "DSP((1, 1, 0), (4, 2, 0))", "epochs", "3 parts"))
+    with alone([str(ROOT / "experiments/dsp/curves.py")]):
+        import curves
+
+        points = curves.curves(written(tmp_path / "lines.jsonl"), written(tmp_path / "speeds.jsonl"))
+        assert points[3]["BP"] == [(1.0, pytest.approx(156 * 0.09), 50.0, 0.0), (2.0, pytest.approx(28.08), 75.0, 0.0)]
+        assert points[3]["DSP((1, 1, 0), (4, 2, 0))"][1][1] == pytest.approx(312 * found[3, rows[1][1], 1000.0]["tick"])
+        picture = ROOT / "docs/pipeline-learning.svg"
+        if picture.exists():
+            paths = [curves.train.RESULTS / f"{name}.jsonl" for name in ("cifar10", "speeds")]
+            shown = curves.curves(*map(curves.record.read, paths))
+            assert curves.digest(shown) in picture.read_text(), "draw the curves of docs/pipeline.md again"
+
+
 def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "resnet20", "--parts", 4, "--seeds", 0, "--only", "FR"]
     arguments += ["--examples", 96, "--tested", 400, "--epochs", 3, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
@@ -560,13 +601,17 @@ def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
 def test_every_claim_compares_rows_that_its_script_trains() -> None:
     with alone([str(ROOT / "experiments/tables.py")]):
         from pages.claims import CLAIMS, PAPERS, SHIFTED
+    scripts = {"personal": "retina", "dsp": "train"}
     for group in PAPERS:
-        path = str(ROOT / f"experiments/{group}/{'retina' if group == 'personal' else 'claims'}.py")
+        path = str(ROOT / f"experiments/{group}/{scripts.get(group, 'claims')}.py")
         with alone([path]):
             script = runpy.run_path(path, run_name="group")
         if group == "personal":
             rows = {**script["ROWS"], **script["SWEEP"]}
             trained = {(file, row) for file in ("retina_64", *SHIFTED) for row in rows}
+        elif group == "dsp":
+            trained = {(f"{parts} parts", row) for parts in (3, 4) for row, _ in script["rows"](parts, False)}
+            trained.add(("1 part", "BP"))
         else:
             trained = {(arm.setting["name"], arm.row) for arm in script["arms"]()}
         compared = {row for claim in CLAIMS if claim.group == group for row in (claim.row, claim.other)}

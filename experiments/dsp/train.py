@@ -35,6 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
+from pages.pipelined import thesis
 
 from thinwire import data as sets
 from thinwire.compare.pipelined import Pipelined
@@ -45,21 +46,10 @@ from thinwire.train.one import made
 
 LAGS = {3: [(4, 2, 0), (6, 3, 0), (10, 5, 0)], 4: [(6, 4, 2, 0), (9, 6, 3, 0), (15, 10, 5, 0)]}
 MOMENTUM = {"SGD": 0.9, "AdamW": 0.9, "NAdam": 0.99, "Muon": 0.95}
+RESULTS = Path(__file__).parent / "results"
 TUNING = 100  # the seed by which a rate is chosen
 BEGIN = {"SGD": 0.02, "AdamW": 0.002, "NAdam": 0.002, "Muon": 0.002}  # the rates tried first,
 FACTOR = 4  # and what is between them and the next
-# Best top-1 of ResNet-164 on CIFAR-10, Table 1.
-THESIS = {
-    "BP": 94.41,
-    "FR()": 94.55,
-    "DSP((1, 1, 0), (4, 2, 0))": 94.68,
-    "DSP((2, 2, 0), (6, 3, 0))": 93.98,
-    "DSP((3, 3, 0), (10, 5, 0))": 93.37,
-    "4 FR()": 94.44,
-    "DSP((1, 1, 1, 0), (6, 4, 2, 0))": 94.32,
-    "DSP((2, 2, 2, 0), (9, 6, 3, 0))": 94.87,
-    "DSP((3, 3, 3, 0), (15, 10, 5, 0))": 93.34,
-}
 
 
 def rows(parts: int, text: bool) -> list[tuple[str, str]]:
@@ -167,8 +157,7 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
     began = time.time()
     name = re.sub(r"\W+", "-", "-".join(str(each) for each in key.values())).strip("-")
     failed = one.run(o.work / name, problems={seed: given})
-    thesis = THESIS.get(f"4 {row}" if one.parts == 4 else row, THESIS.get(row)) if o.data == "cifar10" else None
-    line = {**key, "thesis": thesis}
+    line = {**key, "thesis": thesis(one.parts).get(row) if o.data == "cifar10" else None}
     if failed:
         line |= {"diverged": failed[0]}
     else:
@@ -203,7 +192,8 @@ def chosen(o: argparse.Namespace, schedule: str, optimizer: str) -> float:
     return float(f"{BEGIN[optimizer] * FACTOR**best:.3g}")
 
 
-def main() -> None:
+def settings(words: list[str] | None = None) -> argparse.Namespace:
+    """What was typed, or ``words``, with what follows from it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=["cifar10", "shakespeare", "digits"], default="cifar10")
     parser.add_argument("--parts", type=int, nargs="+", help="by default 3 and 4, of texts 3")
@@ -221,18 +211,24 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.01, help="seconds one way")
     parser.add_argument("--into", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/dsp"), help="checkpoints of rows that are not done")
-    o = parser.parse_args()
+    o = parser.parse_args(words)
     text = o.data == "shakespeare"
     o.batch = o.batch or (16 if text else 64)
     o.model = o.model or {"cifar10": "resnet20", "shakespeare": "char_transformer", "digits": "mlp"}[o.data]
     o.autocast = o.autocast or ("bfloat16" if o.data == "cifar10" else "none")
-    o.into = o.into or Path(__file__).parent / "results" / f"{o.data}.jsonl"
-    optimizers = o.optimizers or (list(MOMENTUM) if text else ["SGD"])
+    o.into = o.into or RESULTS / f"{o.data}.jsonl"
+    o.optimizers = o.optimizers or (list(MOMENTUM) if text else ["SGD"])
+    o.parts = o.parts or ([3] if text else [3, 4])
+    return o
+
+
+def main() -> None:
+    o = settings()
     for seed in o.seeds:
         given = None
-        for optimizer in optimizers:
-            for parts in [1, *(o.parts or ([3] if text else [3, 4]))]:
-                for schedule, like in rows(parts, text):
+        for optimizer in o.optimizers:
+            for parts in [1, *o.parts]:
+                for schedule, like in rows(parts, o.data == "shakespeare"):
                     row = "BP" if parts == 1 else schedule
                     if o.only and o.only not in row:
                         continue

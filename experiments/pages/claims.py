@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from . import ROOT, TABLES, Line, Missing, markdown, mean, personal, read, sent
+from . import ROOT, TABLES, Line, Missing, markdown, mean, personal, pipelined, read, sent
 
 UNTRIED = "not tried yet fairly"
 LEAST = 0.5  # points: a deviation is no smaller
 PAPERS = {  # folder of results -> page, title
     "lbgm": ("lbgm.md", "LBGM"),
     "luar": ("fedluar.md", "FedLUAR"),
+    "dsp": ("thesis.md", "DSP"),
     "def": ("thesis.md", "DEF"),
     "personal": ("thesis.md", "FedSM"),
     "optimisers": ("thesis.md", "DOMO"),
@@ -51,6 +52,8 @@ def lines(group: str) -> tuple[Line, ...]:
     """Those that count, not those that a rate was chosen by."""
     if group == "personal":
         return tuple(personal.reached())
+    if group == "dsp":
+        return tuple(pipelined.trained())
     if not (ROOT / f"experiments/{group}/results/claims.jsonl").exists():
         return ()
     found = read(f"experiments/{group}/results/claims.jsonl", "").lines
@@ -111,6 +114,10 @@ LUAR = "CIFAR-10, ResNet-20, 128 clients, 200 rounds", LETTERS[1]
 DEF = (
     "CIFAR-10, VGG-16, 16 workers, 78,000 steps, ratio 64",
     "CIFAR-10, 1.3M parameters, 2 workers, 12,000 steps, ratio 64",
+)
+DSP = (
+    "CIFAR-10, ResNet-164, batches of 128, 300 epochs",
+    "10,000 pictures of CIFAR-10, ResNet-20, batches of 64, 15 epochs",
 )
 DOMO = (
     "CIFAR-10, VGG-16, 16 clients, P = 98, 200 epochs",
@@ -199,6 +206,23 @@ def _claims() -> list[Claim]:
         alone = "compared" if row.startswith(("FedPAQ", "PruneFL")) else "optimisers"
         what = f"over {row} LUAR loses as little as over FedAvg"
         add("luar", LUAR, what, ("optimisers", f"{row}, 2 of 4 recycled"), (alone, row), -1.12, saved=0.5)
+
+    plain = ("1 part", "BP")
+    for parts, best in ((3, "DSP((1, 1, 0), (4, 2, 0))"), (4, "DSP((1, 1, 1, 0), (6, 4, 2, 0))")):
+        where, others = f"{parts} parts", pipelined.thesis(parts)
+        add("dsp", DSP, f"{where}: FR is as good as backpropagation", (where, "FR()"), plain, 0.0)
+        for row in (row for row in others if row.startswith("DSP")):
+            gap = round(others[row] - pipelined.thesis(1)["BP"], 2)
+            far = f"{abs(gap):g} points {'ahead of' if gap > 0 else 'behind'} backpropagation"
+            add("dsp", DSP, f"{where}: {row} is {far}", (where, row), plain, gap)
+        add("dsp", DSP, f"{where}: {best} is as good as FR", (where, best), (where, "FR()"), 0.0)
+    for link in ("Half()", "Int8()"):
+        best = "DSP((1, 1, 0), (4, 2, 0))"
+        thin = f"{best[:-1]}, activations={link}, gradients={link})"
+        what = f"{best} is as good over links of {link} (no claim of the thesis)"
+        add("dsp", DSP, what, ("3 parts", thin), ("3 parts", best), 0.0)
+    text = "DNI does not converge"
+    add("dsp", DSP, text, plain, ("3 parts", "DNI()"), None)
 
     dense, ours = ("two ranks", "dense"), ("two ranks", "DEF")
     add("def", DEF, "DEF is lossless", ours, dense, -0.01, saved=0.98)
@@ -354,5 +378,5 @@ def all_claims() -> list[str]:
 TABLES["claims"] = all_claims
 for _group in PAPERS:
     TABLES[f"claims-{_group}"] = of_group(_group)
-    if _group != "personal":  # whose rows have tables of their own, in docs/personal.md
+    if _group not in ("personal", "dsp"):  # whose rows have tables of their own, in docs/personal.md and pipeline.md
         TABLES[f"rows-{_group}"] = rows_of(_group)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from typing import Any
 
-from . import Line, Results, markdown, mean, number, read, table
+from . import ROOT, Line, Results, markdown, mean, number, read, table
 
 BENCHMARK = "python benchmarks/pipeline.py --slowlink PROGRAM --into benchmarks/results/pipeline.jsonl"
 THESIS = {  # Table 2: percent slower where each GPU is slowed with a chance of a third
@@ -13,6 +14,7 @@ THESIS = {  # Table 2: percent slower where each GPU is slowed with a chance of 
     "any 100": (97.06, 32.10),
     "any 150": (359.2, 53.42),
 }
+SPEEDS = {(4, "FR(barrier=True)"): "1.7", (4, "GPipe(4)"): "2.2 (ResNet-101)", (4, "DSP"): "2.7"}  # Table 3
 
 
 @table
@@ -49,6 +51,57 @@ def pipeline_stragglers() -> list[str]:
     for arm in ("DSP", "DSP, 4 batches to spare", "FR with its barrier"):
         head += [arm, "by the law"]
     return markdown([*head, "thesis, 3 parts: FR, DSP(3,3,0;10,5,0)"], rows, (0, 1))
+
+
+def thesis(parts: int) -> dict[str, float]:
+    """Best accuracies of ResNet-164 on CIFAR-10 in percent, Table 1, by row."""
+    of = {
+        1: {"BP": 94.41},
+        3: {
+            "FR()": 94.55,
+            "DSP((1, 1, 0), (4, 2, 0))": 94.68,
+            "DSP((2, 2, 0), (6, 3, 0))": 93.98,
+            "DSP((3, 3, 0), (10, 5, 0))": 93.37,
+        },
+        4: {
+            "FR()": 94.44,
+            "DSP((1, 1, 1, 0), (6, 4, 2, 0))": 94.32,
+            "DSP((2, 2, 2, 0), (9, 6, 3, 0))": 94.87,
+            "DSP((3, 3, 3, 0), (15, 10, 5, 0))": 93.34,
+        },
+    }
+    return of.get(parts, {})
+
+
+def trained() -> list[Line]:
+    """The lines of CIFAR-10 as those of claims: a setting is a number of parts."""
+    path = ROOT / "experiments/dsp/results/cifar10.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = [line for line in found if line["part"] == "curve" and "diverged" not in line]
+    settings = [{"name": f"{line['parts']} part{'s' if line['parts'] > 1 else ''}"} for line in lines]
+    return [
+        {"setting": setting, "accuracy_mean_of_last_5": line["accuracy"], **{n: line[n] for n in ("row", "seed")}}
+        for setting, line in zip(settings, lines, strict=True)
+    ]
+
+
+@table
+def dsp_speeds() -> list[str]:
+    results = read("experiments/dsp/results/speeds.jsonl", "python experiments/dsp/speeds.py")
+    by_row: dict[tuple[int, str], list[Line]] = {}
+    for line in results.all(part="speed"):
+        by_row.setdefault((line["parts"], line["row"]), []).append(line)
+    links = [(line["mbit"], line["latency"]) for line in next(iter(by_row.values()))]
+    rows = []
+    for (parts, row), lines in by_row.items():
+        chosen = row.startswith("DSP") and "(" not in row
+        cells = [
+            f"{line['faster']:.2f}" + (f" {line['schedule'].partition('m=')[2].split(')')[0]})" if chosen else "")
+            for line in lines
+        ]
+        rows.append([f"`{row}`", str(parts), *cells, f"{lines[0]['bytes'] / 1e6:.2f}", SPEEDS.get((parts, row), "")])
+    head = [f"{mbit:,.0f} Mbit/s, {1000 * latency:g} ms" for mbit, latency in links]
+    return markdown(["schedule", "parts", *head, "MB a batch", "thesis"], rows, (0,))
 
 
 @table
