@@ -246,6 +246,12 @@ def unit(arm: Arm, rate: float, seed: int) -> Unit:
     return Unit(arm, rate, seed, json.loads(json.dumps(arm.key(rate, seed))))  # tuples are lists there
 
 
+def thrice(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms, and after all of them once more those that lack seeds, with these: what says most comes first."""
+    rest = [(one, [seed for seed in SEEDS if seed not in one.seeds]) for one in arms]
+    return [*arms, *(replace(one, seeds=seeds) for one, seeds in rest if seeds)]
+
+
 def digest(key: Line) -> str:
     """The name of its folder of checkpoints."""
     return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -523,18 +523,18 @@ CLAIMS = ("luar", "flss", "def", "optimisers", "lbgm", "intrinsic")
 
 
 @pytest.mark.parametrize("group", CLAIMS)
-def test_a_group_of_claims_takes_five_core_hours_and_the_first_two_try_its_main_claim(
+def test_a_group_of_claims_takes_sixteen_core_hours_and_the_first_two_try_its_main_claim(
     group: str, tmp_path: Path
 ) -> None:
     *units, last = run(f"{group}/claims.py", "--list", "--into", tmp_path / "claims.jsonl").splitlines()
     assert all(line.startswith("missing") for line in units)
     missing, whole = [float(word) for word in last.replace(" are", "").split() if word[0].isdigit()]
-    assert missing == whole <= 5.5
+    assert missing == whole <= 16.0
     assert not list(tmp_path.iterdir())
     with alone([str(ROOT / "experiments/tables.py")]):
         from pages.claims import CLAIMS
 
-    main = next(claim for claim in CLAIMS if claim.group == group)
+    main = next(claim for claim in CLAIMS if claim.group == group and isinstance(claim.other[0], str))
     done = {}
     for line in units:
         _, _, _, hours, _, name = line.split(maxsplit=5)
@@ -614,7 +614,10 @@ def test_every_claim_compares_rows_that_its_script_trains() -> None:
             trained.add(("1 part", "BP"))
         else:
             trained = {(arm.setting["name"], arm.row) for arm in script["arms"]()}
-        compared = {row for claim in CLAIMS if claim.group == group for row in (claim.row, claim.other)}
+        compared = set()
+        for claim in CLAIMS:
+            if claim.group == group:
+                compared |= {claim.row, *([claim.other] if isinstance(claim.other[0], str) else claim.other)}
         assert sorted(compared - trained) == []
 
 

@@ -97,4 +97,4 @@ def arms() -> list[units.Arm]:
 
 
 if __name__ == "__main__":
-    units.main(arms(), Path(__file__).parent / "results" / "claims.jsonl", str(__doc__))
+    units.main(units.thrice(arms()), Path(__file__).parent / "results" / "claims.jsonl", str(__doc__))

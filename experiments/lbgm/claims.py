@@ -8,7 +8,8 @@ as in the authors' code.
 - ``CIFAR-10``: dense, delta .2, .05, .01. The paper: 14, 4 and .01 points lost, 55 % and 22 % saved at the last two
 - ``half sampled``: MNIST, iid and three classes, half of the clients a round. The paper: 35 % and 55 % saved for .2 and
   4 points (figures 70 and 71)
-- ``beneath``: top-k of 10, 1 and .1 % without and with error feedback, ranks 1 to 3, signs, each alone and with LBGM
+- ``beneath``: MNIST, dense, and top-k of 10, 1 and .1 % without and with error feedback, ranks 1 to 3, signs, each
+  alone and with LBGM
 - ``ranks``: two data-parallel workers that send signs, and LBGM over them, in place of gradients
 
     python experiments/lbgm/claims.py --list
@@ -136,6 +137,7 @@ def arms() -> list[units.Arm]:
     signs = ranks("signs", tw.SignSGD(), rates=[1e-4, 3e-4, 1e-3])
     found += [signs, ranks("LBGM over signs, delta .2", tw.LBGM(tw.SignSGD(), 0.2), follows=signs)]
     found += [ranks("LBGM over signs, delta .8", tw.LBGM(tw.SignSGD(), 0.8), follows=signs)]
+    found += [arm("beneath", "dense", tw.Dense(), minutes=4.5, follows=plain, **one)]
     for row, (alone, over) in beneath().items():
         first = arm("beneath", row, alone, minutes=4.5, follows=plain, **one)
         if row == "signs":
@@ -149,4 +151,4 @@ def arms() -> list[units.Arm]:
 
 
 if __name__ == "__main__":
-    units.main(arms(), Path(__file__).parent / "results" / "claims.jsonl", str(__doc__))
+    units.main(units.thrice(arms()), Path(__file__).parent / "results" / "claims.jsonl", str(__doc__))
