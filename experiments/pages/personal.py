@@ -30,6 +30,7 @@ ORDER = (
     *("Per-FedAvg", "pFedMe", "Ditto", "FedBN"),
 )
 LAMBDAS = ("FedSM, lam 0.1", "FedSM, lam 0.3", "FedSM, lam 0.5", "FedSM", "FedSM, lam 0.9")
+GAMMAS = (0.0, 0.5, 0.7, 0.9, 0.95, 0.99)  # confidences above which FedSM takes the model that its selector names
 RESULTS, QUEUE = "experiments/personal/results", "python experiments/personal/everything.py --out runs/personal"
 
 
@@ -163,6 +164,32 @@ def personal_cameras() -> list[str]:
 @table
 def personal_labels() -> list[str]:
     return compared(lines_of("fashion_mnist"))
+
+
+@table
+def personal_middle() -> list[str]:
+    return compared(lines_of("retina_128", f"{QUEUE} --queue middle"))
+
+
+@table
+def personal_middle_sites() -> list[str]:
+    return by_client(lines_of("retina_128", f"{QUEUE} --queue middle"))
+
+
+@table
+def personal_gammas() -> list[str]:
+    """FedSM at the sites that took no part, by gamma: means over seeds and the last evaluations."""
+    lines = [x for x in lines_of("retina_64") if "by_gamma" in x]
+    sites = sorted({x["unseen"] for x in lines})
+    if not sites:
+        raise Missing(QUEUE)
+    columns = [[x["by_gamma"] for x in lines if x["unseen"] == site] for site in sites]
+    means = [[statistics.fmean(values) for values in zip(*each, strict=True)] for each in columns]  # [sites, gammas]
+    rows = [
+        [f"{gamma:g}", *(f"{site[i]:.4f}" for site in means), f"{statistics.fmean(site[i] for site in means):.4f}"]
+        for i, gamma in enumerate(GAMMAS)
+    ]
+    return markdown(["gamma", *(LABELS[site] for site in sites), "mean"], rows)
 
 
 @table

@@ -1,6 +1,7 @@
 """All tables of personal models, the most important rows first: a queue that may be stopped and begun again.
 
     python experiments/personal/everything.py --out runs/personal                # retina at 64 pixels, Fashion-MNIST
+    python experiments/personal/everything.py --out runs/personal --queue middle  # at 128, rates as chosen at 64
     python experiments/personal/everything.py --out runs/personal --queue large  # retina at 256 pixels
 
 A run whose line is in the results is not made again, and one that was stopped goes on from its last checkpoint. The
@@ -27,6 +28,7 @@ FIRST = ["centralised", "FedAvg", "FedSM"]
 SHARED = ["FedProx", "SCAFFOLD"]
 OWN = ["FT", "SoftPull", "FedBN", "Ditto", "APFL", "FedSM-extra", "Ensemble", "Per-FedAvg", "pFedMe"]
 UNSEEN = ["FedAvg", "FedSM", "Ensemble"]
+MIDDLE = "--size 128 --seeds 0 1 2"
 LARGE = "--size 256 --width 16 --rounds 24 --last 1 --lr 0.003 --selector nets:vgg11_at_64"  # the thesis' networks
 SITES = "--data fashion_sites --examples 3000 --rounds 30 --tune-rounds 10"
 LABELS = "--data fashion_mnist --examples 3000 --rounds 30 --tune-rounds 10"
@@ -45,6 +47,7 @@ QUEUES = {
         *rows([*FIRST, *SHARED, *OWN], f"{SITES} --seeds 0 1 2"),
         *rows([*FIRST, *SHARED, *(name for name in OWN if name != "FedBN")], f"{LABELS} --seeds 0 1 2"),
     ],
+    "middle": [f"--only centralised {MIDDLE} --lr 0.001", *rows(["FedAvg", "FedSM"], f"{MIDDLE} --lr 0.009")],
     "large": rows(FIRST, LARGE),
 }
 """FedBN is left out where the model has no norm: there it is FedAvg."""

@@ -17,6 +17,7 @@ The defaults are a picture of 64 pixels and a U-Net of half the thesis' channels
     python experiments/personal/retina.py --seeds 0 1 2
     python experiments/personal/retina.py --sweep --seeds 0 1 2           # FedSM with lam of .1 to .9
     python experiments/personal/retina.py --unseen all --only FedAvg --only FedSM --only Ensemble --seeds 0 1 2
+    python experiments/personal/retina.py --size 128 --lr 0.009 --only FedAvg --only FedSM --seeds 0 1 2
     python experiments/personal/retina.py --size 256 --width 16 --lr 0.003 --rounds 24 --last 1 --only FedSM
     python experiments/personal/retina.py --data fashion_sites            # six cameras, the same classes: feature shift
     python experiments/personal/retina.py --data fashion_mnist            # Dirichlet(0.1) over 20 clients: label shift
@@ -50,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
 from nets import small_cnn
 from pages import Missing
-from pages.personal import by_client, compared
+from pages.personal import GAMMAS, by_client, compared
 
 import thinwire as tw
 from thinwire.config import complete
@@ -247,7 +248,8 @@ def train(
 
 def mean_of(evaluated: Sequence[record.Line]) -> record.Line:
     """Of several evaluations of a run, field by field and client by client."""
-    parts = [part for part in ("own", "any", "test", "tuned", "chosen", "weights") if part in evaluated[0]]
+    names = ("own", "any", "test", "tuned", "chosen", "weights", "by_gamma")
+    parts = [part for part in names if part in evaluated[0]]
     means = {part: torch.tensor([x[part] for x in evaluated], dtype=torch.float64).mean(0).tolist() for part in parts}
     return {name: value for name, value in evaluated[0].items() if name in ("measure", "tuned_on")} | means
 
@@ -308,6 +310,8 @@ def at_unseen(result: tw.Result, unseen: int, lr: float, o: argparse.Namespace) 
             shares = torch.cat([selector(test.batch(part)[0]) for part in parts]).softmax(1)
         found["chosen"] = shares.argmax(1).bincount(minlength=shares.shape[1]).tolist()
         found["weights"] = [round(share, 4) for share in shares.mean(0).tolist()]  # Ensemble's
+    if type(method := result.algorithm) is tw.FedSM:  # whose selector is asked anew, and nothing is trained
+        found["by_gamma"] = [score(partial(replace(method, gamma=gamma).predict, result), test) for gamma in GAMMAS]
     return found
 
 
