@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from thinwire.cli import app
 from thinwire.errors import RunError
 from thinwire.report import heat, html, table
+from thinwire.report.curves import count, curve
 from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
 
@@ -83,7 +84,35 @@ def test_curves_have_the_mean_over_seeds_and_a_band_against_every_axis(tmp_path:
     assert found["x"]["rounds"] == [1.0, 2.0, 3.0]
     assert found["x"]["bytes_up"] == [0.0001, 0.0002, 0.0003]  # MB
     assert found["x"]["bytes_total"] == [0.0003, 0.0006, 0.0009]
+    assert found["x"]["floats_up"] == [2.2e-5, 4.4e-5, 6.6e-5]  # millions
     assert found["x"]["seconds"] == [0.00012, 0.00024, 0.00036]  # 1,200 bits a round at 10 Mbit/s
+
+
+def test_what_was_sent_adds_up_by_round_in_rounds_that_were_not_evaluated_too(tmp_path: Path) -> None:
+    for seed, size in ((0, 100), (1, 300)):
+        made(tmp_path / f"{seed}", DENSE, seed, [line(1, up_bytes=size), line(2, 0.5, up_bytes=size)])
+    found = html.gather([tmp_path])
+    assert found["counted"] == {
+        "bytes_up": "MB sent by clients",
+        "bytes_total": "MB sent, both directions",
+        "floats_up": "millions of floats sent by clients",
+    }
+    (sent,) = found["sent"]
+    assert sent["bytes_up"] == {"x": [1, 2], "y": [0.0002, 0.0004], "low": [0.0001, 0.0002], "high": [0.0003, 0.0006]}
+    assert sent["bytes_total"]["y"] == [0.0004, 0.0008]
+    assert sent["floats_up"]["y"] == [2.2e-5, 4.4e-5]
+
+
+def test_the_best_until_then_is_each_seeds_own_and_of_losses_the_lowest(tmp_path: Path) -> None:
+    made(tmp_path / "0", DENSE, 0, [line(1, 0.4), line(2, 0.2), line(3, None), line(4, 0.6, test_loss=3.0)])
+    made(tmp_path / "1", DENSE, 1, [line(1, 0.2), line(2, 0.4), line(3, 0.9), line(4, 0.2, test_loss=1.0)])
+    (arm,) = arms([tmp_path])
+    found = curve(arm, count, "accuracy", best=True)
+    assert found is not None
+    assert (found.x.tolist(), found.middle.tolist()) == ([1, 2, 4], [30, 40, 75])  # 90 in round 3 stays
+    found = curve(arm, count, "test_loss", best=True)
+    assert found is not None
+    assert found.middle.tolist() == [2.0, 2.0, 1.5]  # seed 0 keeps its 2
 
 
 def test_a_seed_that_is_not_finished_changes_no_figure_of_a_method_that_has_one(tmp_path: Path) -> None:
@@ -393,10 +422,10 @@ def test_report_writes_a_page_of_a_study_of_every_kind(trained: dict[str, Path])
     assert dict(federated["setting"])["Own tests"] == "20 % of each client's examples, which it does not train on"
     assert {"layers", "clients", "taking_part", "unsent"} <= federated.keys()
     assert parallel["title"] == "digits, 2 workers, 6 steps"
-    assert (list(parallel["axes"]), parallel["missing"]) == (["steps", "bytes_up", "bytes_total"], [])
+    assert (list(parallel["axes"]), parallel["missing"]) == (["steps", "bytes_up", "bytes_total", "wall_seconds"], [])
     assert [part["name"] for part in parallel["bytes"]] == ["up, in all-reduces", "up, in all-gathers", "down"]
     assert pipelined["title"] == "digits, 2 parts, batches of 16, 4 steps"
-    assert (list(pipelined["axes"]), pipelined["missing"]) == (["steps", "bytes_total", "seconds"], [])
+    assert (list(pipelined["axes"]), pipelined["missing"]) == (["steps", "bytes_total", "seconds", "wall_seconds"], [])
     assert [part["name"] for part in pipelined["bytes"]] == ["activations, ahead", "error gradients, back"]
     said = dict(pipelined["setting"])
     assert said["Parts"] == "2; from the second on they begin at module 2"

@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from ..errors import RunError
+from ..report.curves import NAMES, Curve
 from ..report.plots import COLOURS
 from . import gradients, layers, leakage, pictures, residuals, spectra, staleness, surfaces, sweep
 from .gradients import WHOLE, Kind, Space
@@ -71,11 +72,13 @@ def _title(space: Space, name: str) -> str:
     return f"{'all layers' if name == WHOLE else name}, {space.sizes[name]:,}"
 
 
-def components(space: Space, path: Path, of: Kind, accuracy: Sequence[tuple[int, float]] = ()) -> Path:
-    """N95- and N99-PCA after each round, and the test accuracy below (paper 000's Figure 1)."""
-    figure, grid = plt.subplots(
-        1 + bool(accuracy), 1, figsize=(6, 3.4 * (1 + bool(accuracy))), layout="constrained", squeeze=False, sharex=True
-    )
+def components(space: Space, path: Path, of: Kind, reached: Curve | None = None, value: str = "accuracy") -> Path:
+    """N95- and N99-PCA after each round, and below what the model is judged by (paper 000's Figure 1).
+
+    ``value`` is what that is: a name of :mod:`thinwire.report.curves`.
+    """
+    rows = 1 if reached is None else 2
+    figure, grid = plt.subplots(rows, 1, figsize=(6, 3.4 * rows), layout="constrained", squeeze=False, sharex=True)
     found = gradients.progression(space.products[WHOLE], (0.95, 0.99), of)
     x = [space.rounds[t - 1] for t, _ in found]
     top = grid[0, 0]
@@ -83,10 +86,10 @@ def components(space: Space, path: Path, of: Kind, accuracy: Sequence[tuple[int,
         top.plot(x, [counts[i] for _, counts in found], color=colour, label=name)
     top.plot(x, [t for t, _ in found], ":", color=COLOURS[6], label="gradients so far")
     top.legend(frameon=False)
-    _plain(top, "" if accuracy else "round", "principal components")
-    if accuracy:
-        grid[1, 0].plot(*zip(*accuracy, strict=True), color=COLOURS[0])
-        _plain(grid[1, 0], "round", "test accuracy")
+    _plain(top, "round" if reached is None else "", "principal components")
+    if reached is not None:
+        grid[1, 0].plot(reached.x, reached.middle, color=COLOURS[0])
+        _plain(grid[1, 0], "round", NAMES[value])
     return _save(figure, path)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from ..run.folder import write_atomic
 from ..version import code_version
 from . import about, heat, numbers, table
-from .curves import NAMES, has
+from .curves import NAMES, has, sent
 from .read import Arm, Record, arms, counted
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
@@ -88,6 +88,8 @@ def gather(folders: Sequence[Path]) -> Record:
         "axes": numbers.axes_of(found),
         "values": {name: NAMES[name] for name in NAMES if has(found, name)},
         "curves": [numbers.curves(arm) for arm in found],
+        "counted": sent(found[0].kind),
+        "sent": [numbers.sent_by(arm) for arm in found],
         "measure": {"accuracy": "accuracy", "dice": "Dice coefficient"}[rows[0]["measure"]],
         "targets": [numbers.targets(arm) for arm in whole],
         "bytes": numbers.bytes_of(whole),

@@ -18,7 +18,8 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
     Needs a run with --record gradients (components), looks (LBGM's tests), or all.
     """
     from ...analysis import figures, gradients
-    from ...report.read import lacks
+    from ...report.curves import count, curve, judged
+    from ...report.read import Arm, lacks
 
     of: gradients.Kind = "variance" if squares else "values"
 
@@ -33,14 +34,16 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
                 ("layer", "entries", "N95", "N99", "cosine to the next", "to the nearest direction"),
                 [[e.layer, f"{e.entries:,}", e.n95, e.n99, f"{e.consecutive:.3f}", f"{e.nearest:.3f}"] for e in lines],
             )
-            accuracy = [(r["round"], r["accuracy"]) for r in run.rounds if r.get("accuracy") is not None]
+            alone = Arm(run.expression, run.expression, [run])
+            value, _ = judged([alone])
+            reached = curve(alone, count, value)
             allowed = gradients.steps(space, run.rounds)
             found |= {
                 "layers": [e._asdict() for e in lines],
                 "progression": gradients.progression(space.products[gradients.WHOLE], of=of),
                 "steps": [e._asdict() for e in allowed],
                 "figures": [
-                    figures.components(space, into / "components.png", of, accuracy),
+                    figures.components(space, into / "components.png", of, reached, value),
                     figures.overlap(space, into / "overlap.png", of),
                     figures.cosines(space, into / "cosines.png"),
                     *([figures.bounds(allowed, into / "bounds.png")] if allowed else []),
