@@ -28,7 +28,8 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
         tested = gradients.recycling(run.rounds)
         if any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists():
             space = gradients.recorded(run)
-            lines = gradients.table(space, of)
+            seen = gradients.looked_at(space, of)
+            lines = [each.line for each in seen.layers.values()]
             table(
                 f"{len(space.rounds)} gradients",
                 ("layer", "entries", "N95", "N99", "cosine to the next", "to the nearest direction"),
@@ -37,15 +38,15 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
             alone = Arm(run.expression, run.expression, [run])
             value, _ = judged([alone])
             reached = curve(alone, count, value)
-            allowed = gradients.steps(space, run.rounds)
+            allowed = gradients.steps(space.rounds, seen.whole, run.rounds)
             found |= {
                 "layers": [e._asdict() for e in lines],
-                "progression": gradients.progression(space.products[gradients.WHOLE], of=of),
+                "progression": seen.layers[gradients.WHOLE].progression,
                 "steps": [e._asdict() for e in allowed],
                 "figures": [
-                    figures.components(space, into / "components.png", of, reached, value),
-                    figures.overlap(space, into / "overlap.png", of),
-                    figures.cosines(space, into / "cosines.png"),
+                    figures.components(space, seen, into / "components.png", reached, value),
+                    figures.overlap(space, seen, into / "overlap.png"),
+                    figures.cosines(space, seen, into / "cosines.png"),
                     *([figures.bounds(allowed, into / "bounds.png")] if allowed else []),
                 ],
             }
