@@ -13,6 +13,7 @@ from torch import Size
 from thinwire.analysis import figures, gradients
 from thinwire.analysis.gradients import (
     Space,
+    by_client,
     centred,
     components,
     cosines,
@@ -160,6 +161,15 @@ def test_what_a_scalar_loses_is_held_against_corollary_1() -> None:
     # d is 2 / .4 = 5, so 25 * .25; of the other client 6.25 * .5. Allowed is 1 / sqrt(4 * 3).
     assert (second.sin2, second.rho, second.recycled, second.error) == (0.375, 0.5, 0.5, pytest.approx(6.25))
     assert second.allowed == pytest.approx(0.288675)
+
+
+def test_a_client_has_the_mean_of_its_layers_in_each_round_that_tested() -> None:
+    lines = [
+        {"round": 1, "looks": [look(4, None, False), look(2, 0.5, True)]},
+        {"round": 2},
+        {"round": 3, "looks": [look(4, 0.25, True), look(4, 0.75, True), look(4, None, False)]},
+    ]
+    assert by_client(lines) == ([2, 4], [1, 3], [[0.5, None], [None, 0.5]])
 
 
 def test_the_losses_of_a_clients_layers_add_up() -> None:

@@ -44,11 +44,30 @@ def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study:
     assert code == 0
     answer = found(out)
     (seen,) = answer["runs"].values()
-    assert {"layers", "progression", "steps", "recycling"} == seen.keys()
     assert [layer["layer"] for layer in seen["layers"]] == ["*", "1.weight", "1.bias", "3.weight", "3.bias"]
     assert seen["progression"][-1][0] == 4
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert drawn == ["bounds.png", "components.png", "cosines.png", "look_back.png", "overlap.png"]
+    # Every number that the figures show is here too.
+    names = ["*", "1.weight", "1.bias", "3.weight", "3.bias"]
+    maps = seen["heat_maps"]
+    assert maps["rounds"] == [1, 2, 3, 4]
+    assert list(maps["overlap"]) == list(maps["cosines"]) == list(seen["progressions"]) == names
+    assert all(row[i] == 1 for values in maps["cosines"].values() for i, row in enumerate(values))
+    assert [len(values[0]) for values in maps["overlap"].values()] == [4] * 5
+    assert seen["progressions"]["*"] == seen["progression"]
+    assert all(by_layer[-1][0] == 4 for by_layer in seen["progressions"].values())
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert seen["reached"] == {
+        "value": "accuracy",
+        "rounds": [1, 2, 3, 4],
+        "values": pytest.approx([100 * line["accuracy"] for line in lines]),
+    }
+    assert [(e["round"], e["client"]) for e in seen["looks"]] == [(r, c) for r in (1, 2, 3, 4) for c in (0, 1, 2)]
+    assert {"field", "layer", "sin2", "rho", "recycled"} <= seen["looks"][0].keys()
+    by_client = seen["by_client"]
+    assert (by_client["clients"], by_client["rounds"]) == ([0, 1, 2], [1, 2, 3, 4])
+    assert by_client["sin2"][1] == [e["sin2"] for e in seen["looks"] if e["client"] == 1]  # of one layer each
     assert "look-back tests:" in out
     assert "Equation 45, with a smoothness of" in out
 

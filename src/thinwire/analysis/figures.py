@@ -122,13 +122,8 @@ def cosines(space: Space, look: Look, path: Path) -> Path:
 def recycling(found: Sequence[gradients.Recycling], lines: Sequence[Any], path: Path) -> Path:
     """The look-back test by round, client by client, and what it would lose beside what Corollary 1 allows."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 3.8), layout="constrained")
-    clients = sorted({look["client"] for line in lines for look in line.get("looks", ())})
-    rounds = [line["round"] for line in lines if line.get("looks")]
-    heat = np.full((len(clients), len(rounds)), np.nan)
-    for j, line in enumerate(line for line in lines if line.get("looks")):
-        for i, client in enumerate(clients):
-            own = [look["sin2"] for look in line["looks"] if look["client"] == client and look["sin2"] is not None]
-            heat[i, j] = float(np.mean(own)) if own else np.nan
+    clients, rounds, means = gradients.by_client(lines)
+    heat = np.array(means, dtype=float)  # None is no number
     shown = _map(left, heat, rounds, range(len(clients)), vmin=0, vmax=1, cmap="viridis")
     ticks = range(0, len(clients), -(-len(clients) // 30))
     left.set_yticks(ticks, [str(clients[i]) for i in ticks], fontsize=7)

@@ -247,6 +247,23 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
     return found
 
 
+def by_client(lines: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[int], list[list[float | None]]]:
+    """The clients, the rounds that tested, and sin^2 [clients, rounds]: the mean over a client's fields and layers.
+
+    None where a client did not test.
+    """
+    tested = [line for line in lines if line.get("looks")]
+    clients = sorted({look["client"] for line in tested for look in line["looks"]})
+    sums: dict[tuple[int, int], list[float]] = {}
+    for line in tested:
+        for look in line["looks"]:
+            if look["sin2"] is not None:
+                sums.setdefault((look["client"], line["round"]), []).append(look["sin2"])
+    rounds = [line["round"] for line in tested]
+    means = {where: sum(values) / len(values) for where, values in sums.items()}
+    return clients, rounds, [[means.get((client, round)) for round in rounds] for client in clients]
+
+
 def _median(values: Sequence[float]) -> float | None:
     return float(torch.tensor(values, dtype=torch.float64).quantile(0.5)) if values else None
 

@@ -42,6 +42,9 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
             found |= {
                 "layers": [e._asdict() for e in lines],
                 "progression": seen.layers[gradients.WHOLE].progression,
+                "progressions": {name: each.progression for name, each in seen.layers.items()},
+                "reached": None if reached is None else _reached(value, reached),
+                "heat_maps": _maps(space, seen) if as_json else None,
                 "steps": [e._asdict() for e in allowed],
                 "figures": [
                     figures.components(space, seen, into / "components.png", reached, value),
@@ -65,7 +68,10 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
                 f"was within 1/sqrt(tau T) for every client in {kept} of {len(held)} rounds"
             )
             drawn = figures.recycling(tested, run.rounds, into / "look_back.png")
+            clients, rounds, sin2 = gradients.by_client(run.rounds)
             found["recycling"] = [e._asdict() for e in tested]
+            found["by_client"] = {"clients": clients, "rounds": rounds, "sin2": sin2}
+            found["looks"] = [{"round": line["round"], **look} for line in run.rounds for look in line.get("looks", ())]
             found["figures"] = [*found.get("figures", []), drawn]
         if not found:
             how = "train it with --record gradients (LBGM's looks: looks) or all"
@@ -73,6 +79,21 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
         return found
 
     each(folder, out, as_json, one)
+
+
+def _reached(value: str, found: Any) -> dict[str, Any]:
+    """What the model was judged by, as the figure has it."""
+    return {"value": value, "rounds": found.x.tolist(), "values": found.middle.tolist()}
+
+
+def _maps(space: Any, seen: Any) -> dict[str, Any]:
+    """The heat maps of overlaps and cosines, by layer, with four digits; the rounds of their columns."""
+    drawn: dict[str, dict[str, list[list[float]]]] = {"overlap": {}, "cosines": {}}
+    for kind, by_layer in drawn.items():
+        for name, layer in seen.layers.items():
+            if (values := getattr(layer, kind)) is not None:
+                by_layer[name] = [[round(x, 4) for x in row] for row in values.tolist()]
+    return {"rounds": [space.rounds[i] for i in space.shown()], **drawn}
 
 
 @look.command("layers")
