@@ -177,7 +177,8 @@ def scores(found: Sequence[layers.Layer], kappas: Sequence[layers.Kappa], path: 
     grid[1, 0].set_yticks(places, names, fontsize=7)
     grid[1, 0].set_xlabel("round (black: recycled)")
     line = grid[1, 1]
-    line.plot([e.round for e in kappas], [e.kappa for e in kappas], color=COLOURS[0], label="kappa")
+    share = [math.nan if e.kappa is None else e.kappa for e in kappas]
+    line.plot([e.round for e in kappas], share, color=COLOURS[0], label="kappa")
     line.axhline(layers.KAPPA, linestyle="--", color=COLOURS[1], label="1/16")
     line.legend(frameon=False)
     _plain(line, "round", "recycled layers' share of ‖g‖²")

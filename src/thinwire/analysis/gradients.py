@@ -281,15 +281,19 @@ class Step(NamedTuple):
 def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence[Mapping[str, Any]]) -> list[Step]:
     """Of rounds with recorded gradients, whose inner products of all layers are given, from the second on.
 
+    None of rounds whose change is the server's: clients' rates are not known of these.
+
     Where all clients take one step a round along gradients of all of their examples, ``beta`` is the smoothness along
     the path: no more than the loss's. Else gradients of two rounds differ by their noise and by who was sampled too.
     That counts as curvature, the more the shorter the steps are, so that ``beta`` goes as 1 / rate and ``bound`` as
     the rate itself. It then says nothing of which rates are too high.
     """
     found, beta, upsilon2 = [], 0.0, 1.0
-    changes = {line["round"]: line["change"] for line in lines if "change" in line}
+    changes = {line["round"]: line["change"] for line in lines if "change" in line and "of" not in line["change"]}
     for i, number in enumerate(rounds):
-        own = changes[number]
+        own = changes.get(number)
+        if own is None:
+            continue
         if own["norm"] > 0:
             upsilon2 = max(upsilon2, own["square"] / own["norm"] ** 2)
         before = changes.get(number - 1)

@@ -27,6 +27,7 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
         found: dict[str, Any] = {}
         tested = gradients.recycling(run.rounds)
         if any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists():
+            _by_the_server(run)
             space = gradients.recorded(run)
             seen = gradients.looked_at(space, of)
             lines = [each.line for each in seen.layers.values()]
@@ -81,6 +82,16 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
     each(folder, out, as_json, one)
 
 
+def _by_the_server(run: Any) -> None:
+    """Says of a run whose recorded changes are not its clients' that they are the server's."""
+    if any(line.get("change", {}).get("of") == "server" for line in run.rounds):
+        typer.echo(
+            "note: clients of this method move the model otherwise than by one training. The changes that are shown "
+            "are those of the server's model",
+            err=True,
+        )
+
+
 def _reached(value: str, found: Any) -> dict[str, Any]:
     """What the model was judged by, as the figure has it."""
     return {"value": value, "rounds": found.x.tolist(), "values": found.middle.tolist()}
@@ -106,6 +117,7 @@ def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
 
     def one(run: Any, into: Path) -> dict[str, Any]:
         found, kappas = layers.recorded(run)
+        _by_the_server(run)
         table(
             f"{len(kappas)} rounds, means",
             ("layer", "||change||", "||weights||", "s", "share of ||g||^2", "recycled"),
@@ -114,7 +126,7 @@ def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
                 for e in found
             ],
         )
-        recycling = [e.kappa for e in kappas if e.unsent]
+        recycling = [e.kappa for e in kappas if e.unsent and e.kappa is not None]
         if recycling:
             typer.echo(
                 f"kappa: mean {sum(recycling) / len(recycling):.3f}, largest {max(recycling):.3f}; below 1/16 in "
@@ -146,6 +158,7 @@ def of_subspace(
 
     def one(run: Any, into: Path) -> dict[str, Any]:
         found = spectra.recorded(run, rank, start, decay)
+        _by_the_server(run)
         marks = [r for r in (1, 2, 5, 10, 20, 50, 100, 200) if r <= len(found.rho)]
         table(
             f"{len(found.sigma)} updates",
