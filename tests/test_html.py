@@ -304,6 +304,19 @@ def test_layers_that_no_reply_carried_and_recycled_clients_become_heat_maps(tmp_
     assert not any("--record" in why for why in found["missing"])
 
 
+def test_layers_that_were_not_sent_are_read_of_a_run_that_recorded_layers(tmp_path: Path) -> None:
+    norms = {"layers": {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [1.0, 1.0]}}
+    lines = [line(1, **norms, unsent=["c"]), line(2), line(3, **norms, unsent=["a", "c"]), line(4, **norms, unsent=[])]
+    made(tmp_path / "a", "LUAR(FedAvg(), recycle=1)", 0, lines)
+    found = html.gather([tmp_path])
+    (seen,) = found["unsent"]
+    assert (seen["rows"], seen["cells"]) == (["a", "c"], [[0, None, 1, 0], [1, None, 1, 0]])  # none replied in round 2
+    assert not any("LUAR" in why for why in found["missing"])
+    made(tmp_path / "other/a", "LUAR(FedAvg(), recycle=1)", 0, [line(1)])
+    said = html.gather([tmp_path / "other"])["missing"]
+    assert "Layers that LUAR did not send: `--record layers` or `--record bytes` records them." in said
+
+
 def test_what_was_not_recorded_is_left_out_with_the_option_that_records_it(tmp_path: Path) -> None:
     made(tmp_path / "a", "FedAvg(up=LBGM())", 0, [line(1)])
     found = html.gather([tmp_path])
