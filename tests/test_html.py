@@ -9,7 +9,9 @@ import http.client
 import io
 import json
 import re
+import shlex
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ from thinwire.report.curves import count, curve
 from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
 
+ROOT = Path(__file__).resolve().parents[1]
 DENSE, TOPK = "FedAvg()", "FedAvg(up=ErrorFeedback(TopK(0.1)))"
 
 
@@ -444,6 +447,32 @@ def test_report_writes_a_page_of_a_study_of_every_kind(trained: dict[str, Path])
     assert said["Parts"] == "2; from the second on they begin at module 2"
     assert (said["Rates"], said["Links"]) == ("0.5 and 1 times that, by part", "100 Mbit/s each way, 0.01 s one way")
     assert said["Optimiser"] == "SGD, learning rate 0.1, momentum 0.9"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study of ``make demo``, a few rounds of it."""
+    pytest.importorskip("sklearn")
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    out = tmp_path_factory.mktemp("demo") / "study"
+    small = ["DEMO_ROUNDS=4", "DEMO_CLIENTS=6", "DEMO_SAMPLE=4", f"DEMO_OUT={out}"]
+    said = subprocess.run(["make", "-n", "demo", *small], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = said.replace("\\\n", " ").partition("/thinwire run")[2].partition("\n")[0]
+    done = called("run", *shlex.split(command), "--workers", "1")
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_the_report_of_the_demo_has_every_part(demo: Path) -> None:
+    found = html.gather([demo])
+    assert found["missing"] == []
+    assert {"layers", "clients", "taking_part", "unsent", "recycled"} <= found.keys()
+    assert [by["accuracy"]["seeds"] for by in found["curves"]] == [2] * 7
+    assert all("low" in by["accuracy"] for by in found["curves"])
+    recycling = {found["methods"][entry["method"]]["label"] for entry in found["recycled"]}
+    assert recycling == {"FedAvg(up=LBGM(threshold=0.4))"}
+    assert {found["methods"][e["method"]]["label"] for e in found["unsent"]} == {"LUAR(FedAvg(), recycle=1)"}
 
 
 def test_report_refuses_a_file_for_what_is_served(trained: dict[str, Path]) -> None:
