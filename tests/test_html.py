@@ -668,6 +668,98 @@ def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_metho
 
 
 @pytest.mark.deployment
+def test_the_report_of_the_demo_opens_and_has_its_heat_maps(browser: Any, demo: Path) -> None:
+    place = html.write([demo], demo / "report.html").as_uri()
+    found = html.gather([demo])
+    for width in (390, 1280):
+        opened(browser, place, width)
+        wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.execute_script(wide) == 0
+    assert browser.execute_script("return document.querySelectorAll('.chip').length") == 7
+    there = browser.execute_script("return [...document.querySelectorAll('section')].map((one) => one.id)")
+    wanted = ["setting", "table", "curves", "sent", "targets", "bytes", "layers", "clients", "taking-part", "unsent"]
+    assert [*wanted, "recycled", "expressions"] == [name for name in there if name != "warnings"]
+    for name, chart in (("unsent", "LUAR"), ("recycled", "LBGM")):
+        cells = f"return document.querySelector('#{name} [data-chart]').data[0].z"
+        wait(browser, cells, found[name][0]["cells"])
+        assert chart in browser.execute_script(f"return document.querySelector('#{name} h3').textContent")
+        change = "const seed = document.querySelectorAll('#%s select')[1]; seed.selectedIndex = 1; "
+        browser.execute_script(change % name + "seed.dispatchEvent(new Event('change'))")
+        wait(browser, cells, found[name][1]["cells"])
+    curves = "document.querySelector('[data-chart=sent-bytes_up]').data.filter((one) => one.name)"
+    wait(browser, f"return {curves}.map((one) => one.y)", [by["bytes_up"]["y"] for by in found["sent"]])
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_axes_are_logarithmic_where_that_is_ticked(browser: Any, trained: dict[str, Path]) -> None:
+    folder = trained["federated"]
+    opened(browser, html.write([folder], folder / "report.html").as_uri())
+    kind = "return document.querySelector('[data-chart=%s]').layout.%saxis.type"
+    click = "document.getElementById('%s').click()"
+    for chart, axis, box, before in (
+        ("curve-accuracy", "x", "log-x", "log"),  # by bytes, which methods are decades apart in
+        ("curve-test_loss", "y", "log-y", "linear"),
+        ("sent-bytes_up", "y", "log-sent", "linear"),
+    ):
+        after = {"log": "linear", "linear": "log"}[before]
+        for shown in (before, after, before):
+            wait(browser, kind % (chart, axis), shown)
+            browser.execute_script(click % box)
+        wait(browser, kind % (chart, axis), after)
+    assert browser.execute_script(kind % ("curve-accuracy", "y")) == "linear"  # shares have no logarithmic axis
+    browser.execute_script("document.querySelector('input[name=axis][value=rounds]').click()")
+    wait(browser, kind % ("curve-accuracy", "x"), "linear")  # rounds begin with a linear axis
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_a_point_under_the_mouse_has_its_values(browser: Any, tmp_path: Path) -> None:
+    for seed, best in ((0, 0.8), (1, 0.6)):
+        made(tmp_path / f"{seed}", DENSE, seed, [line(1, 0.1), line(2, best / 2), line(3, best)])
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    browser.execute_script("document.querySelector('input[name=axis][value=rounds]').click()")
+    where = """
+        const div = document.querySelector('[data-chart=curve-accuracy]');
+        div.scrollIntoView({ block: 'center' });
+        const { left, top } = div.getBoundingClientRect(), { xaxis, yaxis } = div._fullLayout;
+        return [left + xaxis._offset + xaxis.d2p(2), top + yaxis._offset + yaxis.d2p(35)];"""
+    shown = "return document.querySelector('[data-chart=curve-accuracy] .hoverlayer').textContent"
+    began = time.monotonic()
+    while "FedAvg()" not in (said := browser.execute_script(shown)) and time.monotonic() - began < PATIENCE:
+        x, y = browser.execute_script(where)
+        for step in (4, 0):  # it comes from beside
+            mouse = {"type": "mouseMoved", "x": x + step, "y": y}
+            browser.execute_cdp_cmd("Input.dispatchMouseEvent", mouse)
+            time.sleep(0.2)
+    assert all(part in said for part in ("FedAvg()", "test accuracy % 35 (30 to 40)", "round 2")), said
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_an_expression_is_copied(browser: Any, tmp_path: Path) -> None:
+    """Where a page may write to the clipboard, and where it may not: then the browser copies what is selected."""
+    made(tmp_path, DENSE, 0, [line(1, 0.5)])
+    place = html.write([tmp_path], tmp_path / "report.html").as_uri()
+    (expression,) = [one["expression"] for one in html.gather([tmp_path])["expressions"]]
+    for writes in ("async (text) => { window.copied = text; }", "() => Promise.reject(new Error('not allowed'))"):
+        opened(browser, place)
+        browser.execute_script(
+            f"Object.defineProperty(navigator, 'clipboard', {{ value: {{ writeText: {writes} }} }});"
+            "addEventListener('copy', (event) => { window.copied = event.target.value || String(getSelection()); });"
+        )
+        button = browser.find_element("css selector", ".expression button")
+        browser.execute_script("arguments[0].scrollIntoView({ block: 'center' })", button)
+        watch = "new MutationObserver(() => window.said.push(arguments[0].textContent))"
+        browser.execute_script(f"window.said = []; {watch}.observe(arguments[0], {{ childList: true }})", button)
+        button.click()  # as a user does: scripts alone may not copy
+        wait(browser, "return window.copied", expression)
+        wait(browser, "return window.said", ["Copied", "Copy"])
+        assert browser.execute_script("return document.querySelectorAll('textarea').length") == 0
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
 def test_a_page_does_not_scroll_sideways_and_its_ticks_are_few(browser: Any, trained: dict[str, Path]) -> None:
     place = html.write([trained["federated"]], trained["federated"] / "report.html").as_uri()
     for width in (390, 900, 1600):
