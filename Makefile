@@ -1,4 +1,4 @@
-# make demo   compare seven methods on 20 clients; curves, bytes and a report in runs/demo
+# make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
 # make soak   the long tests
@@ -41,6 +41,9 @@ DEMO_SAMPLE ?= 10
 DEMO_SPLIT ?= Dirichlet(0.3)
 DEMO_ROUNDS ?= 40
 DEMO_LR ?= 0.1
+DEMO_SEEDS ?= 0,1
+DEMO_HOLDOUT ?= 0.2
+DEMO_RECORD ?= all
 DEMO_OUT ?= runs/demo
 
 # Processes that run tests at once: one more than there are cores, since some tests wait; and at most. Each holds 500 MB.
@@ -62,7 +65,8 @@ demo: .venv/.installed-data
 	  "FedAvg(up=ErrorFeedback(ScaledSign()))" \
 	  --data $(DEMO_DATA) --model $(DEMO_MODEL) \
 	  --clients $(DEMO_CLIENTS) --sample $(DEMO_SAMPLE) --split "$(DEMO_SPLIT)" \
-	  --rounds $(DEMO_ROUNDS) --lr $(DEMO_LR) \
+	  --rounds $(DEMO_ROUNDS) --lr $(DEMO_LR) --seeds $(DEMO_SEEDS) \
+	  --holdout $(DEMO_HOLDOUT) --record $(DEMO_RECORD) \
 	  --out $(DEMO_OUT) --overwrite
 	@echo "the report, to open in a browser:"
 	@$(BIN)/thinwire report $(DEMO_OUT)

@@ -1,6 +1,6 @@
 """A plugin of pytest: the figures of a study are made in every test, and become pictures in those marked ``drawn``.
 
-Most commands end with six pictures. They take matplotlib a second and a half, and few tests are about them: in the
+Most commands end with nine pictures. They take matplotlib two seconds, and few tests are about them: in the
 others a picture is an empty file of its name. Processes that tests start draw theirs.
 """
 

@@ -13,10 +13,12 @@ from torch import nn
 
 import thinwire as tw
 from problems import Supervised
+from thinwire.analysis.gradients import steps
 from thinwire.errors import RunError
 from thinwire.key import Key
 from thinwire.local import Local, Trained
 from thinwire.params import Params
+from thinwire.report.read import arms
 from thinwire.run.changes import kept
 from thinwire.run.client import ClientState, Reply
 from thinwire.run.ranks import _packed, _unpacked
@@ -110,6 +112,32 @@ def test_layers_that_were_recycled_are_recorded_as_not_sent(tmp_path: Path) -> N
 def test_a_projected_round_leaves_out_the_whole_field_and_recycles_nothing(tmp_path: Path) -> None:
     method = tw.FLSS(tw.FedAvg(tw.LocalSGD(0.1, batch=5)), rank=1, start=1, every=None)
     assert [line["unsent"] for line in ran(method, tmp_path, 2, record="layers")] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        tw.DeComFL(2, directions=3, local=tw.LocalSGD(0.1, batch=5)),
+        tw.PerFedAvg(local=tw.LocalSGD(0.1, batch=5), alpha=0.1),
+        tw.pFedMe(local=tw.LocalSGD(0.1, batch=5), lam=2.0, eta=0.2),
+        tw.pFedMe(local=tw.LocalSGD(0.1, batch=5, steps=1), lam=2.0, eta=0.2),
+    ],
+    ids=repr,
+)
+def test_where_clients_move_the_model_by_no_training_the_change_is_the_servers(
+    tmp_path: Path, method: tw.Algorithm
+) -> None:
+    _, line = ran(method, tmp_path, 2, record="all")
+    (_, models), (_, rows) = kept(tmp_path, [1, 2], "models"), kept(tmp_path, [1, 2])
+    moved = models[1] - models[0]
+    assert float(moved.norm()) > 1e-3
+    assert torch.allclose(rows[1], moved)
+    assert line["change"] == {"of": "server", **dict.fromkeys(("norm", "moved"), pytest.approx(float(moved.norm())))}
+    weight = [float(flat[:12].norm()) for flat in (moved, models[0])]
+    bias = [float(flat[12:].norm()) for flat in (moved, models[0])]
+    assert line["layers"] == {"weight": pytest.approx(weight), "bias": pytest.approx(bias)}
+    (arm,) = arms([tmp_path])
+    assert steps([1, 2], torch.eye(2), arm.runs[0].rounds) == []  # Equation 45 needs the clients' own rates
 
 
 def test_what_training_did_comes_through_between_ranks() -> None:

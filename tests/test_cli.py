@@ -59,7 +59,7 @@ def test_run_leaves_a_folder_for_every_method_and_seed(compared):
     assert sum(t.numel() for t in model.values()) == 4810
 
 
-def test_run_leaves_a_table_and_seven_plots(compared):
+def test_run_leaves_a_table_and_nine_plots(compared):
     out, _ = compared
     table = (out / "table.md").read_text()
     assert "`FedAvg(up=LBGM(threshold=0.9))`" in table
@@ -68,11 +68,13 @@ def test_run_leaves_a_table_and_seven_plots(compared):
     assert plots == [
         "accuracy_by_bytes_total.png",
         "accuracy_by_bytes_up.png",
+        "accuracy_by_floats_up.png",
         "accuracy_by_rounds.png",
         "accuracy_by_seconds.png",
         "loss_by_rounds.png",
         "loss_by_seconds.png",
         "overview.png",
+        "sent_by_rounds.png",
     ]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in out.glob("*.png"))
 
@@ -100,8 +102,26 @@ def test_plot_reads_single_runs_and_whole_comparisons(compared, thinwire, tmp_pa
     out, _ = compared
     code, shown, _ = thinwire("plot", str(out / "01-FedAvg"), "--out", str(tmp_path), "--json")
     assert code == 0
-    assert len(json.loads(shown.splitlines()[-1])["files"]) == 7
+    assert len(json.loads(shown.splitlines()[-1])["files"]) == 9
     assert (tmp_path / "overview.png").exists()
+
+
+@pytest.mark.drawn
+def test_the_best_until_then_is_drawn_into_files_of_its_own(compared, thinwire, tmp_path):
+    out, _ = compared
+    code, shown, error = thinwire("plot", str(out), "--out", str(tmp_path), "--best")
+    assert code == 0, error
+    assert sorted(Path(line).name for line in shown.splitlines()) == [
+        "best_accuracy_by_bytes_total.png",
+        "best_accuracy_by_bytes_up.png",
+        "best_accuracy_by_floats_up.png",
+        "best_accuracy_by_rounds.png",
+        "best_accuracy_by_seconds.png",
+        "best_loss_by_rounds.png",
+        "best_loss_by_seconds.png",
+        "best_overview.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
 def test_resume_with_more_rounds_equals_a_run_that_never_stopped(compared, thinwire, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,19 @@ import pytest
 import torch
 from torch import Size
 
-from thinwire.analysis import figures
+from thinwire.analysis import figures, gradients
 from thinwire.analysis.gradients import (
     Space,
+    by_client,
     centred,
     components,
     cosines,
+    looked_at,
     overlap,
     progression,
     recycling,
     spectrum,
     steps,
-    table,
 )
 from thinwire.errors import RunError
 from thinwire.params import Layout
@@ -89,17 +91,49 @@ def test_a_gradient_of_zero_has_cosine_zero_with_all() -> None:
 def test_all_layers_as_one_are_the_sum_of_the_layers() -> None:
     g = rows()
     space = Space.of(list(g), LAYOUT)
-    assert list(space.products) == ["*", "a", "b"]
-    assert torch.allclose(space.products["*"], products(g))
-    assert torch.allclose(space.products["b"], products(g[:, 20:]))
-    assert [(layer.layer, layer.entries) for layer in table(space)] == [("*", 30), ("a", 20), ("b", 10)]
+    found = dict(space.products())
+    assert list(found) == ["a", "b", "*"]
+    assert torch.allclose(found["*"], products(g))
+    assert torch.allclose(found["b"], products(g[:, 20:]))
+    assert torch.equal(space.whole(), found["*"])
+    lines = [seen.line for seen in looked_at(space).layers.values()]
+    assert [(layer.layer, layer.entries) for layer in lines] == [("*", 30), ("a", 20), ("b", 10)]
 
 
 def test_the_table_says_how_near_a_gradient_is_to_the_next_and_to_a_direction() -> None:
     e = torch.eye(30)
-    (whole, *_) = table(Space.of([e[0], e[0], e[1] * 2], LAYOUT))
+    whole = looked_at(Space.of([e[0], e[0], e[1] * 2], LAYOUT)).layers["*"].line
     # Directions are e1 and e0, each gradient is one of them; cosines to the next are 1 and 0.
     assert (whole.n95, whole.n99, whole.consecutive, whole.nearest) == (2, 2, 0.5, pytest.approx(1.0))
+
+
+def test_the_products_of_one_layer_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(tuple("abcdef"), (Size([5]),) * 6)
+    alive, most = list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def counted(products: torch.Tensor) -> torch.Tensor:
+        alive.append(weakref.ref(products))
+        most.append(sum(one() is not None for one in alive))
+        return spectrum(products)
+
+    monkeypatch.setattr(gradients, "spectrum", counted)
+    found = looked_at(Space.of(list(rows()), layout))
+    assert list(found.layers) == ["*", *"abcdef"]
+    assert max(most) <= 3  # those of one layer, those before, and the part that a progression looks at
+
+
+def test_a_heat_map_of_many_rounds_shows_one_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "SHOWN", 3)
+    space = Space.of(list(rows(6)), LAYOUT, [1, 2, 4, 5, 6, 7])
+    assert (space.every(), [space.rounds[i] for i in space.shown()]) == (3, [1, 4, 7])
+    found = looked_at(space)
+    whole = cosines(products(rows(6)))
+    assert found.layers["*"].cosines is not None
+    assert torch.allclose(found.layers["*"].cosines.double(), whole[[0, 2, 5]][:, [0, 2, 5]], atol=1e-6)
+    assert found.layers["a"].overlap is not None
+    assert found.layers["a"].overlap.shape == (3, 3)
+    assert figures.cosines(space, found, tmp_path / "cosines.png").exists()
+    assert figures.overlap(space, found, tmp_path / "overlap.png").exists()
 
 
 def look(client: int, sin2: float | None, recycled: bool, norm: float = 2.0) -> dict:
@@ -129,6 +163,15 @@ def test_what_a_scalar_loses_is_held_against_corollary_1() -> None:
     assert second.allowed == pytest.approx(0.288675)
 
 
+def test_a_client_has_the_mean_of_its_layers_in_each_round_that_tested() -> None:
+    lines = [
+        {"round": 1, "looks": [look(4, None, False), look(2, 0.5, True)]},
+        {"round": 2},
+        {"round": 3, "looks": [look(4, 0.25, True), look(4, 0.75, True), look(4, None, False)]},
+    ]
+    assert by_client(lines) == ([2, 4], [1, 3], [[0.5, None], [None, 0.5]])
+
+
 def test_the_losses_of_a_clients_layers_add_up() -> None:
     (found,) = recycling([{"round": 1, "looks": [look(0, 0.25, True), look(0, 0.5, True)]}])
     assert found.error == pytest.approx(18.75)
@@ -143,7 +186,7 @@ def test_equation_45_of_gradient_descent_on_a_quadratic() -> None:
         {"norm": 0.16, "square": 0.0512, "steps": 1.0, "rates": 0.1, "moved": 0.16},
     ]
     lines = [{"round": t, "change": change} for t, change in enumerate(changes, 1)]
-    (found,) = steps(Space.of(list(g), LAYOUT), lines)
+    (found,) = steps([1, 2], products(g), lines)
     assert (found.round, found.rate) == (2, 0.1)
     assert found.beta == pytest.approx(2.0, rel=1e-5)
     assert found.upsilon2 == pytest.approx(2.0)
@@ -154,7 +197,7 @@ def test_equation_45_of_gradient_descent_on_a_quadratic() -> None:
 def test_a_layer_without_gradients_is_left_out_of_heat_maps(tmp_path: Path) -> None:
     layout = Layout(("used", "frozen"), (Size([2]), Size([3])))
     space = Space.of([torch.tensor([1.0, 2.0, 0, 0, 0]), torch.tensor([2.0, 1.0, 0, 0, 0])], layout, [1, 4])
-    assert figures.overlap(space, tmp_path / "overlap.png", "values").exists()  # of rounds 1 and 4: two are between
+    assert figures.overlap(space, looked_at(space), tmp_path / "overlap.png").exists()  # of rounds 1 and 4: two between
     nothing = Space.of([torch.zeros(5)], layout)
     with pytest.raises(RunError, match="all gradients are zero"):
-        figures.overlap(nothing, tmp_path / "none.png", "values")
+        figures.overlap(nothing, looked_at(nothing), tmp_path / "none.png")

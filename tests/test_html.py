@@ -9,7 +9,9 @@ import http.client
 import io
 import json
 import re
+import shlex
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -26,9 +28,11 @@ from typer.testing import CliRunner
 from thinwire.cli import app
 from thinwire.errors import RunError
 from thinwire.report import heat, html, table
+from thinwire.report.curves import count, curve
 from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
 
+ROOT = Path(__file__).resolve().parents[1]
 DENSE, TOPK = "FedAvg()", "FedAvg(up=ErrorFeedback(TopK(0.1)))"
 
 
@@ -83,7 +87,35 @@ def test_curves_have_the_mean_over_seeds_and_a_band_against_every_axis(tmp_path:
     assert found["x"]["rounds"] == [1.0, 2.0, 3.0]
     assert found["x"]["bytes_up"] == [0.0001, 0.0002, 0.0003]  # MB
     assert found["x"]["bytes_total"] == [0.0003, 0.0006, 0.0009]
+    assert found["x"]["floats_up"] == [2.2e-5, 4.4e-5, 6.6e-5]  # millions
     assert found["x"]["seconds"] == [0.00012, 0.00024, 0.00036]  # 1,200 bits a round at 10 Mbit/s
+
+
+def test_what_was_sent_adds_up_by_round_in_rounds_that_were_not_evaluated_too(tmp_path: Path) -> None:
+    for seed, size in ((0, 100), (1, 300)):
+        made(tmp_path / f"{seed}", DENSE, seed, [line(1, up_bytes=size), line(2, 0.5, up_bytes=size)])
+    found = html.gather([tmp_path])
+    assert found["counted"] == {
+        "bytes_up": "MB sent by clients",
+        "bytes_total": "MB sent, both directions",
+        "floats_up": "millions of floats sent by clients",
+    }
+    (sent,) = found["sent"]
+    assert sent["bytes_up"] == {"x": [1, 2], "y": [0.0002, 0.0004], "low": [0.0001, 0.0002], "high": [0.0003, 0.0006]}
+    assert sent["bytes_total"]["y"] == [0.0004, 0.0008]
+    assert sent["floats_up"]["y"] == [2.2e-5, 4.4e-5]
+
+
+def test_the_best_until_then_is_each_seeds_own_and_of_losses_the_lowest(tmp_path: Path) -> None:
+    made(tmp_path / "0", DENSE, 0, [line(1, 0.4), line(2, 0.2), line(3, None), line(4, 0.6, test_loss=3.0)])
+    made(tmp_path / "1", DENSE, 1, [line(1, 0.2), line(2, 0.4), line(3, 0.9), line(4, 0.2, test_loss=1.0)])
+    (arm,) = arms([tmp_path])
+    found = curve(arm, count, "accuracy", best=True)
+    assert found is not None
+    assert (found.x.tolist(), found.middle.tolist()) == ([1, 2, 4], [30, 40, 75])  # 90 in round 3 stays
+    found = curve(arm, count, "test_loss", best=True)
+    assert found is not None
+    assert found.middle.tolist() == [2.0, 2.0, 1.5]  # seed 0 keeps its 2
 
 
 def test_a_seed_that_is_not_finished_changes_no_figure_of_a_method_that_has_one(tmp_path: Path) -> None:
@@ -275,6 +307,19 @@ def test_layers_that_no_reply_carried_and_recycled_clients_become_heat_maps(tmp_
     assert not any("--record" in why for why in found["missing"])
 
 
+def test_layers_that_were_not_sent_are_read_of_a_run_that_recorded_layers(tmp_path: Path) -> None:
+    norms = {"layers": {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [1.0, 1.0]}}
+    lines = [line(1, **norms, unsent=["c"]), line(2), line(3, **norms, unsent=["a", "c"]), line(4, **norms, unsent=[])]
+    made(tmp_path / "a", "LUAR(FedAvg(), recycle=1)", 0, lines)
+    found = html.gather([tmp_path])
+    (seen,) = found["unsent"]
+    assert (seen["rows"], seen["cells"]) == (["a", "c"], [[0, None, 1, 0], [1, None, 1, 0]])  # none replied in round 2
+    assert not any("LUAR" in why for why in found["missing"])
+    made(tmp_path / "other/a", "LUAR(FedAvg(), recycle=1)", 0, [line(1)])
+    said = html.gather([tmp_path / "other"])["missing"]
+    assert "Layers that LUAR did not send: `--record layers` or `--record bytes` records them." in said
+
+
 def test_what_was_not_recorded_is_left_out_with_the_option_that_records_it(tmp_path: Path) -> None:
     made(tmp_path / "a", "FedAvg(up=LBGM())", 0, [line(1)])
     found = html.gather([tmp_path])
@@ -393,15 +438,41 @@ def test_report_writes_a_page_of_a_study_of_every_kind(trained: dict[str, Path])
     assert dict(federated["setting"])["Own tests"] == "20 % of each client's examples, which it does not train on"
     assert {"layers", "clients", "taking_part", "unsent"} <= federated.keys()
     assert parallel["title"] == "digits, 2 workers, 6 steps"
-    assert (list(parallel["axes"]), parallel["missing"]) == (["steps", "bytes_up", "bytes_total"], [])
+    assert (list(parallel["axes"]), parallel["missing"]) == (["steps", "bytes_up", "bytes_total", "wall_seconds"], [])
     assert [part["name"] for part in parallel["bytes"]] == ["up, in all-reduces", "up, in all-gathers", "down"]
     assert pipelined["title"] == "digits, 2 parts, batches of 16, 4 steps"
-    assert (list(pipelined["axes"]), pipelined["missing"]) == (["steps", "bytes_total", "seconds"], [])
+    assert (list(pipelined["axes"]), pipelined["missing"]) == (["steps", "bytes_total", "seconds", "wall_seconds"], [])
     assert [part["name"] for part in pipelined["bytes"]] == ["activations, ahead", "error gradients, back"]
     said = dict(pipelined["setting"])
     assert said["Parts"] == "2; from the second on they begin at module 2"
     assert (said["Rates"], said["Links"]) == ("0.5 and 1 times that, by part", "100 Mbit/s each way, 0.01 s one way")
     assert said["Optimiser"] == "SGD, learning rate 0.1, momentum 0.9"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study of ``make demo``, a few rounds of it."""
+    pytest.importorskip("sklearn")
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    out = tmp_path_factory.mktemp("demo") / "study"
+    small = ["DEMO_ROUNDS=4", "DEMO_CLIENTS=6", "DEMO_SAMPLE=4", f"DEMO_OUT={out}"]
+    said = subprocess.run(["make", "-n", "demo", *small], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = said.replace("\\\n", " ").partition("/thinwire run")[2].partition("\n")[0]
+    done = called("run", *shlex.split(command), "--workers", "1")
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_the_report_of_the_demo_has_every_part(demo: Path) -> None:
+    found = html.gather([demo])
+    assert found["missing"] == []
+    assert {"layers", "clients", "taking_part", "unsent", "recycled"} <= found.keys()
+    assert [by["accuracy"]["seeds"] for by in found["curves"]] == [2] * 7
+    assert all("low" in by["accuracy"] for by in found["curves"])
+    recycling = {found["methods"][entry["method"]]["label"] for entry in found["recycled"]}
+    assert recycling == {"FedAvg(up=LBGM(threshold=0.4))"}
+    assert {found["methods"][e["method"]]["label"] for e in found["unsent"]} == {"LUAR(FedAvg(), recycle=1)"}
 
 
 def test_report_refuses_a_file_for_what_is_served(trained: dict[str, Path]) -> None:
@@ -593,6 +664,98 @@ def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_metho
         browser.execute_script(change % (which, index, which))
         wait(browser, z, expected)
         assert shown in browser.execute_script("return document.querySelector('#taking-part').textContent")
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_the_report_of_the_demo_opens_and_has_its_heat_maps(browser: Any, demo: Path) -> None:
+    place = html.write([demo], demo / "report.html").as_uri()
+    found = html.gather([demo])
+    for width in (390, 1280):
+        opened(browser, place, width)
+        wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert browser.execute_script(wide) == 0
+    assert browser.execute_script("return document.querySelectorAll('.chip').length") == 7
+    there = browser.execute_script("return [...document.querySelectorAll('section')].map((one) => one.id)")
+    wanted = ["setting", "table", "curves", "sent", "targets", "bytes", "layers", "clients", "taking-part", "unsent"]
+    assert [*wanted, "recycled", "expressions"] == [name for name in there if name != "warnings"]
+    for name, chart in (("unsent", "LUAR"), ("recycled", "LBGM")):
+        cells = f"return document.querySelector('#{name} [data-chart]').data[0].z"
+        wait(browser, cells, found[name][0]["cells"])
+        assert chart in browser.execute_script(f"return document.querySelector('#{name} h3').textContent")
+        change = "const seed = document.querySelectorAll('#%s select')[1]; seed.selectedIndex = 1; "
+        browser.execute_script(change % name + "seed.dispatchEvent(new Event('change'))")
+        wait(browser, cells, found[name][1]["cells"])
+    curves = "document.querySelector('[data-chart=sent-bytes_up]').data.filter((one) => one.name)"
+    wait(browser, f"return {curves}.map((one) => one.y)", [by["bytes_up"]["y"] for by in found["sent"]])
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_axes_are_logarithmic_where_that_is_ticked(browser: Any, trained: dict[str, Path]) -> None:
+    folder = trained["federated"]
+    opened(browser, html.write([folder], folder / "report.html").as_uri())
+    kind = "return document.querySelector('[data-chart=%s]').layout.%saxis.type"
+    click = "document.getElementById('%s').click()"
+    for chart, axis, box, before in (
+        ("curve-accuracy", "x", "log-x", "log"),  # by bytes, which methods are decades apart in
+        ("curve-test_loss", "y", "log-y", "linear"),
+        ("sent-bytes_up", "y", "log-sent", "linear"),
+    ):
+        after = {"log": "linear", "linear": "log"}[before]
+        for shown in (before, after, before):
+            wait(browser, kind % (chart, axis), shown)
+            browser.execute_script(click % box)
+        wait(browser, kind % (chart, axis), after)
+    assert browser.execute_script(kind % ("curve-accuracy", "y")) == "linear"  # shares have no logarithmic axis
+    browser.execute_script("document.querySelector('input[name=axis][value=rounds]').click()")
+    wait(browser, kind % ("curve-accuracy", "x"), "linear")  # rounds begin with a linear axis
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_a_point_under_the_mouse_has_its_values(browser: Any, tmp_path: Path) -> None:
+    for seed, best in ((0, 0.8), (1, 0.6)):
+        made(tmp_path / f"{seed}", DENSE, seed, [line(1, 0.1), line(2, best / 2), line(3, best)])
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    browser.execute_script("document.querySelector('input[name=axis][value=rounds]').click()")
+    where = """
+        const div = document.querySelector('[data-chart=curve-accuracy]');
+        div.scrollIntoView({ block: 'center' });
+        const { left, top } = div.getBoundingClientRect(), { xaxis, yaxis } = div._fullLayout;
+        return [left + xaxis._offset + xaxis.d2p(2), top + yaxis._offset + yaxis.d2p(35)];"""
+    shown = "return document.querySelector('[data-chart=curve-accuracy] .hoverlayer').textContent"
+    began = time.monotonic()
+    while "FedAvg()" not in (said := browser.execute_script(shown)) and time.monotonic() - began < PATIENCE:
+        x, y = browser.execute_script(where)
+        for step in (4, 0):  # it comes from beside
+            mouse = {"type": "mouseMoved", "x": x + step, "y": y}
+            browser.execute_cdp_cmd("Input.dispatchMouseEvent", mouse)
+            time.sleep(0.2)
+    assert all(part in said for part in ("FedAvg()", "test accuracy % 35 (30 to 40)", "round 2")), said
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_an_expression_is_copied(browser: Any, tmp_path: Path) -> None:
+    """Where a page may write to the clipboard, and where it may not: then the browser copies what is selected."""
+    made(tmp_path, DENSE, 0, [line(1, 0.5)])
+    place = html.write([tmp_path], tmp_path / "report.html").as_uri()
+    (expression,) = [one["expression"] for one in html.gather([tmp_path])["expressions"]]
+    for writes in ("async (text) => { window.copied = text; }", "() => Promise.reject(new Error('not allowed'))"):
+        opened(browser, place)
+        browser.execute_script(
+            f"Object.defineProperty(navigator, 'clipboard', {{ value: {{ writeText: {writes} }} }});"
+            "addEventListener('copy', (event) => { window.copied = event.target.value || String(getSelection()); });"
+        )
+        button = browser.find_element("css selector", ".expression button")
+        browser.execute_script("arguments[0].scrollIntoView({ block: 'center' })", button)
+        watch = "new MutationObserver(() => window.said.push(arguments[0].textContent))"
+        browser.execute_script(f"window.said = []; {watch}.observe(arguments[0], {{ childList: true }})", button)
+        button.click()  # as a user does: scripts alone may not copy
+        wait(browser, "return window.copied", expression)
+        wait(browser, "return window.said", ["Copied", "Copy"])
+        assert browser.execute_script("return document.querySelectorAll('textarea').length") == 0
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 

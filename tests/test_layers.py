@@ -24,5 +24,11 @@ def test_kappa_is_the_share_of_what_was_recycled() -> None:
     assert kappas(LINES) == [(1, [], 0.0), (2, ["a"], pytest.approx(0.36))]
 
 
+def test_kappa_is_not_known_of_a_change_that_is_the_servers() -> None:
+    line = {"round": 1, "layers": {"a": [3.0, 6.0], "b": [4.0, 2.0]}, "change": {"of": "server", "norm": 5.0}}
+    found = kappas([{**line, "unsent": []}, {**line, "unsent": ["a"]}])
+    assert [one.kappa for one in found] == [0.0, None]
+
+
 def test_of_rounds_without_records_there_is_nothing() -> None:
     assert layers([{"round": 1}]) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from thinwire.cli import app
@@ -28,6 +29,22 @@ def out(tmp_path: Path) -> Path:
         about = {"method": "FedAvg()", "seed": 0, "clients": 4}
         (tmp_path / "mine" / name / "run.json").write_text(json.dumps(about))
     return tmp_path / "mine"
+
+
+def named(group: Any, above: str = "") -> dict[str, Any]:
+    """Every command of the command line by what is typed: ``pipeline run``."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        found |= named(command, f"{above}{name} ") if hasattr(command, "commands") else {f"{above}{name}": command}
+    return found
+
+
+def test_the_page_of_the_report_names_every_command_that_takes_log() -> None:
+    commands = named(get_command(app))
+    takes = [name for name, command in commands.items() if any("--log" in one.opts for one in command.params)]
+    page = (Path(__file__).resolve().parents[1] / "docs/report.md").read_text()
+    said = page.partition("`--log` hands each round")[2].partition("\n\n")[0]
+    assert sorted(takes) == sorted(name for name in commands if f"`{name}`" in said)
 
 
 def test_lines_are_handed_on_as_numbers_one_run_after_another(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

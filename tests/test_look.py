@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from thinwire.analysis import figures
 from thinwire.cli import main
 from thinwire.report.read import EVERY_LINE
 
@@ -41,13 +44,49 @@ def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study:
     assert code == 0
     answer = found(out)
     (seen,) = answer["runs"].values()
-    assert {"layers", "progression", "steps", "recycling"} == seen.keys()
     assert [layer["layer"] for layer in seen["layers"]] == ["*", "1.weight", "1.bias", "3.weight", "3.bias"]
     assert seen["progression"][-1][0] == 4
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert drawn == ["bounds.png", "components.png", "cosines.png", "look_back.png", "overlap.png"]
+    # Every number that the figures show is here too.
+    names = ["*", "1.weight", "1.bias", "3.weight", "3.bias"]
+    maps = seen["heat_maps"]
+    assert maps["rounds"] == [1, 2, 3, 4]
+    assert list(maps["overlap"]) == list(maps["cosines"]) == list(seen["progressions"]) == names
+    assert all(row[i] == 1 for values in maps["cosines"].values() for i, row in enumerate(values))
+    assert [len(values[0]) for values in maps["overlap"].values()] == [4] * 5
+    assert seen["progressions"]["*"] == seen["progression"]
+    assert all(by_layer[-1][0] == 4 for by_layer in seen["progressions"].values())
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert seen["reached"] == {
+        "value": "accuracy",
+        "rounds": [1, 2, 3, 4],
+        "values": pytest.approx([100 * line["accuracy"] for line in lines]),
+    }
+    assert [(e["round"], e["client"]) for e in seen["looks"]] == [(r, c) for r in (1, 2, 3, 4) for c in (0, 1, 2)]
+    assert {"field", "layer", "sin2", "rho", "recycled"} <= seen["looks"][0].keys()
+    by_client = seen["by_client"]
+    assert (by_client["clients"], by_client["rounds"]) == ([0, 1, 2], [1, 2, 3, 4])
+    assert by_client["sin2"][1] == [e["sin2"] for e in seen["looks"] if e["client"] == 1]  # of one layer each
     assert "look-back tests:" in out
     assert "Equation 45, with a smoothness of" in out
+
+
+def test_what_models_are_judged_by_is_drawn_below_the_components(
+    thinwire: Look, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(next(study.glob("01-*/seed-0")), tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines, 1):
+        line["dice"] = number / 10
+        del line["accuracy"]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seen: list[Any] = []
+    drawn = figures.components
+    monkeypatch.setattr(figures, "components", lambda *given: seen.append(given[3:]) or drawn(*given))
+    assert thinwire("look", "gradients", str(run))[0] == 0
+    ((reached, value),) = seen
+    assert (reached.middle.tolist(), figures.NAMES[value]) == ([10, 20, 30, 40], "Dice coefficient, %")
 
 
 def test_layers_of_a_study_are_drawn_into_the_folders_of_its_runs(thinwire: Look, study: Path) -> None:
@@ -173,6 +212,9 @@ def test_what_methods_reached_is_drawn_by_a_setting_and_by_bytes(thinwire: Look,
     code, out, _ = thinwire("look", "sweep", str(out_dir), "--across", "bytes", "--json")
     names = {line["name"]: len(line["points"]) for line in found(out)["lines"]}
     assert (code, names) == (0, {"FedAvg, TopK": 2, "FedAvg, Dense": 1})
+    code, out, _ = thinwire("look", "sweep", str(out_dir), "--across", "bytes_up", "--of", "perplexity", "--json")
+    answer = found(out)
+    assert (code, answer["across"], answer["value"]) == (0, "MB sent by clients", "perplexity")
     code, _, error = thinwire("look", "sweep", str(out_dir), "--across", "up.shar")
     assert (code, "no setting 'up.shar' (did you mean up.share?)" in error) == (2, True)
 

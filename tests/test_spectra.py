@@ -53,7 +53,7 @@ def test_the_basis_that_is_followed_is_the_one_that_flss_had(tmp_path: Path, dec
     assert found.kept is not None
     from thinwire.analysis.gradients import recorded as space
 
-    _, sigma = streaming(space(run).products["*"], 3, 4, 2, decay)
+    _, sigma = streaming(space(run).whole(), 3, 4, 2, decay)
     assert sigma.tolist() == pytest.approx(own.tolist(), rel=1e-4)
     assert (len(found.sigma), found.rank, len(found.followed)) == (9, 3, 9)
     assert [each.cosine for each in found.followed[:4]] == [0, 0, 0, 0]

@@ -46,19 +46,19 @@ STUDIES = {
         [*FEDERATED.split(), "--workers", "1"],
         ("01-FedAvg", "02-FedAvg-up-ErrorFeedback-TopK-0.1"),
         7,
-        ["bytes_total", "bytes_up", "rounds", "seconds"],
+        ["bytes_total", "bytes_up", "floats_up", "rounds", "seconds"],
     ),
     "data-parallel": Row(
         DATA_PARALLEL.split(),
         ("01-DEF-16.0", "02-Hook-ErrorFeedback-TopK-0.1"),
         6,
-        ["bytes_total", "bytes_up", "steps"],
+        ["bytes_total", "bytes_up", "steps", "wall_seconds"],
     ),
     "pipelined": Row(
         [*PIPELINED.split(), "--cut", "2", "--forward", "0.01,0.02", "--backward", "0.01,0.02"],
         ("01-BPK", "02-DSP-1-0-m-2-0-activations-Int8"),
         6,
-        ["bytes_total", "seconds", "steps"],
+        ["bytes_total", "seconds", "steps", "wall_seconds"],
     ),
 }
 each_kind = pytest.mark.parametrize("kind", STUDIES)
@@ -151,9 +151,9 @@ def test_a_study_of_every_kind_has_the_plots_of_its_kind(
     code, shown, error = thinwire("plot", str(finished[kind]), "--out", str(tmp_path))
     assert code == 0, error
     found = sorted(Path(line).name for line in shown)
-    losses = [name for name in STUDIES[kind].plots if not name.startswith("bytes")]
+    losses = [name for name in STUDIES[kind].plots if not name.startswith(("bytes", "floats"))]
     expected = [f"accuracy_by_{name}.png" for name in STUDIES[kind].plots] + [f"loss_by_{name}.png" for name in losses]
-    assert found == sorted([*expected, "overview.png"])
+    assert found == sorted([*expected, "overview.png", f"sent_by_{UNITS[kind]}s.png"])
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in found)
 
 

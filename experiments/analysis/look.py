@@ -112,6 +112,8 @@ def job(name: str, into: Path, figures: Path | None, tiny: bool) -> Line:
                     shutil.copyfile(path, figures / f"{name if path.stem == 'leakage' else path.stem}.png")
     answer.pop("files")
     answer = next(iter(answer["runs"].values())) if "runs" in answer else answer
+    for much in ("heat_maps", "looks", "by_client", "progressions"):  # tens of thousands of numbers, which no page says
+        answer.pop(much, None)
     line = {**key, **answer, **code(), "seconds": round(time.time() - began, 1), "hardware": hardware()}
     replace(into, line, key)
     return line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from ..errors import RunError
+from ..report.curves import NAMES, Curve
 from ..report.plots import COLOURS
 from . import gradients, layers, leakage, pictures, residuals, spectra, staleness, surfaces, sweep
-from .gradients import WHOLE, Kind, Space
-
-MOST = 12  # layers side by side, those with the most entries
+from .gradients import WHOLE, Look, Space
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -48,90 +47,83 @@ def _panels(count: int, width: float = 3.2, height: float = 3.0) -> tuple[Any, l
     return figure, places[:count]
 
 
-def _map(place: Any, values: Any, across: Sequence[int], down: Sequence[int], **how: Any) -> Any:
-    """A heat map whose columns and rows have these numbers, in order. Numbers that are left out have empty cells."""
-    for axis, numbers in enumerate((down, across)):
-        if (length := numbers[-1] - numbers[0] + 1) > len(numbers):
+def _map(
+    place: Any, values: Any, across: Sequence[int], down: Sequence[int], by: tuple[int, int] = (1, 1), **how: Any
+) -> Any:
+    """A heat map whose columns and rows have these numbers, in order. Numbers that are left out have empty cells.
+
+    ``by`` says how far apart neighbours are, across and down: of a map that shows one of so many.
+    """
+    for axis, (numbers, each) in enumerate(((down, by[1]), (across, by[0]))):
+        if (length := (numbers[-1] - numbers[0]) // each + 1) > len(numbers):
             shape = [length if i == axis else size for i, size in enumerate(np.shape(values))]
-            whole = np.full(shape, np.nan)
-            np.moveaxis(whole, axis, 0)[[n - numbers[0] for n in numbers]] = np.moveaxis(np.asarray(values), axis, 0)
+            whole, at = np.full(shape, np.nan), [(n - numbers[0]) // each for n in numbers]
+            np.moveaxis(whole, axis, 0)[at] = np.moveaxis(np.asarray(values), axis, 0)
             values = whole
-    sides = (across[0] - 0.5, across[-1] + 0.5, down[-1] + 0.5, down[0] - 0.5)
+    x, y = (each / 2 for each in by)
+    sides = (across[0] - x, across[-1] + x, down[-1] + y, down[0] - y)
     return place.imshow(values, aspect="auto", interpolation="nearest", extent=sides, **how)
 
 
-def _largest(space: Space) -> list[str]:
-    """All layers as one, and the largest ones, in the model's order."""
-    names = [name for name in space.products if name != WHOLE]
-    keep = set(sorted(names, key=lambda name: space.sizes[name], reverse=True)[: MOST - 1])
-    return [WHOLE, *(name for name in names if name in keep)]
+def components(space: Space, look: Look, path: Path, reached: Curve | None = None, value: str = "accuracy") -> Path:
+    """N95- and N99-PCA after each round, and below what the model is judged by (paper 000's Figure 1).
 
-
-def _title(space: Space, name: str) -> str:
-    return f"{'all layers' if name == WHOLE else name}, {space.sizes[name]:,}"
-
-
-def components(space: Space, path: Path, of: Kind, accuracy: Sequence[tuple[int, float]] = ()) -> Path:
-    """N95- and N99-PCA after each round, and the test accuracy below (paper 000's Figure 1)."""
-    figure, grid = plt.subplots(
-        1 + bool(accuracy), 1, figsize=(6, 3.4 * (1 + bool(accuracy))), layout="constrained", squeeze=False, sharex=True
-    )
-    found = gradients.progression(space.products[WHOLE], (0.95, 0.99), of)
+    ``value`` is what that is: a name of :mod:`thinwire.report.curves`.
+    """
+    rows = 1 if reached is None else 2
+    figure, grid = plt.subplots(rows, 1, figsize=(6, 3.4 * rows), layout="constrained", squeeze=False, sharex=True)
+    found = look.layers[WHOLE].progression
     x = [space.rounds[t - 1] for t, _ in found]
     top = grid[0, 0]
     for i, (name, colour) in enumerate((("N95-PCA", COLOURS[1]), ("N99-PCA", COLOURS[0]))):
         top.plot(x, [counts[i] for _, counts in found], color=colour, label=name)
     top.plot(x, [t for t, _ in found], ":", color=COLOURS[6], label="gradients so far")
     top.legend(frameon=False)
-    _plain(top, "" if accuracy else "round", "principal components")
-    if accuracy:
-        grid[1, 0].plot(*zip(*accuracy, strict=True), color=COLOURS[0])
-        _plain(grid[1, 0], "round", "test accuracy")
+    _plain(top, "round" if reached is None else "", "principal components")
+    if reached is not None:
+        grid[1, 0].plot(reached.x, reached.middle, color=COLOURS[0])
+        _plain(grid[1, 0], "round", NAMES[value])
     return _save(figure, path)
 
 
-def _heat(space: Space, path: Path, made: Callable[[Tensor], Tensor], x: str, y: str, low: float, title: str) -> Path:
-    found = {name: made(space.products[name]) for name in _largest(space)}
+def _heat(space: Space, found: Mapping[str, Tensor], path: Path, y: str, low: float, title: str) -> Path:
+    """A heat map of each layer, whose columns are the rounds that are shown; so are its rows unless these are ``y``."""
     found = {name: values for name, values in found.items() if values.numel()}  # a layer without gradients has no space
     if not found:
         raise RunError("all gradients are zero: there is nothing to draw")
+    sizes = {WHOLE: space.layout.size, **dict(zip(space.layout.names, space.layout.sizes, strict=True))}
     figure, places = _panels(len(found))
+    rounds, by = [space.rounds[i] for i in space.shown()], space.every()
+    x = "round" if by == 1 else f"round, one of {by}"
     shown = None
     for place, (name, values) in zip(places, found.items(), strict=True):
         kind = "viridis" if low == 0 else "RdBu_r"
-        down = space.rounds if len(values) == len(space.rounds) else range(1, len(values) + 1)
-        shown = _map(place, values.numpy(), space.rounds, down, vmin=low, vmax=1, cmap=kind)
-        place.set_title(_title(space, name), fontsize=8)
+        down, each = (range(1, len(values) + 1), 1) if y else (rounds, by)
+        shown = _map(place, values.numpy(), rounds, down, (by, each), vmin=low, vmax=1, cmap=kind)
+        place.set_title(f"{'all layers' if name == WHOLE else name}, {sizes[name]:,}", fontsize=8)
         place.set_xlabel(x)
-        place.set_ylabel(y)
+        place.set_ylabel(y or x)
     figure.colorbar(shown, ax=places, shrink=0.7, label=title)
     return _save(figure, path)
 
 
-def overlap(space: Space, path: Path, of: Kind) -> Path:
+def overlap(space: Space, look: Look, path: Path) -> Path:
     """Heat maps of |cosine| of gradients with principal directions, by layer (Figure 2)."""
-
-    def made(products: Tensor) -> Tensor:
-        return gradients.overlap(products, of=of).abs().T
-
-    return _heat(space, path, made, "round", "principal direction", 0, "|cosine|")
+    found = {name: seen.overlap for name, seen in look.layers.items() if seen.overlap is not None}
+    return _heat(space, found, path, "principal direction", 0, "|cosine|")
 
 
-def cosines(space: Space, path: Path) -> Path:
+def cosines(space: Space, look: Look, path: Path) -> Path:
     """Heat maps of the cosine of each gradient with each other, by layer (Figure 3)."""
-    return _heat(space, path, gradients.cosines, "round", "round", -1, "cosine")
+    found = {name: seen.cosines for name, seen in look.layers.items() if seen.cosines is not None}
+    return _heat(space, found, path, "", -1, "cosine")
 
 
 def recycling(found: Sequence[gradients.Recycling], lines: Sequence[Any], path: Path) -> Path:
     """The look-back test by round, client by client, and what it would lose beside what Corollary 1 allows."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 3.8), layout="constrained")
-    clients = sorted({look["client"] for line in lines for look in line.get("looks", ())})
-    rounds = [line["round"] for line in lines if line.get("looks")]
-    heat = np.full((len(clients), len(rounds)), np.nan)
-    for j, line in enumerate(line for line in lines if line.get("looks")):
-        for i, client in enumerate(clients):
-            own = [look["sin2"] for look in line["looks"] if look["client"] == client and look["sin2"] is not None]
-            heat[i, j] = float(np.mean(own)) if own else np.nan
+    clients, rounds, means = gradients.by_client(lines)
+    heat = np.array(means, dtype=float)  # None is no number
     shown = _map(left, heat, rounds, range(len(clients)), vmin=0, vmax=1, cmap="viridis")
     ticks = range(0, len(clients), -(-len(clients) // 30))
     left.set_yticks(ticks, [str(clients[i]) for i in ticks], fontsize=7)
@@ -185,7 +177,8 @@ def scores(found: Sequence[layers.Layer], kappas: Sequence[layers.Kappa], path: 
     grid[1, 0].set_yticks(places, names, fontsize=7)
     grid[1, 0].set_xlabel("round (black: recycled)")
     line = grid[1, 1]
-    line.plot([e.round for e in kappas], [e.kappa for e in kappas], color=COLOURS[0], label="kappa")
+    share = [math.nan if e.kappa is None else e.kappa for e in kappas]
+    line.plot([e.round for e in kappas], share, color=COLOURS[0], label="kappa")
     line.axhline(layers.KAPPA, linestyle="--", color=COLOURS[1], label="1/16")
     line.legend(frameon=False)
     _plain(line, "round", "recycled layers' share of ‖g‖²")

@@ -4,7 +4,7 @@ Azam, Hosseinalipour, Qiu, Brinton, "Recycling Model Updates in Federated Learni
 ICLR 2022, Section 2, Algorithm 2, Theorem 1, Corollary 1 and Equation 45.
 
 The T gradients of D entries are rows of G. Everything here follows from their inner products G G^T, [T, T], which are
-summed up block by block. Nothing of size D x D or T x D is made.
+summed up block by block, a layer at a time. Nothing of size D x D or T x D is made.
 
 Differences from the paper: a gradient is the mean change of the model over a round's clients, whose sign and length no
 figure here depends on; with one client and one local epoch that is Algorithm 2's accumulated gradient times the
@@ -16,7 +16,7 @@ Beta and Upsilon of Equation 45 are constants that nobody knows: here they are e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -32,6 +32,9 @@ from ..run.changes import kept
 Kind = Literal["values", "variance"]
 WHOLE = "*"  # all layers as one vector
 POINTS = 100  # of a progression
+FEW = 20  # of that of one layer
+MOST = 12  # heat maps side by side: of all layers as one, and of those with the most entries
+SHOWN = 400  # rounds and directions on an axis of a heat map, at most
 HELD = 1 << 23  # numbers in memory at a time, in double precision
 
 
@@ -57,11 +60,11 @@ def components(sigma: Float[Tensor, " t"], share: float = 0.99, of: Kind = "valu
 
 
 def progression(
-    products: Float[Tensor, "t t"], shares: Sequence[float] = (0.95, 0.99), of: Kind = "values"
+    products: Float[Tensor, "t t"], shares: Sequence[float] = (0.95, 0.99), of: Kind = "values", points: int = POINTS
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """After how many gradients (at most 100 moments, the last among them) how many components have these shares."""
+    """After how many gradients (``points`` moments at most, the last among them) how many components have a share."""
     total = len(products)
-    moments = sorted({round((i + 1) * total / min(total, POINTS)) for i in range(min(total, POINTS))})
+    moments = sorted({round((i + 1) * total / min(total, points)) for i in range(min(total, points))})
     found = []
     for t in moments:
         sigma = spectrum(products[:t, :t])
@@ -93,27 +96,52 @@ def _lengths(products: Tensor) -> Tensor:
 
 
 class Space(NamedTuple):
-    """The inner products of a run's gradients."""
+    """The gradients of a run, from which inner products are made."""
 
     rounds: list[int]
-    sizes: dict[str, int]  # entries of each layer, and of all of them (*)
-    products: dict[str, Float[Tensor, "t t"]]  # of each layer, and of all of them (*): their sum
+    layout: Layout
+    rows: Sequence[Float[Tensor, " d"]]  # one a round, read from the disk where they are used
 
     @staticmethod
     def of(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int] | None = None) -> Space:
-        """Of vectors [d], one a gradient. They are read once, and 64 MB of them are in memory at a time."""
-        products: dict[str, Tensor] = {}
-        piece = max(1, HELD // max(1, len(rows)))
-        for name, (start, size, _) in layout.spans.items():
+        """Of vectors [d], one a gradient: those of rounds 1, 2 and so on where none are given."""
+        return Space(list(range(1, len(rows) + 1)) if rounds is None else list(rounds), layout, rows)
+
+    def products(self) -> Iterator[tuple[str, Float[Tensor, "t t"]]]:
+        """The inner products of each layer, and at the end those of all layers as one (*), which are their sum.
+
+        Rows are read once, and 64 MB of them are in memory at a time. So are the products of one layer, and the sum.
+        """
+        whole = torch.zeros(len(self.rows), len(self.rows), dtype=torch.float64)
+        piece = max(1, HELD // max(1, len(self.rows)))
+        for name, (start, size, _) in self.layout.spans.items():
+            own = torch.zeros_like(whole)
             for begin in range(start, start + size, piece):
-                part = gram([row[begin : min(begin + piece, start + size)] for row in rows])
-                products[name] = products[name] + part if name in products else part
-        whole = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-        for each in products.values():
-            whole += each
-        sizes = dict(zip(layout.names, layout.sizes, strict=True))
-        numbers = list(range(1, len(rows) + 1)) if rounds is None else list(rounds)
-        return Space(numbers, {WHOLE: layout.size, **sizes}, {WHOLE: whole, **products})
+                own += gram([row[begin : min(begin + piece, start + size)] for row in self.rows])
+            whole += own
+            yield name, own
+        yield WHOLE, whole
+
+    def whole(self) -> Float[Tensor, "t t"]:
+        """The inner products of all layers as one."""
+        for name, products in self.products():
+            if name == WHOLE:
+                return products
+        raise AssertionError  # they are the last
+
+    def largest(self) -> list[str]:
+        """The layers that have heat maps: all as one, and those with the most entries, in the model's order."""
+        sizes = dict(zip(self.layout.names, self.layout.sizes, strict=True))
+        keep = set(sorted(sizes, key=lambda name: sizes[name], reverse=True)[: MOST - 1])
+        return [WHOLE, *(name for name in sizes if name in keep)]
+
+    def every(self) -> int:
+        """A heat map shows one of so many rounds, counted from the first."""
+        return max(1, math.ceil((self.rounds[-1] - self.rounds[0] + 1) / SHOWN)) if self.rounds else 1
+
+    def shown(self) -> list[int]:
+        """The positions of the gradients that heat maps show."""
+        return [i for i, number in enumerate(self.rounds) if (number - self.rounds[0]) % self.every() == 0]
 
 
 def recorded(run: Run) -> Space:
@@ -136,23 +164,42 @@ class Layer(NamedTuple):
     nearest: float  # the mean over gradients of the largest |cosine| with a principal direction
 
 
-def table(space: Space, of: Kind = "values") -> list[Layer]:
-    """A line for all layers as one vector, and one for each."""
-    lines = []
-    for name, products in space.products.items():
-        sigma, near = spectrum(products), overlap(products, of=of)
-        next_one = cosines(products).diag(1)
-        lines.append(
-            Layer(
-                name,
-                space.sizes[name],
-                components(sigma, 0.95, of),
-                components(sigma, 0.99, of),
-                float(next_one.mean()) if len(next_one) else 1.0,
-                float(near.abs().amax(1).mean()) if near.numel() else 0.0,
-            )
+class Seen(NamedTuple):
+    """What is kept of a layer's inner products."""
+
+    line: Layer
+    progression: list[tuple[int, tuple[int, ...]]]
+    overlap: Float[Tensor, "n s"] | None  # |cosine| of principal directions with gradients that heat maps show
+    cosines: Float[Tensor, "s s"] | None  # of these with one another; None of a layer that has no heat map
+
+
+class Look(NamedTuple):
+    """What is seen of a run's gradients: of all layers as one (*), and of each."""
+
+    layers: dict[str, Seen]
+    whole: Float[Tensor, "t t"]  # the inner products of all layers as one
+
+
+def looked_at(space: Space, of: Kind = "values") -> Look:
+    """All layers, one after another: the matrices of a layer are dropped before those of the next are made."""
+    sizes = {WHOLE: space.layout.size, **dict(zip(space.layout.names, space.layout.sizes, strict=True))}
+    found, drawn, at = dict[str, Seen](), space.largest(), space.shown()
+    whole = torch.zeros(0, 0, dtype=torch.float64)
+    for name, products in space.products():
+        sigma, near, alike = spectrum(products), overlap(products, of=of), cosines(products)
+        next_one = alike.diag(1)
+        line = Layer(
+            name,
+            sizes[name],
+            components(sigma, 0.95, of),
+            components(sigma, 0.99, of),
+            float(next_one.mean()) if len(next_one) else 1.0,
+            float(near.abs().amax(1).mean()) if near.numel() else 0.0,
         )
-    return lines
+        counted = progression(products, of=of, points=POINTS if name == WHOLE else FEW)
+        maps = (near[at, :SHOWN].abs().T.float(), alike[at][:, at].float()) if name in drawn else (None, None)
+        found[name], whole = Seen(line, counted, *maps), products
+    return Look({WHOLE: found.pop(WHOLE), **found}, whole)
 
 
 # -- what recycling needs -----------------------------------------------------
@@ -200,6 +247,23 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
     return found
 
 
+def by_client(lines: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[int], list[list[float | None]]]:
+    """The clients, the rounds that tested, and sin^2 [clients, rounds]: the mean over a client's fields and layers.
+
+    None where a client did not test.
+    """
+    tested = [line for line in lines if line.get("looks")]
+    clients = sorted({look["client"] for line in tested for look in line["looks"]})
+    sums: dict[tuple[int, int], list[float]] = {}
+    for line in tested:
+        for look in line["looks"]:
+            if look["sin2"] is not None:
+                sums.setdefault((look["client"], line["round"]), []).append(look["sin2"])
+    rounds = [line["round"] for line in tested]
+    means = {where: sum(values) / len(values) for where, values in sums.items()}
+    return clients, rounds, [[means.get((client, round)) for round in rounds] for client in clients]
+
+
 def _median(values: Sequence[float]) -> float | None:
     return float(torch.tensor(values, dtype=torch.float64).quantile(0.5)) if values else None
 
@@ -214,8 +278,10 @@ class Step(NamedTuple):
     bound: float  # min(1 / (2 tau), 1 / (tau sqrt(2 (1 + 4 Upsilon^2)))) / beta
 
 
-def steps(space: Space, lines: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """Of rounds with recorded gradients, from the second on.
+def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence[Mapping[str, Any]]) -> list[Step]:
+    """Of rounds with recorded gradients, whose inner products of all layers are given, from the second on.
+
+    None of rounds whose change is the server's: clients' rates are not known of these.
 
     Where all clients take one step a round along gradients of all of their examples, ``beta`` is the smoothness along
     the path: no more than the loss's. Else gradients of two rounds differ by their noise and by who was sampled too.
@@ -223,14 +289,15 @@ def steps(space: Space, lines: Sequence[Mapping[str, Any]]) -> list[Step]:
     the rate itself. It then says nothing of which rates are too high.
     """
     found, beta, upsilon2 = [], 0.0, 1.0
-    changes = {line["round"]: line["change"] for line in lines if "change" in line}
-    products = space.products[WHOLE]
-    for i, number in enumerate(space.rounds):
-        own = changes[number]
+    changes = {line["round"]: line["change"] for line in lines if "change" in line and "of" not in line["change"]}
+    for i, number in enumerate(rounds):
+        own = changes.get(number)
+        if own is None:
+            continue
         if own["norm"] > 0:
             upsilon2 = max(upsilon2, own["square"] / own["norm"] ** 2)
         before = changes.get(number - 1)
-        if i == 0 or before is None or space.rounds[i - 1] != number - 1:
+        if i == 0 or before is None or rounds[i - 1] != number - 1:
             continue
         a, b = 1 / before["rates"], 1 / own["rates"]  # d = change / (lr tau)
         apart = a * a * products[i - 1, i - 1] - 2 * a * b * products[i - 1, i] + b * b * products[i, i]

@@ -34,7 +34,7 @@ class Kappa(NamedTuple):
 
     round: int
     unsent: list[str]
-    kappa: float  # their share of the squared norm of the change
+    kappa: float | None  # their share of the squared norm of the change; None where the change is the server's
 
 
 def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
@@ -55,13 +55,18 @@ def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
 
 
 def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
-    """Of rounds with ``layers``; kappa is 0 in rounds that recycled nothing."""
+    """Of rounds with ``layers``; kappa is 0 in rounds that recycled nothing.
+
+    Where the change is the server's, recycled layers are in it as the server has them: kappa is not known.
+    """
     found = []
     for line in lines:
         if "layers" in line:
             left = sum(line["layers"][name][0] ** 2 for name in line["unsent"])
             whole = line["change"]["norm"] ** 2
-            found.append(Kappa(line["round"], list(line["unsent"]), left / whole if whole else 0.0))
+            kappa = left / whole if whole else 0.0
+            unknown = line["unsent"] and line["change"].get("of") == "server"
+            found.append(Kappa(line["round"], list(line["unsent"]), None if unknown else kappa))
     return found
 
 

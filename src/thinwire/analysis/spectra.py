@@ -27,7 +27,7 @@ from ..errors import require
 from ..expression import parse
 from ..report.read import Run
 from ..run.folder import CHECKPOINT, read_state
-from .gradients import WHOLE, Space, spectrum
+from .gradients import Space, spectrum
 
 
 def left_out(sigma: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
@@ -94,7 +94,7 @@ def recorded(run: Run, rank: int | None = None, start: int | None = None, decay:
     from .gradients import recorded as space
 
     found: Space = space(run)
-    products, own = found.products[WHOLE], flss(run)
+    products, own = found.whole(), flss(run)
     total = len(products)
     first = start or (own.start if own else max(1, min(20, total // 2)))
     size = rank or (min(own.rank, first) if own else max(1, min(10, first // 2)))

@@ -24,7 +24,7 @@ from ..params import Layout, Params
 from ..report.read import Run, lacks
 from ..run.changes import MODELS, kept
 from ..task import Task
-from .gradients import WHOLE, Space, centred
+from .gradients import Space, centred
 
 
 def filtered(direction: Params, x: Params) -> Params:
@@ -77,7 +77,7 @@ def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
     The first model has no negative coordinate: a principal direction has no sign of its own.
     """
     require(len(rows) >= 3, f"{len(rows)} models: three at least make a plane")
-    products = centred(Space.of(rows, layout).products[WHOLE])
+    products = centred(Space.of(rows, layout).whole())
     values, vectors = torch.linalg.eigh(products)
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
     places = (vectors * values.sqrt())[:, :2]

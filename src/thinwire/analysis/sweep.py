@@ -6,6 +6,7 @@ Methods are compared by their complete expressions. A setting is a field, wherev
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +14,14 @@ from typing import Any, NamedTuple
 from ..compare import KINDS
 from ..config import Config
 from ..errors import RunError, nearest, require
-from ..report.curves import COSTS, SHARES, judged
+from ..report import curves
+from ..report.curves import COSTS, SHARES, has, judged
 from ..report.read import Arm, Run, counted
 
-BYTES = "bytes"  # in place of a setting: MB sent, both directions
+BYTES = "bytes"  # in place of a setting: MB sent, both directions; so are bytes_up and the like
+PERPLEXITY = "perplexity"
+NAMES = {**curves.NAMES, PERPLEXITY: "test perplexity, e to the test loss"}
+"""How what was reached is called on an axis."""
 LAST = 5  # evaluations, whose mean is what a run reached
 
 
@@ -45,28 +50,33 @@ def settings(x: Config, above: str = "") -> dict[str, Any]:
     return found
 
 
-def swept(arms: Sequence[Arm], across: str | None = None, tuned: str | None = None) -> tuple[str, str, list[Line]]:
+def swept(
+    arms: Sequence[Arm], across: str | None = None, tuned: str | None = None, of: str | None = None
+) -> tuple[str, str, list[Line]]:
     """The setting, the name of what was reached, and a curve for each group of methods.
 
-    ``across`` is a setting, as a path or its last part, or "bytes": MB sent in both directions, a curve for methods
-    that differ in numbers alone. By default it is the only setting that differs. Of methods that also differ in the
-    setting ``tuned``, such as ``local.lr``, the best counts: of losses the lowest. Raises ``ValueError`` for a name
-    that is no setting or may be several, :class:`RunError` where nothing can be drawn.
+    ``across`` is a setting, as a path or its last part, or what was sent: "bytes" in both directions, or a name
+    of :func:`~thinwire.report.curves.sent`, such as "bytes_up". Methods that differ in numbers alone are one curve
+    then. By default it is the only setting that differs. Of methods that also differ in the setting ``tuned``,
+    such as ``local.lr``, the best counts: of losses and perplexities the lowest. ``of`` is what was reached: a name of
+    ``NAMES``, or "loss"; by default what methods are judged by. Raises ``ValueError`` for a name that is not there or
+    may be several, :class:`RunError` where nothing can be drawn.
     """
-    value, _ = judged(arms)
+    value, sent = measured(arms, of), curves.sent(arms[0].kind)
+    axis = "bytes_total" if across == BYTES else across if across in sent else None
     known = [(arm, each) for arm in arms if (each := _settings(arm)) is not None]
     if not known:
         raise RunError("no method here can be read: methods of your own modules have no settings to draw against")
-    path = BYTES if across == BYTES else _path([each for _, each in known], across, tuned)
+    path = axis or _path([each for _, each in known], across, tuned)
     best = None if tuned is None else _path([each for _, each in known], tuned, None)
     groups: dict[str, list[tuple[dict[str, Any], Point]]] = {}
     for arm, each in known:
         runs = [run for run in counted(arm).runs if reached(run, value) is not None]
         seeds = [number for run in runs if (number := reached(run, value)) is not None]
-        if not seeds or (path != BYTES and not _number(each.get(path))):
+        if not seeds or (axis is None and not _number(each.get(path))):
             continue
-        if path == BYTES:
-            at = statistics.fmean(COSTS["bytes_total"](run)[-1] for run in runs)
+        if axis is not None:
+            at = statistics.fmean(COSTS[axis](run)[-1] for run in runs)
             same = {name: v for name, v in each.items() if not _number(v)}
         else:
             at, same = float(each[path]), {name: v for name, v in each.items() if name not in (path, best)}
@@ -79,16 +89,35 @@ def swept(arms: Sequence[Arm], across: str | None = None, tuned: str | None = No
     for some in groups.values():
         points = [point for _, point in some]
         if best is not None:
-            choose = min if value.endswith("loss") else max
+            choose = min if value.endswith(("loss", PERPLEXITY)) else max
             points = [choose((p for p in points if p.at == at), key=lambda p: p.mean) for at in {p.at for p in points}]
         lines.append(Line(_name(some[0][0], shown), sorted(points)))
-    return ("MB sent, both directions" if path == BYTES else path), value, lines
+    return (path if axis is None else sent[axis]), value, lines
+
+
+def measured(arms: Sequence[Arm], of: str | None) -> str:
+    """What was reached, as ``NAMES`` calls it. Raises ``ValueError`` for what these runs have not."""
+    if of is None:
+        return judged(arms)[0]
+    there = [name for name in curves.NAMES if has(arms, name)] + [PERPLEXITY] * has(arms, "test_loss")
+    value = judged(arms)[1] if of == "loss" else of
+    require(value in there, f"--of {of}{nearest(of, there)}: these runs have {', '.join(there)}")
+    return value
 
 
 def reached(run: Run, value: str) -> float | None:
-    """The mean of a value over the last evaluations of a run; shares are in percent."""
-    found = [line[value] for line in run.rounds if line.get(value) is not None][-LAST:]
+    """The mean of a value over the last evaluations of a run; shares are in percent.
+
+    The perplexity of an evaluation is e to the power of its test loss, a mean cross-entropy in nats.
+    """
+    key = "test_loss" if value == PERPLEXITY else value
+    found = [line[key] for line in run.rounds if line.get(key) is not None][-LAST:]
+    if value == PERPLEXITY:
+        found = [math.exp(loss) if loss < MOST else math.inf for loss in found]
     return statistics.fmean(found) * (100 if value.endswith(SHARES) else 1) if found else None
+
+
+MOST = 700  # nats: e to this power is about the largest number there is
 
 
 def _settings(arm: Arm) -> dict[str, Any] | None:

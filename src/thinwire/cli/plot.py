@@ -23,13 +23,16 @@ def plot(
     ] = None,
     title: Annotated[str | None, typer.Option(help="A line above the curves.")] = None,
     size: Annotated[str | None, typer.Option(help="Width and height in inches, e.g. 8x5.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best accuracy and loss until then, in files that begin with best_.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Curves of accuracy and loss against rounds or steps, bytes up, all bytes and simulated seconds."""
+    """Curves of accuracy and loss against rounds or steps, bytes, floats and seconds; of what was sent, by round."""
     from ..report.plots import plot as draw
     from ..report.read import arms
 
-    files = draw(arms(folders), out or folders[0], form, title, _inches(size))
+    files = draw(arms(folders), out or folders[0], form, title, _inches(size), best)
     for file in files:
         typer.echo(str(file))
     print_json(as_json, {"files": [str(file) for file in files]})

@@ -39,15 +39,20 @@ class Curve(NamedTuple):
     seeds: int
 
 
-def curve(arm: Arm, axis: Axis, value: str) -> Curve | None:
-    """A value of a method against an axis; shares are in percent. None where it was never measured."""
-    found = []
+def curve(arm: Arm, axis: Axis, value: str, best: bool = False) -> Curve | None:
+    """A value of a method against an axis; shares are in percent. None where it was never measured.
+
+    A value is a key of the lines, or of ``COSTS``: what had been sent until then. With ``best`` it is the best of each
+    seed until then: the lowest of losses, and else the highest.
+    """
+    found, choose = [], min if value.endswith("loss") else max
     for run in counted(arm).runs:
-        points = {
-            line[run.unit]: (x, line[value])
-            for x, line in zip(axis(run), run.rounds, strict=True)
-            if line.get(value) is not None
-        }
+        points = dict[int, tuple[float, float]]()
+        ever = None
+        for x, number, line in zip(axis(run), _values(run, value), run.rounds, strict=True):
+            if number is not None:
+                ever = number if ever is None or not best else choose(ever, number)
+                points[line[run.unit]] = x, ever
         if points:
             found.append(points)
     common = sorted(set.intersection(*map(set, found))) if found else []
@@ -58,6 +63,10 @@ def curve(arm: Arm, axis: Axis, value: str) -> Curve | None:
     )  # [seeds, points, 2]
     y = stack[..., 1] * (100 if value.endswith(SHARES) else 1)
     return Curve(stack[..., 0].mean(0), y.mean(0), y.min(0), y.max(0), len(found))
+
+
+def _values(run: Run, value: str) -> Sequence[float | None]:
+    return COSTS[value](run) if value in COSTS else [line.get(value) for line in run.rounds]
 
 
 def has(arms: Sequence[Arm], name: str) -> bool:
@@ -79,9 +88,9 @@ def count(run: Run) -> list[float]:
     return [float(r[run.unit]) for r in run.rounds]
 
 
-def _running(*names: str) -> Axis:
+def _running(*names: str, unit: float = 1e6) -> Axis:
     def axis(run: Run) -> list[float]:
-        return list(np.cumsum([sum(r[name] for name in names) / 1e6 for r in run.rounds]))
+        return list(np.cumsum([sum(r[name] for name in names) / unit for r in run.rounds]))
 
     return axis
 
@@ -97,20 +106,28 @@ SENT = {
     "federated": {
         "bytes_up": "MB sent by clients",
         "bytes_total": "MB sent, both directions",
+        "floats_up": "millions of floats sent by clients",
         "seconds": "seconds on the simulated network",
     },
     # There is no simulated clock: a collective's time hangs on how it is done.
-    "data-parallel": {"bytes_up": "MB sent by a worker", "bytes_total": "MB sent and received by a worker"},
+    "data-parallel": {
+        "bytes_up": "MB sent by a worker",
+        "bytes_total": "MB sent and received by a worker",
+        "wall_seconds": "wall-clock seconds, all workers on this machine",
+    },
     "pipelined": {
         "bytes_total": "MB sent between parts, both directions",
         "seconds": "seconds by the law",
+        "wall_seconds": "wall-clock seconds of this training",
     },
 }
 """What accuracy is drawn against besides rounds or steps, and how that axis is labelled, by the kind of the runs."""
 COSTS: dict[str, Axis] = {
     "bytes_up": _running("up_bytes"),
     "bytes_total": _running("up_bytes", "down_bytes"),
+    "floats_up": _running("up_floats"),
     "seconds": _seconds,
+    "wall_seconds": _running("seconds", unit=1),
 }
 
 
@@ -118,3 +135,8 @@ def axes(kind: str) -> dict[str, tuple[Axis, str]]:
     """What accuracy is drawn against, and how the axis is labelled, for runs of a kind."""
     unit = UNITS[kind]
     return {f"{unit}s": (count, unit), **{name: (COSTS[name], label) for name, label in SENT[kind].items()}}
+
+
+def sent(kind: str) -> dict[str, str]:
+    """Which of these count what was sent, in words. They are drawn by round or step too."""
+    return {name: label for name, label in SENT[kind].items() if not name.endswith("seconds")}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,29 @@ def unsent(found: Sequence[Arm]) -> list[Record] | None:
     """Of each seed of methods that leave layers out of replies: which, in each round."""
     made = []
     for number, run in _runs(found):
-        lines = [line for line in run.rounds if line.get("layer_bytes", {}).get("unsent") is not None]
-        names = list(dict.fromkeys(name for line in lines for name in line["layer_bytes"]["unsent"]))
-        order = [name for line in lines for name in line["layer_bytes"]["up"]]
-        names.sort(key=lambda name: order.index(name) if name in order else len(order))
+        left = {line["round"]: names for line in run.rounds if (names := left_out(line)) is not None}
+        order = dict.fromkeys(name for line in run.rounds for name in _layers(line))
+        names = [*order, *(name for out in left.values() for name in out if name not in order)]
+        names = [name for name in dict.fromkeys(names) if any(name in out for out in left.values())]
         if not names:
             continue
-        grid = np.array([[float(name in line["layer_bytes"]["unsent"]) for line in lines] for name in names])
+        grid = np.full((len(names), run.length), -1.0)
+        for round, out in left.items():
+            grid[:, round - 1] = [name in out for name in names]
         made.append({"method": number, "seed": run.seed, "rows": names, **_heat(grid, _most(found))})
     return made or None
+
+
+def left_out(line: Record) -> list[str] | None:
+    """The layers that no reply of a round carried, as ``--record bytes`` or ``layers`` has them; None with neither."""
+    out: list[str] | None = line.get("layer_bytes", line).get("unsent")
+    return out
+
+
+def _layers(line: Record) -> Iterable[str]:
+    """The layers of a round, in the model's order, by the names that :func:`left_out` has."""
+    layers: Record = line["layer_bytes"]["up"] if "layer_bytes" in line else line.get("layers", {})
+    return layers
 
 
 def recycled(found: Sequence[Arm]) -> list[Record] | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from ..run.folder import write_atomic
 from ..version import code_version
 from . import about, heat, numbers, table
-from .curves import NAMES, has
+from .curves import NAMES, has, sent
 from .read import Arm, Record, arms, counted
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
@@ -88,6 +88,8 @@ def gather(folders: Sequence[Path]) -> Record:
         "axes": numbers.axes_of(found),
         "values": {name: NAMES[name] for name in NAMES if has(found, name)},
         "curves": [numbers.curves(arm) for arm in found],
+        "counted": sent(found[0].kind),
+        "sent": [numbers.sent_by(arm) for arm in found],
         "measure": {"accuracy": "accuracy", "dice": "Dice coefficient"}[rows[0]["measure"]],
         "targets": [numbers.targets(arm) for arm in whole],
         "bytes": numbers.bytes_of(whole),
@@ -98,9 +100,10 @@ def gather(folders: Sequence[Path]) -> Record:
 
 
 MISSING = {
-    "layers": "Bytes by layer, and the layers that methods such as LUAR leave out: `--record bytes` records them.",
+    "layers": "Bytes by layer: `--record bytes` records them.",
     "clients": "Accuracy by client: `--holdout 0.2` keeps a fifth of each client's examples for a test of its own.",
     "taking_part": "Who took part: these runs have no ledger.jsonl.",
+    "unsent": "Layers that LUAR did not send: `--record layers` or `--record bytes` records them.",
     "recycled": "Clients whose updates LBGM recycled: `--record looks` records them.",
 }
 """What is said in place of a section of federated studies, whose runs do not have it."""
@@ -108,4 +111,7 @@ MISSING = {
 
 def _wanted(name: str, found: Sequence[Arm]) -> bool:
     """Whether runs of this kind, with these methods, could have a section."""
-    return found[0].kind == "federated" and (name != "recycled" or any("LBGM(" in arm.expression for arm in found))
+    recycles = {"recycled": "LBGM(", "unsent": "LUAR("}.get(name, "")
+    runs = [run for arm in found if recycles in arm.expression for run in arm.runs]
+    recorded = name == "unsent" and any(heat.left_out(line) is not None for run in runs for line in run.rounds)
+    return found[0].kind == "federated" and bool(runs) and not recorded

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import table
-from .curves import NAMES, axes, curve
+from .curves import NAMES, axes, count, curve, sent
 from .read import Arm, Record
 
 POINTS = 400  # of a curve
@@ -57,6 +57,19 @@ def curves(arm: Arm) -> Record:
                 if found.seeds > 1:
                     made[value] |= {"low": _short(found.low[kept]), "high": _short(found.high[kept])}
             made[value]["x"][name] = _short(found.x[kept])
+    return made
+
+
+def sent_by(arm: Arm) -> Record:
+    """By name of what was sent: how much of it there was after each round or step, in the mean over seeds, the band."""
+    made: Record = {}
+    for name in sent(arm.kind):
+        if (found := curve(arm, count, name)) is None:
+            continue
+        kept = _thinned(len(found.x))
+        made[name] = {"x": _short(found.x[kept]), "y": _short(found.middle[kept])}
+        if found.seeds > 1:
+            made[name] |= {"low": _short(found.low[kept]), "high": _short(found.high[kept])}
     return made
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import nearest, require
-from .curves import NAMES, OWN, Axis, axes, count, curve, has, judged
+from .curves import COSTS, NAMES, OWN, Axis, axes, count, curve, has, judged, sent
 from .read import Arm
 
 matplotlib.use("Agg")  # files only: no screen is needed
@@ -28,13 +28,14 @@ def plot(
     form: str | None = None,
     title: str | None = None,
     size: tuple[float, float] | None = None,
+    best: bool = False,
 ) -> list[Path]:
-    """Accuracy against rounds or steps, bytes up, all bytes and simulated seconds; losses; all in one.
+    """Accuracy against rounds or steps, what was sent, and seconds; losses; what was sent, by round; an overview.
 
-    Losses are drawn against rounds or steps and simulated seconds: the test loss, and dashed the training loss.
-    Data-parallel training has no simulated seconds, and of pipelined training there is no curve by bytes up. Where
-    clients have tests of their own, their accuracies too: the mean, one standard deviation over clients around it, the
-    lowest tenth and the worst client.
+    Accuracy is drawn against all that :func:`~thinwire.report.curves.axes` has for the kind of training. Losses are
+    drawn against rounds or steps and seconds: the test loss, and dashed the training loss. Where clients have tests of
+    their own, their accuracies too: the mean, one standard deviation over clients around it, the lowest tenth and the
+    worst client. With ``best`` accuracies and losses are the best until then, in files of their own: ``best_...``.
     ``out`` is a folder for all of these, or a file for the overview alone, in the format of its suffix. ``form`` is
     that of files in a folder (png), ``title`` a line above the curves, ``size`` width and height in inches. Raises
     ``ValueError`` for a format that matplotlib cannot write.
@@ -48,35 +49,44 @@ def plot(
     )
     require(not single or form in (None, suffix), f"--format {form} and --out {out} are two formats: leave one out")
     if single:
-        return [_overview(arms, out, title, size)]
-    form = form or "png"
+        return [_overview(arms, out, title, size, best)]
+    form, first = form or "png", "best_" if best else ""
     unit, (value, loss) = arms[0].unit, judged(arms)
     files = []
     for name, (axis, label) in axes(arms[0].kind).items():
-        files.append(_single(arms, out / f"{value}_by_{name}.{form}", axis, label, value, title, size))
+        path = out / f"{first}{value}_by_{name}.{form}"
+        files.append(_single(arms, path, axis, label, value, title, size, best=best))
     beside = "train_loss" if loss == "test_loss" and has(arms, "train_loss") else None
     for name, (axis, label) in axes(arms[0].kind).items():
-        if not name.startswith("bytes"):
-            path = out / f"loss_by_{name}.{form}"
-            files.append(_single(arms, path, axis, label, loss, title, size, beside))
-    if own := next((name for name in OWN if has(arms, name)), None):
-        files.append(_single(arms, out / f"clients_by_{unit}s.{form}", count, unit, own, title, size))
-    files.append(_overview(arms, out / f"overview.{form}", title, size))
+        if name not in sent(arms[0].kind):
+            path = out / f"{first}loss_by_{name}.{form}"
+            files.append(_single(arms, path, axis, label, loss, title, size, beside, best))
+    if not best:
+        if own := next((name for name in OWN if has(arms, name)), None):
+            files.append(_single(arms, out / f"clients_by_{unit}s.{form}", count, unit, own, title, size))
+        files.append(_sent(arms, out / f"sent_by_{unit}s.{form}", title, size))
+    files.append(_overview(arms, out / f"{first}overview.{form}", title, size, best))
     return files
 
 
-def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
+def _sent(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
+    """What had been sent after each round or step, a panel for each way to count it."""
+    found = sent(arms[0].kind)
+    width, height = size or (5.5 * len(found), 4.2 + 0.22 * len(arms))
+    figure, grid = plt.subplots(1, len(found), figsize=(width, height), layout="constrained", squeeze=False)
+    for place, name in zip(grid.flat, found, strict=True):
+        _draw(place, arms, count, arms[0].unit, name)
+    return _named(figure, grid.flat[0], path, title)
+
+
+def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None, best: bool) -> Path:
     unit, (value, loss) = arms[0].unit, judged(arms)
     drawn = list(axes(arms[0].kind).values())[:3]
     panels = [*((*axis, value) for axis in drawn), (count, unit, loss)]
     figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
-    if title is not None:
-        figure.suptitle(title, parse_math=False)
     for place, (axis, label, name) in zip(grid.flat, panels, strict=True):
-        _draw(place, arms, axis, label, name)
-    handles, names = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return _save(figure, path)
+        _draw(place, arms, axis, label, name, best)
+    return _named(figure, grid.flat[0], path, title, 2)
 
 
 def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -97,18 +107,24 @@ def _single(
     title: str | None,
     size: tuple[float, float] | None,
     beside: str | None = None,
+    best: bool = False,
 ) -> Path:
     figure, place = plt.subplots(figsize=size or (8, 4.6 + 0.22 * len(arms)), layout="constrained")
-    if title is not None:
-        figure.suptitle(title, parse_math=False)
-    _draw(place, arms, axis, label, value)
+    _draw(place, arms, axis, label, value, best)
     if beside is not None:
         for number, arm in enumerate(arms):
-            if (found := curve(arm, axis, beside)) is not None:
+            if (found := curve(arm, axis, beside, best)) is not None:
                 place.plot(found.x, found.middle, "--", color=COLOURS[number % len(COLOURS)], linewidth=1, alpha=0.7)
         place.set_ylabel(f"{place.get_ylabel()}; dashed: {NAMES[beside]}")
+    return _named(figure, place, path, title)
+
+
+def _named(figure: Any, place: Any, path: Path, title: str | None, columns: int = 1) -> Path:
+    """The file of a figure, with its title, and the names of methods as one of its panels has them."""
+    if title is not None:
+        figure.suptitle(title, parse_math=False)
     handles, names = place.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=1, frameon=False, fontsize=9)
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return _save(figure, path)
 
 
@@ -119,15 +135,16 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> None:
+def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str, best: bool = False) -> None:
     """One curve a method: the mean over seeds, with a band from the lowest to the highest."""
+    steady = best or value in COSTS  # it goes one way: there is nothing to smooth
     for number, arm in enumerate(arms):
-        found = curve(arm, axis, value)
+        found = curve(arm, axis, value, best)
         if found is None:
             continue
         x, middle = found.x, found.middle
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
-        if len(middle) >= SMOOTHED:
+        if len(middle) >= SMOOTHED and not steady:
             place.plot(x, middle, style, color=colour, alpha=0.2, linewidth=0.8)
             middle = _trailing(middle)
         place.plot(x, middle, style, color=colour, label=arm.label, linewidth=1.6)
@@ -138,12 +155,13 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str) -> No
                 place.plot(x, _part(arm, axis, f"{value}_{part}"), dots, color=colour, linewidth=1.2)
         elif found.seeds > 1:
             place.fill_between(x, found.low, found.high, color=colour, alpha=0.15, linewidth=0)
-    if label.startswith(("MB", "seconds")):
+    if label.startswith(("MB", "millions", "seconds")):
         place.set_xscale("log")
     place.set_xlabel(label)
     band = "\n(band: one deviation, dash-dots: lowest tenth, dots: worst client)"
-    name = NAMES[value] + (band if value in OWN else "")
-    long = any(len(run.rounds) >= SMOOTHED for arm in arms for run in arm.runs)
+    name = sent(arms[0].kind)[value] if value in COSTS else NAMES[value]
+    name += (band if value in OWN else "") + (", best until then" if best else "")
+    long = not steady and any(len(run.rounds) >= SMOOTHED for arm in arms for run in arm.runs)
     place.set_ylabel(name + (f" (thick: mean of the last {WINDOW})" if long else ""))
     place.grid(alpha=0.25)
     place.spines[["top", "right"]].set_visible(False)

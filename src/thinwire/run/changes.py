@@ -7,7 +7,7 @@ With ``record="layers"`` a round's record has
 - ``unsent``: the layers that no client sent while others of the same field were (LUAR's recycled ones);
 - ``change``: ``norm`` of the mean change of all layers, ``square``, the mean of the clients' squared norms, ``steps``
   and ``rates``, the means of local steps and of their learning rates added up, and ``moved``, how far the server's
-  model went.
+  model went. Of a round whose change is the server's it has ``of``: "server", and ``norm`` and ``moved`` alone.
 
 With ``record="gradients"`` the mean change itself is on disk too: row ``round - 1`` of ``gradients.f32`` in the run's
 folder, 32-bit floats in little-endian order, one row a round. ``gradients.json`` has the names and shapes of the layers
@@ -19,8 +19,10 @@ With ``record="models"`` the server's model after each evaluated round is in ``m
 ``model``: true.
 
 The change of a client is that of the first training that its method asks for, and of those that go on where it ended
-(FedRep's body after its head). A method that asks for gradients alone (Per-FedAvg) has none. Means are weighted as the
-method's are.
+(FedRep's body after its head). Means are weighted as the method's are. Some clients change the model otherwise than by
+one such training: by gradients alone (Per-FedAvg), by losses at points where the model does not stay (DeComFL), or
+beside a model of their own (pFedMe). The change of their round is the server's: its model after the round less that
+before. FedPM's clients train logits of probabilities, so its changes and norms are those of logits.
 """
 
 from __future__ import annotations
@@ -42,54 +44,66 @@ from ..wire import Packet
 GRADIENTS, MODELS = "gradients", "models"  # the names of their files
 
 
-def noted(x: Params, trained: Trained, unsent: Sequence[str]) -> dict[str, Packet]:
-    """What one client's training from ``x`` did, in a form that crosses processes."""
-    return {
+def noted(training: tuple[Params, Trained] | None, unsent: Sequence[str]) -> dict[str, Packet]:
+    """What one client's training did, in a form that crosses processes: where it began, and what came of it.
+
+    None where no training is what the client did to the model.
+    """
+    found: dict[str, Packet] = {"unsent": list(dict.fromkeys(unsent))}
+    if training is None:
+        return found
+    x, trained = training
+    return found | {
         "change": trained.x.flat - x.flat,
         "weights": [layer.norm().item() for _, layer in x.items()],
         "steps": trained.steps,
         "rates": trained.rates,
-        "unsent": [name for name in dict.fromkeys(unsent) if name in x.layout.spans],
     }
 
 
 class Changes:
-    """The mean over a round's clients of what :func:`noted` says."""
+    """The mean over a round's clients of what :func:`noted` says; what the server did, where that says nothing."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.total = layout, torch.zeros(layout.size, dtype=torch.float64)
         self.whole = self.square = self.steps = self.rates = 0.0
         self.weights: list[float] = []
         self.unsent: list[str] = []
+        self.server = False  # whether the change is the server's
 
     def add(self, found: Packet, weight: float) -> None:
         """One client that replied."""
-        if not found:  # its method asked for no training
+        self.whole += weight
+        self.unsent = [name for name in found["unsent"] if name in self.layout.spans]
+        if "change" not in found:
+            self.server = True
             return
         change: Tensor = found["change"]
         self.total.add_(change, alpha=weight)
         self.square += weight * float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
         self.steps += weight * found["steps"]
         self.rates += weight * found["rates"]
-        self.whole += weight
         self.weights = self.weights or found["weights"]
-        self.unsent = found["unsent"]
 
-    def mean(self) -> Params:
-        """The mean change; zero where nobody trained."""
+    def mean(self, moved: Params) -> Params:
+        """The mean change, or ``moved``, how the server's model changed; zero where nobody replied."""
+        if self.server:
+            return moved
         return Params(self.layout, (self.total / (self.whole or 1.0)).to(self.layout.dtype))
 
-    def record(self, moved: float) -> dict[str, Any]:
-        """What a round's record has of it; nothing where nobody trained."""
+    def record(self, before: Params, moved: Params) -> dict[str, Any]:
+        """What a round's record has of it; nothing where nobody replied. The server's model was ``before``."""
         if not self.whole:
             return {}
-        mean = self.mean()
+        mean = self.mean(moved)
         norms = [layer.double().norm().item() for _, layer in mean.items()]
-        change = {name: getattr(self, name) / self.whole for name in ("square", "steps", "rates")}
+        weights = [layer.norm().item() for _, layer in before.items()] if self.server else self.weights
+        clients = {name: getattr(self, name) / self.whole for name in ("square", "steps", "rates")}
+        change: dict[str, Any] = {"of": "server"} if self.server else clients
         return {
-            "layers": {n: list(pair) for n, *pair in zip(self.layout.names, norms, self.weights, strict=True)},
+            "layers": {n: list(pair) for n, *pair in zip(self.layout.names, norms, weights, strict=True)},
             "unsent": self.unsent,
-            "change": {"norm": mean.norm(), **change, "moved": moved},
+            "change": {"norm": mean.norm(), **change, "moved": moved.norm()},
         }
 
 

@@ -120,6 +120,7 @@ class Round:
         self.own_buffers = own.own_buffers
         self.steps, self.counted, self.loss, self.asked, self.memory = 0, 0, 0.0, 0, own.memory
         self.first: tuple[Params, Trained] | None = None  # where the first training began, what came in the end
+        self.apart = False  # whether another training began elsewhere, or was of the client's own model
         self.ordered = getattr(task, "order", None) is not None
         self.work = algorithm.client(view.state, own.state, task, key)
         require(
@@ -140,6 +141,9 @@ class Round:
                 before = self.first[1]
                 steps, rates = before.steps + trained.steps, before.rates + trained.rates
                 self.first = self.first[0], trained._replace(steps=steps, rates=rates)
+            else:
+                self.apart = True
+            self.apart = self.apart or self.request.own
         self.steps, self.asked = self.steps + trained.steps, self.asked + 1
         if not self.request.aside and trained.steps:  # the mean over all steps
             self.counted += trained.steps
@@ -192,9 +196,12 @@ class Round:
         kept = statistics if algorithm.buffers == "local" else None
         state = algorithm.sent(self.state, self.seen[0])
         after = ClientState(state, tx, kept, self.memory, self.own.rx, self.own_buffers)
-        if self.first is not None:
-            found = [{**line, "steps": self.first[1].steps, "rates": self.first[1].rates} for line in found]
-        change = noted(*self.first, form.unsent(values)) if manner.changes and self.first is not None else None
+        training = None if self.apart else self.first
+        if training is not None:
+            found = [{**line, "steps": training[1].steps, "rates": training[1].rates} for line in found]
+        if training is not None and torch.equal(training[0].flat, training[1].x.flat):
+            training = None  # a loss was asked for, not a step
+        change = noted(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
         return Reply(dumps(body), *about, found, change, after)
 

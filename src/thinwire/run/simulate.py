@@ -276,9 +276,10 @@ class Simulation(Rounds):
         if self.manner.looks:
             record["looks"] = looks
         if changes is not None and before is not None:
-            record |= changes.record((self.algorithm.model(self.server) - before).norm())
+            moved = self.algorithm.model(self.server) - before
+            record |= changes.record(before, moved)
             if self.setting.records("gradients") and self.folder is not None and self.folder.writes:
-                keep(self.folder.path, self.round, changes.mean())
+                keep(self.folder.path, self.round, changes.mean(moved))
         if evaluate and self.setting.records("models") and self.folder is not None:
             record["model"] = True
             if self.folder.writes:

@@ -18,7 +18,8 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
     Needs a run with --record gradients (components), looks (LBGM's tests), or all.
     """
     from ...analysis import figures, gradients
-    from ...report.read import lacks
+    from ...report.curves import count, curve, judged
+    from ...report.read import Arm, lacks
 
     of: gradients.Kind = "variance" if squares else "values"
 
@@ -26,23 +27,30 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
         found: dict[str, Any] = {}
         tested = gradients.recycling(run.rounds)
         if any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists():
+            _by_the_server(run)
             space = gradients.recorded(run)
-            lines = gradients.table(space, of)
+            seen = gradients.looked_at(space, of)
+            lines = [each.line for each in seen.layers.values()]
             table(
                 f"{len(space.rounds)} gradients",
                 ("layer", "entries", "N95", "N99", "cosine to the next", "to the nearest direction"),
                 [[e.layer, f"{e.entries:,}", e.n95, e.n99, f"{e.consecutive:.3f}", f"{e.nearest:.3f}"] for e in lines],
             )
-            accuracy = [(r["round"], r["accuracy"]) for r in run.rounds if r.get("accuracy") is not None]
-            allowed = gradients.steps(space, run.rounds)
+            alone = Arm(run.expression, run.expression, [run])
+            value, _ = judged([alone])
+            reached = curve(alone, count, value)
+            allowed = gradients.steps(space.rounds, seen.whole, run.rounds)
             found |= {
                 "layers": [e._asdict() for e in lines],
-                "progression": gradients.progression(space.products[gradients.WHOLE], of=of),
+                "progression": seen.layers[gradients.WHOLE].progression,
+                "progressions": {name: each.progression for name, each in seen.layers.items()},
+                "reached": None if reached is None else _reached(value, reached),
+                "heat_maps": _maps(space, seen) if as_json else None,
                 "steps": [e._asdict() for e in allowed],
                 "figures": [
-                    figures.components(space, into / "components.png", of, accuracy),
-                    figures.overlap(space, into / "overlap.png", of),
-                    figures.cosines(space, into / "cosines.png"),
+                    figures.components(space, seen, into / "components.png", reached, value),
+                    figures.overlap(space, seen, into / "overlap.png"),
+                    figures.cosines(space, seen, into / "cosines.png"),
                     *([figures.bounds(allowed, into / "bounds.png")] if allowed else []),
                 ],
             }
@@ -61,7 +69,10 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
                 f"was within 1/sqrt(tau T) for every client in {kept} of {len(held)} rounds"
             )
             drawn = figures.recycling(tested, run.rounds, into / "look_back.png")
+            clients, rounds, sin2 = gradients.by_client(run.rounds)
             found["recycling"] = [e._asdict() for e in tested]
+            found["by_client"] = {"clients": clients, "rounds": rounds, "sin2": sin2}
+            found["looks"] = [{"round": line["round"], **look} for line in run.rounds for look in line.get("looks", ())]
             found["figures"] = [*found.get("figures", []), drawn]
         if not found:
             how = "train it with --record gradients (LBGM's looks: looks) or all"
@@ -69,6 +80,31 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
         return found
 
     each(folder, out, as_json, one)
+
+
+def _by_the_server(run: Any) -> None:
+    """Says of a run whose recorded changes are not its clients' that they are the server's."""
+    if any(line.get("change", {}).get("of") == "server" for line in run.rounds):
+        typer.echo(
+            "note: clients of this method move the model otherwise than by one training. The changes that are shown "
+            "are those of the server's model",
+            err=True,
+        )
+
+
+def _reached(value: str, found: Any) -> dict[str, Any]:
+    """What the model was judged by, as the figure has it."""
+    return {"value": value, "rounds": found.x.tolist(), "values": found.middle.tolist()}
+
+
+def _maps(space: Any, seen: Any) -> dict[str, Any]:
+    """The heat maps of overlaps and cosines, by layer, with four digits; the rounds of their columns."""
+    drawn: dict[str, dict[str, list[list[float]]]] = {"overlap": {}, "cosines": {}}
+    for kind, by_layer in drawn.items():
+        for name, layer in seen.layers.items():
+            if (values := getattr(layer, kind)) is not None:
+                by_layer[name] = [[round(x, 4) for x in row] for row in values.tolist()]
+    return {"rounds": [space.rounds[i] for i in space.shown()], **drawn}
 
 
 @look.command("layers")
@@ -81,6 +117,7 @@ def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
 
     def one(run: Any, into: Path) -> dict[str, Any]:
         found, kappas = layers.recorded(run)
+        _by_the_server(run)
         table(
             f"{len(kappas)} rounds, means",
             ("layer", "||change||", "||weights||", "s", "share of ||g||^2", "recycled"),
@@ -89,7 +126,7 @@ def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
                 for e in found
             ],
         )
-        recycling = [e.kappa for e in kappas if e.unsent]
+        recycling = [e.kappa for e in kappas if e.unsent and e.kappa is not None]
         if recycling:
             typer.echo(
                 f"kappa: mean {sum(recycling) / len(recycling):.3f}, largest {max(recycling):.3f}; below 1/16 in "
@@ -121,6 +158,7 @@ def of_subspace(
 
     def one(run: Any, into: Path) -> dict[str, Any]:
         found = spectra.recorded(run, rank, start, decay)
+        _by_the_server(run)
         marks = [r for r in (1, 2, 5, 10, 20, 50, 100, 200) if r <= len(found.rho)]
         table(
             f"{len(found.sigma)} updates",

@@ -15,7 +15,14 @@ def of_sweep(
     folders: Folders,
     across: Annotated[
         str | None,
-        typer.Option(help="A number of the methods, e.g. opt.beta, or bytes (default: the only one that differs)."),
+        typer.Option(
+            help="A number of the methods, e.g. opt.beta (default: the only one that differs), or what was sent: "
+            "bytes (both directions), bytes_up or floats_up."
+        ),
+    ] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(help="accuracy, dice, loss, perplexity... (default: what the methods are judged by)."),
     ] = None,
     tuned: Annotated[
         str | None,
@@ -24,21 +31,20 @@ def of_sweep(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """What methods reached by a number in their expressions, or by the bytes they sent; bars are over seeds.
+    """What methods reached by a number in their expressions, or by what they sent; bars are over seeds.
 
     Needs a study with several methods that were evaluated: the mean of the last five evaluations counts.
     """
     from ...analysis import figures, sweep
-    from ...report.curves import NAMES
     from ...report.read import arms
 
-    name, value, found = sweep.swept(arms(folders), across, tuned)
+    name, value, found = sweep.swept(arms(folders), across, tuned, of)
     rows = [
         [line.name, f"{p.at:g}", f"{p.mean:.4g}", f"{p.low:.4g}", f"{p.high:.4g}"]
         for line in found
         for p in line.points
     ]
-    table(NAMES[value], ("methods", name, "mean", "lowest", "highest"), rows)
-    drawn = [figures.swept(found, name, NAMES[value], (out or folders[0] / "look") / "sweep.png")]
+    table(sweep.NAMES[value], ("methods", name, "mean", "lowest", "highest"), rows)
+    drawn = [figures.swept(found, name, sweep.NAMES[value], (out or folders[0] / "look") / "sweep.png")]
     lines = [{"name": line.name, "points": [point._asdict() for point in line.points]} for line in found]
     said(as_json, {"across": name, "value": value, "lines": lines}, drawn)

@@ -219,7 +219,11 @@ def of_pictures(
     names = [label for label, _ in named]
     table("Dice", ("client", *names), [[one.client, *(f"{value:.3f}" for value in one.dice)] for one in found])
     drawn = [figures.segmented(found, names, (out or folder / "look") / "pictures.png")]
-    said(as_json, {"methods": names, "dice": [one.dice for one in found]}, drawn)
+    said(
+        as_json,
+        {"methods": names, "clients": [one.client for one in found], "dice": [one.dice for one in found]},
+        drawn,
+    )
 
 
 def _grid(points: int, reach: float, examples: int) -> None:

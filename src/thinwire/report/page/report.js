@@ -2,7 +2,7 @@
 // Draws the contents of a study (report/html.py says what is in them) into the page.
 
 let data = JSON.parse(document.getElementById("contents").textContent);
-const state = { hidden: new Set(), axis: null, logX: null, logY: false, target: null, sort: null, picked: {}, clicked: [null, 0], alone: null };
+const state = { hidden: new Set(), axis: null, logX: null, logY: false, logSent: false, target: null, sort: null, picked: {}, clicked: [null, 0], alone: null };
 const page = document.getElementById("page");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let printing = false;
@@ -274,6 +274,21 @@ function curves() {
     make("div", { class: `charts ${made.length === 4 ? "pairs" : "several"}` }, made.map((one) => one.frame)));
 }
 
+/** What had been sent after each round or step: a chart for each way to count it. */
+function sent() {
+  const names = Object.keys(data.counted).filter((name) => data.sent.some((by) => by[name]));
+  if (!names.length) return null;
+  const words = { x: Object.values(data.axes)[0], logX: false, logY: state.logSent };
+  const made = names.map((name) => lines(`sent-${name}`, data.counted[name], narrow() || printing ? 260 : 320,
+    (i) => data.sent[i][name], { ...words, y: data.counted[name] }));
+  later.push(...made.map((one) => one.draw));
+  const box = make("input", { type: "checkbox", id: "log-sent", checked: state.logSent, onchange: () => { state.logSent = box.checked; redraw(); } });
+  return section("sent", `Sent by ${data.unit}`,
+    make("p", { class: "soft" }, `All that was sent from the beginning to a ${data.unit}. Bytes have headers in them.`),
+    make("div", { class: "controls" }, make("label", {}, box, "logarithmic")),
+    make("div", { class: "charts several" }, made.map((one) => one.frame)));
+}
+
 function targets() {
   const all = data.targets.flat().flatMap((seed) => seed.accuracy);
   if (!all.length) return null;
@@ -474,7 +489,7 @@ let later = []; // what draws charts, once they have a width
 function redraw() {
   later = [];
   const active = document.activeElement && document.activeElement.id;
-  page.replaceChildren(...[heading, warnings, settings, legend, table, curves, targets, directions, layers, clients,
+  page.replaceChildren(...[heading, warnings, settings, legend, table, curves, sent, targets, directions, layers, clients,
     takingPart, unsent, recycled, expressions, missing].map((part) => part()).filter((part) => part !== null));
   if (active) document.getElementById(active)?.focus({ preventScroll: true });
   later.forEach((draw) => draw());

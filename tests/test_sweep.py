@@ -1,0 +1,58 @@
+"""What a study reached by a setting, or by what was sent."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from thinwire.analysis import sweep
+from thinwire.report.read import Arm, arms
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> list[Arm]:
+    """Two methods, three rounds each. A client sent 20 bytes a round by the first method, and 60 by the second."""
+    for share, size in ((0.1, 20), (0.5, 60)):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"method": f"FedAvg(up=TopK({share}))", "seed": 0}))
+        sent = {"up_bytes": size, "down_bytes": 1000, "slowest_bytes": size, "up_floats": size / 4}
+        line = {**sent, "seconds": 1.0, "clock": 0.0, "accuracy": share}
+        losses = (math.log(2) + share, math.log(4) + share, math.log(6) + share)
+        lines = [{"round": n, **line, "test_loss": loss} for n, loss in enumerate(losses, 1)]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        (folder / "summary.json").write_text("{}")
+    return arms([tmp_path])
+
+
+def test_perplexity_is_the_mean_over_evaluations_of_e_to_the_loss(study: list[Arm]) -> None:
+    name, value, (line,) = sweep.swept(study, of="perplexity")
+    assert (name, value, sweep.NAMES[value]) == ("up.share", "perplexity", "test perplexity, e to the test loss")
+    e = {share: math.exp(share) for share in (0.1, 0.5)}
+    assert [(p.at, p.mean) for p in line.points] == [(share, pytest.approx(4 * e[share])) for share in e]
+
+
+def test_what_was_reached_is_any_value_that_the_runs_have(study: list[Arm]) -> None:
+    assert sweep.swept(study)[1] == "accuracy"
+    _, value, (line,) = sweep.swept(study, of="loss")
+    assert value == "test_loss"
+    assert line.points[0].mean == pytest.approx(math.log(48) / 3 + 0.1)
+    with pytest.raises(ValueError, match=r"--of dice: these runs have accuracy, test_loss, perplexity$"):
+        sweep.swept(study, of="dice")
+
+
+@pytest.mark.parametrize(
+    ("across", "name", "at"),
+    [
+        ("bytes", "MB sent, both directions", [3060e-6, 3180e-6]),
+        ("bytes_up", "MB sent by clients", [60e-6, 180e-6]),
+        ("floats_up", "millions of floats sent by clients", [15e-6, 45e-6]),
+    ],
+)
+def test_methods_are_drawn_by_what_they_sent(study: list[Arm], across: str, name: str, at: list[float]) -> None:
+    called, _, (line,) = sweep.swept(study, across)
+    assert called == name
+    assert [point.at for point in line.points] == pytest.approx(at)
