@@ -41,6 +41,7 @@ PAGES = [
     "docs/personal.md",
     "docs/pipeline.md",
     "docs/methods/auto.md",
+    "docs/methods/transform-coding.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
 

@@ -3,6 +3,7 @@
 A group is a list of :class:`Arm`: a row of a table in one setting. An arm that is tried with several learning rates is
 first trained with each of them, for fewer rounds and on a split and a start of their own (seed 100). The rate of the
 best mean of the last five evaluations is taken for the seeds that count. What is best is judged on the same test set.
+A method's settings are chosen likewise: an arm with ``best_of`` is the best of some others.
 
 Units are made in the order of the list. A unit whose line is there is not trained again. Two processes with the same
 command share the units: each takes the next one that nobody holds. A training has checkpoints beside the results, in
@@ -50,7 +51,8 @@ class Arm(ABC):
     """A row in one setting. ``setting`` is what lines say of it, and all that distinguishes it from other settings.
 
     ``minutes`` are those of one training on one core, as measured. ``paper`` is the paper's figure. With ``follows``
-    the learning rate is the one that was chosen for that arm.
+    the learning rate is the one that was chosen for that arm. With ``best_of`` it is whichever of these arms does best
+    on the seed ``by``, trained with the seeds given here; an arm among them may have ``best_of`` too.
     """
 
     setting: Line
@@ -61,6 +63,8 @@ class Arm(ABC):
     seeds: Sequence[int] = SEEDS
     paper: Any = None
     tuning: float = 0.4  # of the rounds, for each rate
+    best_of: Sequence[Arm] = ()
+    by: int = TUNING
 
     @abstractmethod
     def key(self, rate: float, seed: int) -> Line:
@@ -75,7 +79,9 @@ class Arm(ABC):
         """The same at a size that says nothing about methods."""
 
     def followed(self) -> dict[str, Any]:
-        return {} if self.follows is None else {"follows": self.follows.tiny()}
+        """What it needs of others, in tiny."""
+        follows = {} if self.follows is None else {"follows": self.follows.tiny()}
+        return {**follows, "best_of": [one.tiny() for one in self.best_of]}
 
     def about(self, rate: float, seed: int) -> Line:
         """What every key has."""
@@ -207,16 +213,20 @@ class Ranks(Arm):
         return replace(self, study=study, tested=50, seeds=(0,), tuning=0.5, small=True, **self.followed())
 
 
-def patient(split: Split, tries: int = 100) -> Callable[..., list[torch.Tensor]]:
+@dataclass(frozen=True)
+class patient(Split):
     """The split by the first seed, from the one that it is given on, that leaves no client without enough examples."""
 
-    def dealt(targets: torch.Tensor, groups: torch.Tensor | None, clients: int, seed: int) -> list[torch.Tensor]:
-        for more in range(tries):
-            with contextlib.suppress(ValueError):
-                return split(targets, groups, clients, (seed + more) % 2**31)
-        return split(targets, groups, clients, seed)
+    split: Split
+    tries: int = 100
 
-    return dealt
+    def deal(
+        self, labels: torch.Tensor, groups: torch.Tensor | None, num_clients: int, seed: int
+    ) -> list[torch.Tensor]:
+        for more in range(self.tries):
+            with contextlib.suppress(ValueError):
+                return self.split(labels, groups, num_clients, (seed + more) % 2**31)
+        return self.split(labels, groups, num_clients, seed)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -238,7 +248,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        what = "choosing its rate" if self.seed == TUNING else f"seed {self.seed}"
+        what = "choosing" if self.seed == TUNING else f"seed {self.seed}"
         return f"{self.arm.setting['name']}: {self.arm.row}, {what}, rate {self.rate:g}"
 
 
@@ -285,7 +295,20 @@ def chosen(arm: Arm, lines: Sequence[Line]) -> float | None:
 
 
 def units(arm: Arm, lines: Sequence[Line]) -> tuple[list[Unit], bool]:
-    """Those whose key is known by now, and whether these are all: not before the rate is chosen."""
+    """Those whose key is known by now, and whether these are all: not before rate and setting are chosen.
+
+    The run with the last of its seeds is the last of them.
+    """
+    if arm.best_of:
+        tried = [units(replace(one, seeds=[arm.by]), lines) for one in arm.best_of]
+        known = [each for some, _ in tried for each in some]
+        last = [there(lines, some[-1].key) if whole else None for some, whole in tried]
+        found = [line for line in last if line is not None]
+        if len(found) < len(last):
+            return known, False
+        best = arm.best_of[max(range(len(found)), key=lambda i: judged(found[i]))]
+        runs, whole = units(replace(best, seeds=arm.seeds), lines)
+        return [*known, *runs], whole
     rate = chosen(arm, lines)
     runs = [] if rate is None else [unit(arm, rate, seed) for seed in arm.seeds]
     return [*trials(arm), *runs], rate is not None
@@ -356,7 +379,9 @@ def listed(arms: Sequence[Arm], into: Path) -> None:
                 told.add(name)
                 line(there(lines, one.key) is not None, one.minutes, one.name)
         if not whole:
-            line(False, arm.minutes * len(arm.seeds), f"{arm.setting['name']}: {arm.row}, then")
+            wait = [one for one in arm.best_of if not one.seeds and one.follows and chosen(one, lines) is None]
+            minutes = arm.minutes * len(arm.seeds) + sum(one.minutes * one.share(arm.by) for one in wait)
+            line(False, minutes, f"{arm.setting['name']}: {arm.row}, then")
     print(f"{left:.1f} core-hours of {whole_hours:.1f} are missing")
 
 

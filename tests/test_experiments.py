@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import runpy
@@ -546,9 +548,84 @@ def test_a_group_of_claims_takes_sixteen_core_hours_and_the_first_two_try_its_ma
 def test_the_search_for_one_percent_lists_its_trainings(tmp_path: Path) -> None:
     *units, last = run("onepercent/search.py", "--list", "--into", tmp_path / "search.jsonl").splitlines()
     assert all(line.startswith("missing") for line in units)
-    for rival in ("FedPM", "DeComFL", "FetchSGD", "LUAR, 2 of 4, both", "STC(0.01), per client", "1 : 8", "10 rounds"):
-        assert any(rival in line for line in units), rival
-    assert "core-hours" in last
+    for row in ("FedPM", "DeComFL", "FedPara", "LUAR, 2 of 4, both", "error feedback", "server momentum .9", "1 : 16"):
+        assert any(row in line for line in units), row
+    assert float(last.split()[0]) <= 3
+    with alone([str(ROOT / "experiments/onepercent/search.py")]):
+        import search
+
+        import thinwire as tw
+
+        for one in search.arms():
+            made = one.method(0.05, one.rounds).inner
+            if isinstance(made, tw.FedAvg) and isinstance(made.down, tw.PerClient) and "STC" not in one.row:
+                up = getattr(made.up, "inner", made.up).bytes  # of an uplink that may have another around it
+                visit = (up + made.down.inner.bytes) * one.rounds * one.sample / 500
+                assert visit == pytest.approx(46_560, rel=1e-3), one.row  # a run's bytes are those of 500 such visits
+
+
+def trained(script: str, rows: Sequence[str], into: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """The lines of some rows of a group at the smallest size, whether or not this checkout has changes."""
+    path = ROOT / "experiments" / script
+    with alone([str(path)]):
+        group = importlib.import_module(path.stem)
+        monkeypatch.setattr(group.units.record, "dirty", lambda line: False)
+        arms = [arm for arm in group.arms() if f"{arm.setting['name']}: {arm.row}" in rows]
+        assert group.units.make([arm.tiny() for arm in arms], into)
+    return written(into)
+
+
+def test_the_search_for_one_percent_trains_each_kind_of_row(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "both ways: FedAvg", "both ways: FedPara, a half"
+    found = trained("onepercent/search.py", rows, tmp_path / "search.jsonl", monkeypatch)
+    assert {line["row"] for line in found if line["kind"] == "run"} == {"FedAvg", "FedPara, a half"}
+    assert all(line["tiny"] and line["served"] for line in found)
+
+
+def test_a_setting_is_chosen_by_a_seed_of_its_own_and_the_best_of_those_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with alone([str(ROOT / "experiments/units.py")]):
+        import record
+        import units
+
+        import thinwire as tw
+        from thinwire.problem import standard
+
+    monkeypatch.setattr(record, "dirty", lambda line: False)  # this checkout may have changes
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "experiments/units.py")])
+    into = tmp_path / "lines.jsonl"
+
+    def problem(seed: int):
+        return standard("digits", "linear", 3, seed=seed)
+
+    def arm(row: str, server: float, **fields) -> units.Arm:
+        def method(rate: float, rounds: int) -> tw.Algorithm:
+            return tw.FedAvg(tw.LocalSGD(rate), opt=tw.SGD(server))
+
+        given = {"setting": {"name": "s"}, "row": row, "rounds": 4, "minutes": 1.0, "tuning": 0.5, "seeds": ()}
+        return units.Federated(**(given | {"method": method, "problem": problem} | fields))
+
+    slow = arm("slow", 0.1, rates=(1e-9, 0.1))
+    fast = arm("fast", 1.0, follows=slow)
+    good = arm("good, the best", 1.0, best_of=[slow, fast], seeds=(0,))
+    bad = arm("bad", 1e-9, follows=slow)
+    both = arm("the best of all", 1.0, best_of=[bad, good], by=0, seeds=(1, 2))
+    known, whole = units.units(both, [])
+    assert {one.name for one in known} == {one.name for one in units.trials(slow)}
+    assert not whole
+    assert units.make([good, both], into)
+    assert [(line["row"], line["seed"]) for line in written(into)] == [
+        ("slow", 100),
+        ("slow", 100),
+        ("fast", 100),
+        ("fast", 0),
+        ("bad", 0),
+        ("fast", 1),
+        ("fast", 2),
+    ]
 
 
 def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
@@ -645,10 +722,18 @@ def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_
     into, out = tmp_path / "curve.jsonl", tmp_path / "curve.svg"
     *listed, last = run("onepercent/curve.py", "--list", "--into", into).splitlines()
     assert last.endswith("core-hours of " + last.split()[-3] + " are missing")
-    assert float(last.split()[0]) < 36
-    soon = [line for line in listed if float(line.split()[3]) <= 5.0]  # what five hours of one core come to
-    for method in ("FedAvg", "Auto, 0.01", "FetchSGD", "Intrinsic", "STC", "LUAR", "LBGM", "FLSS", "FedPM", "DeComFL"):
-        assert any(f"Fashion-MNIST: {method}" in line for line in soon), method
+    assert float(last.split()[0]) < 12
+    names = "Fashion-MNIST", "CIFAR-10", "EMNIST letters", "Shakespeare"
+    rivals = "FetchSGD", "Intrinsic", "STC both ways", "STC, per client", "LUAR, coded", "LBGM, coded"
+    for hours, rows in (  # of one core, by which they are there
+        (0.8, ["FedAvg", "Auto, 0.01"]),
+        (5.3, [*(f"{row}, the best" for row in rivals), "the best of the rivals"]),
+    ):
+        soon = [line for line in listed if line.startswith("missing") and float(line.split()[3]) <= hours]
+        for name, row in itertools.product(names, rows):
+            assert any(f"{name}: {row}" in line for line in soon), (name, row)
+    for method in ("LUAR, 0.5", "LUAR, both", "LBGM, 0.2", "FLSS", "FedPM", "DeComFL", "Auto, 0.002, 2 times"):
+        assert any(f"Fashion-MNIST: {method}" in line for line in listed), method
     trained = [line.rpartition("  ")[2] for line in listed if not line.endswith(", then")]
     assert len(set(trained)) == len(trained)
     lines = []
@@ -682,3 +767,27 @@ def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_
             (20.0, [pytest.approx(68), pytest.approx(70)], [pytest.approx(73), pytest.approx(73)]),
             (200.0, [pytest.approx(70), pytest.approx(72)], [pytest.approx(75), pytest.approx(75)]),
         ]
+        other = [line | {"rate": 0.1, "accuracy_mean_of_last_5": 0.8} for line in lines if line["row"] == "Auto, 0.1"]
+        assert curve.points([*lines, *other], "Fashion-MNIST")["Auto"][1][1] == [80, 80]  # the last rate is the one
+
+        def settings(arm) -> list:
+            return [arm, *(each for one in arm.best_of for each in settings(one))]
+
+        assert all(one.key(0.05, 0)["expression"] for arm in curve.arms() for one in settings(arm))
+        for group in curve.GROUPS:
+            best = [curve.best(group, row, (0,)) for row in curve.RIVALS]
+            assert [len(one.best_of) for one in best] == [3] * 6
+
+
+def test_a_rival_at_one_percent_chooses_its_setting_on_the_way(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ["Fashion-MNIST: FetchSGD, the best"]
+    found = trained("onepercent/curve.py", rows, tmp_path / "curve.jsonl", monkeypatch)
+    tried = [(line["row"], line["rate"]) for line in found if line["kind"] == "rate"]
+    first, *others = dict.fromkeys(row for row, _ in tried)
+    assert [rate for row, rate in tried if row == first] == [0.005, 0.015, 0.05]
+    assert len(others) == 2
+    (seed_0,) = [line for line in found if line["kind"] == "run"]
+    assert seed_0["row"] in (first, *others)
+    assert seed_0["start"] == "known"

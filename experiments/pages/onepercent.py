@@ -10,7 +10,8 @@ def one_percent() -> list[str]:
     results = read("experiments/onepercent/results/curve.jsonl", "python experiments/onepercent/curve.py")
     runs: dict[tuple[str, str], list[Line]] = {}
     for line in results.all(kind="run"):
-        runs.setdefault((line["setting"]["name"], line["row"]), []).append(line)
+        same = runs.setdefault((line["setting"]["name"], line["row"]), [])
+        same[:] = [*(old for old in same if old["rate"] == line["rate"]), line]  # those of the last rate count
     rows = []
     for (name, row), lines in runs.items():
         up, down = (sum(line[f"bytes_{way}"] for line in lines) / len(lines) for way in ("up", "down"))

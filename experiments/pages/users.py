@@ -126,6 +126,19 @@ def coding() -> list[str]:
 
 
 @table
+def transform() -> list[str]:
+    command = "python benchmarks/transform.py --large --into benchmarks/results/transform.jsonl"
+    found: dict[tuple[str, str], Line] = {}
+    for line in read("benchmarks/results/transform.jsonl", command).all():
+        found |= {(row["update"], row["link"]): row for row in line["found"]}  # a later line is another measurement
+    rows = [
+        [update, f"{row['bytes']:,}", *(f"{row[way]:,.1f}" for way in ("send", "recv"))]
+        for (update, _), row in sorted(found.items(), key=lambda item: (item[1]["entries"], item[1]["bytes"]))
+    ]
+    return markdown(["entries", "bytes", "`send`, ms", "`recv`, ms"], rows)
+
+
+@table
 def wire() -> list[str]:
     results = read(
         "experiments/wire/results/slow_link.jsonl",

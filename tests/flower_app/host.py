@@ -1,6 +1,7 @@
 """One host of a federation behind slow links, which says which of them it is: the first has the SuperLink.
 
-``host.py FOLDER`` on each: FOLDER/plan.json names the app, what is run with it, and what goes wrong meanwhile. The
+``host.py FOLDER`` on each: FOLDER/plan.json names the app, what is run with it, and what goes wrong meanwhile. Every
+other host has one SuperNode, or several where the plan has more ``clients``: they are dealt to the hosts in turn. The
 first host writes to FOLDER/wire.jsonl how many IP bytes it had been sent, and had sent, when a round was over.
 """
 
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ def main() -> None:
     folder, host = Path(sys.argv[1]), int(os.environ["RANK"])
     plan = json.loads((folder / "plan.json").read_text())
     address = f"{os.environ['MASTER_ADDR']}:29512"
-    here = Federation(folder, int(os.environ["WORLD_SIZE"]) - 1, plan["environment"], address)
+    others = int(os.environ["WORLD_SIZE"]) - 1
+    clients = plan.get("clients", others)
+    here = Federation(folder, clients, plan["environment"], address)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
     threading.Thread(target=guard, args=(folder, os.getppid()), daemon=True).start()
     try:
-        lead(here, plan) if host == 0 else follow(here, plan, host - 1)
+        lead(here, plan) if host == 0 else follow(here, plan, range(host - 1, clients, others))
     finally:
         if host == 0:
             (folder / "done").touch()
@@ -74,12 +77,14 @@ def lead(here: Federation, plan: dict[str, Any]) -> None:
         here.wait(run, out, plan["seconds"])
 
 
-def follow(here: Federation, plan: dict[str, Any], node: int) -> None:
-    """A SuperNode; one that is killed is started again."""
+def follow(here: Federation, plan: dict[str, Any], nodes: Sequence[int]) -> None:
+    """SuperNodes; the first may be killed, and is started again."""
+    node = nodes[0]
     done, name, draw = here.folder / "done", f"supernode-{node}", random.Random(plan["seed"] + node + 1)
     while not (here.folder / "ready").exists():
         time.sleep(0.1)
-    here.start_node(node)
+    for each in nodes:
+        here.start_node(each)
     if plan.get("cut") == node:
         threading.Thread(target=lose, args=(here.folder, plan), daemon=True).start()
     while not done.exists():
