@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,33 @@ def test_below_gamma_the_global_model_answers(trained: tuple[tw.Result, Path]) -
     x = sites()[1].inputs
     assert sure.selected(x).tolist() == [-1] * 40  # no confidence is above 1
     assert torch.equal(sure.predict(x), result.module(x))
+
+
+def test_a_client_is_chosen_where_the_selector_is_surer_than_gamma_and_not_where_it_is_as_sure(
+    trained: tuple[tw.Result, Path],
+) -> None:
+    result, _ = trained
+    x = torch.cat([task.inputs for task in sites()])
+    with torch.no_grad():
+        sure = result.beside["selector"](x).softmax(-1).max(-1)
+    middle = float(sure.values.median())  # the confidence of one of the examples
+    found = replace(result, algorithm=replace(result.algorithm, gamma=middle)).selected(x)
+    above, below = sure.values > middle, sure.values < middle
+    assert min(int(above.sum()), int(below.sum())) > 0
+    assert torch.equal(found[above], sure.indices[above])
+    assert found[below].unique().tolist() == found[sure.values == middle].unique().tolist() == [-1]
+
+
+def test_a_model_that_is_cut_or_gone_is_named(trained: tuple[tw.Result, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(trained[1], tmp_path / "run")
+    whole = (folder / "personal/1.safetensors").read_bytes()
+    (folder / "personal/1.safetensors").write_bytes(whole[: len(whole) // 2])
+    loaded = tw.load(folder, small)
+    with pytest.raises(RunError, match=r"personal/1\.safetensors is damaged \(.*\): take a copy of it, or train"):
+        loaded.personal(1)
+    (folder / "selector.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"selector\.safetensors is missing: the run has not ended, or"):
+        tw.load(folder, small)
 
 
 def test_a_run_that_is_loaded_predicts_to_the_bit_what_it_did(trained: tuple[tw.Result, Path]) -> None:

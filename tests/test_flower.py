@@ -37,7 +37,11 @@ METHODS = {
     "intrinsic": "Intrinsic(40, varying=True, epoch=2)",
     "scaffold": "SCAFFOLD()",
     "fedsm": "FedSM(form='epoch', personal=EF21(TopK(0.3)))",
+    "ditto": "Ditto()",
+    "apfl": "APFL()",
+    "tuned": "FT(FedBN(), epochs=1.0)",
 }
+AT_CLIENTS = ("ditto", "apfl", "tuned")  # whose models of clients' own lie with these, which test them
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,9 @@ class Chosen(Simulation):
 
 def simulated(expression: str, rounds: int, cohorts: dict[int, list[int]] | None = None, clients: int = 3) -> tw.Result:
     """A simulated run in which all take part but in these rounds."""
-    run = Chosen(method(expression), model, tasks()[:clients], test=tasks()[0], seed=SEED, workers=1, plan="each")
+    dealt = tasks()[:clients]
+    options: dict[str, Any] = {"test": tasks()[0], "client_tests": dealt, "seed": SEED, "workers": 1, "plan": "each"}
+    run = Chosen(method(expression), model, dealt, **options)
     run.cohorts = cohorts or {}
     with run.pool:
         for _ in range(rounds):
@@ -201,11 +207,19 @@ def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(
     expected = {name: simulated(METHODS[name], rounds, clients=clients) for name in names}
     config = {"rounds": rounds, "clients": clients}
     runs = {  # all at once: nodes work on one while others wait
-        name: federation.submit({**config, "method": METHODS[name], "out": str(tmp_path / name)}, APP) for name in names
+        name: federation.submit(
+            {**config, "method": METHODS[name], "out": str(tmp_path / name), "tests": name in AT_CLIENTS}, APP
+        )
+        for name in names
     }
     for name in names:
         federation.wait(runs[name], tmp_path / name, 3000)
         assert_same(tmp_path / name, expected[name])
+        if name in AT_CLIENTS:  # each tests what it holds before it trains
+            lines = map(json.loads, (tmp_path / name / "rounds.jsonl").read_text().splitlines())
+            found = [{k: v for k, v in line.items() if k.startswith("client_")} for line in lines]
+            assert found[1:] == [{k: v for k, v in line.items() if k in found[1]} for line in expected[name].rounds[:-1]]
+            assert {"client_accuracy", "client_accuracy_shared", "client_loss_worst"} <= found[1].keys()
 
 
 @pytest.mark.deployment

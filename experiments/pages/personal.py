@@ -9,7 +9,7 @@ from itertools import product
 from . import ROOT, Line, Missing, markdown, read, table
 
 LABELS = ("DRIVE", "CHASE", "STARE", "HRF", "LES-AV", "HAGIS", "ORVS")  # of the retina's sites
-THESIS = {  # mean over clients, and over all test pictures: tables 11 and 14
+THESIS = {  # mean over clients, and over all test pictures: tables 11, 14 (FT to pFedMe, within FedSM) and 15
     "centralised": (0.8898, 0.9014),
     "FedAvg": (0.8710, 0.8923),
     "FedProx": (0.8434, 0.8749),
@@ -94,7 +94,8 @@ def reached() -> Iterator[Line]:
             by = "any" if line["row"].partition(",")[0] in BY_SELECTOR else "own"
             kept = ("row", "seed") if line["row"] == "centralised" else ("row", "seed", "bytes_up", "bytes_down")
             same = {name: line[name] for name in kept}
-            yield {"setting": {"name": path.stem}, **same, "reached": statistics.fmean(line[by])}
+            means = {"reached": statistics.fmean(line[by]), "own": statistics.fmean(line["own"])}
+            yield {"setting": {"name": path.stem}, **same, **means}
 
 
 def four(lines: list[Line], of: Callable[[Line], float], spread: bool = False) -> str:

@@ -66,10 +66,17 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     first = algorithm.finish(whole)
 
     def filled(target: nn.Module, name: str) -> nn.Module:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        file = path / f"{name}.safetensors"
+        require(file.exists(), f"{file} is missing: the run has not ended, or the file was removed")
         try:
-            target.load_state_dict(load_file(path / f"{name}.safetensors"))
+            weights = load_file(file)
+        except SafetensorError as error:
+            raise RunError(f"{file} is damaged ({error}): take a copy of it, or train the run again") from error
+        try:
+            target.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(f"{path} was trained with another model: {str(error).partition(chr(10))[0]}") from error
         return target.eval()

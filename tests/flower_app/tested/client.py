@@ -28,8 +28,9 @@ class Tested(Node):
     def __init__(self, context: Context) -> None:
         self.number, config = int(context.node_config["partition-id"]), context.run_config
         self.spoil, self.hold = str(config["spoil"]).split(), Path(str(config["hold"]))
-        folder = flower.folder_of(context)
-        super().__init__(method(str(config["method"])), model, tasks()[self.number], folder)
+        folder, task = flower.folder_of(context), tasks()[self.number]
+        test = task if config["tests"] else None
+        super().__init__(method(str(config["method"])), model, task, folder, test=test)
 
     def answer(self, data: bytes) -> bytes:
         round = read_call(data).round
