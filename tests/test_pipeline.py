@@ -7,6 +7,7 @@ import os
 import random
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from thinwire.pipeline import (
     simulate_pipeline,
     split,
 )
-from thinwire.pipeline.plan import measure
+from thinwire.pipeline.plan import measure, memory, messages
 from thinwire.pipeline.schedule import SCHEDULES
 from thinwire.pipeline.split import balanced
 
@@ -1172,6 +1173,49 @@ def test_a_rank_that_makes_no_call_is_lost_after_the_time_limit(work, where, tmp
     assert said[0].startswith(f"RankLost: rank 0 of 2, {where}")
     assert "stalled beyond 1 s" in said[0]
     assert 0.9 < seconds < 60
+
+
+FRAMED: list[Schedule] = [
+    BPK(),
+    DSP((1, 1, 0), (4, 2, 0)),
+    DSP((1, 1, 0), (4, 2, 0), activations=tw.Int8(), gradients=tw.Half()),
+    DSP((0, 0, 0), (7, 1, 0), activations=AQSGD(tw.Int8(), examples=24)),
+    PipeDream(),
+    PipeDream2BW(2),
+    GPipe(4),
+    OneFOneB(4),
+    DNI(2),
+]
+
+
+def wide() -> list[nn.Sequential]:
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(inputs, outputs)) for inputs, outputs in ((6, 800), (800, 400), (400, 3))]
+
+
+def framed(rank: int) -> list[int]:
+    """Of each schedule what frames took here, where others wait for the first part, and then for the last."""
+    found = []
+    for schedule in FRAMED:
+        training = pipeline(wide(), small_sgd, schedule, timeout=100)
+        for number, (x, y) in enumerate(data(batches=18)):
+            time.sleep(0.02 * (rank == 2 * (number // 9)))
+            training.step(x, y, examples=torch.arange(8) + 8 * (number % 3))
+        training.drain()
+        found.append(training.frames)
+    return found
+
+
+def test_frames_between_processes_take_what_the_plan_says_and_no_more(tmp_path):
+    ranks, (x, y) = forked(3, framed, tmp_path), data()[0]
+    profile = measure(wide(), x, y)
+    for number, schedule in enumerate(FRAMED):
+        sizes: Any = messages(wide(), schedule, x, y)
+        whole = memory(schedule, profile, sizes)
+        kept = memory(replace(schedule, activations=tw.Dense()), profile, ((0, 0), (0, 0)))  # and announcements
+        for part, found in enumerate(ranks):
+            most = whole[part] - kept[part] + 256 * (1 + (part == 1))
+            assert most / 2 < found[number] <= most, (schedule, part)
 
 
 # -- the law, against processes -----------------------------------------------
