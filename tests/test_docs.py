@@ -427,8 +427,11 @@ def test_a_printed_table_says_what_the_committed_results_say(name):
 
 def test_what_the_page_of_pipelines_says_of_their_speed_is_in_the_results():
     path = ROOT / "benchmarks/results/pipeline.jsonl"
-    lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["part"] == "links"]
+    everything = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [line for line in everything if line["part"] == "links"]
     page = " ".join((ROOT / "docs/pipeline.md").read_text().split())
+    barred = [line["arms"]["FR, barrier"] for line in everything if line["part"] == "stragglers"]
+    assert "and by that one {:.2f} and {:.2f}".format(*(arm["over_law"] for arm in barred)) in page
     own, small = (
         max(line["over_law"] for line in lines),
         max(line["arms"]["DSP, Int8"]["over_law"] for line in lines if "DSP, Int8" in line["arms"]),

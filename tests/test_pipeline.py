@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -569,6 +570,34 @@ def test_the_law_by_hand():
     # GPipe with M = 2: parts 0..2 and back: (2 + 3 - 1) micro-batches of (1 + 2) / 2, and 4 messages of 0.25
     assert law.events(GPipe(2), *args) == pytest.approx(4 * 1.5 + 4 * 0.25)
     assert law.events(FR(barrier=True), *args) > law.events(FR(), *args)
+
+
+def test_a_barrier_takes_the_time_of_its_messages_by_hand():
+    """Part 1 is done at t, and part 0 long before. Part 0 hears of it at t + 0.5, and goes forward until t + 1.5. Its
+    message is there at t + 2, and takes part 1 three seconds. Part 1 itself has asked part 0, and heard at t + 1.
+
+    Where the gradient of part 1 takes the link until t + 1, the barrier's message comes after it, at t + 1.5.
+    """
+    assert law.events(FR(barrier=True), [1.0] * 2, [2.0] * 2, [0.5], [0.5]) == pytest.approx(5)
+    busy: Any = ([0.0], [1.0])
+    assert law.events(FR(barrier=True), [1.0] * 2, [2.0] * 2, [0.5], [1.5], busy=busy) == pytest.approx(6)
+    # Three parts without links between them: everyone waits for everyone, and a batch goes through all.
+    assert law.events(FR(barrier=True), [1.0] * 3, [2.0] * 3, [0.0] * 2, [0.0] * 2) == pytest.approx(5)
+
+
+def test_the_law_of_a_barrier_is_near_the_measured_times_over_slow_links():
+    """The seconds that parts computed, the bytes, and the time of a batch are those of the lines."""
+    lines = map(json.loads, (Path(__file__).parents[1] / "benchmarks/results/pipeline.jsonl").read_text().splitlines())
+    found = {line["model"]: line for line in lines if line["part"] == "stragglers"}
+    assert found.keys() == {"waits", "resnet20"}
+    for line in found.values():
+        arm, late = line["arms"]["FR, barrier"], line["latency_ms"] / 1e3
+        busy = [[each * 8 / (line["mbit"] * 1e6)] for each in arm["bytes"]]
+        ahead, back = ([late + each[0]] for each in busy)
+        own = [each / 1e3 for each in arm["own_ms"]]
+        shares = [each / 3 for each in own], [each * 2 / 3 for each in own]
+        by_law = law.events(FR(barrier=True), *shares, ahead, back, 40, (busy[0], busy[1]))
+        assert 0.95 < arm["ms"] / 1e3 / by_law < 1.15
 
 
 def test_a_plan_is_the_least_staleness_that_hides_the_links():
@@ -1250,6 +1279,7 @@ PACED = {
     "too little": DSP((0, 0, 0), (1, 1, 0)),  # parts 0 and 1 wait for one another
     "FR": FR(),
     "DSP": DSP((1, 1, 0), (4, 2, 0)),
+    "FR, barrier": FR(barrier=True),
     "GPipe": GPipe(2),
 }
 
@@ -1283,7 +1313,7 @@ def test_processes_take_the_time_of_the_law(name, pace):
     schedule, off = PACED[name], []
     for turn in range(3):
         took, own = max(rank[name][turn][0] for rank in pace), [rank[name][turn][1] for rank in pace]
-        if schedule.pieces == 1:
+        if schedule.pieces == 1 and not schedule.barrier:
             expected = law.tick(schedule.delays(3), own, [0.0] * 3, [0.0] * 2, [0.0] * 2)
         else:
             shares = [each / 3 for each in own], [each * 2 / 3 for each in own]
