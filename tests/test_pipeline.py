@@ -1204,6 +1204,30 @@ def test_a_rank_that_makes_no_call_is_lost_after_the_time_limit(work, where, tmp
     assert 0.9 < seconds < 60
 
 
+def misnamed(rank: int) -> list[str]:
+    """Each rank names the examples of batch 3 in an order of its own, and then other ones."""
+    orders = (torch.arange(8), torch.arange(8).flip(0)), (torch.arange(8), torch.arange(8) + (8 if rank else 0))
+    found = []
+    for first, other in orders:
+        training = pipeline(cut(net(), 2), sgd, BPK(activations=AQSGD()), group=dist.new_group([0, 1]), timeout=20)
+        for number, (x, y) in enumerate(data(batches=5)):
+            numbers = other if number == 3 and rank else first
+            said = refusal(lambda t=training, a=x, b=y, n=numbers: t.step(a, b, examples=n))
+            if said != "nothing":
+                found.append(f"{number} {said}")
+                break
+        dist.barrier()
+    return found
+
+
+def test_examples_that_are_named_otherwise_on_one_rank_are_an_error_on_every_rank(tmp_path):
+    first, second = forked(2, misnamed, tmp_path)
+    assert len(first) == len(second) == 2
+    for one, other in zip(first, second, strict=True):
+        assert other.startswith("3 OutOfSync: the part before names other examples of this batch, or in another order")
+        assert one.startswith("3 RankLost: part 0 of 2 cannot go on: part 1: the part before names other examples")
+
+
 FRAMED: list[Schedule] = [
     BPK(),
     DSP((1, 1, 0), (4, 2, 0)),
