@@ -772,6 +772,24 @@ def test_a_training_that_cannot_be_is_refused_with_what_to_change(more, said):
             make(given["stages"], given["optimizer"], given["schedule"], clip=given.get("clip"))
 
 
+@pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])
+def test_a_factor_of_the_rate_that_is_no_such_is_refused_before_the_step(factor):
+    model = net(norm=False)
+    training = Simulation(cut(model, 2), small_sgd, BPK(), rate=lambda batch, part: factor if part else 1.0)
+    with pytest.raises(ValueError, match=rf"rate\(0, 1\) is {factor}: a factor of the learning rate, at least 0"):
+        training.step(*data()[0])
+    upper, before = (cut(each, 2)[1] for each in (model, net(norm=False)))
+    assert torch.equal(bits(upper), bits(before))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_optimiser_that_computes_gradients_itself_is_refused_before_the_first_batch(replicas):
+    with pytest.raises(
+        ValueError, match="optimizer=LBFGS: its step computes gradients itself, and those of a part come"
+    ):
+        Simulation(cut(net(), 2), lambda p: torch.optim.LBFGS(p), BPK(), replicas=replicas)
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("change", "said"),

@@ -61,7 +61,7 @@ def pipeline(
     - ``loss``: of outputs and targets, the mean over examples; by default cross entropy, or the squared error for
       targets of floats.
     - ``seed``: of random layers and links. It is the same on every rank.
-    - ``rate``: a factor of the learning rate by (batch, part).
+    - ``rate``: a factor of the learning rate by (batch, part), at least 0.
     - ``clip``: the largest norm of a part's gradient; larger ones are scaled down.
     - ``replicas``: pipelines side by side.
     - ``average``: a method of :mod:`thinwire.ddp` such as ``DEF(64)`` or ``Hook(TopK(0.01))``; by default the mean of
