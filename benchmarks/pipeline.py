@@ -197,6 +197,12 @@ def rank_main(o: argparse.Namespace) -> None:
     for most, bound in mine.values():
         assert most <= bound, f"part {rank} kept {most} micro-batches, and its queue is for {bound}"
     dist.all_gather_object(held, mine)
+    for name, arm in arms.items():
+        if arm.schedule is not None:
+            boxes = [box for ways in (arm.train.out, arm.train.into) for way, box in ways.items() if way != "look"]
+            bound = (arm.schedule.slack(0, 2) + 1) * sum(box.size for box in boxes) + 256  # and an announcement
+            frames = arm.train.frames
+            assert frames <= bound, f"{name}: frames of part {rank} took {frames} bytes, and there is room for {bound}"
     sizes: list[Any] = [None, None]
     dist.all_gather_object(sizes, {n: a.train.bytes.summary() for n, a in arms.items() if a.schedule is not None})
     if rank == 0:

@@ -297,6 +297,7 @@ spec = importlib.util.spec_from_file_location("printed_tables", ROOT / "experime
 tables = sys.modules["printed_tables"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 from pages import mean, sent  # noqa: E402
+from pages.pipelined import over_plan  # noqa: E402
 
 METHOD_PAGES = sorted(path for path in (ROOT / "docs/methods").glob("*.md") if path.name != "index.md")
 each_page = pytest.mark.parametrize("path", METHOD_PAGES, ids=lambda path: path.stem)
@@ -422,6 +423,33 @@ def test_links_between_pages_and_to_files_lead_somewhere():
 def test_a_printed_table_says_what_the_committed_results_say(name):
     page, printed = tables.printed()[name]
     assert printed == tables.made(name), f"{page}: python experiments/tables.py --write"
+
+
+def test_what_the_page_of_pipelines_says_of_their_speed_is_in_the_results():
+    path = ROOT / "benchmarks/results/pipeline.jsonl"
+    everything = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [line for line in everything if line["part"] == "links"]
+    page = " ".join((ROOT / "docs/pipeline.md").read_text().split())
+    barred = [line["arms"]["FR, barrier"] for line in everything if line["part"] == "stragglers"]
+    assert "and by that one {:.2f} and {:.2f}".format(*(arm["over_law"] for arm in barred)) in page
+    own, small = (
+        max(line["over_law"] for line in lines),
+        max(line["arms"]["DSP, Int8"]["over_law"] for line in lines if "DSP, Int8" in line["arms"]),
+    )
+    assert f"DSP takes at most {own:.2f} times the law's time, and with `Int8` at most {small:.2f}." in page
+    *near, a, b, c = sorted(map(over_plan, lines))
+    assert (len(near), len(lines)) == (6, 9)
+    assert f"at most {near[-1]:.2f} times as long in six of nine rows, and {a:.2f}, {b:.2f} and {c:.2f} times" in page
+    slow = [ratio for line in lines if line["mbit"] for ratio in (line["over_torch GPipe"], line["over_torch 1F1B"])]
+    assert f"take {min(slow):.1f} to {max(slow):.1f} times as long as DSP over both links" in page
+    flat = [ratio for line in lines if not line["mbit"] for ratio in (line["over_1F1B"], line["over_torch 1F1B"])]
+    assert f"takes {min(flat):.2f} to {max(flat):.2f} times as long" in page
+    less = [ratio for ratio in (line["of_speedup_by_law"] for line in lines) if ratio < 1]
+    assert len(less) == 5
+    assert f"In five of nine rows it is less, {min(less):.2f} to {max(less):.2f} of it." in page
+    loads = [line["load"] for line in lines if line["model"] != "waits" and not line["mbit"]]
+    assert "begin with {:g} and {:g} had other work".format(*loads) in page
+    assert max(line["load"] for line in lines if line["model"] == "waits") < 1
 
 
 def test_every_table_with_figures_is_printed_from_results():

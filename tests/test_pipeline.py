@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ from thinwire.pipeline import (
     simulate_pipeline,
     split,
 )
-from thinwire.pipeline.plan import measure
+from thinwire.pipeline.plan import measure, memory, messages
 from thinwire.pipeline.schedule import SCHEDULES
 from thinwire.pipeline.split import balanced
 
@@ -570,6 +572,34 @@ def test_the_law_by_hand():
     assert law.events(FR(barrier=True), *args) > law.events(FR(), *args)
 
 
+def test_a_barrier_takes_the_time_of_its_messages_by_hand():
+    """Part 1 is done at t, and part 0 long before. Part 0 hears of it at t + 0.5, and goes forward until t + 1.5. Its
+    message is there at t + 2, and takes part 1 three seconds. Part 1 itself has asked part 0, and heard at t + 1.
+
+    Where the gradient of part 1 takes the link until t + 1, the barrier's message comes after it, at t + 1.5.
+    """
+    assert law.events(FR(barrier=True), [1.0] * 2, [2.0] * 2, [0.5], [0.5]) == pytest.approx(5)
+    busy: Any = ([0.0], [1.0])
+    assert law.events(FR(barrier=True), [1.0] * 2, [2.0] * 2, [0.5], [1.5], busy=busy) == pytest.approx(6)
+    # Three parts without links between them: everyone waits for everyone, and a batch goes through all.
+    assert law.events(FR(barrier=True), [1.0] * 3, [2.0] * 3, [0.0] * 2, [0.0] * 2) == pytest.approx(5)
+
+
+def test_the_law_of_a_barrier_is_near_the_measured_times_over_slow_links():
+    """The seconds that parts computed, the bytes, and the time of a batch are those of the lines."""
+    lines = map(json.loads, (Path(__file__).parents[1] / "benchmarks/results/pipeline.jsonl").read_text().splitlines())
+    found = {line["model"]: line for line in lines if line["part"] == "stragglers"}
+    assert found.keys() == {"waits", "resnet20"}
+    for line in found.values():
+        arm, late = line["arms"]["FR, barrier"], line["latency_ms"] / 1e3
+        busy = [[each * 8 / (line["mbit"] * 1e6)] for each in arm["bytes"]]
+        ahead, back = ([late + each[0]] for each in busy)
+        own = [each / 1e3 for each in arm["own_ms"]]
+        shares = [each / 3 for each in own], [each * 2 / 3 for each in own]
+        by_law = law.events(FR(barrier=True), *shares, ahead, back, 40, (busy[0], busy[1]))
+        assert 0.95 < arm["ms"] / 1e3 / by_law < 1.15
+
+
 def test_a_plan_is_the_least_staleness_that_hides_the_links():
     assert law.plan([0.02] * 3, [0.06] * 3, [0.01] * 2, [0.01] * 2) == DSP((1, 1, 0), (4, 2, 0))
     assert law.plan([1, 1], [1, 1], [0], [0]) == DSP((1, 0), (1, 0))
@@ -740,6 +770,24 @@ def test_a_training_that_cannot_be_is_refused_with_what_to_change(more, said):
     for make in (Simulation, pipeline):
         with pytest.raises(ValueError, match=said):
             make(given["stages"], given["optimizer"], given["schedule"], clip=given.get("clip"))
+
+
+@pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])
+def test_a_factor_of_the_rate_that_is_no_such_is_refused_before_the_step(factor):
+    model = net(norm=False)
+    training = Simulation(cut(model, 2), small_sgd, BPK(), rate=lambda batch, part: factor if part else 1.0)
+    with pytest.raises(ValueError, match=rf"rate\(0, 1\) is {factor}: a factor of the learning rate, at least 0"):
+        training.step(*data()[0])
+    upper, before = (cut(each, 2)[1] for each in (model, net(norm=False)))
+    assert torch.equal(bits(upper), bits(before))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_optimiser_that_computes_gradients_itself_is_refused_before_the_first_batch(replicas):
+    with pytest.raises(
+        ValueError, match="optimizer=LBFGS: its step computes gradients itself, and those of a part come"
+    ):
+        Simulation(cut(net(), 2), lambda p: torch.optim.LBFGS(p), BPK(), replicas=replicas)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -1174,6 +1222,73 @@ def test_a_rank_that_makes_no_call_is_lost_after_the_time_limit(work, where, tmp
     assert 0.9 < seconds < 60
 
 
+def misnamed(rank: int) -> list[str]:
+    """Each rank names the examples of batch 3 in an order of its own, and then other ones."""
+    orders = (torch.arange(8), torch.arange(8).flip(0)), (torch.arange(8), torch.arange(8) + (8 if rank else 0))
+    found = []
+    for first, other in orders:
+        training = pipeline(cut(net(), 2), sgd, BPK(activations=AQSGD()), group=dist.new_group([0, 1]), timeout=20)
+        for number, (x, y) in enumerate(data(batches=5)):
+            numbers = other if number == 3 and rank else first
+            said = refusal(lambda t=training, a=x, b=y, n=numbers: t.step(a, b, examples=n))
+            if said != "nothing":
+                found.append(f"{number} {said}")
+                break
+        dist.barrier()
+    return found
+
+
+def test_examples_that_are_named_otherwise_on_one_rank_are_an_error_on_every_rank(tmp_path):
+    first, second = forked(2, misnamed, tmp_path)
+    assert len(first) == len(second) == 2
+    for one, other in zip(first, second, strict=True):
+        assert other.startswith("3 OutOfSync: the part before names other examples of this batch, or in another order")
+        assert one.startswith("3 RankLost: part 0 of 2 cannot go on: part 1: the part before names other examples")
+
+
+FRAMED: list[Schedule] = [
+    BPK(),
+    DSP((1, 1, 0), (4, 2, 0)),
+    DSP((1, 1, 0), (4, 2, 0), activations=tw.Int8(), gradients=tw.Half()),
+    DSP((0, 0, 0), (7, 1, 0), activations=AQSGD(tw.Int8(), examples=24)),
+    PipeDream(),
+    PipeDream2BW(2),
+    GPipe(4),
+    OneFOneB(4),
+    DNI(2),
+]
+
+
+def wide() -> list[nn.Sequential]:
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(inputs, outputs)) for inputs, outputs in ((6, 800), (800, 400), (400, 3))]
+
+
+def framed(rank: int) -> list[int]:
+    """Of each schedule what frames took here, where others wait for the first part, and then for the last."""
+    found = []
+    for schedule in FRAMED:
+        training = pipeline(wide(), small_sgd, schedule, timeout=100)
+        for number, (x, y) in enumerate(data(batches=18)):
+            time.sleep(0.02 * (rank == 2 * (number // 9)))
+            training.step(x, y, examples=torch.arange(8) + 8 * (number % 3))
+        training.drain()
+        found.append(training.frames)
+    return found
+
+
+def test_frames_between_processes_take_what_the_plan_says_and_no_more(tmp_path):
+    ranks, (x, y) = forked(3, framed, tmp_path), data()[0]
+    profile = measure(wide(), x, y)
+    for number, schedule in enumerate(FRAMED):
+        sizes: Any = messages(wide(), schedule, x, y)
+        whole = memory(schedule, profile, sizes)
+        kept = memory(replace(schedule, activations=tw.Dense()), profile, ((0, 0), (0, 0)))  # and announcements
+        for part, found in enumerate(ranks):
+            most = whole[part] - kept[part] + 256 * (1 + (part == 1))
+            assert most / 2 < found[number] <= most, (schedule, part)
+
+
 # -- the law, against processes -----------------------------------------------
 
 
@@ -1206,6 +1321,7 @@ PACED = {
     "too little": DSP((0, 0, 0), (1, 1, 0)),  # parts 0 and 1 wait for one another
     "FR": FR(),
     "DSP": DSP((1, 1, 0), (4, 2, 0)),
+    "FR, barrier": FR(barrier=True),
     "GPipe": GPipe(2),
 }
 
@@ -1239,7 +1355,7 @@ def test_processes_take_the_time_of_the_law(name, pace):
     schedule, off = PACED[name], []
     for turn in range(3):
         took, own = max(rank[name][turn][0] for rank in pace), [rank[name][turn][1] for rank in pace]
-        if schedule.pieces == 1:
+        if schedule.pieces == 1 and not schedule.barrier:
             expected = law.tick(schedule.delays(3), own, [0.0] * 3, [0.0] * 2, [0.0] * 2)
         else:
             shares = [each / 3 for each in own], [each * 2 / 3 for each in own]

@@ -16,6 +16,7 @@ from pipelines import data, net
 from thinwire import cli, models
 from thinwire.analysis import planner
 from thinwire.pipeline import (
+    AQSGD,
     BPK,
     DDG,
     DNI,
@@ -98,13 +99,27 @@ def test_seconds_of_a_batch_by_hand():
 
 def test_memory_by_hand():
     profile = Profile(8, FORWARD, BACKWARD, inputs=(10, 20, 30), graphs=(100, 200, 300), weights=(1000, 2000, 3000))
-    assert memory(BPK(), profile) == (110, 220, 330)
-    assert memory(DSP((1, 1, 0), (4, 2, 0)), profile) == (5 * 10 + 100, 3 * 20 + 200, 330)
-    assert memory(DDG(), profile) == (3 * 110 + 3 * 1000, 2 * 220 + 2 * 2000, 330)
-    assert memory(GPipe(4), profile) == (110, 220, 330)
-    assert memory(OneFOneB(4), profile) == (3 * 110 // 4, 2 * 220 // 4, 330 // 4)
-    assert memory(PipeDream2BW(2), profile) == (3 * 110 // 2 + 2000, 220 + 4000, 165 + 6000)
-    assert memory(DNI(2), profile) == (110 + 2 * 20, 220 + 2 * 30, 330)
+
+    def kept(schedule: Any, sizes: Any = NOTHING) -> tuple[int, ...]:
+        found = memory(schedule, profile, sizes)
+        return tuple(size - announced for size, announced in zip(found, (256, 512, 256), strict=True))
+
+    assert kept(BPK()) == (110, 220, 330)
+    assert kept(DSP((1, 1, 0), (4, 2, 0))) == (5 * 10 + 100, 3 * 20 + 200, 330)
+    assert kept(DDG()) == (3 * 110 + 3 * 1000, 2 * 220 + 2 * 2000, 330)
+    assert kept(GPipe(4)) == (110, 220, 330)
+    assert kept(OneFOneB(4)) == (3 * 110 // 4, 2 * 220 // 4, 330 // 4)
+    assert kept(PipeDream2BW(2)) == (3 * 110 // 2 + 2000, 220 + 4000, 165 + 6000)
+    assert kept(DNI(2)) == (110 + 2 * 20, 220 + 2 * 30, 330)
+    # Frames of each boundary, both ways: one, and as many more as a part can be ahead of its neighbour's answers.
+    sizes: Any = ((1000, 10_000), (2000, 20_000))
+    assert kept(BPK(), sizes) == (110 + 3000, 220 + 33_000, 330 + 30_000)
+    # m falls by 2, and by 3
+    assert kept(DSP((1, 1, 0), (5, 3, 0)), sizes) == (160 + 9000, 280 + 9000 + 120_000, 330 + 120_000)
+    assert kept(GPipe(4), sizes) == (110 + 3000, 220 + 33_000, 330 + 30_000)  # four of a quarter
+    assert kept(DNI(2), sizes) == (150 + 9000, 280 + 99_000, 330 + 90_000)
+    # Whole examples, 20 and 30 bytes, come with frames for their differences.
+    assert kept(BPK(activations=AQSGD()), sizes) == (110 + 3020, 220 + 33_050, 330 + 30_030)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +131,10 @@ def test_memory_is_of_as_many_batches_as_a_training_keeps(schedule):
         training.step(*BATCH)
     alone = Profile(8, FORWARD, BACKWARD, inputs=(8,) * 3, graphs=(0,) * 3, weights=(0,) * 3)
     extra = 8 if isinstance(schedule, DNI) else 0  # an output that waits for its error gradient
-    sizes = [size - extra * (part < 2) for part, size in enumerate(memory(schedule, alone))]
+    sizes = [
+        size - extra * (part < 2) - 256 * (1 + (part == 1))
+        for part, size in enumerate(memory(schedule, alone, NOTHING))
+    ]
     assert sizes == [8 * held // schedule.pieces for held in training.held.values()]
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipelines import forked, refusal
 from thinwire.pipeline import BPK, DDG, DSP, FR, split
 from thinwire.pipeline.split import balanced, places, replays
 
@@ -103,3 +106,56 @@ def test_a_list_of_torchs_and_a_sequential_of_ones_own_are_chains():
         assert [name for part in parts for name in part.state_dict()] == list(model.state_dict())
     with pytest.raises(ValueError, match="Other is no chain"):
         split(Other(nn.Linear(4, 4)), 1, costs=[1])
+
+
+# -- several ranks --------------------------------------------------------------
+
+
+def layers(count: int) -> nn.Sequential:
+    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)])
+
+
+def refused(rank: int) -> dict[str, Any]:
+    """What is said on each of three ranks, of which rank 1 has something else than the others, and the seconds."""
+    x, found = torch.randn(2, 4), {}
+    cases: dict[str, Any] = {
+        "length": lambda: split(layers(3 if rank == 1 else 4), 2, sample=x, timeout=20),
+        "names": lambda: split([nn.ReLU() if rank == 1 and k == 1 else nn.Linear(4, 4) for k in range(4)], 2, sample=x),
+        "no chain": lambda: split(nn.GRU(4, 4) if rank == 1 else layers(4), 2, sample=x, timeout=20),
+        "sample": lambda: split(layers(4), 2, sample=x[:, :3] if rank == 1 else x, timeout=20),
+        "schedule": lambda: split(layers(4), 2, sample=x, schedule=DSP((0,), (0,)) if rank == 1 else FR(), timeout=20),
+    }
+    for name, make in cases.items():
+        began = time.monotonic()
+        found[name] = [refusal(make), time.monotonic() - began]
+    few = dist.new_group([0, 1])
+    if rank < 2:  # the last rank does something else
+        found["few"] = [len(part) for part in split(layers(4), 2, sample=x, group=few, timeout=20)]
+    dist.barrier()
+    began = time.monotonic()
+    if rank != 1:
+        found["missing"] = [refusal(lambda: split(layers(4), 2, sample=x, timeout=1)), time.monotonic() - began]
+    else:
+        time.sleep(3)
+    return found
+
+
+def test_what_one_rank_cannot_cut_is_said_on_every_rank_within_the_time_limit(tmp_path):
+    ranks = forked(3, refused, tmp_path)
+    for rank, found in enumerate(ranks):
+        assert found["length"][0] == "OutOfSync: split: rank 1 has another model than rank 0: 3 modules, not 4"
+        assert found["names"][0].startswith(
+            "OutOfSync: split: rank 1 has another model than rank 0: other names, types"
+        )
+        for name, said in (
+            ("no chain", "ValueError: split: GRU is no chain"),
+            ("schedule", "ValueError: DSP((0,), m=(0,)) is for 1 parts, and the model is cut into 2"),
+            ("sample", "ValueError: split: 0 (Linear) does not take what comes before it, [2, 3]"),
+        ):
+            assert found[name][0].startswith(said if rank == 1 else f"RankLost: split: rank 1 has no parts: {said}")
+            assert found[name][1] < 15
+    assert ranks[0]["few"] == ranks[1]["few"]
+    for rank in (0, 2):
+        said, seconds = ranks[rank]["missing"]
+        assert said.startswith(f"RankLost: rank {rank} of 3, cutting a model: another rank died, stalled beyond 1 s")
+        assert seconds < 15

@@ -1,7 +1,8 @@
 """A small GPT, written with plain torch, whose layers lie in several processes.
 
     torchrun --nproc-per-node 4 examples/pipeline/gpt.py --seconds 60
-    torchrun --nproc-per-node 4 examples/pipeline/gpt.py --schedule "BPK()"
+    torchrun --nproc-per-node 4 examples/pipeline/gpt.py --schedule "1F1B(4)"
+    torchrun --nproc-per-node 4 examples/pipeline/gpt.py --schedule "BPK(activations=AQSGD(QSGD(7), examples=4096))"
 
 It continues the characters of a text, by default those of this file. The last rank prints the loss, and at the end the
 time of a batch beside the law of thinwire.pipeline.law, and the bytes of each rank.
@@ -19,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from thinwire.expression import parse, vocabulary
+from thinwire.compare.pipelined import schedule as typed
 from thinwire.pipeline import law, pipeline, split
-from thinwire.pipeline.schedule import DNI, SCHEDULES
+from thinwire.pipeline.schedule import DNI, DSP
 
 
 class Embed(nn.Module):
@@ -50,13 +51,16 @@ class Block(nn.Module):
         return x + self.narrow(F.gelu(self.wide(self.norm2(x))))
 
 
-def batches(text: Tensor, context: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same on every rank: the first one takes the inputs, the last one the targets."""
+def batches(text: Tensor, context: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The same on every rank: the first one takes the inputs, the last one the targets.
+
+    Where an example begins is its number, for links that remember by example.
+    """
     generator = torch.Generator().manual_seed(0)
     while True:
         starts = torch.randint(len(text) - context, (size,), generator=generator)
         rows = torch.stack([text[s : s + context + 1] for s in starts])
-        yield rows[:, :-1], rows[:, 1:]
+        yield rows[:, :-1], rows[:, 1:], starts
 
 
 def one_way(size: int, rank: int, ranks: int) -> Tensor:
@@ -81,7 +85,7 @@ def one_way(size: int, rank: int, ranks: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", help='such as "DSP((1, 1, 1, 0), (6, 4, 2, 0))"; by default DSP with lags of 1')
+    parser.add_argument("--schedule", help='as for thinwire pipeline run, such as "1F1B(4)"; by default DSP with p = 1')
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--context", type=int, default=64)
@@ -89,6 +93,10 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--text", type=Path, default=Path(__file__))
     o = parser.parse_args()
+    try:
+        given = typed(o.schedule) if o.schedule else None
+    except ValueError as error:
+        parser.error(f"--schedule: {error}")
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -101,8 +109,7 @@ def main() -> None:
         *[Block(o.width, 4) for _ in range(o.depth)],
         nn.Sequential(nn.LayerNorm(o.width), nn.Linear(o.width, 128)),
     )
-    lags = f"DSP({(1,) * (ranks - 1) + (0,)}, {tuple(range(2 * ranks - 2, -1, -2))})"
-    schedule = parse(o.schedule or lags, names={**vocabulary(), **SCHEDULES})
+    schedule = given or DSP((1,) * (ranks - 1) + (0,), tuple(range(2 * ranks - 2, -1, -2)))
 
     stages = split(model, parts=ranks, sample=next(loader))
     train = pipeline(stages, lambda p: torch.optim.AdamW(p, lr=1e-3), schedule)
@@ -112,10 +119,10 @@ def main() -> None:
     warm, began, losses, stop = 20, 0.0, [], torch.zeros(1)
     start = time.perf_counter()
     computed = 0.0
-    for number, (x, y) in enumerate(loader):
+    for number, (x, y, examples) in enumerate(loader):
         if number == warm:
             began, computed = time.perf_counter(), train.computed
-        loss = train.step(x, y)
+        loss = train.step(x, y, examples)
         if loss is not None:
             losses.append(float(loss))
             if len(losses) % 100 == 0:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from typing import Any
+
+from thinwire.expression import parse, vocabulary
+from thinwire.pipeline.plan import seconds
+from thinwire.pipeline.schedule import SCHEDULES
 
 from . import ROOT, Line, Results, markdown, mean, number, read, table
 
@@ -26,13 +31,24 @@ def pipeline_links() -> list[str]:
     for line in lines:
         arms = line["arms"]
         link = f"{line['mbit']:g} Mbit/s, {line['latency_ms']:g} ms" if line["mbit"] else "loopback"
-        own = [f"{arms['DSP']['ms']:.1f}", f"{line['over_law']:.3f}", f"{line['of_speedup_by_law']:.2f}"]
+        laws = [f"{line['over_law']:.3f}", f"{over_plan(line):.3f}"]
+        own = [f"{line['load']:g}", f"{arms['DSP']['ms']:.1f}", *laws, f"{line['of_speedup_by_law']:.2f}"]
         ratios = [f"{line[f'over_{name}']:.2f}" if name in arms else "" for name in others]
         rows.append(
             [f"`{line['model']}`", link, line["processor"].replace("(R)", "").replace(" Processor", ""), *own, *ratios]
         )
-    head = ["parts of", "link", "two cores of", "DSP, ms", "to the law", "speed-up over BPK, to the law's"]
+    head = ["parts of", "link", "two cores of", "load before", "DSP, ms", "to the law of its own seconds"]
+    head += ["to the law of the plan's seconds", "speed-up over BPK, to the law's"]
     return markdown([*head, *(f"`{name}`, to DSP" for name in others)], rows, (0, 1, 2))
+
+
+def over_plan(line: Line) -> float:
+    """How many times as long DSP takes as by the law with the seconds that were measured before any training."""
+    profile, arm = line["profile"], line["arms"]["DSP"]
+    schedule = parse(arm["schedule"], names={**vocabulary(), **SCHEDULES})
+    sizes, mbit = ([arm["bytes"][0]], [arm["bytes"][1]]), line["mbit"] or math.inf
+    by_law = seconds(schedule, profile["forward"], profile["backward"], sizes, mbit, line["latency_ms"] / 1e3)
+    return float(arm["ms"] / (1e3 * by_law))
 
 
 @table

@@ -130,7 +130,7 @@ def plan(
     def row(one: Schedule) -> Row:
         took = seconds(one, profile.forward, profile.backward, sent(one), mbit, latency)
         total = sum(sum(way) for way in sent(one))
-        return Row(repr(one), one.staleness(parts), took, total, memory(one, profile))
+        return Row(repr(one), one.staleness(parts), took, total, memory(one, profile, sent(one)))
 
     always = [BPK(), GPipe(micro), OneFOneB(micro), FR(), FR(barrier=True), DDG(), PipeDream()]
     if micro >= parts - 1:
@@ -227,7 +227,7 @@ def show(found: Plan) -> None:
     said = (
         f"{found.least} has the least delays that hide the links: a batch then takes what {found.limit} needs. "
         "Seconds are by the law, with one thread a part; 'x' is how many times as fast. Kept are at most so many bytes "
-        "of activations that wait for their backward pass and of stashed parameters; the model and the optimiser's "
-        "state come on top."
+        "of activations that wait for their backward pass, of stashed parameters, and of messages that are sent or "
+        "waited for; the model and the optimiser's state come on top."
     )
     draw("", head, table, ("staleness", "MB a batch"), said)

@@ -5,6 +5,10 @@ usual size of those to come where it is smaller. So the receiver posts receives 
 a slow link while both ends compute. gloo would otherwise ask for each message first, a round trip. A frame begins with
 the length of the message, its batch and its micro-batch, 8 bytes each. What does not fit follows in a message of its
 own. A negative length says that its sender has failed, and why.
+
+gloo does not say that a frame has left until it is waited for. A part keeps its last ``ahead`` messages, to which its
+neighbour may not have answered, waits for those before, and lets go of them. They have left long ago, but where queues
+fill for the first time.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,16 +34,32 @@ class Lost(Exception):
     """A neighbour that is not there, or says that it failed."""
 
 
-class Outbox:
-    """Frames to one neighbour, sent while this rank goes on."""
+@dataclass
+class Room:
+    """Bytes of memory that the frames of a process take ``now``, and the ``most`` that they took at once."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, most: int, timeout: float) -> None:
-        self.group, self.peer, self.tag, self.most, self.timeout = group, peer, tag, most, timeout
+    now: int = 0
+    most: int = 0
+
+    def add(self, count: int) -> None:
+        """Enter a frame, or take one out."""
+        self.now += count
+        self.most = max(self.most, self.now)
+
+
+class Outbox:
+    """Frames to one neighbour, sent while this rank goes on: the newest and ``ahead`` more may not have left."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, ahead: int, timeout: float, room: Room) -> None:
+        self.group, self.peer, self.tag, self.ahead, self.timeout = group, peer, tag, ahead, timeout
+        self.room = room
         self.size: int | None = None
-        self.going: deque[tuple[Any, Tensor]] = deque()
+        self.going: deque[list[tuple[Any, Tensor]]] = deque()  # the frames of each message
 
     def send(self, batch: int, micro: int, packet: Packet, usual: int | None = None) -> int:
         """Returns the bytes. ``usual`` are those of packets to come where they are smaller than this one."""
+        self.finish(len(self.going) - self.ahead, self.timeout)
+        self.going.append([])
         found = list(pieces(packet))
         length = sum(memoryview(piece).nbytes for piece in found)
         total = 0
@@ -62,47 +83,50 @@ class Outbox:
     def fail(self, text: str) -> None:
         """Say that this rank goes no further."""
         words = text.encode()[: LEAST - HEAD]
+        self.going.append([])
         if self.size is None:
             self._open(-len(words), words)
             return
         frame = torch.zeros(self.size, dtype=torch.uint8)
         frame[:HEAD] = torch.tensor([-len(words), 0, 0]).view(torch.uint8)
         frame[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-        self._post(frame, self.tag, bounded=False)
+        self._post(frame, self.tag)
 
     def _open(self, size: int, words: bytes = b"") -> int:
         opening = torch.zeros(LEAST, dtype=torch.uint8)
         opening[:8] = torch.tensor([size]).view(torch.uint8)
         if words:
             opening[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-        self._post(opening, self.tag + OPENING, bounded=False)
+        self._post(opening, self.tag + OPENING)
         self.size = max(size, 0)
         return LEAST
 
-    def _post(self, frame: Tensor, tag: int, bounded: bool = True) -> None:
+    def _post(self, frame: Tensor, tag: int) -> None:
+        """Send a frame of the last message."""
         try:
             work = dist.isend(frame, self.peer, group=self.group, tag=tag)
         except RuntimeError as error:
             raise Lost(first_line(error)) from error
-        self.going.append((work, frame))
-        while bounded and len(self.going) > self.most:
-            self.finish(1, self.timeout)
+        self.going[-1].append((work, frame))
+        self.room.add(frame.nbytes)
 
     def finish(self, count: int, timeout: float) -> None:
-        """Wait until the oldest frames have left, at most ``timeout`` seconds for each."""
+        """Wait until the oldest messages have left, at most ``timeout`` seconds for each frame."""
         for _ in range(count):
-            work, _ = self.going.popleft()
-            try:
-                work.wait(datetime.timedelta(seconds=timeout))
-            except RuntimeError as error:
-                raise Lost(first_line(error)) from error
+            for work, frame in self.going.popleft():
+                try:
+                    work.wait(datetime.timedelta(seconds=timeout))
+                except RuntimeError as error:
+                    raise Lost(first_line(error)) from error
+                self.room.add(-frame.nbytes)
 
 
 class Inbox:
-    """Frames from one neighbour, in order, ``ahead`` of which are waited for at any time."""
+    """Frames from one neighbour, in order, ``ahead`` of which are waited for at any time; 0: the one that is taken."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, ahead: int, timeout: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, ahead: int, timeout: float, room: Room) -> None:
         self.group, self.peer, self.tag, self.ahead, self.timeout = group, peer, tag, ahead, timeout
+        self.room = room
         self.size: int | None = None
         self.opening: tuple[Any, Tensor] | None = None  # what says the size of a frame
         self.posted: deque[tuple[Any, Tensor]] = deque()
@@ -119,7 +143,9 @@ class Inbox:
                 raise Lost(_text(opening[HEAD : HEAD - size]))
             self.size, total = size, LEAST
             for _ in range(self.ahead):
-                self._post(torch.zeros(size, dtype=torch.uint8))
+                self._post(self._empty(size))
+        if not self.ahead:
+            self._post(self._empty(self.size))
         if not self.posted:
             raise Lost(self.fault)
         work, frame = self.posted.popleft()
@@ -129,10 +155,13 @@ class Inbox:
             raise Lost(_text(frame[HEAD : HEAD - length]))
         fits = min(length, self.size - HEAD)
         data = frame[HEAD : HEAD + fits].numpy().tobytes()
-        self._post(frame)
+        if self.ahead:
+            self._post(frame)
+        else:
+            self.room.add(-frame.nbytes)
         total += self.size
         if fits < length:
-            rest = self._whole(length - fits, self.tag + REST)
+            rest = self._taken(self._asked(length - fits, self.tag + REST))
             data += rest.numpy().tobytes()
             total += len(rest)
         return batch, micro, loads(data, max_values=None, finite=False), total
@@ -158,22 +187,26 @@ class Inbox:
         return None
 
     def _opening(self) -> Tensor:
-        work, frame = self.opening or self._asked(LEAST, self.tag + OPENING)
-        self._wait(work)
-        self.opening = None
-        return frame
+        asked, self.opening = self.opening or self._asked(LEAST, self.tag + OPENING), None
+        return self._taken(asked)
 
-    def _whole(self, size: int, tag: int) -> Tensor:
-        work, frame = self._asked(size, tag)
-        self._wait(work)
-        return frame
+    def _empty(self, size: int) -> Tensor:
+        self.room.add(size)
+        return torch.zeros(size, dtype=torch.uint8)
 
     def _asked(self, size: int, tag: int) -> tuple[Any, Tensor]:
-        frame = torch.zeros(size, dtype=torch.uint8)
+        frame = self._empty(size)
         try:
             return dist.irecv(frame, self.peer, group=self.group, tag=tag), frame
         except RuntimeError as error:
             raise Lost(first_line(error)) from error
+
+    def _taken(self, asked: tuple[Any, Tensor]) -> Tensor:
+        """What was asked for, once it is there."""
+        work, frame = asked
+        self._wait(work)
+        self.room.add(-frame.nbytes)
+        return frame
 
     def _wait(self, work: Any) -> None:
         began = time.perf_counter()

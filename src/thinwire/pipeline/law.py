@@ -8,6 +8,8 @@ goes on. In the meantime it has begun m_i - m_j batches more. So a batch takes a
 
 seconds. Where each part executes its own list and waits for messages alone, it takes exactly that once queues are full.
 
+A barrier after each batch sends messages too: :func:`events` charges them, as gloo sends them.
+
 A link that is busy for r seconds with the messages of a batch, its bytes over its rate, is as a part that computes so
 long: a batch takes at least r seconds too, however large the delays are.
 """
@@ -15,7 +17,7 @@ long: a batch takes at least r seconds too, however large the delays are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import require
 from .schedule import DSP, Schedule
@@ -62,7 +64,9 @@ def events(
     """Seconds a batch, as parts that execute a schedule's operations would take, over the second half of ``batches``.
 
     Seconds are those of a whole batch, of which a micro-batch takes its share. A message waits for those before it
-    while the link is ``busy`` with them; without ``busy`` it never waits.
+    while the link is ``busy`` with them; without ``busy`` it never waits. Those of a barrier wait for the batch's
+    messages on their link, and have no bytes: they take what is not ``busy`` of a message's seconds, and between parts
+    that are no neighbours the longest of these.
     """
     parts, pieces = len(forward), schedule.pieces
     schedule.check(parts)
@@ -72,6 +76,17 @@ def events(
     clock = [0.0] * parts
     ops = [[op for n in range(batches) for op in schedule.tick(k, parts, n)] for k in range(parts)]
     at, ends, locked = [0] * parts, [0.0] * batches, [0] * parts
+    entered = [0.0] * parts  # when each part was done with its last batch
+    left: dict[int, list[float]] = {}  # when each part goes on after a barrier, by batch
+    latency = {way: [c - r for c, r in zip(*links[way], strict=True)] for way in links}
+
+    def told(k: int, to: int, when: float) -> float:
+        """When a message of the barrier, of part ``k`` to another, has arrived that is ready then."""
+        way, link = ("forward", k) if to > k else ("backward", to)
+        near = abs(to - k) == 1
+        late = latency[way][link] if near else max(latency["forward"] + latency["backward"])
+        return max(when, free.get((way, to), 0.0) if near else 0.0) + late
+
     while any(a < len(o) for a, o in zip(at, ops, strict=True)):
         moved = False
         for k in range(parts):
@@ -84,12 +99,14 @@ def events(
                     needs = ("backward", k, op.batch, op.micro)
                 if needs is not None and needs not in there:
                     break
-                if schedule.barrier and op.do == "forward" and op.micro == 0 and min(locked) < op.batch:
-                    break
+                if schedule.barrier and op.do == "forward" and op.micro == 0 and op.batch:
+                    if min(locked) < op.batch:
+                        break
+                    if op.batch not in left:
+                        left[op.batch] = _past_barrier(entered, told)
+                    clock[k] = max(clock[k], left[op.batch][k])
                 if needs is not None:
                     clock[k] = max(clock[k], there[needs])
-                if schedule.barrier and op.do == "forward" and op.batch:
-                    clock[k] = max(clock[k], ends[op.batch - 1])
                 clock[k] += {"forward": forward[k], "backward": backward[k], "guess": backward[k]}.get(
                     op.do, 0
                 ) / pieces
@@ -102,10 +119,26 @@ def events(
                 following = ops[k][at[k]] if at[k] < len(ops[k]) else None
                 if following is None or (following.do == "forward" and following.micro == 0):
                     ends[locked[k]] = max(ends[locked[k]], clock[k])
-                    locked[k] += 1
+                    entered[k], locked[k] = clock[k], locked[k] + 1
         assert moved, "parts that wait for one another"
     half = batches // 2
     return (ends[-1] - ends[half - 1]) / (batches - half)
+
+
+def _past_barrier(entered: Sequence[float], told: Callable[[int, int, float], float]) -> list[float]:
+    """When each part leaves a barrier, by when it enters.
+
+    In gloo's, a dissemination barrier, part k tells part k + d and hears from part k - d, for d = 1, 2, 4, ... below
+    the number of parts, around in a circle. It sends once it knows that the other one waits for it. Hensgen, Finkel,
+    Manber, "Two algorithms for barrier synchronization", 1988.
+    """
+    n, d, now = len(entered), 1, list(entered)
+    while d < n:
+        asked = [told((k + d) % n, k, now[(k + d) % n]) for k in range(n)]  # that part k + d waits for part k
+        sent = [max(now[k], asked[k]) for k in range(n)]
+        now = [max(sent[k], told((k - d) % n, k, sent[(k - d) % n])) for k in range(n)]
+        d *= 2
+    return now
 
 
 def plan(

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from ..errors import require
 from ..train.threads import one_thread
 from . import law
+from .frames import LEAST
 from .memory import uncached
 from .schedule import DNI, DSP, GPipe, Schedule
 from .simulate import Simulation
 from .split import REPEATS, _now
 from .stage import Loss, mean_loss
+from .stored import AQSGD
 
 __all__ = ["Profile", "costs", "least", "measure", "memory", "messages", "seconds"]
 
@@ -176,10 +178,12 @@ def least(
     return law.plan(forward, replayed, ahead[0], back[0], (ahead[1], back[1]))
 
 
-def memory(schedule: Schedule, profile: Profile) -> tuple[int, ...]:
-    """Bytes that each part keeps at most of forward passes: as many as its queue can hold, and stashed parameters.
+def memory(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Sequence[int]]) -> tuple[int, ...]:
+    """Bytes that each part keeps at most of forward passes, stashed parameters and frames.
 
-    The model itself, its gradients and the optimiser's state are not in it.
+    Of forward passes they are as many as its queue can hold. ``sizes`` are bytes of a batch's messages by boundary, as
+    :func:`messages` has them. The model itself, its gradients, the optimiser's state and what ``AQSGD`` remembers are
+    not in it. Messages of a link whose bytes depend on the numbers may be longer than the one that was measured.
     """
     parts, pieces, found = len(profile.inputs), schedule.pieces, []
     for part, delay in enumerate(schedule.delays(parts)):
@@ -192,8 +196,23 @@ def memory(schedule: Schedule, profile: Profile) -> tuple[int, ...]:
             size += held * profile.weights[part]
         if isinstance(schedule, DNI) and part < parts - 1:
             size += schedule.lag * profile.inputs[part + 1]
+        size += sum(_frames(schedule, profile, sizes, boundary) for boundary in (part - 1, part))
         found.append(size)
     return tuple(found)
+
+
+def _frames(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Sequence[int]], boundary: int) -> int:
+    """Bytes of the frames, at one end of a boundary, that are sent or waited for, and of an announcement.
+
+    In each direction they are those by which a part can be ahead of its neighbour's answers, and one more.
+    """
+    parts, pieces = len(profile.inputs), schedule.pieces
+    if not 0 <= boundary < parts - 1:
+        return 0
+    ahead, back = (each[boundary] // pieces for each in sizes)
+    if isinstance(schedule.activations, AQSGD):  # whole examples follow a frame that is for differences
+        ahead += profile.inputs[boundary + 1] // pieces
+    return (schedule.slack(boundary, parts) + 1) * (ahead + back) + LEAST
 
 
 def with_links(schedule: DSP, like: Schedule) -> DSP:

@@ -20,7 +20,7 @@ from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
 from ..wire import Packet, dumps, loads
-from .frames import Inbox, Lost, Outbox, first_line
+from .frames import Inbox, Lost, Outbox, Room, first_line
 from .handle import Training, modules, settle, whole
 from .schedule import Schedule
 from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
@@ -31,7 +31,6 @@ TAGS = {"forward": 1, "backward": 2, "look": 3}
 FIRST = 1 << 20  # above the tags that gloo gives to collectives
 EACH = 16  # tags of one training: receives that an earlier one has posted must not take messages of this one
 trainings = 0  # that this process has begun
-MOST_AHEAD = 8  # receives that are posted: each has a frame's memory
 INITIAL = ("model (its parameters' names or shapes)", "initial model")
 COMPARING = "comparing what is to be trained"
 LOOK = 0.2  # seconds between two looks at what neighbours say, at a barrier
@@ -62,7 +61,7 @@ def pipeline(
     - ``loss``: of outputs and targets, the mean over examples; by default cross entropy, or the squared error for
       targets of floats.
     - ``seed``: of random layers and links. It is the same on every rank.
-    - ``rate``: a factor of the learning rate by (batch, part).
+    - ``rate``: a factor of the learning rate by (batch, part), at least 0.
     - ``clip``: the largest norm of a part's gradient; larger ones are scaled down.
     - ``replicas``: pipelines side by side.
     - ``average``: a method of :mod:`thinwire.ddp` such as ``DEF(64)`` or ``Hook(TopK(0.01))``; by default the mean of
@@ -157,23 +156,33 @@ class Pipeline(Training):
         self.pending: deque[list[Any]] = deque()  # messages back that arrived before they were asked for
         self.out: dict[str, Outbox] = {}
         self.into: dict[str, Inbox] = {}
-        schedule, parts = settings.schedule, settings.parts
-        deepest = max(schedule.delays(parts)) + max((schedule.slack(k, parts) for k in range(parts - 1)), default=0)
+        self.room = Room()
         for way, number in TAGS.items():
             above, below = (self.part + 1, self.part - 1) if way != "backward" else (self.part - 1, self.part + 1)
             if group is not None and 0 <= above < settings.parts:
-                most = 2 * deepest + 4  # a frame, and what did not fit, of each message
-                self.out[way] = Outbox(group, self._rank(above), tag + number, most, timeout)
+                ahead = self._ahead(way, above)
+                self.out[way] = Outbox(group, self._rank(above), tag + number, ahead, timeout, self.room)
             if group is not None and 0 <= below < settings.parts:
-                # As many as can be under way at once, for a link that is as slow as the delays allow.
-                slack = schedule.slack(min(self.part, below), parts)
-                ahead = 1 if way == "look" else min(slack, MOST_AHEAD) + 2
-                self.into[way] = Inbox(group, self._rank(below), tag + number, ahead, timeout)
+                # As many as can be under way at once: of a batch that is looked at none but the one that is asked for.
+                ahead = 0 if way == "look" else self._ahead(way, below) + 1
+                self.into[way] = Inbox(group, self._rank(below), tag + number, ahead, timeout, self.room)
+
+    def _ahead(self, way: str, other: int) -> int:
+        """Messages that the sender of two neighbours can be ahead of those that the other has answered to."""
+        return 0 if way == "look" else self.settings.schedule.slack(min(self.part, other), self.settings.parts)
 
     @property
     def bytes(self) -> Any:
         """Bytes of this part, by direction."""
         return self.ledger[self.rank]
+
+    @property
+    def frames(self) -> int:
+        """The most bytes that frames took here at once: those that are sent, and those that are waited for.
+
+        The frames of ``predict`` count too, while it is at work.
+        """
+        return self.room.most
 
     @property
     def waited(self) -> float:

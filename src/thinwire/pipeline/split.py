@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..ddp.collectives import Group, Traffic
-from ..errors import require
+from ..ddp.collectives import Gather, Group, Traffic
+from ..errors import OutOfSync, RankLost, require
 from ..wire import dumps, loads
 from .memory import uncached
 from .schedule import Schedule
@@ -22,6 +22,8 @@ __all__ = ["split"]
 
 REPEATS = 3  # of a measurement; the shortest counts
 Named = tuple[tuple[str, ...], nn.Module]
+Looked = tuple[list[Named], list[bool], list[tuple[float, float]]]
+"""A chain, which of its modules have parameters to train, and the seconds of each, forward and back."""
 
 
 def split(
@@ -31,6 +33,8 @@ def split(
     costs: Sequence[float] | None = None,
     at: Sequence[int] | None = None,
     schedule: Schedule | None = None,
+    group: dist.ProcessGroup | None = None,
+    timeout: float = 300.0,
 ) -> list[nn.Sequential]:
     """Cut a model into ``parts`` chains of modules, the costliest of which costs as little as can be.
 
@@ -38,27 +42,27 @@ def split(
     ``chain()`` that returns such a list. A list may have a module several times. ``sample`` is a batch: inputs, or a
     tuple that begins with them. It goes forward and back through each module, and the seconds that takes are the
     module's cost. With ``schedule``, a part that replays its forward passes, as all but the last do under DSP, is
-    charged for them twice. Under ``torch.distributed`` all ranks use what rank 0 measured. ``costs`` are given costs in
-    place of measured ones, one a module of the chain, in any unit: so the result is the same everywhere. ``at`` are the
-    places themselves: the number, in the chain, of the module that each part but the first begins with. The modules
-    themselves are in the parts, not copies, and a part's ``state_dict()`` has the names of the model's.
+    charged for them twice. ``costs`` are given costs in place of measured ones, one a module of the chain, in any unit:
+    so the result is the same everywhere. ``at`` are the places themselves: the number, in the chain, of the module that
+    each part but the first begins with. The modules themselves are in the parts, not copies, and a part's
+    ``state_dict()`` has the names of the model's.
+
+    Under ``torch.distributed`` all ranks of ``group``, by default all there are, call it with a sample at the same
+    place, within ``timeout`` seconds. They use what the first of them measured.
 
     Raises ``ValueError`` for a model that is no chain, for fewer modules with parameters than parts, for a parameter
     that lies in two parts, for places that leave a part without parameters, and for a sample that does not go through.
+    With a sample, :class:`OutOfSync` on every rank where one has another model, and :class:`RankLost` where another
+    rank has raised, or is missing.
     """
-    require(parts >= 1, f"split(parts={parts}): at least 1")
-    chain = _chain(model)
-    trained = [any(p.requires_grad for p in module.parameters()) for _, module in chain]
-    require(
-        sum(trained) >= parts,
-        f"split(parts={parts}): the chain has {sum(trained)} modules with parameters to train, and a part without any "
-        "would have nothing to do: take fewer parts, or cut the modules up",
-    )
-    if at is None:
+    require(timeout > 0, f"split(timeout={timeout}): seconds, above 0")
+    if costs is None and at is None:
+        chain, trained, measured = _agreed(lambda: _looked_at(model, parts, schedule, sample), group, timeout)
         late = [] if schedule is None else replays(schedule, parts)
-        cuts = _balanced_cuts(chain, trained, parts, sample, costs, late)
+        cuts = balanced([f + b for f, b in measured], trained, parts, [f for f, _ in measured], late)
     else:
-        cuts = _given_cuts(chain, trained, parts, at)
+        chain, trained = _checked(model, parts, schedule)
+        cuts = _given_cuts(chain, trained, parts, at) if at is not None else _costed_cuts(chain, trained, parts, costs)
     made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
     apart(made)
     return made
@@ -76,25 +80,31 @@ def replays(schedule: Schedule, parts: int) -> list[bool]:
     return [schedule.keeps == "input" and delay > 0 for delay in schedule.delays(parts)[:-1]] + [False]
 
 
-def _balanced_cuts(
-    chain: Sequence[Named],
-    trained: Sequence[bool],
-    parts: int,
-    sample: Any,
-    costs: Sequence[float] | None,
-    late: Sequence[bool],
+def _checked(model: Any, parts: int, schedule: Schedule | None) -> tuple[list[Named], list[bool]]:
+    """The chain of a model, and which of its modules have parameters to train."""
+    require(parts >= 1, f"split(parts={parts}): at least 1")
+    if schedule is not None:
+        schedule.check(parts)
+    chain = _chain(model)
+    trained = [any(p.requires_grad for p in module.parameters()) for _, module in chain]
+    require(
+        sum(trained) >= parts,
+        f"split(parts={parts}): the chain has {sum(trained)} modules with parameters to train, and a part without any "
+        "would have nothing to do: take fewer parts, or cut the modules up",
+    )
+    return chain, trained
+
+
+def _costed_cuts(
+    chain: Sequence[Named], trained: Sequence[bool], parts: int, costs: Sequence[float] | None
 ) -> list[int]:
-    again: Sequence[float] = ()
-    if costs is None:
-        require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
-        measured = _everyones(_measured(chain, sample))
-        costs, again = [f + b for f, b in measured], [f for f, _ in measured]
+    assert costs is not None
     require(
         len(costs) == len(chain),
         f"split(costs=...): {len(costs)} costs for {len(chain)} modules: {', '.join('.'.join(n) for n, _ in chain)}",
     )
     require(all(cost >= 0 for cost in costs), "split(costs=...): a cost is below 0")
-    return balanced([float(cost) for cost in costs], trained, parts, again, late)
+    return balanced([float(cost) for cost in costs], trained, parts)
 
 
 def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at: Sequence[int]) -> list[int]:
@@ -283,11 +293,45 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _everyones(costs: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Rank 0's, where there are several: parts have to be the same everywhere."""
+def _looked_at(model: Any, parts: int, schedule: Schedule | None, sample: Any) -> Looked:
+    """A model that this rank can cut, with the seconds of its modules."""
+    chain, trained = _checked(model, parts, schedule)
+    require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
+    return chain, trained, _measured(chain, sample)
+
+
+def _agreed(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout: float) -> Looked:
+    """What this rank found with ``look``, and the seconds of the first rank: parts have to be the same everywhere.
+
+    An error of one rank is one of every rank.
+    """
     if not (dist.is_available() and dist.is_initialized()):
-        return costs
-    group = dist.group.WORLD
+        return look()
+    failed, found = None, None
+    try:
+        found = look()
+    except Exception as error:  # said to the others before it is raised
+        failed = error
+    mine: Any = [f"{type(failed).__name__}: {failed}"]
+    if found is not None:
+        chain, trained, seconds = found
+        mine = [[[".".join(name), type(module).__name__] for name, module in chain], trained, [[*s] for s in seconds]]
+    group = group or dist.group.WORLD
     assert group is not None
-    found = loads(Group(group, Traffic()).gather(dumps([list(each) for each in costs]))[0])
-    return [(f, b) for f, b in found]
+    everyone = Group(group, Traffic(), timeout).drive(_gather(dumps(mine)), "cutting a model")
+    if failed is not None:
+        raise failed
+    ranks = [loads(data, max_values=None) for data in everyone]
+    for rank, theirs in enumerate(ranks):
+        if len(theirs) == 1:
+            raise RankLost(f"split: rank {rank} has no parts: {theirs[0]}")
+    for rank, theirs in enumerate(ranks):
+        if theirs[:2] != ranks[0][:2]:
+            sizes = f"{len(theirs[0])} modules, not {len(ranks[0][0])}"
+            said = sizes if len(theirs[0]) != len(ranks[0][0]) else "other names, types, or parameters to train"
+            raise OutOfSync(f"split: rank {rank} has another model than rank 0: {said}")
+    return chain, trained, [(f, b) for f, b in ranks[0][2]]
+
+
+def _gather(data: bytes) -> Any:
+    return (yield Gather(data))

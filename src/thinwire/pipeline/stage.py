@@ -7,6 +7,7 @@ with the same lines. A part that has replicas yields ``Mean`` and ``Gather`` too
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -135,6 +136,12 @@ class Stage:
         # What replicas average, and what each keeps of it, is data-parallel training's, part by part.
         self.worker = Worker(self.module, s.optimizer, s.average, s.replicas) if s.replicas > 1 else None
         self.optimizer = self.worker.optimizer if self.worker else s.optimizer(list(self.trained.values()))
+        closure = inspect.signature(self.optimizer.step).parameters.get("closure")
+        require(
+            closure is None or closure.default is not inspect.Parameter.empty,
+            f"optimizer={type(self.optimizer).__name__}: its step computes gradients itself, and those of a part come "
+            "from its neighbours: take one such as SGD, AdamW or NAdam",
+        )
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.device = next(iter(self.trained.values())).device
         # What writes over its input must not write over what is kept of it, or over a script's batch.
@@ -305,8 +312,11 @@ class Stage:
     def _step(self, op: Op) -> Talk[None]:
         s = self.settings
         if s.rate is not None:
+            factor = s.rate(op.batch, self.part)
+            fits = 0 <= factor < math.inf
+            require(fits, f"rate({op.batch}, {self.part}) is {factor}: a factor of the learning rate, at least 0")
             for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = lr * s.rate(op.batch, self.part)
+                group["lr"] = lr * factor
         if self.schedule.lookback:
             self._stash(self.steps)  # a batch to come may ask for the parameters as they were
         if self.watch is not None:

@@ -6,6 +6,7 @@ NeurIPS 2022, arXiv:2206.01299, Algorithm 1.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -13,13 +14,15 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..errors import CombinationError, WireError, require
+from ..errors import CombinationError, OutOfSync, WireError, require
 from ..key import Key
 from ..links import QSGD, Link
 from ..params import Layout, Params
 from ..wire import Packet
 
 __all__ = ["AQSGD", "Store"]
+
+NAMED = 8  # bytes of the digest of a batch's examples
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class AQSGD(Config):
     m(example) <- m(example) + link(activation - m(example)), at both ends, and m is what the next part computes with.
     Both ends keep the last ``examples`` examples that came, oldest out first, of ``4 * size of an activation`` bytes
     each. An example that is not kept is sent whole, with 32-bit floats. ``step(x, y, examples=...)`` says which
-    examples a batch has. Raises ``ValueError`` for fewer than 1 example, and ``CombinationError`` for a link with a
-    memory of its own.
+    examples a batch has, and each message has a digest of their numbers, 8 bytes. Raises ``ValueError`` for fewer than
+    1 example, and ``CombinationError`` for a link with a memory of its own.
 
     A frame between processes is as large as a message of differences. Whole examples make a message larger, and what
     does not fit follows in a message of its own, for which a slow link takes a round trip more.
@@ -51,6 +54,12 @@ class AQSGD(Config):
             raise CombinationError(f"{self!r}: AQSGD remembers itself; take a link without a memory")
 
 
+def named(examples: list[int]) -> Tensor:
+    """A digest of a batch's examples, in their order: at ends that name others, differences would be of others too."""
+    digest = hashlib.blake2b(torch.tensor(examples, dtype=torch.int64).numpy().tobytes(), digest_size=NAMED).digest()
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+
+
 class Store:
     """One end's memory of examples. Both ends see the same examples in the same order, and so hold the same ones."""
 
@@ -64,12 +73,12 @@ class Store:
 
     def differences(self, link: Link, x: Tensor, key: Key) -> Packet:
         """A packet of the size of those in which no example is whole. Nothing changes."""
-        return [x[:0].contiguous(), link.send(Params.of([("x", x)]), None, key)[0]]
+        return [x[:0].contiguous(), link.send(Params.of([("x", x)]), None, key)[0], named([])]
 
     def send(self, link: Link, x: Tensor, examples: list[int], key: Key) -> Packet:
         """A batch of activations, [b, ...], as a packet: whole examples, and the differences of the others."""
         known = torch.tensor([example in self.held for example in examples])
-        packet: list[Packet] = [x[~known].contiguous(), None]
+        packet: list[Packet] = [x[~known].contiguous(), None, named(examples)]
         fresh = x[~known]
         if known.any():
             before = torch.stack([self.held[e] for e, k in zip(examples, known.tolist(), strict=True) if k])
@@ -83,8 +92,13 @@ class Store:
 
     def recv(self, link: Link, packet: Packet, examples: list[int], key: Key) -> Tensor:
         """What :meth:`send` sent."""
-        if not (isinstance(packet, list) and len(packet) == 2 and isinstance(packet[0], Tensor)):
-            raise WireError("a packet of another shape: whole examples and differences expected")
+        if not (isinstance(packet, list) and len(packet) == 3 and isinstance(packet[0], Tensor)):
+            raise WireError("a packet of another shape: whole examples, differences and a digest expected")
+        if not (isinstance(packet[2], Tensor) and torch.equal(packet[2], named(examples))):
+            raise OutOfSync(
+                "the part before names other examples of this batch, or in another order: step(x, y, examples=...) "
+                "has the same numbers on every rank"
+            )
         known = torch.tensor([example in self.held for example in examples])
         fresh, shape = packet[0], packet[0].shape[1:]
         if len(fresh) != int((~known).sum()):
