@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import annotations
 import thinwire as tw
 from pipelines import BATCHES, bits, cut, data, dsp, forked, net, plain, refusal, run, sgd, small_sgd
+from thinwire import models
 from thinwire.config import complete
 from thinwire.errors import CombinationError, NonFinite
 from thinwire.expression import parse, vocabulary
@@ -942,7 +943,7 @@ def test_the_state_of_another_optimiser_is_refused_by_name(first, then, said):
 # -- processes ----------------------------------------------------------------
 
 
-FEW = 7  # batches of each case: queues of six are full, and one goes on
+FEW, MORE = 8, 12  # batches of each case, so that all queues are full and one goes on: of six, or of nine
 CASES: dict[str, tuple[int, Schedule, int]] = {
     f"{name} {parts} {seed}": (parts, make(parts), seed)
     for parts in PARTS
@@ -965,6 +966,38 @@ CASES: dict[str, tuple[int, Schedule, int]] = {
     ]
     for seed in seeds
 }
+CASES |= {
+    "ResNet DSP": (2, DSP((1, 0), (3, 0)), 0),
+    "ResNet PipeDream": (2, PipeDream(activations=AQSGD(examples=12), gradients=tw.Int8()), 0),
+    "Transformer DSP": (2, DSP((1, 0), (3, 0), activations=tw.LowRank(2), gradients=tw.QSGD(7)), 0),
+    "Transformer DNI": (2, DNI(), 0),
+}
+
+
+def modelled(name: str, parts: int) -> list[nn.Sequential]:
+    """The parts of a case's model."""
+    torch.manual_seed(5)
+    if "ResNet" in name:
+        return split(models.resnet20(), 2, at=[6])
+    if "Transformer" in name:
+        return split(models.char_transformer(depth=2), 2, at=[3])
+    return cut(net(0.2), parts)
+
+
+def batches_of(name: str, seed: int) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    if "ResNet" in name:
+        return [(torch.randn(8, 3, 16, 16, generator=g), torch.randint(10, (8,), generator=g)) for _ in range(FEW)]
+    if "Transformer" in name:
+        rows = [torch.randint(65, (8, 13), generator=g) for _ in range(FEW)]
+        return [(row[:, :-1], row[:, 1:]) for row in rows]
+    return data(seed, MORE if "deep" in name else FEW)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_batches_of_each_case_fill_its_queues_and_one_goes_on(name):
+    parts, schedule, seed = CASES[name]
+    assert len(batches_of(name, seed)) * schedule.pieces > max(schedule.delays(parts)) + 1
 
 
 def narrow(name: str) -> Any:
@@ -975,11 +1008,10 @@ def narrow(name: str) -> Any:
 def case(name: str, rank: int, group: Any) -> dict[str, Any]:
     parts, schedule, seed = CASES[name]
     delays = random.Random(f"{name} {rank}")
-    model = net(0.2)
-    training = pipeline(cut(model, parts), sgd, schedule, seed=seed, group=group, timeout=100)
+    training = pipeline(modelled(name, parts), sgd, schedule, seed=seed, group=group, timeout=100)
     losses = []
     with narrow(name):
-        for number, (x, y) in enumerate(data(seed, FEW)):
+        for number, (x, y) in enumerate(batches_of(name, seed)):
             time.sleep(delays.random() * 0.002)
             losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
             if number == 4:
@@ -1059,17 +1091,18 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", CASES)
 def test_processes_under_random_delays_are_the_simulation_bit_for_bit(name, ranks):
     parts, schedule, seed = CASES[name]
-    model, losses = net(0.2), []
-    training = Simulation(cut(model, parts), sgd, schedule, seed=seed)
+    losses = []
+    training = Simulation(modelled(name, parts), sgd, schedule, seed=seed)
     with narrow(name):
-        for number, (x, y) in enumerate(data(seed, FEW)):
+        for number, (x, y) in enumerate(batches_of(name, seed)):
             losses.append(training.step(x, y, examples=torch.arange(8) + 8 * (number % 2)))
             if number == 4:
                 training.predict(x)
         losses.append(training.drain())
+    model = training.whole_state_dict()
     for rank in range(parts):
         found = ranks[rank]["cases"][name]
-        assert found["model"].keys() == model.state_dict().keys()
+        assert found["model"].keys() == model.keys()
         assert torch.equal(bits(found["model"]), bits(model))
         assert found["losses"] == ([float(x) for x in losses if x is not None] if rank == parts - 1 else [])
         assert {**found["bytes"], "setup": 0} == training.ledger[rank].summary()

@@ -149,6 +149,16 @@ def test_a_method_is_as_fast_as_beside_plain_model_parallelism_over_the_same_lin
     assert found[0] != found[1]
 
 
+def test_seconds_without_dnis_auxiliary_networks_are_shown_as_the_least(tmp_path, digits):
+    study("BPK()", "DNI()").run(tmp_path, problems={0: digits})
+    found = table.rows(arms([tmp_path]))
+    plain, dni = [line for line in table.markdown(found).splitlines() if line.startswith("| `")]
+    by_law = dict(zip((row["method"] for row in found), found, strict=True))["DNI(1)"]
+    assert f"| ≥ {by_law['seconds_per_batch']:.4g} | ≥ " in dni
+    assert f"| ≤ {by_law['times_as_fast']:.2f} |" in dni
+    assert not {"≥", "≤"} & set(plain)
+
+
 def last_clocks(folder: Path) -> dict[str, float]:
     """The simulated seconds of a study's runs, by method."""
     runs = sorted(folder.rglob("rounds.jsonl"))

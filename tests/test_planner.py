@@ -244,6 +244,15 @@ def test_the_plan_of_a_model_as_a_table_and_as_json(monkeypatch, capsys):
     assert len(found["cut"]) == 1
 
 
+def test_a_plan_shows_the_seconds_of_dni_as_the_least(monkeypatch, capsys):
+    assert called(monkeypatch, "DNI()", *PLAN.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("≥ ") for line in lines if "DNI(" in line] == [1]
+    assert [line.count("≤ ") for line in lines if "DNI(" in line] == [3]  # to BPK, GPipe and 1F1B
+    assert "≤" not in "".join(line for line in lines if "DNI" not in line)
+    assert "DNI's auxiliary networks take more seconds" in " ".join(" ".join(lines).split())
+
+
 def test_a_link_that_takes_longer_than_any_part_is_named():
     found = planner.plan(shape=(6,), classes=3, model="mlp", parts=2, batch=8, mbit=0.001)
     assert found.limit == "the link between parts 0 and 1 (activations)"

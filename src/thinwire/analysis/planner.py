@@ -213,12 +213,14 @@ def show(found: Plan) -> None:
     draw(title, ["", "s forward", "s back", "MB of parameters", "MB sent ahead"], lines, (), caption)
     known = found.known()
     head = ["schedule", "staleness", "s a batch", *(f"x {name}" for name in known), "MB a batch", "MB kept by part"]
+    # DNI computes more than its parts do.
+    bounds = {row.schedule: ("≥ ", "≤ ") if row.schedule.startswith("DNI(") else ("", "") for row in found.rows}
     table = [
         [
             row.schedule,
             ", ".join(map(str, row.staleness)),
-            f"{row.seconds:.4g}",
-            *(f"{of.seconds / row.seconds:.2f}" for of in known.values()),
+            f"{bounds[row.schedule][0]}{row.seconds:.4g}",
+            *(f"{bounds[row.schedule][1]}{of.seconds / row.seconds:.2f}" for of in known.values()),
             f"{row.bytes / 1e6:.2f}",
             ", ".join(f"{size / 1e6:.1f}" for size in row.memory),
         ]
@@ -230,4 +232,6 @@ def show(found: Plan) -> None:
         "of activations that wait for their backward pass, of stashed parameters, and of messages that are sent or "
         "waited for; the model and the optimiser's state come on top."
     )
+    if any(row.schedule.startswith("DNI(") for row in found.rows):
+        said += " DNI's auxiliary networks take more seconds (≥), and memory."
     draw("", head, table, ("staleness", "MB a batch"), said)

@@ -338,11 +338,16 @@ def _pipelined_columns(found: Sequence[Row]) -> tuple[Column, ...]:
         ("MB ahead", lambda row: _megabytes(row["bytes_up"])),
         ("MB back", lambda row: _megabytes(row["bytes_down"])),
         ("total / BPK", lambda row: _percent(row["share_total"])),
-        ("s a batch", lambda row: f"{row['seconds_per_batch']:.4g}"),
-        ("s by the law", lambda row: _seconds(row["clock"])),
-        ("x BPK", lambda row: f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
+        ("s a batch", lambda row: _bound("≥", row) + f"{row['seconds_per_batch']:.4g}"),
+        ("s by the law", lambda row: _bound("≥", row) + _seconds(row["clock"])),
+        ("x BPK", lambda row: _bound("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
         ("s here", lambda row: _seconds(row["seconds"])),
     )
+
+
+def _bound(sign: str, row: Row) -> str:
+    """Before seconds that leave out what a schedule computes besides its parts."""
+    return f"{sign} " if row["expression"].startswith("DNI(") else ""
 
 
 def _pipelined_plain(expression: str) -> bool:
@@ -355,7 +360,8 @@ PIPELINED_NOTES = {
     "MB ahead": "MB (10^6 bytes) ahead are activations, MB back error gradients, of what was really serialised, "
     "headers included.",
     "MB 0-1": "'0-1' is the boundary between parts 0 and 1, ahead + back.",
-    "s by the law": "Seconds by the law are those of the parts' measured times and of the links' rate and latency.",
+    "s by the law": "Seconds by the law are those of the parts' measured times and of the links' rate and latency. "
+    "DNI's auxiliary networks take more (≥).",
     "x BPK": "'x BPK': how many times as fast as plain model parallelism.",
 }
 
