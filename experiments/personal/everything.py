@@ -29,9 +29,20 @@ SHARED = ["FedProx", "SCAFFOLD"]
 OWN = ["FT", "SoftPull", "FedBN", "Ditto", "APFL", "FedSM-extra", "Ensemble", "Per-FedAvg", "pFedMe"]
 UNSEEN = ["FedAvg", "FedSM", "Ensemble"]
 MIDDLE = {  # the rates that were chosen at 64 pixels
-    **{"centralised": 0.001, "FedAvg": 0.009, "FedSM": 0.009, "FT": 0.009, "Ditto": 0.009, "FedProx": 0.009},
-    **{"SCAFFOLD": 1, "SoftPull": 0.009, "FedBN": 0.03, "FedSM-extra": 0.009, "Ensemble": 0.009, "APFL": 1},
-    **{"Per-FedAvg": 1, "pFedMe": 1},
+    "centralised": 0.001,
+    "FedAvg": 0.009,
+    "FedSM": 0.009,
+    "FT": 0.009,
+    "Ditto": 0.009,
+    "FedProx": 0.009,
+    "SCAFFOLD": 1,
+    "SoftPull": 0.009,
+    "FedBN": 0.03,
+    "FedSM-extra": 0.009,
+    "Ensemble": 0.009,
+    "APFL": 1,
+    "Per-FedAvg": 1,
+    "pFedMe": 1,
 }
 LARGE = "--size 256 --width 16 --rounds 24 --last 1 --lr 0.003 --selector nets:vgg11_at_64"  # the thesis' networks
 SITES = "--data fashion_sites --examples 3000 --rounds 30 --tune-rounds 10"
