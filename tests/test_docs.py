@@ -436,7 +436,7 @@ def test_what_the_page_of_pipelines_says_of_their_speed_is_in_the_results():
         max(line["over_law"] for line in lines),
         max(line["arms"]["DSP, Int8"]["over_law"] for line in lines if "DSP, Int8" in line["arms"]),
     )
-    assert f"DSP takes at most {own:.2f} times the law's time, and with `Int8` at most {small:.2f}." in page
+    assert f"DSP takes at most {own:.3f} times the law's time, and with `Int8` at most {small:.2f}." in page
     *near, a, b, c = sorted(map(over_plan, lines))
     assert (len(near), len(lines)) == (6, 9)
     assert f"at most {near[-1]:.2f} times as long in six of nine rows, and {a:.2f}, {b:.2f} and {c:.2f} times" in page

@@ -427,7 +427,7 @@ def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> 
         assert shown[1].count("there already") == 3
 
 
-def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(tmp_path: Path) -> None:
+def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(data_dir: Path, tmp_path: Path) -> None:
     """BPK over 1 Gbit/s and 1 ms: the parts' .09 s, and two times two messages."""
     costs, lines = tmp_path / "costs.jsonl", []
     for parts, cut, seconds in ((1, [], [0.09]), (3, [4, 7], [0.03] * 3), (4, [4, 6, 9], [0.02, 0.02, 0.02, 0.03])):
