@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..config import complete
 from ..ddp.collectives import Gather, Group, Mean, Traffic
+from ..ddp.handle import gather
 from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
@@ -118,7 +119,7 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
     shown = complete(settings.average)
     mine = [len(parts), settings.replicas, complete(settings.schedule), shown, settings.seed, settings.clip]
     mine += [names, digest.hexdigest()]
-    found = [loads(data, max_values=None) for data in group.drive(_gather(dumps([trainings, *mine])), COMPARING)]
+    found = [loads(data, max_values=None) for data in group.drive(gather(dumps([trainings, *mine])), COMPARING)]
     trainings = 1 + max(int(theirs.pop(0)) for theirs in found)
     what = ("number of parts", "number of replicas", "schedule", "average", "seed", "clip", *INITIAL)
     for rank, one in enumerate(found):
@@ -128,10 +129,6 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
                 hint = "; seed torch alike on every rank before the model is made" if name == INITIAL[-1] else ""
                 raise OutOfSync(f"rank {rank} has another {name} than rank 0{'' if hint else shown}{hint}")
     return FIRST + trainings * EACH
-
-
-def _gather(data: bytes) -> Any:
-    return (yield Gather(data))
 
 
 class Pipeline(Training):
@@ -370,6 +367,6 @@ class Pipeline(Training):
             return found
         data = dumps({} if self.stage.replica else mine)
         group = Group(self.group, Traffic(), self.timeout)
-        gathered = group.drive(_gather(data), "gathering the model")
+        gathered = group.drive(gather(data), "gathering the model")
         parts = [loads(part, max_values=None, finite=False) for part in gathered[: self.settings.parts]]
         return whole([{name: tensor.clone() for name, tensor in part.items()} for part in parts])

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..ddp.collectives import Gather, Group, Traffic
+from ..ddp.collectives import Group, Traffic
+from ..ddp.handle import gather
 from ..errors import OutOfSync, RankLost, require
 from ..wire import dumps, loads
 from .memory import uncached
@@ -318,7 +319,7 @@ def _agreed(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout
         mine = [[[".".join(name), type(module).__name__] for name, module in chain], trained, [[*s] for s in seconds]]
     group = group or dist.group.WORLD
     assert group is not None
-    everyone = Group(group, Traffic(), timeout).drive(_gather(dumps(mine)), "cutting a model")
+    everyone = Group(group, Traffic(), timeout).drive(gather(dumps(mine)), "cutting a model")
     if failed is not None:
         raise failed
     ranks = [loads(data, max_values=None) for data in everyone]
@@ -331,7 +332,3 @@ def _agreed(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout
             said = sizes if len(theirs[0]) != len(ranks[0][0]) else "other names, types, or parameters to train"
             raise OutOfSync(f"split: rank {rank} has another model than rank 0: {said}")
     return chain, trained, [(f, b) for f, b in ranks[0][2]]
-
-
-def _gather(data: bytes) -> Any:
-    return (yield Gather(data))
