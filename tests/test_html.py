@@ -739,7 +739,7 @@ def test_a_point_under_the_mouse_has_its_values(browser: Any, tmp_path: Path) ->
 @pytest.mark.deployment
 def test_an_expression_is_copied(browser: Any, tmp_path: Path) -> None:
     """Where a page may write to the clipboard, and where it may not: then the browser copies what is selected."""
-    made(tmp_path, DENSE, 0, [line(1, 0.5)])
+    made(tmp_path / "run", DENSE, 0, [line(1, 0.5)])
     place = html.write([tmp_path], tmp_path / "report.html").as_uri()
     (expression,) = [one["expression"] for one in html.gather([tmp_path])["expressions"]]
     for writes in ("async (text) => { window.copied = text; }", "() => Promise.reject(new Error('not allowed'))"):
