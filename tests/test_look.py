@@ -9,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from thinwire.analysis import figures
+from thinwire.analysis.leakage import Leak
 from thinwire.cli import main
 from thinwire.report.read import EVERY_LINE
 
@@ -227,6 +231,13 @@ def test_a_leak_has_its_bytes_and_its_picture(thinwire: Look, tmp_path: Path) ->
     dense, sparse = found(out)["leaks"]
     assert dense["method"] == "FedAvg()"
     assert dense["bytes"] > 4 * sparse["bytes"] > 0
+
+
+def test_long_names_of_methods_lie_within_the_picture(tmp_path: Path) -> None:
+    name, picture = "FedAvg(LocalSGD(0.1), weights='uniform')", torch.zeros(1, 8, 8)
+    found = [Leak(name, 0, 0, 1, "whole", 1.0, 0.0, 1.0, 1.0, picture, picture)] * 3
+    with Image.open(figures.leaked(found, tmp_path / "leakage.png")) as drawn:
+        assert np.asarray(drawn.convert("L"))[0].min() == 255  # no letter is cut off at the top
 
 
 def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ JOBS: dict[str, list[str]] = {
     ],
     "leakage_cifar10": [
         'look leakage "FedAvg()" "FedAvg(up=TopK(0.01))" "Intrinsic(256)" "Intrinsic(1024)" "Intrinsic(4096)" '
-        "--data cifar10 --lr 0.1 --out DIR"
+        "--data cifar10 --lr 0.1 --iterations 2000 --tries 2 --out DIR"
     ],
     "leakage_recycled": [
         'look leakage "FedAvg(up=LBGM(threshold=0.99))" --data digits --lr 0.1 --round 2 --distance cosine --out DIR'

@@ -20,9 +20,9 @@ from . import gradients, layers, leakage, pictures, residuals, spectra, stalenes
 from .gradients import WHOLE, Look, Space
 
 
-def _save(figure: Any, path: Path) -> Path:
+def _save(figure: Any, path: Path, **how: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, **how)
     plt.close(figure)
     return path
 
@@ -242,13 +242,15 @@ def owed(found: Sequence[residuals.Owed], path: Path) -> Path:
 
 def leaked(found: Sequence[leakage.Leak], path: Path) -> Path:
     """The picture, and what was rebuilt of it from what each method sends."""
-    figure, places = _panels(1 + len(found), 2.6, 3.1)
-    _picture(places[0], found[0].original, "the client's picture")
-    for place, one in zip(places[1:], found, strict=True):
+    titles = ["the client's picture"]
+    for one in found:
         alike = "" if one.ssim is None else f", SSIM {one.ssim:.2f}"
-        name = "\n".join(textwrap.wrap(one.method, 36, break_long_words=False)[:3])
-        _picture(place, one.rebuilt, f"{name}\nPSNR {one.psnr:.1f} dB{alike}")
-    return _save(figure, path)
+        name = textwrap.wrap(one.method, 36, break_long_words=False)[:3]
+        titles.append("\n".join([*name, f"PSNR {one.psnr:.1f} dB{alike}"]))
+    figure, places = _panels(1 + len(found), 2.6, 3.05 + 0.12 * max(title.count("\n") for title in titles))
+    for place, title, picture in zip(places, titles, [found[0].original, *(one.rebuilt for one in found)], strict=True):
+        _picture(place, picture, title)
+    return _save(figure, path, bbox_inches="tight")  # the layout leaves too little for titles over square pictures
 
 
 def _picture(place: Any, picture: Tensor, title: str) -> None:
