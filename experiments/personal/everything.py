@@ -62,7 +62,10 @@ QUEUES = {
         *rows([*FIRST, *SHARED, *OWN], f"{SITES} --seeds 0 1 2"),
         *rows([*FIRST, *SHARED, *(name for name in OWN if name != "FedBN")], f"{LABELS} --seeds 0 1 2"),
     ],
-    "middle": [f"--only {name} --size 128 --seeds 0 1 2 --lr {rate:g}" for name, rate in MIDDLE.items()],
+    "middle": [
+        *(f"--only {name} --size 128 --seeds 0 1 2 --lr {rate:g}" for name, rate in MIDDLE.items()),
+        f"--sweep --size 128 --seeds 0 1 2 --lr {MIDDLE['FedSM']:g}",
+    ],
     "large": rows(FIRST, LARGE),
 }
 """FedBN is left out where the model has no norm: there it is FedAvg."""
