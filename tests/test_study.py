@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -17,7 +18,7 @@ from thinwire import cli
 from thinwire.cli import finish
 from thinwire.compare import KINDS, DataParallel, Federated, Pipelined, Study, load
 from thinwire.errors import RunError
-from thinwire.report import html, table
+from thinwire.report import html, plots, table
 from thinwire.report.read import UNITS, arms
 from thinwire.run.folder import locked
 
@@ -433,3 +434,22 @@ def test_the_methods_of_all_kinds_are_listed(thinwire: Command) -> None:
     assert {name for name, kind in kinds if kind == "data-parallel"} == {*tw.ddp.methods.METHODS}
     assert {name for name, kind in kinds if kind == "pipeline schedule"} == {*tw.pipeline.schedule.SCHEDULES}
     assert ("AQSGD", "pipeline link") in kinds
+
+
+@pytest.mark.parametrize("high", [1.3, 3.0, 9.0, 90.0, 4e3, 1e7])
+def test_numbers_of_a_logarithmic_axis_are_plain_and_leave_each_other_room(high: float) -> None:
+    figure, places = plots.plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    for place in places:
+        place.plot([0.0075, 0.0075 * high], [0, 1])
+        plots.logarithmic(place)
+    figure.canvas.draw()
+    for place in places:
+        low, most = place.get_xlim()
+        shown = [tick.label1 for tick in place.xaxis.get_major_ticks() if low <= tick.get_loc() <= most]
+        assert len(shown) >= 2
+        assert [float(one.get_text().replace(",", "")) for one in shown] == pytest.approx(
+            [tick for tick in place.get_xticks() if low <= tick <= most]
+        )
+        boxes = [one.get_window_extent() for one in shown]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+    plots.plt.close(figure)

@@ -59,6 +59,7 @@ import thinwire as tw
 from thinwire import data as sets
 from thinwire.models import build
 from thinwire.problem import Problem, standard
+from thinwire.report.plots import logarithmic
 
 BUDGETS = (0.001, 0.002, 0.004, 0.01, 0.02, 0.05, 0.1)  # of FedAvg's bytes
 INTO = Path(__file__).parent / "results" / "curve.jsonl"
@@ -436,7 +437,7 @@ def picture(lines: list[record.Line], only: Sequence[str] | None, out: Path) -> 
                     linewidth=2.5 if own else 1,
                     capsize=2,
                 )
-            axis.set_xscale("log")
+            logarithmic(axis)
             axis.set_title(f"{name}: {title}", fontsize=9)
             axis.set_xlabel("MB of a run, up and down together")
             axis.grid(alpha=0.3)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..report.curves import NAMES, Curve
-from ..report.plots import COLOURS
+from ..report.plots import COLOURS, logarithmic
 from . import gradients, layers, leakage, pictures, residuals, spectra, staleness, surfaces, sweep
 from .gradients import WHOLE, Look, Space
 
@@ -164,7 +164,7 @@ def scores(found: Sequence[layers.Layer], kappas: Sequence[layers.Kappa], path: 
     norms = grid[0, 0]
     norms.barh(places - 0.2, [e.weights for e in found], 0.4, color=COLOURS[6], label="‖x‖")
     norms.barh(places + 0.2, [e.change for e in found], 0.4, color=COLOURS[0], label="‖Δ‖")
-    norms.set_xscale("log")
+    logarithmic(norms)
     norms.legend(frameon=False)
     own = grid[0, 1]
     own.barh(places, [e.score for e in found], color=COLOURS[1])
@@ -370,7 +370,7 @@ def swept(found: Sequence[sweep.Line], across: str, value: str, path: Path) -> P
         place.errorbar(x, middle, spread, fmt=style, color=COLOURS[i % len(COLOURS)], capsize=3, label=line.name)
     positive = [point.at for line in found for point in line.points]
     if min(positive) > 0 and max(positive) / min(positive) > 20:
-        place.set_xscale("log")
+        logarithmic(place)
     if len(found) > 1 or found[0].name:
         figure.legend(loc="outside lower center", frameon=False, fontsize=8)
     _plain(place, across, value)

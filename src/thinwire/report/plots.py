@@ -15,6 +15,7 @@ from .read import Arm
 
 matplotlib.use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000", "#dd8833", "#7755cc")
 SMOOTHED = 30  # points from which on a curve is drawn thin, and its running mean thick
@@ -156,7 +157,7 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str, best:
         elif found.seeds > 1:
             place.fill_between(x, found.low, found.high, color=colour, alpha=0.15, linewidth=0)
     if label.startswith(("MB", "millions", "seconds")):
-        place.set_xscale("log")
+        logarithmic(place)
     place.set_xlabel(label)
     band = "\n(band: one deviation, dash-dots: lowest tenth, dots: worst client)"
     name = sent(arms[0].kind)[value] if value in COSTS else NAMES[value]
@@ -165,6 +166,19 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str, best:
     place.set_ylabel(name + (f" (thick: mean of the last {WINDOW})" if long else ""))
     place.grid(alpha=0.25)
     place.spines[["top", "right"]].set_visible(False)
+
+
+def logarithmic(place: Any) -> None:
+    """A logarithmic axis below what is drawn, with plain numbers that leave each other room."""
+    place.set_xscale("log")
+    low, high = place.get_xlim()
+    if high < 4 * low:
+        place.xaxis.set_major_locator(MaxNLocator(4))
+    else:
+        steps = (1.0, 2.0, 5.0) if high < 500 * low else (1.0,)
+        place.xaxis.set_major_locator(LogLocator(subs=steps, numticks=7))
+    place.xaxis.set_major_formatter(lambda value, _: f"{value:,.9g}")
+    place.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _part(arm: Arm, axis: Axis, name: str) -> NDArray[np.float64]:
