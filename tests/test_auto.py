@@ -345,6 +345,22 @@ def test_seconds_are_spent_at_the_rate_of_each_direction() -> None:
         Auto(local=LOCAL, seconds=0.001).choose(found, tw.Key(0))
 
 
+def test_of_splits_that_are_about_as_good_the_fastest_at_the_slowest_clients_rates_is_taken() -> None:
+    # Updates that any split codes without error, so all are as good: what is left to choose by is time.
+    zero = layers(torch.zeros(64, 64))
+    found = measured(4)._replace(changes=[zero, zero], movement=zero, beside=lambda off: [zero, zero])
+    auto = Auto(0.1, LOCAL)
+    slow_up, slow_down = (auto.choose(found._replace(rates=r), tw.Key(0)) for r in ((0.3, 1.0), (1.0, 0.3)))
+    assert slow_up.choice.up.bytes < slow_up.choice.down.bytes
+    assert slow_down.choice.up.bytes > slow_down.choice.down.bytes
+    assert any("the fastest for the slowest client is taken" in why for why in slow_up.why)
+    # Where one split is better by far, rates change nothing.
+    found = measured(None)
+    far = found._replace(beside=lambda off: [x + off * 3.0 for x in found.changes])
+    choices = [auto.choose(far._replace(rates=r), tw.Key(0)).choice for r in (None, (1.0, 0.01))]
+    assert choices[0] == choices[1]
+
+
 def test_a_run_with_dropouts_spends_the_share_of_what_fedavg_sends_with_the_same() -> None:
     about: dict[str, Any] = {"dropout": 0.6, "sample": 4, "evaluate_every": 9}
     dense, spent = (trained(method, 9, **about).ledger.bytes() for method in (FedAvg(LOCAL), Auto(0.1, LOCAL)))

@@ -43,6 +43,8 @@ RATHER = 1.05  # times the least error that a codec of less computing may leave
 EXACT = 1e-6  # share of the squared length that may be missing from what is as good as whole
 FRESH = 0.5  # share of clients in a round from which a residual is young enough to be worth sending
 MEGABIT = 8e-6  # of a byte
+STAYS = "The split stays: no other misses a twentieth less."
+QUICKEST = "Of those that miss at most a twentieth more than the least, the fastest for the slowest client is taken."
 UNITS = {"budget": "bytes", "bytes": "bytes", "seconds": "s"}
 
 CODECS: dict[str, Callable[[int], Link]] = {  # those of less computing first
@@ -110,7 +112,8 @@ class Auto(Config):
     ``simulate`` and ``thinwire run`` take it where they take a method. Before round 1 a cohort of at most four clients
     trains one round. Nothing of that crosses a network. From their updates these are chosen:
 
-    - how the budget is split between up and down, of five splits;
+    - how the budget is split between up and down, of five splits. With a ``Network`` it is the fastest one for the
+      slowest client, of those that miss at most a twentieth more than the least;
     - the codec of each direction: ``TransformCoding``, ``Budget``, ``Half`` or ``Dense``, with the least error, or
       with less computing where that costs less than a twentieth of error more;
     - one stream of broadcasts where all clients take part in every round, else ``PerClient``;
@@ -166,15 +169,22 @@ class Auto(Config):
             raise TooSmall(self._short(found))
         ways = [_way(found, *room, key) if before is None else _sized(before, *room) for room in rooms]
         errors = {way: _missed(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
-        best = min(errors, key=lambda way: errors[way])
+        least_missed = min(errors.values())
+        near = [way for way in errors if errors[way] <= RATHER * least_missed]
+        fast = found.rates if self.seconds is None else None  # seconds are spent whole, whatever the split
+        if fast is None:
+            best = min(near, key=lambda way: errors[way])
+        else:
+            best = min(near, key=lambda way: way.up.bytes / fast[0] + way.down.bytes / fast[1])
         whole = max(_square(_mean([x.flat.double() for x in found.changes])), 1e-30)
         tried = ", ".join(
             f"{way.up.bytes:,} + {way.down.bytes:,}: {error / whole:.2%}" for way, error in errors.items()
         )
         shares = f"Bytes up + down of a visit, and the share of a round's step that is then missed: {tried}."
-        if before is not None and errors[before] <= RATHER * errors[best]:
-            return Verdict(before, [shares, "The split stays: no other misses a twentieth less."])
-        return Verdict(best, [shares] if before else [*self._budgeted(found), shares, *_reasons(found, best)])
+        if before is not None and before in near:
+            return Verdict(before, [shares, STAYS])
+        why = [shares] if fast is None or len(near) == 1 else [shares, QUICKEST]
+        return Verdict(best, why if before else [*self._budgeted(found), *why, *_reasons(found, best)])
 
     # -- the room that there is -----------------------------------------------
 
