@@ -677,7 +677,7 @@ def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
 
 def test_every_claim_compares_rows_that_its_script_trains() -> None:
     with alone([str(ROOT / "experiments/tables.py")]):
-        from pages.claims import CLAIMS, ELSEWHERE, PAPERS
+        from pages.claims import CLAIMS, PAPERS, SITES
     scripts = {"personal": "retina", "dsp": "train"}
     for group in PAPERS:
         path = str(ROOT / f"experiments/{group}/{scripts.get(group, 'claims')}.py")
@@ -685,7 +685,7 @@ def test_every_claim_compares_rows_that_its_script_trains() -> None:
             script = runpy.run_path(path, run_name="group")
         if group == "personal":
             rows = {**script["ROWS"], **script["SWEEP"]}
-            trained = {(file, row) for file in ("retina_64", *ELSEWHERE) for row in rows}
+            trained = {(file, row) for file in SITES for row in rows}
         elif group == "dsp":
             trained = {(f"{parts} parts", row) for parts in (3, 4) for row, _ in script["rows"](parts, False)}
             trained.add(("1 part", "BP"))

@@ -126,12 +126,40 @@ def lines_of(file: str, command: str = QUEUE) -> list[Line]:
 
 @table
 def personal_retina() -> list[str]:
-    return compared(lines_of("retina_64"))
+    return compared(lines_of("retina_128", f"{QUEUE} --queue middle"))
 
 
 @table
 def personal_retina_sites() -> list[str]:
+    return by_client(lines_of("retina_128", f"{QUEUE} --queue middle"))
+
+
+@table
+def personal_lambdas() -> list[str]:
+    return swept("retina_128", f"{QUEUE} --queue middle")
+
+
+@table
+def personal_small() -> list[str]:
+    return compared(lines_of("retina_64"))
+
+
+@table
+def personal_small_sites() -> list[str]:
     return by_client(lines_of("retina_64"))
+
+
+@table
+def personal_small_lambdas() -> list[str]:
+    return swept("retina_64")
+
+
+def swept(file: str, command: str = QUEUE) -> list[str]:
+    """FedSM by ``lam``."""
+    lines = lines_of(file, command)
+    if not any(line["row"] == LAMBDAS[0] for line in lines):
+        raise Missing(command)
+    return compared(lines, LAMBDAS)
 
 
 @table
@@ -142,14 +170,6 @@ def personal_large() -> list[str]:
 @table
 def personal_large_sites() -> list[str]:
     return by_client(lines_of("retina_256", f"{QUEUE} --queue large"))
-
-
-@table
-def personal_lambdas() -> list[str]:
-    lines = lines_of("retina_64")
-    if not any(line["row"] == LAMBDAS[0] for line in lines):
-        raise Missing(QUEUE)
-    return compared(lines, LAMBDAS)
 
 
 @table
@@ -165,16 +185,6 @@ def personal_cameras() -> list[str]:
 @table
 def personal_labels() -> list[str]:
     return compared(lines_of("fashion_mnist"))
-
-
-@table
-def personal_middle() -> list[str]:
-    return compared(lines_of("retina_128", f"{QUEUE} --queue middle"))
-
-
-@table
-def personal_middle_sites() -> list[str]:
-    return by_client(lines_of("retina_128", f"{QUEUE} --queue middle"))
 
 
 @table
