@@ -131,10 +131,18 @@ def dsp_shakespeare() -> list[str]:
     return _learned(read(path, "python experiments/dsp/train.py --data shakespeare --epochs 3"))
 
 
+def place(line: Line) -> tuple[int, int, int, str]:
+    """Where a line stands: by its optimiser, the number of parts, and what the thesis compares with what."""
+    optimisers = ("SGD", "AdamW", "NAdam", "Muon")
+    kinds = ("BP", "FR", "DDG", "PipeDream", "DSP", "DNI")
+    row = line["row"]
+    return optimisers.index(line["optimizer"]), line["parts"], kinds.index(row.partition("(")[0]), row
+
+
 def _learned(results: Results) -> list[str]:
     """A row a schedule, number of parts and optimiser: means over seeds."""
     groups: dict[Any, list[Line]] = {}
-    for line in results.all(part="curve"):
+    for line in sorted(results.all(part="curve"), key=place):
         groups.setdefault((line["optimizer"], line["parts"], line["row"]), []).append(line)
     alone = {key[0]: statistics.mean(one["clock"] for one in lines) for key, lines in groups.items() if key[1] == 1}
     rows = []
@@ -150,7 +158,7 @@ def _learned(results: Results) -> list[str]:
             cells = ["diverged", *[""] * 4]
         thesis = lines[0].get("thesis")
         rates = ", ".join(f"{rate:g}" for rate in sorted({line["lr"] for line in lines}))
-        rows.append([f"`{row}`", str(parts), optimizer, rates, *cells, f"{thesis:.2f} %" if thesis else ""])
-    said = ["schedule", "parts", "optimiser", "learning rate"]
-    head = [*said, "best", "mean of the last 5", "simulated s", "speed-up", "MB", "thesis"]
-    return markdown(head, rows, (0, 2))
+        said = [f"`{row}`", str(parts), optimizer, rates, str(len(done))]
+        rows.append([*said, *cells, f"{thesis:.2f} %" if thesis else ""])
+    head = ["schedule", "parts", "optimiser", "learning rate", "seeds", "best", "mean of the last 5"]
+    return markdown([*head, "simulated s", "speed-up", "MB", "thesis"], rows, (0, 2))
