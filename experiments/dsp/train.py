@@ -53,22 +53,20 @@ FACTOR = 4  # and what is between them and the next
 
 
 def rows(parts: int, text: bool) -> list[tuple[str, str]]:
-    """The schedules of a number of parts, each with that of one or three parts whose learning rate it has.
+    """The schedules of a number of parts, each with that whose learning rate it has.
 
     Thin links and DNI are tried with three parts of ResNet-20 alone.
     """
     if parts == 1:
         return [("BPK()", "BPK()")]
-    mine, three = (
-        ["FR()", "DDG()", *(f"DSP({(*[lag] * (k - 1), 0)}, {m})" for lag, m in zip((1, 2, 3), LAGS[k], strict=True))]
-        for k in (parts, 3)
-    )
+    lags = zip((1, 2, 3), LAGS[parts], strict=True)
+    found = ["FR()", "DDG()", *(f"DSP({(*[lag] * (parts - 1), 0)}, {m})" for lag, m in lags)]
     if text:
-        return [(name, name) for name in ("FR()", "PipeDream()", three[2], three[4])]
+        return [(name, name) for name in ("FR()", "PipeDream()", found[2], found[4])]
     if parts != 3:
-        return list(zip(mine, three, strict=True))
-    thin = [(three[2][:-1] + f", activations={link}, gradients={link})", three[2]) for link in ("Half()", "Int8()")]
-    return [*((name, name) for name in three), *thin, ("DNI()", "DNI()")]
+        return [(name, name) for name in found]
+    thin = [(found[2][:-1] + f", activations={link}, gradients={link})", found[2]) for link in ("Half()", "Int8()")]
+    return [*((name, name) for name in found), *thin, ("DNI()", "DNI()")]
 
 
 def problem(o: argparse.Namespace, seed: int, augment: tuple[sets.Augment, ...]) -> Problem:
@@ -175,9 +173,9 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
     return line
 
 
-def chosen(o: argparse.Namespace, schedule: str, optimizer: str) -> float:
+def chosen(o: argparse.Namespace, schedule: str, parts: int, optimizer: str) -> float:
     """The best learning rate of a row, which has a worse one on each side."""
-    row, parts = ("BP", 1) if schedule == "BPK()" else (schedule, 3)
+    row = "BP" if parts == 1 else schedule
     given, epochs = None, max(3, 2 * o.epochs // 5)
     found: dict[int, float] = {}  # by the power of the factor
     tried = [0]
@@ -232,7 +230,7 @@ def main() -> None:
                     row = "BP" if parts == 1 else schedule
                     if o.only and o.only not in row:
                         continue
-                    rate = o.lr or chosen(o, like, optimizer)
+                    rate = o.lr or chosen(o, like, parts, optimizer)
                     one = study(o, schedule, parts, seed, optimizer, rate, o.epochs)
                     given = given or problem(o, seed, one.augments())
                     trained(o, timed(o, one, given), given, row)
