@@ -475,7 +475,8 @@ def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path
     lines = [line for line in written(tmp_path / "dsp.jsonl") if line["part"] != "costs"]
     assert [line["row"] for line in lines] == ["FR()"] * len(lines)
     *rates, line = lines
-    assert [each["parts"] for each in lines] == [3] * len(rates) + [4]  # the rate is that of three parts
+    assert {each["parts"] for each in lines} == {4}
+    assert [each["part"] for each in lines] == ["rate"] * len(rates) + ["curve"]
     tried = {each["lr"]: each["accuracy"] for each in rates}
     assert list(tried)[:3] == [0.02, 0.005, 0.08]
     steps = sorted(tried)
