@@ -8,8 +8,7 @@ instead, in 32 bits, with batches of 16, under SGD, AdamW, NAdam with a momentum
 
 Each row has a learning rate of its own, the best of those tried on seed 100, for two fifths of the epochs but at least
 three: rates a factor of 4 apart, until those beside the best are worse. A row with thin links has the rate of the row
-without them, and one of four parts that of the same row of three. What is best is judged by the mean of the last five
-evaluations, on the same test set.
+without them. What is best is judged by the mean of the last five evaluations, on the same test set.
 
 All parts lie in one process, and the numbers are those of processes, bit for bit. Simulated seconds are those of the
 law with links of ``--mbit`` and ``--latency`` and the seconds that each part takes, which are measured once and written
