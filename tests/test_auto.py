@@ -384,6 +384,22 @@ def test_a_second_choice_stays_with_the_first_where_headers_have_grown_beyond_th
     assert auto.choose(found._replace(fixed=(3_200, 100)), tw.Key(0), first).choice == first
 
 
+@pytest.mark.parametrize("codec", ["half", "dense"])
+def test_a_second_choice_leaves_room_for_a_codec_whose_packets_have_one_length(codec: str) -> None:
+    near, whole = measured(None), {"half": 8_400, "dense": 16_400}[codec]  # 2 or 4 x 4,096 bytes, and a header
+    found = near._replace(beside=lambda off: [x + off * 3.0 for x in near.changes])
+    auto = Auto(local=LOCAL, bytes=whole + 9_000)
+    for first in (
+        Choice(Coded("transform", 1_000), Coded(codec, whole), False, False),
+        Choice(Coded(codec, whole), Coded("transform", 1_000), False, False),
+    ):
+        again = auto.choose(found, tw.Key(0), first).choice
+        assert again != first, "there is room for more"
+        for way, x in ((again.up, found.changes[0]), (again.down, found.movement)):
+            assert length(CODECS[way.codec](way.bytes).send(x, None, tw.Key(0))[0]) <= way.bytes
+        assert again.up.bytes + again.down.bytes + sum(found.fixed) <= whole + 9_000
+
+
 @pytest.mark.parametrize("absolute", [False, True])
 def test_halves_are_taken_only_where_they_fit_layers_and_all(absolute: bool) -> None:
     # 40 layers of 8 entries: 640 bytes of halves, and 124 of structure.

@@ -167,7 +167,10 @@ class Auto(Config):
         rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= least]
         if not rooms and before is None:
             raise TooSmall(self._short(found))
-        ways = [_way(found, *room, key) if before is None else _sized(before, *room) for room in rooms]
+        if before is None:
+            ways = [_way(found, *room, key) for room in rooms]
+        else:
+            ways = [way for way in (_sized(before, *room) for room in rooms) if _fits(found, way, key)]
         errors = {way: _missed(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
         least_missed = min(errors.values())
         near = [way for way in errors if errors[way] <= RATHER * least_missed]
@@ -271,6 +274,13 @@ def _way(found: Measured, up: int, down: int, key: Key) -> Choice:
 def _sized(choice: Choice, up: int, down: int) -> Choice:
     """The same choice with other bytes."""
     return choice._replace(up=choice.up._replace(bytes=up), down=choice.down._replace(bytes=down))
+
+
+def _fits(found: Measured, choice: Choice, key: Key) -> bool:
+    """Whether its codecs keep to the bytes: a lossy one does, the packets of others have the length they have."""
+    ways = ((choice.up, found.changes[0]), (choice.down, found.movement))
+    fixed = [(CODECS[way.codec](way.bytes), x, way.bytes) for way, x in ways if way.codec not in LOSSY]
+    return all(length(link.send(x, link.open(x)[0], key)[0]) <= bytes for link, x, bytes in fixed)
 
 
 def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> Coded:
