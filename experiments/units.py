@@ -1,13 +1,15 @@
 """The trainings of a group of claims: each writes one JSON line, once, whatever stops the process that makes them.
 
 A group is a list of :class:`Arm`: a row of a table in one setting. An arm that is tried with several learning rates is
-first trained with each of them, for fewer rounds and on a split and a start of their own (seed 100). The rate of the
-best mean of the last five evaluations is taken for the seeds that count. What is best is judged on the same test set.
-A method's settings are chosen likewise: an arm with ``best_of`` is the best of some others.
+first trained with each of them, for fewer rounds and on a split and a start of their own (seed 100). While the best of
+them is the smallest or the largest, one more beyond it is tried, up to three. The rate of the best mean of the last
+five evaluations is taken for the seeds that count. What is best is judged on the same test set. A method's settings are
+chosen likewise: an arm with ``best_of`` is the best of some others.
 
-Units are made in the order of the list. A unit whose line is there is not trained again. Two processes with the same
-command share the units: each takes the next one that nobody holds. A training has checkpoints beside the results, in
-``.running``, so a process that is killed loses the rounds since the last of them.
+Units are made in the order of the list. A unit whose line is there is not trained again. Nothing is trained by code
+that is in no commit, since its lines would not count. Two processes with the same command share the units: each takes
+the next one that nobody holds. A training has checkpoints beside the results, in ``.running``, so a process that is
+killed loses the rounds since the last of them.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Arm(ABC):
 
     ``minutes`` are those of one training on one core, as measured. ``paper`` is the paper's figure. With ``follows``
     the learning rate is the one that was chosen for that arm. With ``best_of`` it is whichever of these arms does best
-    on the seed ``by``, trained with the seeds given here; an arm among them may have ``best_of`` too.
+    on the seed ``by``, trained with the seeds given here; an arm among them may have ``best_of`` too. ``further`` is
+    how many rates beyond those given may be tried.
     """
 
     setting: Line
@@ -65,6 +68,7 @@ class Arm(ABC):
     tuning: float = 0.4  # of the rounds, for each rate
     best_of: Sequence[Arm] = ()
     by: int = TUNING
+    further: int = 3
 
     @abstractmethod
     def key(self, rate: float, seed: int) -> Line:
@@ -81,7 +85,7 @@ class Arm(ABC):
     def followed(self) -> dict[str, Any]:
         """What it needs of others, in tiny."""
         follows = {} if self.follows is None else {"follows": self.follows.tiny()}
-        return {**follows, "best_of": [one.tiny() for one in self.best_of]}
+        return {**follows, "best_of": [one.tiny() for one in self.best_of], "further": 0}
 
     def about(self, rate: float, seed: int) -> Line:
         """What every key has."""
@@ -126,7 +130,8 @@ class Federated(Arm):
             ]
             problem = replace(problem, tasks=few, test=replace(problem.test, indices=torch.arange(50)))
         row = {**self.key(rate, seed), "paper": self.paper}
-        options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": self.evaluate_every}
+        every = min(self.evaluate_every, max(1, row["rounds"] // 10))  # a trial is looked at as often as a run
+        options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": every}
         options["start"] = self.start
         options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
         arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, _bytes)
@@ -163,7 +168,8 @@ class Ranks(Arm):
 
     def planned(self, rate: float, seed: int) -> DataParallel:
         steps = max(1, round(self.study.steps * self.share(seed)))
-        return replace(self.study, methods=(complete(self.method),), lr=rate, steps=steps)
+        every = min(self.study.evaluate_every, max(1, steps // 10))  # a trial is looked at as often as a run
+        return replace(self.study, methods=(complete(self.method),), lr=rate, steps=steps, evaluate_every=every)
 
     def key(self, rate: float, seed: int) -> Line:
         steps, tiny = self.planned(rate, seed).steps, {"tiny": True} if self.small else {}
@@ -278,16 +284,26 @@ def judged(line: Line) -> float:
     return -1.0 if "diverged" in line else float(line["accuracy_mean_of_last_5"])
 
 
-def trials(arm: Arm) -> list[Unit]:
-    """By which its rate is chosen."""
-    return [unit(arm, rate, TUNING) for rate in arm.rates] if len(arm.rates) > 1 else []
+def trials(arm: Arm, lines: Sequence[Line]) -> list[Unit]:
+    """By which its rate is chosen, as far as they are known: one more while the best one is at an end."""
+    rates = [*arm.rates]
+    while len(rates) > 1:
+        tried = [unit(arm, rate, TUNING) for rate in rates]
+        found = {one.rate: there(lines, one.key) for one in tried}
+        done = {rate: judged(line) for rate, line in found.items() if line is not None}
+        best, ordered = max(done, key=lambda rate: done[rate], default=0.0), sorted(rates)
+        ends = {ordered[0]: ordered[1], ordered[-1]: ordered[-2]}
+        if len(done) < len(rates) or best not in ends or len(rates) == len(arm.rates) + arm.further:
+            return tried
+        rates.append(float(f"{best * best / ends[best]:.2g}"))
+    return []
 
 
 def chosen(arm: Arm, lines: Sequence[Line]) -> float | None:
     """Its learning rate: the first of the best. None where not all were tried."""
     if arm.follows is not None:
         return chosen(arm.follows, lines)
-    tried = [there(lines, trial.key) for trial in trials(arm)]
+    tried = [there(lines, trial.key) for trial in trials(arm, lines)]
     found = [line for line in tried if line is not None]
     if len(found) < len(tried):
         return None
@@ -311,7 +327,7 @@ def units(arm: Arm, lines: Sequence[Line]) -> tuple[list[Unit], bool]:
         return [*known, *runs], whole
     rate = chosen(arm, lines)
     runs = [] if rate is None else [unit(arm, rate, seed) for seed in arm.seeds]
-    return [*trials(arm), *runs], rate is not None
+    return [*trials(arm, lines), *runs], rate is not None
 
 
 @contextlib.contextmanager
@@ -405,9 +421,12 @@ def main(arms: Sequence[Arm], into: Path, about: str) -> None:
     if o.list:
         listed(asked, o.into)
         return
+    if not o.tiny and record.dirty(record.code()):
+        sys.exit("files here were changed since the last commit: commit them first, so that a line says what made it")
     stop = float("inf") if o.hours is None else time.time() + 3600 * o.hours
     if make(asked, o.into, stop):
-        shutil.rmtree(o.into.parent / ".running", ignore_errors=True)
+        if not (o.only or o.seed):  # else neighbours may train other units
+            shutil.rmtree(o.into.parent / ".running", ignore_errors=True)
         print("nothing is missing")
     else:
         print("some are missing: another process trains them, or time is up, or --only left out what they follow")

@@ -163,7 +163,7 @@ def news(model: str, row: str, method: Callable[[float, int], tw.Algorithm], **f
         "setting": {"name": "AG News" if fast else "AG News, transformer", **NEWS, "model": model},
         "problem": partial(problem, "ag_news", "fasttext", 32) if fast else read,
         "rounds": 100,
-        "rates": [0.03, 0.3, 1.0] if fast else [0.03, 0.1],
+        "rates": [1.0, 3.0, 10.0] if fast else [0.03, 0.1, 0.3],
         "minutes": 0.5 if fast else 2.0,
     }
     return arm("", row, method, **(given | fields))
