@@ -804,12 +804,12 @@ def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_
     into, out = tmp_path / "curve.jsonl", tmp_path / "curve.svg"
     *listed, last = run("onepercent/curve.py", "--list", "--into", into).splitlines()
     assert last.endswith("core-hours of " + last.split()[-3] + " are missing")
-    assert float(last.split()[0]) < 12
+    assert float(last.split()[0]) < 14
     names = "Fashion-MNIST", "CIFAR-10", "EMNIST letters", "Shakespeare"
     rivals = "FetchSGD", "Intrinsic", "STC both ways", "STC, per client", "LUAR, coded", "LBGM, coded"
     for hours, rows in (  # of one core, by which they are there
         (0.8, ["FedAvg", "Auto, 0.01"]),
-        (5.3, [*(f"{row}, the best" for row in rivals), "the best of the rivals"]),
+        (6.3, [*(f"{row}, the best" for row in rivals), "the best of the rivals"]),
     ):
         soon = [line for line in listed if line.startswith("missing") and float(line.split()[3]) <= hours]
         for name, row in itertools.product(names, rows):
@@ -856,6 +856,12 @@ def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_
             return [arm, *(each for one in arm.best_of for each in settings(one))]
 
         assert all(one.key(0.05, 0)["expression"] for arm in curve.arms() for one in settings(arm))
+        assert {group.name: curve.kernels(group) for group in curve.GROUPS} == {
+            "Fashion-MNIST": 4,
+            "CIFAR-10": 4,
+            "EMNIST letters": 4,
+            "Shakespeare": 11,
+        }
         for group in curve.GROUPS:
             best = [curve.best(group, row, (0,)) for row in curve.RIVALS]
             assert [len(one.best_of) for one in best] == [3] * 6

@@ -7,9 +7,11 @@ several processes that import torch. The clients hold Fashion-MNIST in equal par
 the FedAvg paper a round.
 
 ``auto`` is what ``Auto(0.01)`` chooses before round 1, written out, from a start that is known; ``fedavg`` is FedAvg.
-A simulation, which trains the same models, says how many rounds each needs. Seconds are those of the server's records,
-with all that Flower takes. Bytes of each host are those that the program between them counts: IP packets, with TLS and
-polls. A line each; what is there is not run again.
+``auto`` is run with three seeds, FedAvg with one. A simulation, which trains the same models, says how many rounds each
+needs, and three more are run. Seconds are those of the server's records until the accuracy is first reached, with all
+that Flower takes. Bytes of each host are those that the program between them counts: IP packets, with TLS and polls.
+The SuperLink's link is as slow as a host's and carries what all hosts are sent, so it says most of the time: the lines
+have the seconds that its bytes down take, too. A line each; what is there is not run again.
 
     python experiments/onepercent/slow_link.py --slowlink PROGRAM
 
@@ -41,7 +43,8 @@ import thinwire as tw
 INTO = Path(__file__).parent / "results" / "slow_link.jsonl"
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "flower"
-HOSTS, GOAL, MOST = 3, 0.7, 60  # MOST rounds are tried for GOAL
+HOSTS, GOAL, MOST, MORE = 3, 0.7, 60, 3  # MOST rounds are tried for GOAL, and MORE are run than it takes
+SEEDS = {"auto": (0, 1, 2), "fedavg": (0,)}
 LOCAL = "LocalSGD(0.06, batch=32, steps=10)"
 LINK = ("--rate", "0.3", "--down", "1", "--delay", "20")
 ONE_BY_ONE = {  # with two on the way at a time Flower opens a new connection every ten seconds or so
@@ -85,19 +88,20 @@ def behind(
     return found
 
 
-def methods(config: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def methods(config: dict[str, Any], seed: int) -> dict[str, tuple[str, str]]:
     """The expressions, with how their clients get the starting model."""
     parts = problem(config)
     share = 0.01 if config["model"] == FULL["model"] else 0.1  # of a very small model headers are more
     asked = tw.parse(f"Auto({share}, {LOCAL})")
-    run = tw.simulate(asked, parts.model, parts.tasks, 1, sample=config["sample"], workers=1, plan="each")
+    about: dict[str, Any] = {"sample": config["sample"], "workers": 1, "plan": "each", "seed": seed}
+    run = tw.simulate(asked, parts.model, parts.tasks, 1, **about)
     return {"auto": (run.chosen[0]["expression"], "known"), "fedavg": (f"FedAvg({LOCAL})", "sent")}
 
 
-def rounds_to(goal: float, expression: str, start: Any, config: dict[str, Any]) -> int:
+def rounds_to(goal: float, expression: str, start: Any, config: dict[str, Any], seed: int) -> int:
     """The rounds after which the model first has this accuracy, by a simulation."""
     parts = problem(config)
-    about: dict[str, Any] = {"sample": config["sample"], "start": start, "workers": 1, "plan": "each"}
+    about: dict[str, Any] = {"sample": config["sample"], "start": start, "workers": 1, "plan": "each", "seed": seed}
     found = tw.simulate(tw.parse(expression), parts.model, parts.tasks, MOST, test=parts.test, **about)
     reached = [r["round"] for r in found.rounds if r["accuracy"] >= goal]
     if not reached:
@@ -105,46 +109,54 @@ def rounds_to(goal: float, expression: str, start: Any, config: dict[str, Any]) 
     return int(reached[0])
 
 
-def measure(program: str, expression: str, start: str, config: dict[str, Any], goal: float, *link: str) -> record.Line:
-    """A run behind slow links until the accuracy is reached."""
-    rounds = rounds_to(goal, expression, start, config)
+def measure(
+    program: str, expression: str, start: str, config: dict[str, Any], goal: float, seed: int, *link: str
+) -> record.Line:
+    """A run behind slow links until the accuracy is reached; ``time`` and ``rounds`` are None where it is not."""
+    rounds = rounds_to(goal, expression, start, config, seed) + MORE
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = {**config, "method": expression, "start": start, "rounds": rounds}
+        run = {**config, "method": expression, "start": start, "rounds": rounds, "seed": seed}
         plan = {"app": str(QUICKSTART), "runs": {"run": run}, "environment": ONE_BY_ONE, "clients": config["clients"]}
         hub = behind(folder, program, plan, *link, seconds=3 * 3600.0)
         records = record.read(folder / "runs" / "run" / "rounds.jsonl")
     seconds, accuracies = ([r[field] for r in records] for field in ("seconds", "accuracy"))
-    until = next(t for t, accuracy in enumerate(accuracies, 1) if accuracy >= goal)
+    until = next((t for t, accuracy in enumerate(accuracies, 1) if accuracy >= goal), None)
     counts = [{way: host[f"{way}_bytes"] for way in ("sent", "received")} for host in hub["hosts"]]
+    sent = [r["down_bytes"] for r in records[:until]]
+    rate = float(link[link.index("--rate") + 1])
     return {
         "rounds": until,
-        "time": round(sum(seconds[:until]), 1),
-        "bytes_up": sum(r["up_bytes"] for r in records),
-        "bytes_down": sum(r["down_bytes"] for r in records),
-        "hosts": counts,  # the first is the SuperLink's
+        "time": None if until is None else round(sum(seconds[:until]), 1),
+        "server_uplink": round(8e-6 * sum(sent) / rate, 1),  # seconds that the payload down takes on its link
+        "run_rounds": rounds,
+        "bytes_up": sum(r["up_bytes"] for r in records[:until]),
+        "bytes_down": sum(sent),
+        "hosts": counts,  # of all rounds; the first is the SuperLink's
         "curve": [list(point) for point in zip(accumulate(seconds), accuracies, strict=True)],
     }
 
 
-def lines(into: Path, program: str, tiny: bool = False) -> dict[str, record.Line]:
-    """A line of each method, run where it is not there."""
+def lines(into: Path, program: str, tiny: bool = False) -> dict[tuple[str, int], record.Line]:
+    """A line of each method and seed, run where it is not there."""
     config, goal, link = (TINY, 0.3, ("--rate", "20", "--delay", "5")) if tiny else (FULL, GOAL, LINK)
     config = {**config, "data-dir": os.environ.get("THINWIRE_DATA", "")}
     asked = {name: value for name, value in config.items() if name != "data-dir"}
-    found: dict[str, record.Line] = {}
-    for name, (expression, start) in methods(config).items():
-        key = {"run": name, "method": expression, "start": start, "goal": goal, "link": " ".join(link), **asked}
-        key |= {"tiny": True} if tiny else {}
+    found: dict[tuple[str, int], record.Line] = {}
+    for run, seed in ((run, seed) for run, seeds in SEEDS.items() for seed in (seeds[:1] if tiny else seeds)):
+        expression, start = methods(config, seed)[run]
+        key = {"run": run, "seed": seed, "method": expression, "start": start, "goal": goal, "link": " ".join(link)}
+        key |= {**asked, **({"tiny": True} if tiny else {})}
         line = record.found(into, key)
         if line is None:
             began = time.time()
-            line = {**key, **measure(program, expression, start, config, goal, *link)}
+            line = {**key, **measure(program, expression, start, config, goal, seed, *link)}
             line |= {**record.about(expression, began), "versions": record.versions("flwr")}
             record.replace(into, line, key)
-        found[name] = line
+        found[run, seed] = line
         sent = sum(host["sent"] for host in line["hosts"])
-        print(f"{name}: {line['rounds']} rounds, {line['time']:,.1f} s, {sent:,} bytes on all links", flush=True)
+        reached = f"{line['rounds']} rounds, {line['time']:,.1f} s" if line["rounds"] else "it does not get there"
+        print(f"{run}, seed {seed}: {reached}, {sent:,} bytes on all links", flush=True)
     return found
 
 
@@ -157,7 +169,12 @@ def main() -> None:
     if not asked.slowlink:
         sys.exit("say --slowlink PROGRAM, or set THINWIRE_SLOWLINK: a program that makes slow links")
     found = lines(asked.into, asked.slowlink, asked.tiny)
-    print(f"auto takes {found['auto']['time'] / found['fedavg']['time']:.3f} of FedAvg's time")
+    dense = found["fedavg", 0]
+    for (run, seed), line in found.items():
+        if run != "fedavg" and line["time"] and dense["time"]:
+            print(f"{run}, seed {seed}, takes {line['time'] / dense['time']:.3f} of FedAvg's time", end="")
+            less = [each["time"] - each["server_uplink"] for each in (line, dense)]
+            print(f", and {less[0] / less[1]:.3f} without what the server's uplink takes")
 
 
 if __name__ == "__main__":
