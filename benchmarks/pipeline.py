@@ -5,12 +5,13 @@ which wait in place of computing, 1.2 ms forward and 2.4 ms back, as long in all
 idle core of the machine where this was written, and hand on as much as its second stage. So each of the two has, in
 effect, a processor of its own, however many the machine has and whatever else they do.
 
-All schedules take turns in one run, with micro-batches of the same size. A turn begins with batches that are not
-counted, so that queues are full. What is measured is the time of a micro-batch: DSP, FR and BPK make a step of each,
-GPipe, 1F1B and torch's schedules one of ``MICRO``. With --slowlink, the path of a program that runs a command on hosts
-joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``, each host with RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT), the two are hosts whose messages take 10 ms one way, at 100 and at 20 Mbit/s. Without,
-they are over loopback.
+All schedules take turns in one run, with micro-batches of the same size. A model is cut once, and once more for those
+schedules whose first part replays its forward passes, so that no two of them differ by the chance of a measurement. A
+turn begins with batches that are not counted, so that queues are full. What is measured is the time of a micro-batch:
+DSP, FR and BPK make a step of each, GPipe, 1F1B and torch's schedules one of ``MICRO``. With --slowlink, the path of a
+program that runs a command on hosts joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``, each
+host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), the two are hosts whose messages take 10 ms one way, at 100
+and at 20 Mbit/s. Without, they are over loopback.
 
     python benchmarks/pipeline.py [--quick] [--slowlink PROGRAM] [--json] [--into FILE]
 """
@@ -83,15 +84,19 @@ def waits() -> Any:
     return nn.Sequential(*[Wait() for _ in range(WAITS)])
 
 
-def cut(name: str, net: Any, parts: int, sample: Any, schedule: Any = None) -> Any:
-    """The parts of a model, as alike as can be under a schedule."""
-    from thinwire.pipeline import split
-    from thinwire.pipeline.split import replays
+LIKE = {"late": (2, True), "plain": (2, False), "chunks": (4, False)}  # parts, and whether the first replays
 
-    if name != "waits":
-        return split(net, parts, sample=sample, schedule=schedule)
-    late = schedule is not None and any(replays(schedule, parts))
-    return split(net, parts, at=CUTS[parts, late])
+
+def cut(o: argparse.Namespace, net: Any, like: str, sample: Any) -> list[int]:
+    """Where a model is cut: the costliest part takes as little as can be."""
+    from thinwire.pipeline import DSP, split
+    from thinwire.pipeline.split import places
+
+    parts, late = LIKE[like]
+    if o.model == "waits":
+        return CUTS[parts, late]
+    schedule = DSP((1, 0), (2, 0)) if late else None
+    return list(places(split(net, parts, sample=sample, schedule=schedule)))
 
 
 class Arm:
@@ -102,7 +107,8 @@ class Arm:
         from torchs import SINGLE, Torchs
 
         from thinwire import Int8
-        from thinwire.pipeline import BPK, DSP, FR, GPipe, OneFOneB, pipeline
+        from thinwire.pipeline import BPK, DSP, FR, GPipe, OneFOneB, pipeline, split
+        from thinwire.pipeline.split import replays
         from thinwire.pipeline.stage import mean_loss
 
         net, x, y = model(o.model, o.tiny)
@@ -115,8 +121,9 @@ class Arm:
         sgd = lambda p: torch.optim.SGD(p, 0.01, momentum=0.9)  # noqa: E731
         self.schedule: Any = None
         if torchs == "torch":
-            parts = 2 if kind in SINGLE else 4
-            self.train = Torchs(kind, cut(o.model, net, parts, x), MICRO, sgd, mean_loss)
+            like = "plain" if kind in SINGLE else "chunks"
+            stages = split(net, LIKE[like][0], at=profile["cuts"][like])
+            self.train = Torchs(kind, stages, MICRO, sgd, mean_loss)
             return
         small = {"activations": Int8(), "gradients": Int8()} if "Int8" in name else {}
         spare = 4 if "spare" in name else 0
@@ -129,8 +136,8 @@ class Arm:
         }
         ahead = profile["delay"]["Int8" if small else "dense"] + spare
         self.schedule = known.get(name) or DSP((1, 0), (ahead, 0), **small)
-        stages = cut(o.model, net, 2, x, self.schedule)
-        self.train = pipeline(stages, sgd, self.schedule)
+        like = "late" if any(replays(self.schedule, 2)) else "plain"
+        self.train = pipeline(split(net, 2, at=profile["cuts"][like]), sgd, self.schedule)
 
     def step(self) -> None:
         before = getattr(self.train, "computed", 0.0)
@@ -162,7 +169,7 @@ def rank_main(o: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from thinwire.pipeline import DSP
+    from thinwire.pipeline import split
     from thinwire.pipeline.plan import least, measure
 
     torch.set_num_threads(1)
@@ -170,7 +177,8 @@ def rank_main(o: argparse.Namespace) -> None:
     rank = dist.get_rank()
     net, x, y = model(o.model, o.tiny)
     found: list[Any] = [None]
-    stages = cut(o.model, net, 2, x, DSP((1, 0), (2, 0)))
+    cuts = {like: cut(o, net, like, x) for like in LIKE}  # as rank 0 measures them
+    stages = split(net, 2, at=cuts["late"])
     if rank == 0:
         profile = measure(stages, x, y)
         size, rate, late = profile.inputs[1], o.rate or 1e5, o.latency / 1e3
@@ -178,7 +186,9 @@ def rank_main(o: argparse.Namespace) -> None:
             name: least(profile.forward, profile.backward, ([size // by], [size // by]), rate, late).m[0]
             for name, by in (("dense", 1), ("Int8", 4))
         }
-        found = [{"forward": profile.forward, "backward": profile.backward, "bytes": size, "delay": delay}]
+        found = [
+            {"forward": profile.forward, "backward": profile.backward, "bytes": size, "delay": delay, "cuts": cuts}
+        ]
     dist.broadcast_object_list(found, 0)
     profile = found[0]
     slow = {0: (o.slow, o.chance)} if o.chance == 1 else dict.fromkeys((0, 1), (o.slow, o.chance))
@@ -358,7 +368,7 @@ def main() -> None:
         return record.measured(o.into, key, work, "numpy")
 
     rates = [0.0, *(o.rates if o.slowlink else [])]
-    result: dict[str, Any] = {"links": {}, "stragglers": None}
+    result: dict[str, Any] = {"links": {}, "stragglers": {}}
     if o.only != "stragglers":
         for name in o.models:
             for rate in rates:
@@ -367,8 +377,9 @@ def main() -> None:
                 result["links"][f"{name} {rate:g}"] = line
     if o.only != "links":
         rate = rates[1] if o.slowlink else 0.0
-        setting = {"model": o.models[0], "mbit": rate, "latency_ms": o.late if rate else 0.0}
-        result["stragglers"] = kept("stragglers", lambda: stragglers(o, o.models[0], rate), **setting)
+        for name in o.models:
+            setting = {"model": name, "mbit": rate, "latency_ms": o.late if rate else 0.0}
+            result["stragglers"][name] = kept("stragglers", lambda: stragglers(o, name, rate), **setting)  # noqa: B023
     if not o.slowlink:
         print("no --slowlink: times over slow links were not measured", file=sys.stderr)
     if o.json:

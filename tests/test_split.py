@@ -24,6 +24,42 @@ def test_a_part_that_replays_is_charged_for_its_forward_passes_twice():
     assert balanced(*modules, 2, [1.0] * 8, [False, False]) == [4]
 
 
+def test_of_cuts_that_cost_a_twentieth_more_the_one_that_hands_on_fewest_bytes_is_taken():
+    """Parts of 10.5 and 10, of 10 and 10.5, of 12 and 8.5: a twentieth more than 10.5 is 11.025."""
+    costs, trained = [10.0, 0.5, 1.5, 8.5], [True] * 4
+    assert balanced(costs, trained, 2) == [1]
+    assert balanced(costs, trained, 2, handed=[100, 100, 10, 0]) == [1]  # 12 is too much more
+    assert balanced(costs, trained, 2, handed=[100, 40, 10, 0]) == [2]
+    assert balanced(costs, trained, 2, handed=[40, 40, 10, 0]) == [1]
+    assert balanced([10.1, 0.4, 0.5, 10.0], trained, 2, handed=[8, 8, 8, 0]) == [2]  # 10.9, 10.5 and 11.0: the least
+
+
+def test_parts_that_cost_alike_hand_on_little():
+    """Three parts of four modules of 3: the largest is 6 wherever one cuts: two of three cuts are at 10 bytes."""
+    costs, trained = [3.0] * 4, [True] * 4
+    assert balanced(costs, trained, 3) == [1, 2]
+    assert balanced(costs, trained, 3, handed=[100, 100, 10, 0]) == [1, 3]
+    assert balanced(costs, trained, 3, handed=[100, 10, 10, 0]) == [2, 3]
+
+
+class Gives(nn.Module):
+    """So many numbers after 20 ms."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.gain = width, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return (x[:, :1] * self.gain).expand(-1, self.width)
+
+
+def test_a_measured_model_is_cut_where_little_is_handed_on():
+    """60 ms and 60, and as much if the module without parameters, which takes no time, is in the first part."""
+    model = nn.Sequential(Gives(64), Gives(64), Gives(4096), nn.AvgPool1d(64), Gives(64), Gives(64), Gives(64))
+    assert [len(part) for part in split(model, 2, sample=torch.zeros(1, 1))] == [4, 3]
+
+
 def test_all_parts_but_the_last_replay_under_dsp_where_they_are_late():
     assert replays(DSP((1, 1, 0), (4, 2, 0)), 3) == replays(FR(), 3) == [True, True, False]
     assert replays(DSP((0, 1, 0), (2, 2, 0)), 3) == [True, True, False]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,21 @@ from .schedule import Schedule
 __all__ = ["split"]
 
 REPEATS = 3  # of a measurement; the shortest counts
+NEAR = 1.05  # times the least cost: what is no slower, as far as one can measure
 Named = tuple[tuple[str, ...], nn.Module]
-Looked = tuple[list[Named], list[bool], list[tuple[float, float]]]
-"""A chain, which of its modules have parameters to train, and the seconds of each, forward and back."""
+
+
+class Cost(NamedTuple):
+    """What a module takes for a sample."""
+
+    forward: float  # seconds
+    backward: float
+    handed: int  # bytes of what it gives
+
+
+Pair = tuple[float, float]
+Looked = tuple[list[Named], list[bool], list[Cost]]
+"""A chain, which of its modules have parameters to train, and what each of them takes."""
 
 
 def split(
@@ -43,10 +56,11 @@ def split(
     ``chain()`` that returns such a list. A list may have a module several times. ``sample`` is a batch: inputs, or a
     tuple that begins with them. It goes forward and back through each module, and the seconds that takes are the
     module's cost. With ``schedule``, a part that replays its forward passes, as all but the last do under DSP, is
-    charged for them twice. ``costs`` are given costs in place of measured ones, one a module of the chain, in any unit:
-    so the result is the same everywhere. ``at`` are the places themselves: the number, in the chain, of the module that
-    each part but the first begins with. The modules themselves are in the parts, not copies, and a part's
-    ``state_dict()`` has the names of the model's.
+    charged for them twice. Of all cuts whose costliest part takes at most a twentieth more than the least, the one that
+    hands on the fewest bytes is taken. ``costs`` are given costs in place of measured ones, one a module of the chain,
+    in any unit: so the result is the same everywhere. ``at`` are the places themselves: the number, in the chain, of
+    the module that each part but the first begins with. The modules themselves are in the parts, not copies, and a
+    part's ``state_dict()`` has the names of the model's.
 
     Under ``torch.distributed`` all ranks of ``group``, by default all there are, call it with a sample at the same
     place, within ``timeout`` seconds. They use what the first of them measured.
@@ -60,7 +74,8 @@ def split(
     if costs is None and at is None:
         chain, trained, measured = _agreed(lambda: _looked_at(model, parts, schedule, sample), group, timeout)
         late = [] if schedule is None else replays(schedule, parts)
-        cuts = balanced([f + b for f, b in measured], trained, parts, [f for f, _ in measured], late)
+        both, again = [one.forward + one.backward for one in measured], [one.forward for one in measured]
+        cuts = balanced(both, trained, parts, again, late, [one.handed for one in measured])
     else:
         chain, trained = _checked(model, parts, schedule)
         cuts = _given_cuts(chain, trained, parts, at) if at is not None else _costed_cuts(chain, trained, parts, costs)
@@ -127,31 +142,52 @@ def balanced(
     parts: int,
     again: Sequence[float] = (),
     late: Sequence[bool] = (),
+    handed: Sequence[int] = (),
 ) -> list[int]:
     """Where to cut: the first module of each part after the first.
 
-    The largest sum of a part is as small as can be where each part has a module that is ``trained``. Of several such
-    cuts the one with the earliest places. A module costs ``again`` more in a part that is ``late``.
+    The largest sum of a part is as small as can be where each part has a module that is ``trained``. A module costs
+    ``again`` more in a part that is ``late``. With ``handed``, the bytes that a module gives, the cut is the one that
+    hands on the fewest of those whose largest sum is at most ``NEAR`` times as much. Of several such cuts the one with
+    the smallest sum, and then the one with the earliest places.
     """
     each = [[c + a for c, a in zip(costs, again, strict=True)] if again and slow else costs for slow in late]
-    each = each or [costs] * parts
-    n, least = len(costs), float("inf")
-    ahead = [[least] * (n + 1) for _ in range(parts + 1)]  # ahead[k][i]: the largest of k parts from module i on
-    ahead[0][n] = 0.0
+    sums = [[0.0, *itertools.accumulate(own)] for own in each or [costs] * parts]
+    n, some = len(costs), [0, *itertools.accumulate(trained)]
+
+    def cost(part: int, i: int, j: int) -> float:
+        """Of a part from module i up to j."""
+        return sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
+
+    (_, least), cuts = _least(n, parts, lambda *part: (0.0, cost(*part)))
+    if not handed:
+        return cuts
+
+    def thrifty(part: int, i: int, j: int) -> Pair:
+        own = cost(part, i, j)
+        return (handed[j - 1] if j < n else 0) if own <= NEAR * least else math.inf, own
+
+    return _least(n, parts, thrifty)[1]
+
+
+def _least(n: int, parts: int, cost: Callable[[int, int, int], Pair]) -> tuple[Pair, list[int]]:
+    """The least sum of first costs over the parts and, where that is alike, largest second one; and where to cut."""
+    never = (math.inf, math.inf)
+    ahead = [[never] * (n + 1) for _ in range(parts + 1)]  # ahead[k][i]: of the last k parts, from module i on
+    ahead[0][n] = (0.0, 0.0)
     place = [[n] * (n + 1) for _ in range(parts + 1)]
     for k in range(1, parts + 1):
         for i in range(n - 1, -1, -1):
-            own, some = 0.0, False
             for j in range(i + 1, n + 1):
-                own, some = own + each[parts - k][j - 1], some or trained[j - 1]
-                worst = max(own, ahead[k - 1][j])
-                if some and worst < ahead[k][i]:
-                    ahead[k][i], place[k][i] = worst, j
+                own, rest = cost(parts - k, i, j), ahead[k - 1][j]
+                found = own[0] + rest[0], max(own[1], rest[1])
+                if found < ahead[k][i]:
+                    ahead[k][i], place[k][i] = found, j
     cuts, at = [], 0
     for k in range(parts, 1, -1):
         at = place[k][at]
         cuts.append(at)
-    return cuts
+    return ahead[parts][0], cuts
 
 
 def _chain(model: Any) -> list[Named]:
@@ -246,8 +282,8 @@ def apart(parts: Sequence[nn.Module]) -> None:
             )
 
 
-def _measured(chain: Sequence[Named], sample: Any) -> list[tuple[float, float]]:
-    """Seconds of each module, forward and back; parameters' gradients, statistics and random numbers are left alone."""
+def _measured(chain: Sequence[Named], sample: Any) -> list[Cost]:
+    """What each module takes; parameters' gradients, statistics and random numbers are left alone."""
     x = sample[0] if isinstance(sample, tuple | list) else sample
     require(
         isinstance(x, Tensor), f"split(sample=...): {type(x).__name__}; give a tensor, or a tuple that begins with one"
@@ -281,8 +317,9 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[tuple[float, float]]:
                 with torch.no_grad():
                     for buffer, value in kept:
                         buffer.copy_(value)
-            found.append((min(f for f, _ in times), min(b for _, b in times)))
             x = out.detach()
+            handed = x.numel() * x.element_size()
+            found.append(Cost(min(f for f, _ in times), min(b for _, b in times), handed))
     finally:
         torch.set_rng_state(before)
     return found
@@ -295,14 +332,14 @@ def _now(device: torch.device) -> float:
 
 
 def _looked_at(model: Any, parts: int, schedule: Schedule | None, sample: Any) -> Looked:
-    """A model that this rank can cut, with the seconds of its modules."""
+    """A model that this rank can cut, with what its modules take."""
     chain, trained = _checked(model, parts, schedule)
     require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
     return chain, trained, _measured(chain, sample)
 
 
 def _agreed(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout: float) -> Looked:
-    """What this rank found with ``look``, and the seconds of the first rank: parts have to be the same everywhere.
+    """What this rank found with ``look``, and the costs of the first rank: parts have to be the same everywhere.
 
     An error of one rank is one of every rank.
     """
@@ -315,8 +352,8 @@ def _agreed(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout
         failed = error
     mine: Any = [f"{type(failed).__name__}: {failed}"]
     if found is not None:
-        chain, trained, seconds = found
-        mine = [[[".".join(name), type(module).__name__] for name, module in chain], trained, [[*s] for s in seconds]]
+        chain, trained, costs = found
+        mine = [[[".".join(name), type(module).__name__] for name, module in chain], trained, [[*c] for c in costs]]
     group = group or dist.group.WORLD
     assert group is not None
     everyone = Group(group, Traffic(), timeout).drive(gather(dumps(mine)), "cutting a model")
@@ -331,4 +368,4 @@ def _agreed(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout
             sizes = f"{len(theirs[0])} modules, not {len(ranks[0][0])}"
             said = sizes if len(theirs[0]) != len(ranks[0][0]) else "other names, types, or parameters to train"
             raise OutOfSync(f"split: rank {rank} has another model than rank 0: {said}")
-    return chain, trained, [(f, b) for f, b in ranks[0][2]]
+    return chain, trained, [Cost(*each) for each in ranks[0][2]]
