@@ -72,10 +72,11 @@ def main() -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
+    kinds = list(COLOURS)
     figure, axes = plt.subplots(len(found), 2, figsize=(10, 0.4 + 3.6 * len(found)), squeeze=False, sharey="row")
     for row, (parts, some) in zip(axes, sorted(found.items()), strict=True):
         for axis, which, what in zip(row, (0, 1), ("epochs", "simulated seconds, 1 Gbit/s and 1 ms"), strict=True):
-            for name, curve in some.items():
+            for name, curve in sorted(some.items(), key=lambda each: (kinds.index(each[0].partition("(")[0]), each[0])):
                 at, mean, spread = ([point[i] for point in curve] for i in (which, 2, 3))
                 axis.plot(at, mean, label=name, color=colour(name), linewidth=1.4)
                 low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
