@@ -470,7 +470,7 @@ def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(data
 
 def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "resnet20", "--parts", 4, "--seeds", 0, "--only", "FR"]
-    arguments += ["--examples", 96, "--tested", 400, "--epochs", 3, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
+    arguments += ["--examples", 96, "--tested", 400, "--epochs", 8, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
     run("dsp/train.py", *arguments, "--work", tmp_path / "work")
     lines = [line for line in written(tmp_path / "dsp.jsonl") if line["part"] != "costs"]
     assert [line["row"] for line in lines] == ["FR()"] * len(lines)
@@ -479,12 +479,9 @@ def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path
     assert [each["part"] for each in lines] == ["rate"] * len(rates) + ["curve"]
     tried = {each["lr"]: each["accuracy"] for each in rates}
     assert list(tried)[:3] == [0.02, 0.005, 0.08]
-    steps = sorted(tried)
-    best = max(steps, key=lambda rate: tried[rate])
-    assert len(set(tried.values())) == len(tried)
-    assert line["lr"] == best
-    assert steps[0] < best < steps[-1]
-    assert len(line["curve"]) == 18
+    assert tried[line["lr"]] == max(tried.values())
+    assert min(tried) < line["lr"] < max(tried)
+    assert len(line["curve"]) == 12  # 48 steps, every fourth
 
 
 def pins() -> dict[str, str]:
