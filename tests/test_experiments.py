@@ -704,6 +704,70 @@ def test_rates_are_tried_beyond_the_best_one_while_it_is_at_an_end() -> None:
     assert units.chosen(arm, lines) == 0.037
 
 
+def test_code_that_is_in_no_commit_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with alone([str(ROOT / "experiments/units.py")]):
+        import record
+        import units
+
+        import thinwire as tw
+        from thinwire.problem import standard
+
+    given = {"setting": {"name": "s"}, "row": "r", "rounds": 1, "minutes": 1.0, "rates": (0.1,), "seeds": (0,)}
+    given |= {"method": lambda rate, rounds: tw.FedAvg(tw.LocalSGD(rate))}
+    arm = units.Federated(problem=lambda seed: standard("digits", "linear", 3, seed=seed), **given)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "experiments/units.py")])
+    monkeypatch.setattr(record, "dirty", lambda line: True)
+    with pytest.raises(SystemExit, match="commit them first"):
+        units.main([arm], tmp_path / "claims.jsonl", "")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(record, "dirty", lambda line: False)
+    units.main([arm], tmp_path / "claims.jsonl", "")
+    assert [line["row"] for line in written(tmp_path / "claims.jsonl")] == ["r"]
+
+
+def test_rows_at_one_percent_are_shown_beside_fedavg_and_those_that_diverged_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with alone([str(ROOT / "experiments/tables.py")]):
+        from pages import Results, onepercent
+
+    def line(name: str, row: str, seed: int, l5: float | None, served: float = 0.0, sent: float = 0.0) -> dict:
+        about = {"setting": {"name": name}, "row": row, "seed": seed, "kind": "run", "rate": 0.1}
+        if l5 is None:
+            return about | {"diverged": "round 3"}
+        reached = {"accuracy_mean_of_last_5": l5, "served": [[2, 0.1], [4, served]]}
+        return about | reached | {"bytes_up": 2 * sent, "bytes_down": 3 * sent}
+
+    found = [
+        line("both ways", "FedAvg", 0, 0.70, 0.80, 1e8),
+        line("both ways", "FedAvg", 1, 0.74, 0.82, 1e8),
+        line("splits", "1 : 2", 0, 0.69, 0.81, 1e6),
+        line("splits", "1 : 2", 1, 0.71, 0.79, 1e6),
+        line("splits", "1 : 2", 2, None),
+        line("splits", "1 : 8", 0, None),
+    ]
+    monkeypatch.setattr(onepercent, "read", lambda path, command: Results(found, command))
+    dense, split, lost = onepercent.one_percent_search()[2:]
+    assert dense == "| both ways | FedAvg | 2 | 72.0 ± 2.8 % | | 81.0 ± 1.4 % | | 200.00 | 300.00 | 100.00 % |"
+    # 1 and 3 points behind FedAvg of the same seeds; 1 ahead and 3 behind. 5 MB of 500.
+    assert split == (
+        "| splits | 1 : 2 (diverged with seed 2) | 2 | 70.0 ± 1.4 % | -2.0 ± 1.4 | 80.0 ± 1.4 % | -1.0 ± 2.8 | 2.00 "
+        "| 3.00 | 1.00 % |"
+    )
+    assert lost == "| splits | 1 : 8 (diverged with seed 0) | 0 | | | | | | | |"
+
+    def run(name: str, seed: int, time: float | None) -> dict:
+        hosts = [{"sent": 9e9, "received": 9e9}, {"sent": 1e6, "received": 2e6}, {"sent": 1e6, "received": 2e6}]
+        about = {"run": name, "method": f"{name}()", "seed": seed, "goal": 0.7, "hosts": hosts}
+        return about | {"time": time, "rounds": None if time is None else 5, "bytes_up": 1e6, "bytes_down": 3e6}
+
+    found[:] = [run("auto", 0, 100.0), run("auto", 1, None), run("fedavg", 0, 4000.0)]
+    auto, never, fedavg = onepercent.one_percent_slow_link()[2:]
+    assert auto == "| `auto()` | 0 | 5 | 100 s | 0.025 | 1.00 | 3.00 | 2.00 | 4.00 |"
+    assert never == "| `auto()` | 1 | | not reached | | 1.00 | 3.00 | 2.00 | 4.00 |"
+    assert fedavg == "| `fedavg()` | 0 | 5 | 4,000 s | 1.000 | 1.00 | 3.00 | 2.00 | 4.00 |"
+
+
 def test_every_claim_compares_rows_that_its_script_trains() -> None:
     with alone([str(ROOT / "experiments/tables.py")]):
         from pages.claims import CLAIMS, PAPERS, SITES
@@ -729,7 +793,7 @@ def test_every_claim_compares_rows_that_its_script_trains() -> None:
 
 def test_a_verdict_follows_from_the_difference_its_standard_error_and_the_bytes() -> None:
     with alone([str(ROOT / "experiments/tables.py")]):
-        from pages.claims import Claim, verdict
+        from pages.verdict import Claim, verdict
 
     def said(gap: float | None, found: list[float], saved: float = 0.0, sent: float | None = None) -> str:
         return verdict(Claim("luar", "", ("s", "a"), ("s", "b"), gap, "", "", saved), found, sent)
@@ -753,7 +817,7 @@ def test_a_loss_is_a_share_of_what_the_dense_row_reaches_and_an_x_is_beside_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with alone([str(ROOT / "experiments/tables.py")]):
-        from pages import claims
+        from pages import claims, verdict
 
     def line(row: str, seed: int, **fields) -> dict[str, Any]:
         return {
@@ -777,22 +841,23 @@ def test_a_loss_is_a_share_of_what_the_dense_row_reaches_and_an_x_is_beside_the_
         line("lost", 2, diverged="round 3"),
         *reached("half lost", 0.10, 0.39, 0.40),
     ]
-    monkeypatch.setattr(claims, "lines", lambda group: tuple(found))
+    for module in (claims, verdict):
+        monkeypatch.setattr(module, "lines", lambda group: tuple(found))
 
     def claim(row: str, other: str, gap: float | None, **fields) -> Any:
-        return claims.Claim("lbgm", "", ("s", row), ("s", other), gap, "", "", **fields)
+        return verdict.Claim("lbgm", "", ("s", row), ("s", other), gap, "", "", **fields)
 
     # 7 points of the 30 above guessing: 14 of 60 in the paper are as much.
-    assert claims.verdict(claim("far", "dense", -14.0)) == "appears"
-    assert claims.allowed(claim("far", "dense", -14.0, from_to=(70.0, 10.0))) == pytest.approx(-7.0)
-    assert claims.verdict(claim("far", "dense", -14.0, from_to=(70.0, 10.0))) == "appears"
-    assert claims.verdict(claim("far", "dense", -4.0, from_to=(70.0, 10.0))) == "does not appear"
+    assert verdict.verdict(claim("far", "dense", -14.0)) == "appears"
+    assert verdict.allowed(claim("far", "dense", -14.0, from_to=(70.0, 10.0))) == pytest.approx(-7.0)
+    assert verdict.verdict(claim("far", "dense", -14.0, from_to=(70.0, 10.0))) == "appears"
+    assert verdict.verdict(claim("far", "dense", -4.0, from_to=(70.0, 10.0))) == "does not appear"
     ahead = claim("two models", "dense", -0.15, of="accuracy_x_mean_of_last_5")
-    assert claims.points(ahead) == {seed: pytest.approx(1.0) for seed in range(3)}
-    assert claims.verdict(claim("dense", "lost", None, fails=True)) == "appears"
+    assert verdict.points(ahead) == {seed: pytest.approx(1.0) for seed in range(3)}
+    assert verdict.verdict(claim("dense", "lost", None, fails=True)) == "appears"
     half = claim("dense", "half lost", None, fails=True)
-    assert (claims.number(half), claims.verdict(half)) == ("1 of 3 seeds", "in kind")
-    assert claims.verdict(claim("dense", "far", None, fails=True)) == "does not appear"
+    assert (verdict.number(half), verdict.verdict(half)) == ("1 of 3 seeds", "in kind")
+    assert verdict.verdict(claim("dense", "far", None, fails=True)) == "does not appear"
     rows = "\n".join(claims.rows_of("lbgm")())
     assert "14.5 ± 6.4 %, 1 of 3 diverged" in rows
 

@@ -1,22 +1,15 @@
 """The papers' claims in docs/claims: what was found of each, and all rows of the trainings that were made for them.
 
-A claim compares two rows. A verdict follows from the difference by a rule, so that no page says by hand what the lines
-do not. Rows without lines are said to be missing.
+Rows without lines are said to be missing.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
 
-from . import ROOT, TABLES, Line, Missing, markdown, mean, personal, pipelined, read, sent
+from . import TABLES, Line, Missing, markdown, mean, personal, pipelined, sent
+from .verdict import Claim, Row, lines, number, verdict
 
-UNTRIED = "not tried yet fairly"
-LEAST = 0.5  # points: a difference is no smaller
-CHANCE = 20.0  # percent: twice as much as guessing among ten classes reaches
 PAPERS = {  # folder of results -> page, title
     "lbgm": ("lbgm.md", "LBGM"),
     "luar": ("fedluar.md", "FedLUAR"),
@@ -27,135 +20,6 @@ PAPERS = {  # folder of results -> page, title
     "intrinsic": ("intrinsic.md", "Intrinsic"),
     "flss": ("flss.md", "FLSS"),
 }
-Row = tuple[str, str]  # setting, row
-
-
-@dataclass(frozen=True)
-class Claim:
-    """``row`` is ahead of ``other`` by ``gap`` points or, where that is not above 0, no more than so far behind it.
-
-    ``gap`` None is ahead, however far. ``saved`` is the share of the other's bytes up that the paper saves.
-    ``theirs`` and ``ours`` are settings. ``of`` is what is compared; a row that has no x of its own has one model. Of
-    several rows ``other`` is the best one that has lines, once all have some. ``from_to``, where given, is what the
-    other reaches in the paper and what guessing reaches: ``gap`` is a share of that range, so it shrinks with the
-    other's here. With ``fails`` the claim is that the other does not train at all.
-    """
-
-    group: str
-    text: str
-    row: Row
-    other: Row | tuple[Row, ...]
-    gap: float | None
-    theirs: str
-    ours: str
-    saved: float = 0.0
-    of: str = "accuracy_mean_of_last_5"
-    from_to: tuple[float, float] | None = None
-    fails: bool = False
-
-
-@cache
-def lines(group: str) -> tuple[Line, ...]:
-    """Those that count, not those that a rate was chosen by."""
-    if group == "personal":
-        return tuple(personal.reached())
-    if group == "dsp":
-        return tuple(pipelined.trained())
-    if not (ROOT / f"experiments/{group}/results/claims.jsonl").exists():
-        return ()
-    found = read(f"experiments/{group}/results/claims.jsonl", "").lines
-    return tuple(line for line in found if line["kind"] == "run" and not line["dirty"])
-
-
-def runs(group: str, row: Row) -> dict[int, Line]:
-    """By seed."""
-    return {line["seed"]: line for line in lines(group) if (line["setting"]["name"], line["row"]) == row}
-
-
-def reached(claim: Claim, line: Line) -> float:
-    """In percent. A training that diverged reached nothing."""
-    if claim.of.startswith("accuracy_x") and "diverged" not in line and line.get(claim.of) is None:
-        return 100 * float(line["accuracy_mean_of_last_5"])
-    return 100 * float(line.get(claim.of) or 0.0)
-
-
-def rival(claim: Claim) -> dict[int, Line]:
-    """The lines of what the row is compared with, by seed."""
-    if isinstance(claim.other[0], str):
-        return runs(claim.group, claim.other)  # type: ignore[arg-type]
-    each = [runs(claim.group, row) for row in claim.other]  # type: ignore[arg-type]
-    best = lambda found: statistics.mean(reached(claim, line) for line in found.values())  # noqa: E731
-    return max(each, key=best) if all(each) else {}
-
-
-def points(claim: Claim) -> dict[int, float]:
-    """How far the row is ahead, by seeds that both rows have."""
-    ours, others = runs(claim.group, claim.row), rival(claim)
-    both = sorted(ours.keys() & others.keys())
-    return {seed: reached(claim, ours[seed]) - reached(claim, others[seed]) for seed in both}
-
-
-def allowed(claim: Claim) -> float | None:
-    """The paper's distance, in points of this setting."""
-    others = rival(claim)
-    if claim.gap is None or claim.from_to is None or not others:
-        return claim.gap
-    top, chance = claim.from_to
-    here = statistics.mean(reached(claim, line) for line in others.values())
-    return claim.gap * min(1.0, max(0.0, here - chance) / (top - chance))
-
-
-def share(claim: Claim) -> float | None:
-    """Of the other's bytes up, those of the row, over seeds that both have."""
-    ours, others = runs(claim.group, claim.row), rival(claim)
-    both = [seed for seed in ours.keys() & others.keys() if "bytes_up" in ours[seed] and "bytes_up" in others[seed]]
-    whole = sum(others[seed]["bytes_up"] for seed in both)
-    return sum(ours[seed]["bytes_up"] for seed in both) / whole if whole else None
-
-
-def verdict(claim: Claim, found: Iterable[float] | None = None, sent: float | None = None) -> str:
-    """By the rule of docs/claims/index.md."""
-    each = list(points(claim).values() if found is None else found)
-    if not each:
-        return UNTRIED
-    if claim.fails:
-        lost = len(failed(claim))
-        return counted("appears" if lost == len(each) else "in kind" if lost else "does not appear", len(each))
-    ahead, error = statistics.mean(each), statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-    kept, gap = share(claim) if sent is None else sent, allowed(claim)
-    enough = not claim.saved or (kept is not None and 1 - kept >= claim.saved / 2)
-    if gap is None or gap > 0:
-        strong = ahead > max(LEAST, 2 * error) and ahead >= (gap or 0.0) / 2
-        weak = ahead > error
-    else:
-        strong, weak = ahead >= gap - max(LEAST, error), ahead >= 1.5 * gap - 1.0
-    return counted("appears" if strong and enough else "in kind" if weak else "does not appear", len(each))
-
-
-def failed(claim: Claim) -> list[int]:
-    """The seeds with which the other diverged, or reached little more than guessing."""
-    ours, others = runs(claim.group, claim.row), rival(claim)
-    return [seed for seed in sorted(ours.keys() & others.keys()) if reached(claim, others[seed]) <= CHANCE]
-
-
-def counted(word: str, seeds: int) -> str:
-    return word if seeds > 2 else f"{word} ({'one seed' if seeds == 1 else f'{seeds} seeds'})"
-
-
-def number(claim: Claim) -> str:
-    """The difference, with its deviation, and the bytes up."""
-    each = list(points(claim).values())
-    if not each:
-        return ""
-    if claim.fails:
-        return f"{len(failed(claim))} of {len(each)} seeds"
-    spread = f" ± {statistics.stdev(each):.1f}" if len(each) > 1 else ""
-    kept, gap = share(claim), allowed(claim)
-    bytes_up = "" if kept is None or abs(1 - kept) < 0.005 else f"; {100 * kept:.0f} % of its bytes up"
-    scaled = "" if claim.from_to is None or gap is None else f"; {gap:.1f} would be the paper's share"
-    return f"{statistics.mean(each):+.1f}{spread} points{scaled}{bytes_up}"
-
-
 LBGM = "100 clients of 3 classes, all of the data, 500 rounds", "the same of 3,000 pictures, 200 rounds"
 BENEATH = "MNIST, 100 clients of 3 classes, all of the data, 100 rounds", "the same of 3,000 pictures"
 SIGNS = BENEATH[0], "Fashion-MNIST, two data-parallel workers, 1,000 steps"

@@ -30,7 +30,7 @@ def grouped(results: Results) -> Runs:
     return runs
 
 
-def behind(lines: Sequence[Line], others: Sequence[Line], of: Callable[[Line], float]) -> str:
+def ahead(lines: Sequence[Line], others: Sequence[Line], of: Callable[[Line], float]) -> str:
     """How many points ahead of others of the same seeds, with the deviation over these; nothing where none ended."""
     dense = {line["seed"]: line for line in others}
     each = [100 * (of(line) - of(dense[line["seed"]])) for line in lines if line["seed"] in dense]
@@ -51,9 +51,9 @@ def rows(runs: Runs, dense: Callable[[str], tuple[str, str]]) -> list[list[str]]
         up, down = (statistics.mean(line[f"bytes_{way}"] for line in ended) for way in ("up", "down"))
         others = [line for line in runs.get(dense(name), []) if "diverged" not in line]
         whole = [line["bytes_up"] + line["bytes_down"] for line in others]
-        same = others is ended or dense(name) == (name, row)
+        same = dense(name) == (name, row)
         figures = [
-            cell for of in (l5, ema) for cell in (mean(map(of, ended)), "" if same else behind(ended, others, of))
+            cell for of in (l5, ema) for cell in (mean(map(of, ended)), "" if same else ahead(ended, others, of))
         ]
         share = f"{100 * (up + down) / statistics.mean(whole):.2f} %" if whole else ""
         sent = [f"{each / 1e6:,.2f}" for each in (up, down)]
@@ -88,8 +88,18 @@ def one_percent_slow_link() -> list[str]:
         time = "not reached" if line["time"] is None else f"{line['time']:,.0f} s"
         billed = [number(line[f"bytes_{way}"] / 1e6) for way in ("up", "down")]
         cells.append(
-            [f"`{line['method']}`", str(line["seed"]), str(line["rounds"]), time, ratio, *billed]
+            [f"`{line['method']}`", str(line["seed"]), str(line["rounds"] or ""), time, ratio, *billed]
             + [number(each / 1e6) for each in counts]
         )
-    head = ["method", "seed", "rounds", "to 70 %", "of FedAvg's", "MB up", "MB down", "hosts sent", "hosts received"]
+    head = [
+        "method",
+        "seed",
+        "rounds",
+        "to 70 %",
+        "of FedAvg's",
+        "MB up",
+        "MB down",
+        "MB hosts sent",
+        "MB hosts received",
+    ]
     return markdown(head, cells)
