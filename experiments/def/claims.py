@@ -8,8 +8,8 @@ ranks or four, cropped and flipped, the first 5,000 test pictures. At ratio 64 a
 - ``two ranks``: dense, DEF (and DEF-A, which is x of the same training), EF, SAEF averaged every 100 steps, PSync
 - ``four ranks``: dense and DEF
 - ``ResNet-20``: table 8, which has other networks: dense, DEF, EF, SAEF and PSync. 6,000 steps: at ratio 64 a
-  coordinate is sent 94 times. It computes within ``torch.autocast`` in bfloat16, so one core has it in two thirds of the
-  time; parameters, residuals and what is sent have 32 bits
+  coordinate is sent 94 times. It computes within ``torch.autocast`` in bfloat16, which takes a core two thirds of the
+  time. Parameters, residuals and what is sent have 32 bits
 - ``lambda``: DEF at ratio 64 by lambda, for two ranks and four
 - ``EF21``: over blocks, the row that the thesis leaves out because it does not converge, and over top-k
 
