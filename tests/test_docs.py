@@ -13,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -450,6 +451,28 @@ def test_what_the_page_of_pipelines_says_of_their_speed_is_in_the_results():
     loads = [line["load"] for line in lines if line["model"] != "waits" and not line["mbit"]]
     assert "begin with {:g} and {:g} had other work".format(*loads) in page
     assert max(line["load"] for line in lines if line["model"] == "waits") < 1
+
+
+def test_what_the_page_of_pipelines_says_of_optimisers_is_in_the_results():
+    path = ROOT / "experiments/dsp/results/shakespeare.jsonl"
+    curves = [line for line in map(json.loads, path.read_text().splitlines()) if line["part"] == "curve"]
+    ends = defaultdict(list)
+    for line in curves:
+        ends[line["row"], line["optimizer"]].append(statistics.mean(point[2] for point in line["curve"][-5:]))
+    by = {key: 100 * statistics.mean(found) for key, found in ends.items()}
+    page, order = said("docs/pipeline.md"), ("SGD", "AdamW", "NAdam", "Muon")
+
+    def behind(row):
+        return [by["BP", one] - by[row, one] for one in order]
+
+    told = "ends {:.1f} points behind BP under SGD, {:.1f} under AdamW, {:.1f} under NAdam and {:.1f} under Muon"
+    assert told.format(*behind("PipeDream()")) in page
+    short = "DSP((1, 1, 0), (4, 2, 0))"
+    assert "ends {:.1f}, {:.1f}, {:.1f} and {:.1f} points behind".format(*behind(short)) in page
+    assert max(value for (row, one), value in by.items() if one == "SGD" and row != "BP") < 30
+    assert f"where BP ends at {by['BP', 'SGD']:.1f} %" in page
+    assert f"it reaches {by[short, 'Muon']:.1f} %" in page
+    assert all(len(found) == 3 for found in ends.values())
 
 
 def test_every_table_with_figures_is_printed_from_results():
