@@ -461,6 +461,16 @@ def test_what_the_page_of_pipelines_says_of_optimisers_is_in_the_results():
         ends[line["row"], line["optimizer"]].append(statistics.mean(point[2] for point in line["curve"][-5:]))
     by = {key: 100 * statistics.mean(found) for key, found in ends.items()}
     page, order = said("docs/pipeline.md"), ("SGD", "AdamW", "NAdam", "Muon")
+    tried = defaultdict(set)
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line["part"] == "rate":
+            tried[line["row"], line["optimizer"]].add(line["lr"])
+    assert all(
+        min(rates) < line["lr"] < max(rates) for line in curves for rates in [tried[line["row"], line["optimizer"]]]
+    )
+    assert max(line["clock"] for line in curves if line["row"] == "BP") < min(
+        line["clock"] for line in curves if line["row"] != "BP"
+    )
 
     def behind(row):
         return [by["BP", one] - by[row, one] for one in order]
