@@ -75,8 +75,9 @@ demo: .venv/.installed-data
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# Several at once, each process with a federation of its own: Flower's processes wait more than they compute.
 deployments: .venv/.installed-dev
-	$(BIN)/pytest -m "deployment and not soak" $(ARGS)
+	$(BIN)/pytest $(TOGETHER) --dist worksteal -m "deployment and not soak" $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check

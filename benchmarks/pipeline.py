@@ -88,7 +88,7 @@ LIKE = {"late": (2, True), "plain": (2, False), "chunks": (4, False)}  # parts, 
 
 
 def cut(o: argparse.Namespace, net: Any, like: str, sample: Any) -> list[int]:
-    """Where a model is cut: the costliest part takes as little as can be."""
+    """Where a model is cut: the costliest part, or link, takes as little as can be."""
     from thinwire.pipeline import DSP, split
     from thinwire.pipeline.split import places
 
@@ -96,7 +96,7 @@ def cut(o: argparse.Namespace, net: Any, like: str, sample: Any) -> list[int]:
     if o.model == "waits":
         return CUTS[parts, late]
     schedule = DSP((1, 0), (2, 0)) if late else None
-    return list(places(split(net, parts, sample=sample, schedule=schedule)))
+    return list(places(split(net, parts, sample=sample, schedule=schedule, mbit=o.rate or None)))
 
 
 class Arm:

@@ -60,6 +60,42 @@ def test_a_measured_model_is_cut_where_little_is_handed_on():
     assert [len(part) for part in split(model, 2, sample=torch.zeros(1, 1))] == [4, 3]
 
 
+def test_a_link_counts_as_a_part_does():
+    """Parts of 4 | 5 with a link that is busy for 10, or of 6 | 3 with one that is for 5; 8 | 1 with 1."""
+    costs, trained, handed = [4.0, 2.0, 2.0, 1.0], [True] * 4, [100, 50, 10, 0]
+    assert balanced(costs, trained, 2, handed=handed) == [1]
+    assert balanced(costs, trained, 2, handed=handed, byte=0.1) == [2]
+    assert balanced(costs, trained, 2, handed=handed, byte=0.2) == [3]
+
+
+def test_a_measured_model_is_cut_for_its_links():
+    """60 ms and 60 with 262,144 bits between them: 131 ms at 2 Mbit/s, and before it 4,096, which are 2 ms."""
+    make = lambda: nn.Sequential(Gives(64), Gives(64), Gives(4096), Gives(8192), Gives(8192), Gives(1))  # noqa: E731
+    sample = torch.zeros(1, 1)
+    assert [len(part) for part in split(make(), 2, sample=sample)] == [3, 3]
+    assert [len(part) for part in split(make(), 2, sample=sample, mbit=1000)] == [3, 3]
+    assert [len(part) for part in split(make(), 2, sample=sample, mbit=1)] == [2, 4]
+    with pytest.raises(ValueError, match=r"split\(mbit=0\): Mbit/s of a link, above 0"):
+        split(make(), 2, sample=sample, mbit=0)
+
+
+class Disturbed(nn.Linear):
+    """The first nine calls take 30 ms, and others 1."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Disturbed.calls += 1
+        time.sleep(0.03 if Disturbed.calls <= 9 else 0.001)
+        return super().forward(x)
+
+
+def test_what_disturbs_a_moment_is_in_no_cost():
+    """The first nine calls are slow: three measurements of each of three modules, had they been in a row."""
+    model = nn.Sequential(*[Disturbed(2, 2) for _ in range(9)])
+    assert [len(part) for part in split(model, 3, sample=torch.zeros(1, 2))] == [3, 3, 3]
+
+
 def test_all_parts_but_the_last_replay_under_dsp_where_they_are_late():
     assert replays(DSP((1, 1, 0), (4, 2, 0)), 3) == replays(FR(), 3) == [True, True, False]
     assert replays(DSP((0, 1, 0), (2, 2, 0)), 3) == [True, True, False]

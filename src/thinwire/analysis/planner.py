@@ -111,7 +111,8 @@ def plan(
         one.check(parts)
         cut_into(batch, one)
     module, x, y = _shaped(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
-    stages = split(module.to(device), parts, at=cut) if cut else split(module.to(device), parts, sample=x)
+    module = module.to(device)
+    stages = split(module, parts, at=cut) if cut else split(module, parts, sample=x, mbit=mbit)
     profile = measure(stages, x, y)
     sizes: dict[tuple[object, object, int], Any] = {}
 

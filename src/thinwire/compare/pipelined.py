@@ -173,8 +173,9 @@ class Pipelined(Steps):
         given = problem.model
         module = copy.deepcopy(given) if isinstance(given, nn.Module) else made(given, seed)
         module = module.to(placed(self.device))
-        known = self.cut or self.parts == 1
-        return split(module, self.parts, at=self.cut) if known else split(module, self.parts, sample=sample)
+        if self.cut or self.parts == 1:
+            return split(module, self.parts, at=self.cut)
+        return split(module, self.parts, sample=sample, mbit=self.mbit)
 
     def settled(self, problem: Problem) -> Pipelined:
         """The same study with what is measured when it begins: where the model is cut, and the seconds of its parts.

@@ -17,7 +17,7 @@ from .frames import LEAST
 from .memory import uncached
 from .schedule import DNI, DSP, GPipe, Schedule
 from .simulate import Simulation
-from .split import REPEATS, _now
+from .split import _now, repeats
 from .stage import Loss, mean_loss
 from .stored import AQSGD
 
@@ -47,7 +47,7 @@ class Profile:
 
 
 def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean_loss) -> Profile:
-    """Take a batch forward and back through each part, a few times; the shortest times count.
+    """Take a batch forward and back through each part, three times or more; the shortest times count.
 
     ``x`` and ``y`` are as for ``step``, ``loss`` as for :func:`~thinwire.pipeline.pipeline`. Modules, statistics and
     random numbers are left as they are.
@@ -61,7 +61,7 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
             if part > 1:
                 x.requires_grad_()
             times: list[tuple[float, float]] = []
-            for _ in range(REPEATS):
+            for _ in repeats():
                 began = _now(x.device)
                 with uncached(x.device):
                     out = finish(stage(x.clone()))  # a copy, which may be written over

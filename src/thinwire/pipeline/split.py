@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,8 @@ from .schedule import Schedule
 
 __all__ = ["split"]
 
-REPEATS = 3  # of a measurement; the shortest counts
+REPEATS, MOST = 3, 20  # of a measurement, at least and at most
+ENOUGH = 1.0  # second, after which it is not repeated more often than at least
 NEAR = 1.05  # times the least cost: what is no slower, as far as one can measure
 Named = tuple[tuple[str, ...], nn.Module]
 
@@ -47,6 +48,7 @@ def split(
     costs: Sequence[float] | None = None,
     at: Sequence[int] | None = None,
     schedule: Schedule | None = None,
+    mbit: float | None = None,
     group: dist.ProcessGroup | None = None,
     timeout: float = 300.0,
 ) -> list[nn.Sequential]:
@@ -55,8 +57,11 @@ def split(
     ``model`` is an ``nn.Sequential`` (within which others are opened), a list of modules, or a module with a method
     ``chain()`` that returns such a list. A list may have a module several times. ``sample`` is a batch: inputs, or a
     tuple that begins with them. It goes forward and back through each module, and the seconds that takes are the
-    module's cost. With ``schedule``, a part that replays its forward passes, as all but the last do under DSP, is
-    charged for them twice. Of all cuts whose costliest part takes at most a twentieth more than the least, the one that
+    module's cost: the shortest of three measurements, and of up to twenty where these take less than a second in all.
+    With ``schedule``, a part that replays its forward passes, as all but the last do under DSP, is charged for them
+    twice. With ``mbit``, what a link between parts carries each way in Mbit/s, the seconds in which a link is busy with
+    what a part hands on, as whole floats, are a cost beside those of parts: a schedule that hides its links is as fast
+    as the slowest of both. Of all cuts whose costliest part takes at most a twentieth more than the least, the one that
     hands on the fewest bytes is taken. ``costs`` are given costs in place of measured ones, one a module of the chain,
     in any unit: so the result is the same everywhere. ``at`` are the places themselves: the number, in the chain, of
     the module that each part but the first begins with. The modules themselves are in the parts, not copies, and a
@@ -71,11 +76,12 @@ def split(
     rank has raised, or is missing.
     """
     require(timeout > 0, f"split(timeout={timeout}): seconds, above 0")
+    require(mbit is None or mbit > 0, f"split(mbit={mbit}): Mbit/s of a link, above 0")
     if costs is None and at is None:
         chain, trained, measured = _agreed(lambda: _looked_at(model, parts, schedule, sample), group, timeout)
         late = [] if schedule is None else replays(schedule, parts)
         both, again = [one.forward + one.backward for one in measured], [one.forward for one in measured]
-        cuts = balanced(both, trained, parts, again, late, [one.handed for one in measured])
+        cuts = balanced(both, trained, parts, again, late, [one.handed for one in measured], 8e-6 / (mbit or math.inf))
     else:
         chain, trained = _checked(model, parts, schedule)
         cuts = _given_cuts(chain, trained, parts, at) if at is not None else _costed_cuts(chain, trained, parts, costs)
@@ -143,21 +149,28 @@ def balanced(
     again: Sequence[float] = (),
     late: Sequence[bool] = (),
     handed: Sequence[int] = (),
+    byte: float = 0.0,
 ) -> list[int]:
     """Where to cut: the first module of each part after the first.
 
     The largest sum of a part is as small as can be where each part has a module that is ``trained``. A module costs
-    ``again`` more in a part that is ``late``. With ``handed``, the bytes that a module gives, the cut is the one that
-    hands on the fewest of those whose largest sum is at most ``NEAR`` times as much. Of several such cuts the one with
-    the smallest sum, and then the one with the earliest places.
+    ``again`` more in a part that is ``late``. With ``handed``, the bytes that a module gives, a part costs at least
+    ``byte`` for each of those that it hands on, and the cut is the one that hands on the fewest of those whose largest
+    sum is at most ``NEAR`` times as much. Of several such cuts the one with the smallest sum, and then the one with the
+    earliest places.
     """
     each = [[c + a for c, a in zip(costs, again, strict=True)] if again and slow else costs for slow in late]
     sums = [[0.0, *itertools.accumulate(own)] for own in each or [costs] * parts]
     n, some = len(costs), [0, *itertools.accumulate(trained)]
 
     def cost(part: int, i: int, j: int) -> float:
-        """Of a part from module i up to j."""
-        return sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
+        """Of a part from module i up to j, or of its link to the next one."""
+        own = sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
+        return max(own, byte * given(j))
+
+    def given(j: int) -> int:
+        """The bytes that a part up to module j hands on."""
+        return handed[j - 1] if handed and j < n else 0
 
     (_, least), cuts = _least(n, parts, lambda *part: (0.0, cost(*part)))
     if not handed:
@@ -165,7 +178,7 @@ def balanced(
 
     def thrifty(part: int, i: int, j: int) -> Pair:
         own = cost(part, i, j)
-        return (handed[j - 1] if j < n else 0) if own <= NEAR * least else math.inf, own
+        return given(j) if own <= NEAR * least else math.inf, own
 
     return _least(n, parts, thrifty)[1]
 
@@ -283,45 +296,64 @@ def apart(parts: Sequence[nn.Module]) -> None:
 
 
 def _measured(chain: Sequence[Named], sample: Any) -> list[Cost]:
-    """What each module takes; parameters' gradients, statistics and random numbers are left alone."""
+    """What each module takes; parameters' gradients, statistics and random numbers are left alone.
+
+    The sample goes through the whole chain again and again, so that what disturbs a moment is in one measurement of
+    some modules, and not in all of one.
+    """
     x = sample[0] if isinstance(sample, tuple | list) else sample
     require(
         isinstance(x, Tensor), f"split(sample=...): {type(x).__name__}; give a tensor, or a tuple that begins with one"
     )
-    found = []
-    before = torch.get_rng_state()
+    times, before = list[list[Cost]](), torch.get_rng_state()
+    kept = [(b, b.clone()) for _, module in chain for b in module.buffers()]
     try:
-        for name, module in chain:
-            kept = [(b, b.clone()) for b in module.buffers()]
-            device = next((p.device for p in module.parameters()), x.device)
-            try:
-                times = []
-                for _ in range(REPEATS):
-                    leaf = x.detach().to(device)
-                    leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
-                    began = _now(device)
-                    with uncached(device):
-                        out = module(leaf.clone() if leaf.requires_grad else leaf)
-                    between = _now(device)
-                    require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
-                    wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
-                    if out.requires_grad:
-                        torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-                    times.append((between - began, _now(device) - between))
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                raise ValueError(
-                    f"split: {'.'.join(name) or 'the model'} ({type(module).__name__}) does not take what comes before "
-                    f"it, {list(x.shape)}: {str(error).splitlines()[0]}"
-                ) from error
-            finally:
-                with torch.no_grad():
-                    for buffer, value in kept:
-                        buffer.copy_(value)
-            x = out.detach()
-            handed = x.numel() * x.element_size()
-            found.append(Cost(min(f for f, _ in times), min(b for _, b in times), handed))
+        for _ in repeats():
+            times.append(_passed(chain, x))
     finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
         torch.set_rng_state(before)
+    return [
+        Cost(min(one.forward for one in each), min(one.backward for one in each), each[0].handed)
+        for each in zip(*times, strict=True)
+    ]
+
+
+def repeats() -> Iterator[int]:
+    """As often as something is measured: the shortest time counts."""
+    began = time.perf_counter()
+    for already in range(MOST):
+        if already >= REPEATS and time.perf_counter() - began > ENOUGH:
+            return
+        yield already
+
+
+def _passed(chain: Sequence[Named], x: Tensor) -> list[Cost]:
+    """What each module takes of one way through the chain."""
+    found = []
+    for name, module in chain:
+        device = next((p.device for p in module.parameters()), x.device)
+        try:
+            leaf = x.detach().to(device)
+            leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
+            began = _now(device)
+            with uncached(device):
+                out = module(leaf.clone() if leaf.requires_grad else leaf)
+            between = _now(device)
+            require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
+            wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
+            if out.requires_grad:
+                torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+            times = between - began, _now(device) - between
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"split: {'.'.join(name) or 'the model'} ({type(module).__name__}) does not take what comes before "
+                f"it, {list(x.shape)}: {str(error).splitlines()[0]}"
+            ) from error
+        x = out.detach()
+        found.append(Cost(*times, x.numel() * x.element_size()))
     return found
 
 
