@@ -5,13 +5,14 @@ which wait in place of computing, 1.2 ms forward and 2.4 ms back, as long in all
 idle core of the machine where this was written, and hand on as much as its second stage. So each of the two has, in
 effect, a processor of its own, however many the machine has and whatever else they do.
 
-All schedules take turns in one run, with micro-batches of the same size. A model is cut once, and once more for those
-schedules whose first part replays its forward passes, so that no two of them differ by the chance of a measurement. A
-turn begins with batches that are not counted, so that queues are full. What is measured is the time of a micro-batch:
-DSP, FR and BPK make a step of each, GPipe, 1F1B and torch's schedules one of ``MICRO``. With --slowlink, the path of a
-program that runs a command on hosts joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``, each
-host with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), the two are hosts whose messages take 10 ms one way, at 100
-and at 20 Mbit/s. Without, they are over loopback.
+All schedules take turns in one run, with micro-batches of the same size. Over slow links a model is cut once, so that
+all of them hand on as many bytes. Over loopback it is cut once more for those schedules whose first part replays its
+forward passes. (Modules of ``waits`` all hand on as much, so it has two cuts everywhere.) A turn begins with batches
+that are not counted, so that queues are full. What is measured is the time of a micro-batch: DSP, FR and BPK make a
+step of each, GPipe, 1F1B and torch's schedules one of ``MICRO``. With --slowlink, the path of a program that runs a
+command on hosts joined by slow links (``PROGRAM --hosts 2 --rate MBIT --delay MS -- COMMAND``, each host with RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT), the two are hosts whose messages take 10 ms one way, at 100 and at 20 Mbit/s.
+Without, they are over loopback.
 
     python benchmarks/pipeline.py [--quick] [--slowlink PROGRAM] [--json] [--into FILE]
 """
@@ -178,6 +179,8 @@ def rank_main(o: argparse.Namespace) -> None:
     net, x, y = model(o.model, o.tiny)
     found: list[Any] = [None]
     cuts = {like: cut(o, net, like, x) for like in LIKE}  # as rank 0 measures them
+    if o.rate and o.model != "waits":
+        cuts["plain"] = cuts["late"]
     stages = split(net, 2, at=cuts["late"])
     if rank == 0:
         profile = measure(stages, x, y)

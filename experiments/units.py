@@ -3,8 +3,9 @@
 A group is a list of :class:`Arm`: a row of a table in one setting. An arm that is tried with several learning rates is
 first trained with each of them, for fewer rounds and on a split and a start of their own (seed 100). While the best of
 them is the smallest or the largest, one more beyond it is tried, up to three. The rate of the best mean of the last
-five evaluations is taken for the seeds that count. What is best is judged on the same test set. A method's settings are
-chosen likewise: an arm with ``best_of`` is the best of some others.
+five evaluations is taken for the seeds that count, and the next best where one of these diverges at it. What is best is
+judged on the same test set. A method's settings are chosen likewise: an arm with ``best_of`` is the best of some
+others.
 
 Units are made in the order of the list. A unit whose line is there is not trained again. Nothing is trained by code
 that is in no commit, since its lines would not count. Two processes with the same command share the units: each takes
@@ -318,14 +319,21 @@ def trials(arm: Arm, lines: Sequence[Line]) -> list[Unit]:
 
 
 def chosen(arm: Arm, lines: Sequence[Line]) -> float | None:
-    """Its learning rate: the first of the best. None where not all were tried."""
+    """Its learning rate: the first of the best at which no seed that counts has diverged. None before all are tried."""
     if arm.follows is not None:
         return chosen(arm.follows, lines)
     tried = [there(lines, trial.key) for trial in trials(arm, lines)]
     found = [line for line in tried if line is not None]
     if len(found) < len(tried):
         return None
-    return float(max(found, key=judged)["rate"]) if found else arm.rates[0]
+    held = [line for line in found if not lost(arm, line["rate"], lines)]
+    return float(max(held or found, key=judged)["rate"]) if found else arm.rates[0]
+
+
+def lost(arm: Arm, rate: float, lines: Sequence[Line]) -> bool:
+    """Whether a training with one of the seeds that count diverged at a rate."""
+    runs = [there(lines, unit(arm, rate, seed).key) for seed in (*SEEDS, *arm.seeds)]
+    return any(line is not None and "diverged" in line for line in runs)
 
 
 def units(arm: Arm, lines: Sequence[Line]) -> tuple[list[Unit], bool]:

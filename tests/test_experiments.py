@@ -696,6 +696,10 @@ def test_rates_are_tried_beyond_the_best_one_while_it_is_at_an_end() -> None:
     assert after(0.6) == [1.0, 3.0, 9.0, 27.0]
     assert after(None) == [1.0, 3.0, 9.0, 27.0]
     assert units.chosen(arm, lines) == 9.0
+    ended = {"accuracy_mean_of_last_5": 0.8}
+    runs = [{**units.unit(arm, 9.0, 0).key, **ended}, {**units.unit(arm, 9.0, 2).key, "diverged": "round 2"}]
+    assert units.chosen(arm, [*lines, *runs]) == 3.0, "a seed diverged at 9"
+    assert [one.rate for one in units.units(arm, [*lines, *runs])[0][-3:]] == [3.0, 3.0, 3.0]
     lines[-3]["accuracy_mean_of_last_5"] = lines[-2]["accuracy_mean_of_last_5"] = 0.2
     assert [one.rate for one in units.trials(arm, lines)] == [1.0, 3.0, 0.33]  # the least is best now
     assert after(0.4) == [1.0, 3.0, 0.33, 0.11]

@@ -61,16 +61,18 @@ def test_a_measured_model_is_cut_where_little_is_handed_on():
 
 
 def test_a_link_counts_as_a_part_does():
-    """Parts of 4 | 5 with a link that is busy for 10, or of 6 | 3 with one that is for 5; 8 | 1 with 1."""
-    costs, trained, handed = [4.0, 2.0, 2.0, 1.0], [True] * 4, [100, 50, 10, 0]
+    """Parts of 6 | 6 with a link that is busy for 10, of 8 | 4 with one that is for 7, and of 11 | 1 with one for 1."""
+    costs, trained, handed = [6.0, 2.0, 3.0, 1.0], [True] * 4, [100, 70, 10, 0]
     assert balanced(costs, trained, 2, handed=handed) == [1]
-    assert balanced(costs, trained, 2, handed=handed, byte=0.1) == [2]
-    assert balanced(costs, trained, 2, handed=handed, byte=0.2) == [3]
+    assert balanced(costs, trained, 2, handed=handed, byte=0.05) == [1]  # 6, and 8 for the other
+    assert balanced(costs, trained, 2, handed=handed, byte=0.1) == [2]  # 10, and 8
+    assert balanced(costs, trained, 2, handed=handed, byte=10.0) == [2]  # 11 is more than half as much again as 6
+    assert balanced(costs, trained, 2, handed=[70, 70, 70, 0], byte=1.0) == [1]  # no link is better than another
 
 
 def test_a_measured_model_is_cut_for_its_links():
-    """60 ms and 60 with 262,144 bits between them: 131 ms at 2 Mbit/s, and before it 4,096, which are 2 ms."""
-    make = lambda: nn.Sequential(Gives(64), Gives(64), Gives(4096), Gives(8192), Gives(8192), Gives(1))  # noqa: E731
+    """60 ms | 60 with 262,144 bits between them: 262 ms at 1 Mbit/s, and before it 4,096, which are 4 ms."""
+    make = lambda: nn.Sequential(Gives(128), Gives(128), Gives(8192), Gives(8192), Gives(8192), Gives(1))  # noqa: E731
     sample = torch.zeros(1, 1)
     assert [len(part) for part in split(make(), 2, sample=sample)] == [3, 3]
     assert [len(part) for part in split(make(), 2, sample=sample, mbit=1000)] == [3, 3]

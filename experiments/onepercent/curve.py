@@ -55,6 +55,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
 import torch
 import units
+from pages import of_last_rate
 from torch import nn
 
 import thinwire as tw
@@ -385,18 +386,15 @@ Points = dict[str, list[tuple[float, list[float], list[float]]]]
 
 
 def points(lines: list[record.Line], name: str) -> Points:
-    """By method: megabytes of a run both ways, L5 and EMA in percent, a value a seed; in the order of bytes.
-
-    Of a row with lines of several rates those of the last rate count.
-    """
+    """By method: megabytes of a run both ways, L5 and EMA in percent, a value a seed; in the order of bytes."""
     found: dict[str, dict[str, list[record.Line]]] = {}
-    for line in lines:
-        if line["setting"]["name"] == name and line["kind"] == "run" and "diverged" not in line:
-            method = max((m for m in METHODS if line["row"].startswith(m)), key=len)
-            more = line["row"].partition(" times the rounds")
-            method += f", {more[0].rpartition(' ')[2]} times the rounds" if more[1] else ""
-            same = found.setdefault(method, {}).setdefault(line["row"], [])
-            same[:] = [*(old for old in same if old.get("rate") == line.get("rate")), line]
+    runs = of_last_rate(line for line in lines if line["setting"]["name"] == name and line["kind"] == "run")
+    for (_, row), some in runs.items():
+        method = max((m for m in METHODS if row.startswith(m)), key=len)
+        more = row.partition(" times the rounds")
+        method += f", {more[0].rpartition(' ')[2]} times the rounds" if more[1] else ""
+        if ended := [line for line in some if "diverged" not in line]:
+            found.setdefault(method, {})[row] = ended
     return {
         method: sorted(
             (

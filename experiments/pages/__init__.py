@@ -56,6 +56,15 @@ def read(path: str, command: str) -> Results:
     return Results([line for line in lines if not line.get("tiny")], command)
 
 
+def of_last_rate(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    """By setting and row, those of the rate that a row was trained with last: at others a seed had diverged."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        same = found.setdefault((line["setting"]["name"], line["row"]), [])
+        same[:] = [*(old for old in same if old.get("rate") == line.get("rate")), line]
+    return found
+
+
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,)) -> list[str]:
     """Lines of a table whose columns are on the right but for those of ``left``."""
     names = list(head)

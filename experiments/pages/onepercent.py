@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from . import Line, Results, markdown, mean, number, read, table
+from . import Line, Results, markdown, mean, number, of_last_rate, read, table
 
 CURVE = "experiments/onepercent/results/curve.jsonl", "python experiments/onepercent/curve.py"
 SEARCH = "experiments/onepercent/results/search.jsonl", "python experiments/onepercent/search.py"
@@ -23,11 +23,7 @@ def ema(line: Line) -> float:
 
 def grouped(results: Results) -> Runs:
     """Lines by setting and row, those of the last rate alone."""
-    runs: Runs = {}
-    for line in results.all(kind="run"):
-        same = runs.setdefault((line["setting"]["name"], line["row"]), [])
-        same[:] = [*(old for old in same if old["rate"] == line["rate"]), line]
-    return runs
+    return of_last_rate(results.all(kind="run"))
 
 
 def ahead(lines: Sequence[Line], others: Sequence[Line], of: Callable[[Line], float]) -> str:

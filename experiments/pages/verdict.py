@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from . import ROOT, Line, personal, pipelined, read
+from . import ROOT, Line, of_last_rate, personal, pipelined, read
 
 UNTRIED = "not tried yet fairly"
 LEAST = 0.5  # points: a difference is no smaller
@@ -54,7 +54,8 @@ def lines(group: str) -> tuple[Line, ...]:
     if not (ROOT / f"experiments/{group}/results/claims.jsonl").exists():
         return ()
     found = read(f"experiments/{group}/results/claims.jsonl", "").lines
-    return tuple(line for line in found if line["kind"] == "run" and not line["dirty"])
+    counted = (line for line in found if line["kind"] == "run" and not line["dirty"])
+    return tuple(line for some in of_last_rate(counted).values() for line in some)
 
 
 def runs(group: str, row: Row) -> dict[int, Line]:

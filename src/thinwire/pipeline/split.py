@@ -25,6 +25,7 @@ __all__ = ["split"]
 REPEATS, MOST = 3, 20  # of a measurement, at least and at most
 ENOUGH = 1.0  # second, after which it is not repeated more often than at least
 NEAR = 1.05  # times the least cost: what is no slower, as far as one can measure
+EVEN = 1.5  # times the least cost of the costliest part: what it may cost for the sake of a link
 Named = tuple[tuple[str, ...], nn.Module]
 
 
@@ -61,11 +62,14 @@ def split(
     With ``schedule``, a part that replays its forward passes, as all but the last do under DSP, is charged for them
     twice. With ``mbit``, what a link between parts carries each way in Mbit/s, the seconds in which a link is busy with
     what a part hands on, as whole floats, are a cost beside those of parts: a schedule that hides its links is as fast
-    as the slowest of both. Of all cuts whose costliest part takes at most a twentieth more than the least, the one that
-    hands on the fewest bytes is taken. ``costs`` are given costs in place of measured ones, one a module of the chain,
-    in any unit: so the result is the same everywhere. ``at`` are the places themselves: the number, in the chain, of
-    the module that each part but the first begins with. The modules themselves are in the parts, not copies, and a
-    part's ``state_dict()`` has the names of the model's.
+    as the slowest of both. No part then takes more than half as long again as the costliest has to, so that each
+    machine has a share of the work and of the memory, be the link ever so slow. Of all cuts that cost at most a
+    twentieth more than the least, the one that hands on the fewest bytes is taken.
+
+    ``costs`` are given costs in place of measured ones, one a module of the chain, in any unit: so the result is the
+    same everywhere. ``at`` are the places themselves: the number, in the chain, of the module that each part but the
+    first begins with. The modules themselves are in the parts, not copies, and a part's ``state_dict()`` has the names
+    of the model's.
 
     Under ``torch.distributed`` all ranks of ``group``, by default all there are, call it with a sample at the same
     place, within ``timeout`` seconds. They use what the first of them measured.
@@ -154,33 +158,40 @@ def balanced(
     """Where to cut: the first module of each part after the first.
 
     The largest sum of a part is as small as can be where each part has a module that is ``trained``. A module costs
-    ``again`` more in a part that is ``late``. With ``handed``, the bytes that a module gives, a part costs at least
-    ``byte`` for each of those that it hands on, and the cut is the one that hands on the fewest of those whose largest
-    sum is at most ``NEAR`` times as much. Of several such cuts the one with the smallest sum, and then the one with the
-    earliest places.
+    ``again`` more in a part that is ``late``. With ``handed``, the bytes that a module gives, the cut is the one that
+    hands on the fewest of those whose largest sum is at most ``NEAR`` times as much. Where each of these bytes costs
+    ``byte``, a link is what is as small as can be beside the parts, among cuts whose largest sum is at most ``EVEN``
+    times as much. Of several such cuts the one with the smallest sum, and then the one with the earliest places.
     """
     each = [[c + a for c, a in zip(costs, again, strict=True)] if again and slow else costs for slow in late]
     sums = [[0.0, *itertools.accumulate(own)] for own in each or [costs] * parts]
     n, some = len(costs), [0, *itertools.accumulate(trained)]
 
     def cost(part: int, i: int, j: int) -> float:
-        """Of a part from module i up to j, or of its link to the next one."""
-        own = sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
-        return max(own, byte * given(j))
+        """Of a part from module i up to j."""
+        return sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
 
     def given(j: int) -> int:
         """The bytes that a part up to module j hands on."""
-        return handed[j - 1] if handed and j < n else 0
+        return handed[j - 1] if j < n else 0
 
-    (_, least), cuts = _least(n, parts, lambda *part: (0.0, cost(*part)))
+    def within(most: float, found: Callable[[int, float], Pair]) -> tuple[Pair, list[int]]:
+        """The least cut of those whose parts cost so much at most, by what ``found`` makes of bytes and cost."""
+
+        def own(part: int, i: int, j: int) -> Pair:
+            took = cost(part, i, j)
+            return found(given(j) if handed else 0, took) if took <= most else (math.inf, math.inf)
+
+        return _least(n, parts, own)
+
+    (_, least), cuts = within(math.inf, lambda _, took: (0.0, took))
     if not handed:
         return cuts
-
-    def thrifty(part: int, i: int, j: int) -> Pair:
-        own = cost(part, i, j)
-        return given(j) if own <= NEAR * least else math.inf, own
-
-    return _least(n, parts, thrifty)[1]
+    most, slowest = NEAR * least, math.inf
+    if byte:
+        most = EVEN * least
+        slowest = NEAR * within(most, lambda size, took: (0.0, max(took, byte * size)))[0][1]
+    return within(most, lambda size, took: (size if max(took, byte * size) <= slowest else math.inf, took))[1]
 
 
 def _least(n: int, parts: int, cost: Callable[[int, int, int], Pair]) -> tuple[Pair, list[int]]:
