@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import thinwire as tw
 from pipelines import data, net
 from thinwire import cli, models
 from thinwire.analysis import planner
+from thinwire.compare import Pipelined
 from thinwire.pipeline import (
     AQSGD,
     BPK,
@@ -31,6 +33,7 @@ from thinwire.pipeline import (
     split,
 )
 from thinwire.pipeline.plan import Profile, costs, least, measure, memory, messages, seconds
+from thinwire.pipeline.split import Cost
 
 FORWARD, BACKWARD = (1.0, 2.0, 3.0), (2.0, 4.0, 6.0)
 BATCH = data()[0]
@@ -242,6 +245,20 @@ def test_the_plan_of_a_model_as_a_table_and_as_json(monkeypatch, capsys):
     assert rows["BPK()"]["staleness"] == [0, 0]
     assert rows["PipeDream2BW(2)"]["staleness"] == [1, 1]
     assert len(found["cut"]) == 1
+
+
+def test_a_plan_and_a_study_cut_for_their_links(monkeypatch):
+    """Fourteen modules of 1 s; the later one cuts, the fewer bytes: 7 | 7 or, over a slow link, 10 | 4."""
+
+    def measured(chain: Any, sample: Any) -> list[Cost]:
+        return [Cost(0.5, 0.5, 10**9 // (i + 1)) for i, _ in enumerate(chain)]
+
+    monkeypatch.setattr(sys.modules["thinwire.pipeline.split"], "_measured", measured)
+    study = Pipelined(("BPK()",), data="digits", model="resnet20", parts=2, batch=4, steps=1)
+    for mbit, cut in ((1e6, (7,)), (1.0, (10,))):
+        assert planner.plan([], model="resnet20", shape=(1, 8, 8), parts=2, batch=4, mbit=mbit).cut == cut
+        over = replace(study, mbit=mbit)
+        assert over.settled(over.problem(0)).cut == cut
 
 
 def test_a_plan_shows_the_seconds_of_dni_as_the_least(monkeypatch, capsys):
