@@ -106,9 +106,10 @@ class Pipelined(Steps):
     - ``autocast``: "bfloat16" trains, evaluates and measures within ``torch.autocast``. Parameters stay in 32 bits, and
       what parts hand on is as narrow as their last layer makes it.
     - ``rates``: a factor of the learning rate for each part. ``clip``: the largest norm of a part's gradient.
-    - ``mbit``, ``latency``: of each link between parts, in Mbit/s each way and seconds one way. Simulated seconds are
-      those of the law, with the bytes that were sent, and with ``forward`` and ``backward``, the seconds that a batch
-      takes at each part. Without these two they are measured when the study begins, and stay with it.
+    - ``mbit``, ``latency``: of each link between parts, in Mbit/s each way and seconds one way. The model is cut for
+      this rate where no ``cut`` is given. Simulated seconds are those of the law, with the bytes that were sent, and
+      with ``forward`` and ``backward``, the seconds that a batch takes at each part. Without these two they are
+      measured when the study begins, and stay with it.
     - ``record``: "staleness" adds what :mod:`thinwire.pipeline.watch` measures to each record, by part. ``moved`` is
       how far parameters moved between the forward pass of a batch and the step that its gradient makes, the mean since
       the record before, and ``weights`` their own length. In one process, of the last batch also ``difference``, the
@@ -125,7 +126,7 @@ class Pipelined(Steps):
     parts: int = asked(3, "Parts that the model is cut into.")
     optimizer: str = asked("SGD", f"{', '.join(OPTIMIZERS)}.")
     clip: float | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
-    mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds.")
+    mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
     latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
     autocast: str | None = asked(None, "bfloat16: compute in it, with 32-bit parameters.")
     record: Literal["staleness"] | None = asked(

@@ -23,7 +23,7 @@ from .schedule import Schedule
 __all__ = ["split"]
 
 REPEATS, MOST = 3, 20  # of a measurement, at least and at most
-ENOUGH = 1.0  # second, after which it is not repeated more often than at least
+ENOUGH = 1.0  # seconds after which it is not repeated any more
 NEAR = 1.05  # times the least cost: what is no slower, as far as one can measure
 EVEN = 1.5  # times the least cost of the costliest part: what it may cost for the sake of a link
 Named = tuple[tuple[str, ...], nn.Module]
@@ -81,6 +81,10 @@ def split(
     """
     require(timeout > 0, f"split(timeout={timeout}): seconds, above 0")
     require(mbit is None or mbit > 0, f"split(mbit={mbit}): Mbit/s of a link, above 0")
+    require(
+        mbit is None or (costs is None and at is None),
+        f"split(mbit={mbit}): bytes are measured with a sample; leave it out beside costs= or at=",
+    )
     if costs is None and at is None:
         chain, trained, measured = _agreed(lambda: _looked_at(model, parts, schedule, sample), group, timeout)
         late = [] if schedule is None else replays(schedule, parts)
