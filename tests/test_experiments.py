@@ -410,7 +410,7 @@ def test_a_pipeline_is_measured_beside_torchs_own_over_loopback() -> None:
 def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "resnet20", "--parts", 3, "--seeds", 0, "--only", "(4, 2, 0)"]
     arguments += ["--examples", 32, "--tested", 16, "--epochs", 2, "--batch", 16, "--lr", 0.02]
-    arguments += ["--into", tmp_path / "dsp.jsonl"]
+    arguments += ["--into", tmp_path / "dsp.jsonl", "--mbit", 1e6]  # else where so little is sent that frames count
     shown = [run("dsp/train.py", *arguments, "--work", tmp_path / "work") for _ in range(2)]
     everything = written(tmp_path / "dsp.jsonl")
     (costs,), lines = ([x for x in everything if (x.get("part") == "costs") is costs] for costs in (True, False))
