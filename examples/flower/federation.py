@@ -57,13 +57,19 @@ class Federation:
     They are stopped as well when this process is killed: see ``guard.py``.
 
     ``address`` is where the SuperLink is reached, ``HOST:PORT``: by default a free port of this machine alone.
+    ``programs`` is the folder of the programs that Flower starts: by default that of this Python.
     """
 
     def __init__(
-        self, folder: Path, nodes: int = 3, environment: Mapping[str, str] | None = None, address: str = ""
+        self,
+        folder: Path,
+        nodes: int = 3,
+        environment: Mapping[str, str] | None = None,
+        address: str = "",
+        programs: Path = BIN,
     ) -> None:
         self.folder, self.nodes, self.address = folder, nodes, address or f"127.0.0.1:{free_port()}"
-        self.keys = folder / "keys"
+        self.keys, self.programs = folder / "keys", programs
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -114,7 +120,7 @@ class Federation:
             bounded = [sys.executable, "-I", "-S", str(HERE / "bounded.py"), str(self.folder / "bin"), str(most)]
             command = shlex.join(bounded)
             path = self.folder / "bin" / name
-            path.write_text(f'#!/bin/sh\nexec {command} {shlex.quote(str(BIN / name))} "$@"\n')
+            path.write_text(f'#!/bin/sh\nexec {command} {shlex.quote(str(self.programs / name))} "$@"\n')
             path.chmod(0o755)
 
     def start(self, name: str, *command: str) -> None:
