@@ -242,7 +242,7 @@ def runs(pid: int) -> bool:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("names", "rounds"),
-    [  # each call of a client is a process that imports torch
+    [  # each call of a client is a process
         pytest.param(["lbgm"], 2, id="one"),
         pytest.param(DEPLOYED, 3, id="some", marks=pytest.mark.deployment),
         pytest.param(OTHERS, 3, id="others", marks=pytest.mark.soak),

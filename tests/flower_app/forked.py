@@ -2,7 +2,8 @@
 
 ``forked.py SOCKET`` imports torch, Flower and thinwire, and listens. ``forked.py SOCKET PROGRAM ARGUMENT ...`` runs a
 program of Python's there: with the environment, the folder and the output of this process, which waits, exits with its
-status, and takes it along when it is killed.
+status, and takes it along when it is killed. What a test starts by itself is forked by ``tests/processes.py``; these
+are programs that Flower starts.
 """
 
 from __future__ import annotations
