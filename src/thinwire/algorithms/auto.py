@@ -4,13 +4,15 @@
 :class:`Choice`, which is written out as ``Averaged(FedAvg(up=..., down=...))``. The runner rehearses when a run begins
 and once more after ten rounds (:mod:`thinwire.run.chosen`).
 
-What is minimised is measured from end to end: the squared error of the step that the server makes of a round's replies,
-where clients train from the model that they would hold and the server sees what they would send. Splits and codecs are
-compared as in rate-distortion theory: Shoham, Gersho, "Efficient Bit Allocation for an Arbitrary Set of Quantizers",
-IEEE Trans. ASSP, 1988.
+What is minimised is a squared distance: of the model that a client trains from, to the one that it would train from if
+nothing were lost on the way. Two things lie between them: what clients have kept back of their updates, and what this
+client has not been told. It is the quantity by which error feedback is analysed: Stich, Karimireddy, "The
+Error-Feedback Framework", JMLR 21, 2020. Splits and codecs are compared as in rate-distortion theory: Shoham, Gersho,
+"Efficient Bit Allocation for an Arbitrary Set of Quantizers", IEEE Trans. ASSP, 1988.
 
-Differences from the paper: it allocates bits to the parts of one signal. Here there are two messages, the error of one
-changes what the other has to say, and a small number of splits is tried.
+Differences from the papers: the first has one message and workers that all take part; here there are two, and clients
+are away for some rounds. The second allocates bits to the parts of one signal and searches all allocations; here a
+small number of splits between two messages is tried.
 """
 
 from __future__ import annotations
@@ -41,10 +43,9 @@ SPLITS = (1 / 9, 1 / 5, 1 / 3, 1 / 2, 2 / 3)  # shares of the uplink that are tr
 LEAST = 64  # bytes of a packet at least: what a single entry takes where no layer is very large
 RATHER = 1.05  # times the least error that a codec of less computing may leave
 EXACT = 1e-6  # share of the squared length that may be missing from what is as good as whole
-FRESH = 0.5  # share of clients in a round from which a residual is young enough to be worth sending
 MEGABIT = 8e-6  # of a byte
-STAYS = "The split stays: no other misses a twentieth less."
-QUICKEST = "Of those that miss at most a twentieth more than the least, the fastest for the slowest client is taken."
+STAYS = "The split stays: no other is better by a twentieth."
+QUICKEST = "Of those that are at most a twentieth worse than the best, the fastest for the slowest client is taken."
 UNITS = {"budget": "bytes", "bytes": "bytes", "seconds": "s"}
 
 CODECS: dict[str, Callable[[int], Link]] = {  # those of less computing first
@@ -66,7 +67,6 @@ class Measured(NamedTuple):
 
     changes: list[Params]  # of some clients, in one round
     movement: Params  # of the server's model while a client is away
-    beside: Callable[[Params], list[Params]]  # the same clients' updates if they begin so far from the model
     clients: int
     sample: int  # clients in a round
     dense: tuple[int, int]  # bytes of FedAvg's reply and broadcast, headers included
@@ -112,13 +112,13 @@ class Auto(Config):
     ``simulate`` and ``thinwire run`` take it where they take a method. Before round 1 a cohort of at most four clients
     trains one round. Nothing of that crosses a network. From their updates these are chosen:
 
-    - how the budget is split between up and down, of five splits. With a ``Network`` it is the fastest one for the
-      slowest client, of those that miss at most a twentieth more than the least;
+    - how the budget is split between up and down, of five splits: so that the models from which clients train are off
+      by as little as can be. With a ``Network`` it is the fastest one for the slowest client, of those that are at most
+      a twentieth worse than the best;
     - the codec of each direction: ``TransformCoding``, ``Budget``, ``Half`` or ``Dense``, with the least error, or
       with less computing where that costs less than a twentieth of error more;
     - one stream of broadcasts where all clients take part in every round, else ``PerClient``;
-    - error feedback where at least half of the clients take part in a round: an older residual is no longer true (Li,
-      Li, "Analysis of Error Feedback in Federated Non-Convex Optimization with Biased Compression", ICML 2023).
+    - error feedback around the uplink where its codec is a contraction.
 
     The starting model is known to clients from the seed, and ``Averaged`` serves an average, neither for a byte. After
     ten rounds the split alone is chosen anew, by updates and movements of then. The same seed makes the same choices.
@@ -171,19 +171,22 @@ class Auto(Config):
             ways = [_way(found, *room, key) for room in rooms]
         else:
             ways = [way for way in (_sized(before, *room) for room in rooms) if _fits(found, way, key)]
-        errors = {way: _missed(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
-        least_missed = min(errors.values())
-        near = [way for way in errors if errors[way] <= RATHER * least_missed]
+        errors = {way: _off(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
+        least_off = min(errors.values())
+        near = [way for way in errors if errors[way] <= RATHER * least_off]
         fast = found.rates if self.seconds is None else None  # seconds are spent whole, whatever the split
         if fast is None:
             best = min(near, key=lambda way: errors[way])
         else:
             best = min(near, key=lambda way: way.up.bytes / fast[0] + way.down.bytes / fast[1])
-        whole = max(_square(_mean([x.flat.double() for x in found.changes])), 1e-30)
+        whole = max(_square(found.movement.flat.double()), 1e-30)
         tried = ", ".join(
             f"{way.up.bytes:,} + {way.down.bytes:,}: {error / whole:.2%}" for way, error in errors.items()
         )
-        shares = f"Bytes up + down of a visit, and the share of a round's step that is then missed: {tried}."
+        shares = (
+            f"Bytes up + down of a visit, and how far clients' models are then off, as a share of the squared length by "
+            f"which the model moves between two visits: {tried}."
+        )
         if before is not None and before in near:
             return Verdict(before, [shares, STAYS])
         why = [shares] if fast is None or len(near) == 1 else [shares, QUICKEST]
@@ -259,16 +262,15 @@ def runnable(algorithm: Any) -> None:
     require(isinstance(algorithm, Algorithm), f"{algorithm!r} is not an algorithm such as FedAvg()")
 
 
-# -- what is missed ---------------------------------------------------------------
+# -- how far models are off -------------------------------------------------------
 
 
 def _way(found: Measured, up: int, down: int, key: Key) -> Choice:
     """What is best at so many bytes up and down."""
     best_up = _best(up, found.changes, key, False)
     best_down = _best(down, [found.movement], key, True)
-    link, rare = CODECS[best_up.codec](up), found.sample < FRESH * found.clients
-    stream = found.sample == found.clients and not found.lost
-    return Choice(best_up, best_down, best_up.codec in LOSSY and link.contraction and not rare, stream)
+    feedback = best_up.codec in LOSSY and CODECS[best_up.codec](up).contraction
+    return Choice(best_up, best_down, feedback, found.sample == found.clients and not found.lost)
 
 
 def _sized(choice: Choice, up: int, down: int) -> Choice:
@@ -307,22 +309,29 @@ def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> C
     return Coded(next(name for name, error in errors.items() if error <= enough), bytes)
 
 
-def _missed(found: Measured, choice: Choice, key: Key) -> float:
-    """The squared error of the server's step.
+def _off(found: Measured, choice: Choice, key: Key) -> float:
+    """How far the model that clients train from is off on average, as a squared length.
 
-    Errors of single clients that have nothing in common are averaged over the cohort of a round; what they have in
-    common is not.
+    The server's model lacks what all clients have kept back, each a share of a round's mean. What these residuals have
+    nothing of in common adds up by squares; what they have in common, as the clients of the rehearsal show it, adds up
+    whole. Views lack what broadcasts have left out. Those of a round are off in directions of their own, so their mean
+    is off by about what a single message leaves, though each is off by more.
     """
     up, down = (CODECS[way.codec](way.bytes) for way in (choice.up, choice.down))
-    off = _seen(down, found.movement, key) - found.movement
-    updates = found.beside(off) if _square(off.flat.double()) else found.changes
-    pairs = zip(updates, found.changes, strict=True)
-    errors = [_seen(up, x, key.at(str(n))).flat.double() - whole.flat.double() for n, (x, whole) in enumerate(pairs)]
-    each = sum(map(_square, errors)) / len(errors)
-    if len(errors) == 1:
-        return each
-    common = max(0.0, (len(errors) * _square(_mean(errors)) - each) / (len(errors) - 1))
-    return common + max(0.0, each - common) / found.sample
+    kept = [_kept(up, x, key.at(str(n))).flat.double() for n, x in enumerate(found.changes)]
+    each, common = sum(map(_square, kept)) / len(kept), 0.0
+    if len(kept) > 1:
+        common = min(max(0.0, (len(kept) * _square(_mean(kept)) - each) / (len(kept) - 1)), each)
+    model = found.clients / found.sample**2 * (each - common) + (found.clients / found.sample) ** 2 * common
+    left_out = found.movement - _seen(down, found.movement, key)
+    return model + _square(left_out.flat.double())
+
+
+def _kept(link: Link, x: Params, key: Key) -> Params:
+    """What has not arrived after two visits with ``x``, the second of which also brings what the first has left."""
+    left = x - _seen(link, x, key)
+    both = x + left
+    return both - _seen(link, both, key.at("again"))
 
 
 def _reasons(found: Measured, choice: Choice) -> list[str]:
@@ -339,9 +348,9 @@ def _reasons(found: Measured, choice: Choice) -> list[str]:
     else:
         said.append(f"A client is away for {away:.3g} rounds on average: each absence is coded as one difference.")
     if choice.feedback:
-        said.append("Error feedback: at least half of the clients take part in a round, so residuals are young.")
+        said.append("Error feedback: what a client has left out it adds to its next update.")
     elif choice.up.codec in LOSSY:
-        said.append(f"No error feedback: a residual would be {away:.3g} rounds old when it is sent.")
+        said.append("No error feedback: the uplink's codec is no contraction.")
     return said
 
 

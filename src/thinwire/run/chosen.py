@@ -8,6 +8,7 @@ from its own checkpoint, as a resumed one is.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,13 +73,11 @@ class Rehearsal(Simulation):
         self.changes.append(values[0].clone())
         return super().add(answer, body, rx, late)
 
-    def of(self, run: Rounds | None, clients: Sequence[int], off: Params | None = None) -> Rehearsal:
-        """Make the round from the start, or from where a run is; ``off`` is added to the model."""
+    def of(self, run: Rounds | None, clients: Sequence[int]) -> Rehearsal:
+        """Make the round from the start, or from where a run is."""
         if run is not None:
             self.server = self.server._replace(x=run.algorithm.model(run.server))
             self.buffers, self.round = run.buffers if self.buffers is not None else None, run.round
-        if off is not None:
-            self.server = self.server._replace(x=self.server.x + off)
         self.step(evaluate=False, cohort=clients)
         return self
 
@@ -142,20 +141,16 @@ class Chosen(Simulation):
         sample = setting.cohort(clients)
         order = torch.randperm(clients, generator=Key(setting.seed).generator("rehearsal"))
         cohort = sorted(order[: min(sample, COHORT)].tolist())
-
-        def rehearsed(off: Params | None = None) -> Rehearsal:
-            made = Rehearsal(self.auto, self.model, self.given, setting, self.options.get("train"))
-            with made:
-                return made.of(run, cohort, off)
-
-        made = rehearsed()
+        made = Rehearsal(self.auto, self.model, self.given, setting, self.options.get("train"))
+        with made:
+            made.of(run, cohort)
         ledger, flat = made.ledger, made.changes[0].flat
         size = flat.numel() * flat.itemsize
         sums = [[entry.total for entry in ledger.of(way)] for way in ("up", "down")]
         away = self.away(clients, sample)
         if run is None or self.past is None:
             mean = Params(made.changes[0].layout, torch.stack([x.flat for x in made.changes]).mean(0))
-            movement = mean * float(away)
+            movement = mean * math.sqrt(away)  # steps of different rounds have little in common
         else:
             movement = run.algorithm.model(run.server) - self.past
         network, seed = setting.network, setting.seed
@@ -163,7 +158,6 @@ class Chosen(Simulation):
         return Measured(
             changes=made.changes,
             movement=movement,
-            beside=lambda off: rehearsed(off).changes,
             clients=clients,
             sample=sample,
             dense=(min(sums[0]), min(sums[1])),
