@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from torch import nn
 import processes
 import thinwire as tw
 from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
-from thinwire.algorithms.auto import CODECS, Choice, Coded, Measured, _best, runnable
+from thinwire.algorithms import auto
+from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coded, Measured, Verdict, _best, _off, runnable
 from thinwire.analysis.predict import predict
 from thinwire.compare import Federated
 from thinwire.data import Dirichlet
@@ -44,6 +46,18 @@ def trained(method: Any, rounds: int = ROUNDS, **own: Any) -> tw.Result:
     return tw.simulate(method, PROBLEM.model, PROBLEM.tasks, rounds, **own)
 
 
+def moved(rounds: int = ROUNDS, **own: Any) -> tw.Result:
+    """A run that begins with a fifth of its bytes upwards, four times as far off as the split that it goes on with."""
+
+    def choose(self: Auto, found: Measured, key: tw.Key, before: Choice | None = None) -> Verdict:
+        with patch.object(auto, "SPLITS", SPLITS if before else (0.2,)):
+            return chosen(self, found, key, before)
+
+    chosen = Auto.choose
+    with patch.object(Auto, "choose", choose):
+        return trained(METHOD, rounds, **own)
+
+
 def plain(result: tw.Result) -> list[dict[str, Any]]:
     """The records, without seconds of this machine and without what was chosen; no test set is evaluated."""
     return [{name: x for name, x in r.items() if name not in ("seconds", "chosen")} for r in result.rounds]
@@ -51,8 +65,7 @@ def plain(result: tw.Result) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tw.Result:
-    """A run whose second choice is another one than its first: by two fifths, whatever processor adds."""
-    return trained(METHOD, out=tmp_path_factory.mktemp("auto") / "run", checkpoint_every=5)
+    return moved(out=tmp_path_factory.mktemp("auto") / "run", checkpoint_every=5)
 
 
 def test_all_bytes_stay_within_the_share_of_fedavgs(whole: tw.Result) -> None:
@@ -101,8 +114,9 @@ def test_the_expression_that_was_chosen_trains_the_same_bits_until_the_second_ch
 
 def test_a_second_choice_moves_bytes_between_directions_and_nothing_else(whole: tw.Result) -> None:
     one, other = (tw.expression.parse(made["expression"]).inner for made in whole.chosen)
-    assert (type(one.up), type(one.down.inner)) == (type(other.up), type(other.down.inner))
-    assert abs(one.up.bytes + one.down.inner.bytes - other.up.bytes - other.down.inner.bytes) <= 1
+    ways = [(method.up.inner, method.down.inner) for method in (one, other)]
+    assert [type(link) for link in ways[0]] == [type(link) for link in ways[1]]
+    assert abs(sum(link.bytes for link in ways[0]) - sum(link.bytes for link in ways[1])) <= 1
     ups = [max(e.payload for e in whole.ledger.of("up", number)) for number in (10, 11)]
     assert ups[0] != ups[1]
 
@@ -111,9 +125,9 @@ def test_a_second_choice_moves_bytes_between_directions_and_nothing_else(whole: 
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
     whole: tw.Result, stop: int, states: str, tmp_path: Path
 ) -> None:
-    method, out = METHOD, tmp_path / "run"
-    trained(method, stop, out=out, checkpoint_every=4, states=states)
-    again = trained(method, out=out, resume=True, checkpoint_every=5, states=states)
+    out = tmp_path / "run"
+    moved(stop, out=out, checkpoint_every=4, states=states)
+    again = moved(out=out, resume=True, checkpoint_every=5, states=states)
     assert torch.equal(again.params.flat, whole.params.flat)
     assert list(again.ledger) == list(whole.ledger)
     assert again.chosen == whole.chosen
@@ -133,7 +147,7 @@ def test_records_summary_and_report_say_what_was_chosen_and_why(
     assert summary["chosen"] == whole.chosen
     assert [r["round"] for r in whole.rounds if "chosen" in r] == [1, 11]
     assert whole.chosen[0]["why"][0].startswith("A visit may take 1,933.")
-    assert whole.chosen[0]["why"][-1] == "No error feedback: a residual would be 3 rounds old when it is sent."
+    assert whole.chosen[0]["why"][-1] == "Error feedback: what a client has left out it adds to its next update."
     page = html.gather([whole.path])
     assert [one["label"] for one in page["expressions"]] == ["Auto(0.05)"] + 2 * ["Auto(0.05), seed 1"]
     assert [method["label"] for method in page["methods"]] == ["Auto(0.05)"]
@@ -301,7 +315,7 @@ def drawn(seed: int) -> torch.Tensor:
 
 
 def measured(rank: int | None, **own: Any) -> Measured:
-    """Two clients' updates of a layer of 64 x 64, of a rank or full of noise; views do not change updates."""
+    """Two clients' updates of a layer of 64 x 64, of a rank or full of noise."""
 
     def update(seed: int) -> Params:
         a = drawn(seed)
@@ -310,12 +324,12 @@ def measured(rank: int | None, **own: Any) -> Measured:
     changes = [update(0), update(1)]
     given: dict[str, Any] = {"clients": 10, "sample": 2, "dense": (16_500, 16_500), "fixed": (100, 100), "rates": None}
     given |= {"replies": 1.0, "lost": False, "movement": changes[0] + changes[1]}
-    return Measured(changes=changes, beside=lambda off: changes, **(given | own))
+    return Measured(changes=changes, **(given | own))
 
 
 def test_low_rank_gets_low_rank_and_a_large_budget_gets_plain_floats() -> None:
     thin = Auto(0.05, LOCAL).choose(measured(4), tw.Key(0)).choice
-    assert (thin.up.codec, thin.down.codec, thin.feedback, thin.stream) == ("transform", "transform", False, False)
+    assert (thin.up.codec, thin.down.codec, thin.feedback, thin.stream) == ("transform", "transform", True, False)
     assert thin.up.bytes + thin.down.bytes <= 1_650 - 200
     every = Auto(0.05, LOCAL).choose(measured(4, sample=10), tw.Key(0)).choice
     assert (every.feedback, every.stream) == (True, True)
@@ -327,13 +341,35 @@ def test_low_rank_gets_low_rank_and_a_large_budget_gets_plain_floats() -> None:
     assert Auto(1.0, LOCAL).method(wide) == tw.Averaged(FedAvg(LOCAL), 0.8)
 
 
-def test_the_downlink_gets_more_where_clients_miss_more_by_their_models() -> None:
+def test_the_downlink_gets_more_where_the_model_moves_further_while_a_client_is_away() -> None:
     found = measured(None)
-    far = found._replace(beside=lambda off: [x + off * 3.0 for x in found.changes])
-    auto = Auto(0.1, LOCAL)
-    near, wide = (auto.choose(each, tw.Key(0)).choice for each in (found, far))
+    far = found._replace(movement=found.movement * 10.0)
+    method = Auto(0.1, LOCAL)
+    near, wide = (method.choose(each, tw.Key(0)).choice for each in (found, far))
     assert near.down.bytes < wide.down.bytes
     assert near.up.bytes > wide.up.bytes
+
+
+def test_the_uplink_gets_more_where_updates_have_in_common_what_a_codec_leaves_out() -> None:
+    found = measured(None)
+    alike = found._replace(changes=[found.changes[0]] * 2)
+    method = Auto(0.1, LOCAL)
+    apart, same = (method.choose(each, tw.Key(0)).choice for each in (found, alike))
+    assert same.up.bytes > apart.up.bytes
+
+
+@pytest.mark.parametrize(("other", "expected"), [((4.0, -1.0), 11.0), ((4.0, 1.0), 101.0), ((4.0, 0.0), 6.0)])
+def test_how_far_models_are_off(other: tuple[float, float], expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A codec that keeps the larger of two entries. (4, 1) leaves (0, 1), then of (4, 2) leaves (0, 2): 4. Movement
+    # (3, 1) leaves 1. Of 10 clients 2 take part.
+    #   (4, 1), (4, -1): nothing in common, 10 / 2^2 x 4 + 1 = 11
+    #   (4, 1) twice: all in common, (10 / 2)^2 x 4 + 1 = 101
+    #   (4, 1), (4, 0): nothing in common by (2 x 1 - 2) / 1, 10 / 2^2 x (4 + 0) / 2 + 1 = 6
+    monkeypatch.setitem(CODECS, "larger", lambda bytes: tw.TopK(0.5))
+    changes = [layers(torch.tensor(values)) for values in ((4.0, 1.0), other)]
+    found = measured(None)._replace(changes=changes, movement=layers(torch.tensor([3.0, 1.0])))
+    way = Coded("larger", 0)
+    assert _off(found, Choice(way, way, True, False), tw.Key(0)) == expected
 
 
 def test_seconds_are_spent_at_the_rate_of_each_direction() -> None:
@@ -348,16 +384,16 @@ def test_seconds_are_spent_at_the_rate_of_each_direction() -> None:
 def test_of_splits_that_are_about_as_good_the_fastest_at_the_slowest_clients_rates_is_taken() -> None:
     # Updates that any split codes without error, so all are as good: what is left to choose by is time.
     zero = layers(torch.zeros(64, 64))
-    found = measured(4)._replace(changes=[zero, zero], movement=zero, beside=lambda off: [zero, zero])
-    auto = Auto(0.1, LOCAL)
-    slow_up, slow_down = (auto.choose(found._replace(rates=r), tw.Key(0)) for r in ((0.3, 1.0), (1.0, 0.3)))
+    found = measured(4)._replace(changes=[zero, zero], movement=zero)
+    method = Auto(0.1, LOCAL)
+    slow_up, slow_down = (method.choose(found._replace(rates=r), tw.Key(0)) for r in ((0.3, 1.0), (1.0, 0.3)))
     assert slow_up.choice.up.bytes < slow_up.choice.down.bytes
     assert slow_down.choice.up.bytes > slow_down.choice.down.bytes
     assert any("the fastest for the slowest client is taken" in why for why in slow_up.why)
     # Where one split is better by far, rates change nothing.
     found = measured(None)
-    far = found._replace(beside=lambda off: [x + off * 3.0 for x in found.changes])
-    choices = [auto.choose(far._replace(rates=r), tw.Key(0)).choice for r in (None, (1.0, 0.01))]
+    far = found._replace(movement=found.movement * 10.0)
+    choices = [method.choose(far._replace(rates=r), tw.Key(0)).choice for r in (None, (1.0, 0.01))]
     assert choices[0] == choices[1]
 
 
@@ -368,32 +404,32 @@ def test_a_run_with_dropouts_spends_the_share_of_what_fedavg_sends_with_the_same
 
 
 def test_a_split_stays_unless_another_misses_a_twentieth_less() -> None:
-    auto, found = Auto(0.1, LOCAL), measured(2)
-    first = auto.choose(found, tw.Key(0)).choice
-    again = auto.choose(found, tw.Key(0), first)
+    method, found = Auto(0.1, LOCAL), measured(2)
+    first = method.choose(found, tw.Key(0)).choice
+    again = method.choose(found, tw.Key(0), first)
     assert again.choice == first
-    assert again.why[-1] == "The split stays: no other misses a twentieth less."
+    assert again.why[-1] == "The split stays: no other is better by a twentieth."
     odd = Choice(Coded("transform", 64), Coded("transform", 64), False, False)
-    moved = auto.choose(measured(None), tw.Key(0), odd).choice
+    moved = method.choose(measured(None), tw.Key(0), odd).choice
     assert moved.up.bytes > 64
 
 
 def test_a_second_choice_stays_with_the_first_where_headers_have_grown_beyond_the_budget() -> None:
-    auto, found = Auto(0.1, LOCAL), measured(2)
-    first = auto.choose(found, tw.Key(0)).choice
-    assert auto.choose(found._replace(fixed=(3_200, 100)), tw.Key(0), first).choice == first
+    method, found = Auto(0.1, LOCAL), measured(2)
+    first = method.choose(found, tw.Key(0)).choice
+    assert method.choose(found._replace(fixed=(3_200, 100)), tw.Key(0), first).choice == first
 
 
 @pytest.mark.parametrize("codec", ["half", "dense"])
 def test_a_second_choice_leaves_room_for_a_codec_whose_packets_have_one_length(codec: str) -> None:
     near, whole = measured(None), {"half": 8_400, "dense": 16_400}[codec]  # 2 or 4 x 4,096 bytes, and a header
-    found = near._replace(beside=lambda off: [x + off * 3.0 for x in near.changes])
-    auto = Auto(local=LOCAL, bytes=whole + 9_000)
+    found = near._replace(movement=near.movement * 10.0)
+    method = Auto(local=LOCAL, bytes=whole + 9_000)
     for first in (
         Choice(Coded("transform", 1_000), Coded(codec, whole), False, False),
         Choice(Coded(codec, whole), Coded("transform", 1_000), False, False),
     ):
-        again = auto.choose(found, tw.Key(0), first).choice
+        again = method.choose(found, tw.Key(0), first).choice
         assert again != first, "there is room for more"
         for way, x in ((again.up, found.changes[0]), (again.down, found.movement)):
             assert length(CODECS[way.codec](way.bytes).send(x, None, tw.Key(0))[0]) <= way.bytes

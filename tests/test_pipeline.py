@@ -40,6 +40,7 @@ from thinwire.pipeline import (
     Simulation,
     law,
     pipeline,
+    runtime,
     simulate_pipeline,
     split,
 )
@@ -1253,6 +1254,24 @@ def test_a_rank_that_makes_no_call_is_lost_after_the_time_limit(work, where, tmp
     assert said[0].startswith(f"RankLost: rank 0 of 2, {where}")
     assert "stalled beyond 1 s" in said[0]
     assert 0.9 < seconds < 60
+
+
+def hurried(rank: int) -> int:
+    """Barriers that come to an end just when a look at the neighbours has been given up."""
+    runtime.LOOK = 0.004
+    stages = split([Wait(0.001), Wait(0.002), Wait(0.001)], 3, at=[1, 2])
+    training = pipeline(stages, small_sgd, FR(barrier=True), loss=nn.functional.mse_loss, timeout=100)
+    x = torch.zeros(4, 4)
+    for _ in range(100):
+        training.step(x, x)
+    training.drain()
+    return training.stage.steps
+
+
+def test_a_barrier_that_ends_while_a_part_looks_at_its_neighbours_is_passed(tmp_path):
+    found = forked(3, hurried, tmp_path)
+    assert found[0] is not None
+    assert found == [found[0]] * 3
 
 
 def misnamed(rank: int) -> list[str]:

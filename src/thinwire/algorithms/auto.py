@@ -184,8 +184,8 @@ class Auto(Config):
             f"{way.up.bytes:,} + {way.down.bytes:,}: {error / whole:.2%}" for way, error in errors.items()
         )
         shares = (
-            f"Bytes up + down of a visit, and how far clients' models are then off, as a share of the squared length by "
-            f"which the model moves between two visits: {tried}."
+            f"Bytes up + down of a visit, and how far clients' models are then off, as a share of the squared length "
+            f"by which the model moves between two visits: {tried}."
         )
         if before is not None and before in near:
             return Verdict(before, [shares, STAYS])

@@ -282,13 +282,14 @@ class Pipeline(Training):
         """Wait for all parts, and look now and then whether a neighbour has said that it goes no further."""
         work, end = dist.barrier(self.group, async_op=True), time.monotonic() + self.timeout
         while True:
+            over = work.is_completed()  # before the wait: it may come to an end just after that was given up
             try:
                 work.wait(datetime.timedelta(seconds=max(0.001, min(LOOK, end - time.monotonic()))))
                 return
             except RuntimeError as error:
                 if (told := self._told()) is not None:
                     raise RankLost(f"part {self.part} of {self.settings.parts} cannot go on: {told}") from error
-                if work.is_completed() or time.monotonic() >= end:
+                if over or time.monotonic() >= end:
                     raise RankLost(
                         f"part {self.part} of {self.settings.parts} waits for all parts: one of them died, or sent "
                         f"nothing for {self.timeout:g} s ({first_line(error)})"
