@@ -235,9 +235,9 @@ def test_the_readme_fits_its_lines_and_its_figures_are_those_of_the_results():
         figures = re.search(r"at ([\d.]+ ± [\d.]+ %) with ([\d.,]+) MB up and ([\d.,]+) MB down", rest)
         assert (row[2], *figures.groups()) == ("3", row[3], row[7], row[8])
     behind = {row[0]: row[4].split()[0].lstrip("-") for row in measured if row[1] == "Auto, 0.01"}
-    (share,) = {row[9] for row in measured if row[1] == "Auto, 0.01"}
+    share = max(row[9] for row in measured if row[1] == "Auto, 0.01")
     told = "is {CIFAR-10} points behind on CIFAR-10, {EMNIST letters} on EMNIST letters, {Shakespeare} on Shakespeare."
-    assert f"At {share} of the bytes it {told.format(**behind)}" in page
+    assert f"At up to {share} of the bytes it {told.format(**behind)}" in page
     found = {row[1]: row for row in (line.split("|") for line in tables.TABLES["ddp-time"]())}
     thin, dense = found[" `DEFA(64)` "], found[" `Hook(Dense())` "]
     assert f"need{thin[4]}s to 58 % on CIFAR-10 with{thin[1].rstrip()}" in page
