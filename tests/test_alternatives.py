@@ -55,7 +55,7 @@ def test_the_table_has_all_alternatives_and_the_command_trains_the_one_that_is_p
     shown, found = planned
     names = [row.name for row in found.rows]
     assert [name.partition("(")[0] for name in names] == ["FedAvg"] * 3 + ["LUAR"] + ["FedAvg"] * 3 + ["Auto"]
-    assert names[7].startswith("Auto(0.1): Averaged(FedAvg(LocalSGD(0.3), up=TransformCoding(")
+    assert names[7].startswith("Auto(0.1): Averaged(FedAvg(LocalSGD(0.3), up=ErrorFeedback(TransformCoding(")
     assert all(row.accuracy is not None and 0 < row.accuracy < 1 for row in found.rows)
     assert [row.served is not None for row in found.rows] == 7 * [False] + [True]
     dense = found.rows[0]
