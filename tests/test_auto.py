@@ -403,15 +403,15 @@ def test_a_run_with_dropouts_spends_the_share_of_what_fedavg_sends_with_the_same
     assert 0.085 * dense < spent < 0.105 * dense  # the average holds: of 36 replies some more or less are lost
 
 
-def test_a_split_stays_unless_another_misses_a_twentieth_less() -> None:
+def test_a_split_stays_unless_another_is_better_by_a_twentieth() -> None:
     method, found = Auto(0.1, LOCAL), measured(2)
     first = method.choose(found, tw.Key(0)).choice
     again = method.choose(found, tw.Key(0), first)
     assert again.choice == first
     assert again.why[-1] == "The split stays: no other is better by a twentieth."
     odd = Choice(Coded("transform", 64), Coded("transform", 64), False, False)
-    moved = method.choose(measured(None), tw.Key(0), odd).choice
-    assert moved.up.bytes > 64
+    after = method.choose(measured(None), tw.Key(0), odd).choice
+    assert after.up.bytes > 64
 
 
 def test_a_second_choice_stays_with_the_first_where_headers_have_grown_beyond_the_budget() -> None:

@@ -1,9 +1,9 @@
 """Accuracy against the bytes of a whole run, up and down together: the README's first picture.
 
-Methods from all of FedAvg's bytes to a thousandth of them, at equal rounds. All headers are
-billed, and FedAvg's first contacts; all other methods start from a model that is known from the seed. Around every
-method an average is served (``Averaged``, no byte), so that a line has both figures: L5, the mean of the last five
-evaluations, and EMA, the served average at the end.
+Methods from all of FedAvg's bytes to a thousandth of them, at equal rounds. All headers are billed, and FedAvg's first
+contacts; all other methods start from a model that is known from the seed. Around every method an average is served
+(``Averaged``, no byte), so that a line has both figures: L5, the mean of the last five evaluations, and EMA, the served
+average at the end.
 
 - ``Fashion-MNIST``: 100 clients, Dirichlet(0.1), 10 a round, 50 rounds of the CNN of the FedAvg paper
 - ``CIFAR-10``: 100 clients, Dirichlet(0.3), 10 a round, 60 rounds of a CNN with group norm, crops and flips

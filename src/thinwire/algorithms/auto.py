@@ -10,9 +10,9 @@ client has not been told. It is the quantity by which error feedback is analysed
 Error-Feedback Framework", JMLR 21, 2020. Splits and codecs are compared as in rate-distortion theory: Shoham, Gersho,
 "Efficient Bit Allocation for an Arbitrary Set of Quantizers", IEEE Trans. ASSP, 1988.
 
-Differences from the papers: the first has one message and workers that all take part; here there are two, and clients
-are away for some rounds. The second allocates bits to the parts of one signal and searches all allocations; here a
-small number of splits between two messages is tried.
+Differences from the papers: Stich and Karimireddy have one message and workers that all take part; here there are two,
+and clients are away for some rounds. Shoham and Gersho allocate bits to the parts of one signal and search all
+allocations; here a small number of splits between two messages is tried.
 """
 
 from __future__ import annotations
@@ -315,7 +315,8 @@ def _off(found: Measured, choice: Choice, key: Key) -> float:
     The server's model lacks what all clients have kept back, each a share of a round's mean. What these residuals have
     nothing of in common adds up by squares; what they have in common, as the clients of the rehearsal show it, adds up
     whole. Views lack what broadcasts have left out. Those of a round are off in directions of their own, so their mean
-    is off by about what a single message leaves, though each is off by more.
+    is off by about what a single message leaves, though each is off by more. What is lost by an uplink without error
+    feedback is counted likewise.
     """
     up, down = (CODECS[way.codec](way.bytes) for way in (choice.up, choice.down))
     kept = [_kept(up, x, key.at(str(n))).flat.double() for n, x in enumerate(found.changes)]
