@@ -246,6 +246,15 @@ def test_the_readme_fits_its_lines_and_its_figures_are_those_of_the_results():
     assert f"{dense[6].split()[0]} % to {thin[6].split()[0]} %" in page
 
 
+def test_what_the_decision_on_auto_says_of_views_is_in_the_results():
+    lines = list(map(json.loads, (ROOT / "experiments/onepercent/results/views.jsonl").read_text().splitlines()))
+    assert len(lines) == 4
+    page = said("docs/decisions/0020-a-method-that-a-run-chooses.md")
+    for field, told in (("moved", "it moved {} to {} times as far"), ("mean", "it was off by {} to {} of that")):
+        values = sorted(line[field] for line in lines)
+        assert told.format(f"{values[0]:.2f}", f"{values[-1]:.2f}") in page
+
+
 def test_what_the_page_of_auto_says_of_rates_is_in_the_results():
     lines = list(map(json.loads, (ROOT / "experiments/onepercent/results/curve.jsonl").read_text().splitlines()))
     lost = {(x["setting"]["name"], x["rate"]) for x in lines if x["kind"] == "run" and "diverged" in x}
