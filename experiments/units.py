@@ -76,7 +76,7 @@ class Arm(ABC):
         """The fields by which its line is found."""
 
     @abstractmethod
-    def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
+    def train(self, rate: float, seed: int, into: Path, folder: Path, device: str = "cpu") -> Line | None:
         """Train, with checkpoints in ``folder``, and write the line into ``into``. None where it diverged."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Federated(Arm):
         known = {} if self.start == "sent" else {"start": self.start}
         return {**self.about(rate, seed), "rounds": rounds, "expression": expression, **known, **tiny}
 
-    def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
+    def train(self, rate: float, seed: int, into: Path, folder: Path, device: str = "cpu") -> Line | None:
         problem = self.problem(seed)
         if self.small:
             few = [
@@ -133,7 +133,7 @@ class Federated(Arm):
         row = {**self.key(rate, seed), "paper": self.paper}
         every = min(self.evaluate_every, max(1, row["rounds"] // 10))  # a trial is looked at as often as a run
         options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": every}
-        options["start"] = self.start
+        options |= {"start": self.start, "device": device}
         options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
         arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, _bytes)
         try:
@@ -168,17 +168,18 @@ class Ranks(Arm):
     tested: int = 10_000
     small: bool = False
 
-    def planned(self, rate: float, seed: int) -> DataParallel:
+    def planned(self, rate: float, seed: int, device: str = "cpu") -> DataParallel:
         steps = max(1, round(self.study.steps * self.share(seed)))
         every = min(self.study.evaluate_every, max(1, steps // 10))  # a trial is looked at as often as a run
-        return replace(self.study, methods=(complete(self.method),), lr=rate, steps=steps, evaluate_every=every)
+        given = {"methods": (complete(self.method),), "lr": rate, "steps": steps, "evaluate_every": every}
+        return replace(self.study, device=device, **given)
 
     def key(self, rate: float, seed: int) -> Line:
         steps, tiny = self.planned(rate, seed).steps, {"tiny": True} if self.small else {}
         return {**self.about(rate, seed), "steps": steps, "expression": complete(self.method), **tiny}
 
-    def train(self, rate: float, seed: int, into: Path, folder: Path) -> Line | None:
-        began, study, key = time.time(), self.planned(rate, seed), self.key(rate, seed)
+    def train(self, rate: float, seed: int, into: Path, folder: Path, device: str = "cpu") -> Line | None:
+        began, study, key = time.time(), self.planned(rate, seed, device), self.key(rate, seed)
         problem = study.problem(seed)
         build, tested = self.model or problem.model, torch.arange(min(self.tested, len(problem.test)))
 
@@ -196,7 +197,7 @@ class Ranks(Arm):
             return record.said(line)
         except RunError:  # checkpoints of other code
             _emptied(folder)
-            return self.train(rate, seed, into, folder)
+            return self.train(rate, seed, into, folder, device)
         looks = record.read(folder / "rounds.jsonl")
         up, down = (list(accumulate(r[f"{way}_bytes"] for r in looks)) for way in ("up", "down"))
         of = {name: [r[name] for r in looks if r.get(name) is not None] for name in ("accuracy", "accuracy_x")}
@@ -233,7 +234,7 @@ class Narrow(nn.Module):
         self.whole = whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             found: torch.Tensor = self.whole(x)
             return found
 
@@ -374,17 +375,17 @@ def _emptied(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def make(arms: Sequence[Arm], into: Path, stop: float = float("inf")) -> bool:
+def make(arms: Sequence[Arm], into: Path, stop: float = float("inf"), device: str = "cpu") -> bool:
     """Train what is missing, in order, until ``stop`` (seconds of the clock). Whether nothing is missing then."""
     mine: set[str] = set()  # a line of code that is in no commit is trained again, but not by the same process
-    while time.time() < stop and _made(arms, into, mine):
+    while time.time() < stop and _made(arms, into, mine, device):
         pass
     lines = record.read(into)
     known = [units(arm, lines) for arm in arms]
     return all(whole and all(there(lines, one.key) for one in some) for some, whole in known)
 
 
-def _made(arms: Sequence[Arm], into: Path, mine: set[str]) -> bool:
+def _made(arms: Sequence[Arm], into: Path, mine: set[str], device: str) -> bool:
     """Train the first unit that is missing and that nobody holds. False where there is none."""
     for one in (one for arm in arms for one in units(arm, record.read(into))[0]):
         name = digest(one.key)
@@ -396,7 +397,7 @@ def _made(arms: Sequence[Arm], into: Path, mine: set[str]) -> bool:
                 print(one.name, end=": ", flush=True)
                 mine.add(name)
                 try:
-                    one.arm.train(one.rate, one.seed, into, folder)
+                    one.arm.train(one.rate, one.seed, into, folder, device)
                 except Exception:  # the others are made all the same, and this one is still missing at the end
                     traceback.print_exc()
                 shutil.rmtree(folder, ignore_errors=True)
@@ -435,6 +436,7 @@ def main(arms: Sequence[Arm], into: Path, about: str) -> None:
     parser.add_argument("--seed", action="append", type=int, help="may be repeated; by default those of each row")
     parser.add_argument("--hours", type=float, help="begin no training after so many")
     parser.add_argument("--tiny", action="store_true", help="at a size that says nothing about methods")
+    parser.add_argument("--device", default="cpu", help="where models are trained: cpu or cuda")
     parser.add_argument("--into", type=Path, default=into, help="the file of the results")
     o = parser.parse_args()
     torch.set_num_threads(1)
@@ -450,7 +452,7 @@ def main(arms: Sequence[Arm], into: Path, about: str) -> None:
     if not o.tiny and record.dirty(record.code()):
         sys.exit("files here were changed since the last commit: commit them first, so that a line says what made it")
     stop = float("inf") if o.hours is None else time.time() + 3600 * o.hours
-    if make(asked, o.into, stop):
+    if make(asked, o.into, stop, o.device):
         if not (o.only or o.seed):  # else neighbours may train other units
             shutil.rmtree(o.into.parent / ".running", ignore_errors=True)
         print("nothing is missing")
