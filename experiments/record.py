@@ -40,8 +40,12 @@ def processor() -> str:
 
 def hardware() -> str:
     """What the numbers were made on."""
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{os.cpu_count()} cores of {processor()}, torch {torch.__version__}{gpu}"
+    return ", ".join([f"{os.cpu_count()} cores of {processor()}, torch {torch.__version__}", *gpu()])
+
+
+def gpu() -> list[str]:
+    """The GPU's name; none where torch has no CUDA device."""
+    return [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
 
 
 def code() -> Line:
@@ -79,7 +83,7 @@ def measured(into: Path | None, key: Line, measure: Callable[[], Line], *package
 
     A line with the fields of ``key`` that the same source on the same kind of machine wrote is returned as it is.
     """
-    key = {**key, "processor": processor(), "cores": os.cpu_count()}
+    key = {**key, "processor": processor(), "cores": os.cpu_count(), **{"gpu": name for name in gpu()}}
     there = found(into, {**key, "source": source()}) if into else None
     if there is not None:
         return there
