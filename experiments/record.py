@@ -83,7 +83,8 @@ def measured(into: Path | None, key: Line, measure: Callable[[], Line], *package
 
     A line with the fields of ``key`` that the same source on the same kind of machine wrote is returned as it is.
     """
-    key = {**key, "processor": processor(), "cores": os.cpu_count(), **{"gpu": name for name in gpu()}}
+    machine = {"processor": processor(), "cores": os.cpu_count()} | ({"gpu": gpu()[0]} if gpu() else {})
+    key = {**key, **machine}
     there = found(into, {**key, "source": source()}) if into else None
     if there is not None:
         return there

@@ -86,7 +86,9 @@ def methods() -> list[str]:
 
 
 def where(line: Line) -> str:
-    return f"{line['processor']}, {line['cores']} cores"
+    """On what a line was measured: the GPU, where the benchmark used one."""
+    gpu = f", {line['gpu']}" if line.get("device", "cpu") != "cpu" else ""
+    return f"{line['processor']}, {line['cores']} cores{gpu}"
 
 
 @table
