@@ -7,19 +7,21 @@ method, so that each line has the trained model's accuracy and the average's. A 
 seeds 1 and 2, beside FedAvg and plain transform coding with all three. The rate is FedAvg's best of three (on seed 100,
 for fewer rounds). Rows for which it means something else have three of their own.
 
-- ``both ways``: FedAvg; transform coding, and what may be added to it: error feedback at the client, momentum at the
-  server and at the client, products of factors (FedPara), STC and LBGM with a downlink per client
-- ``splits``: transform coding, dealt 1 : 1 to 1 : 16 between up and down
+- ``both ways``: FedAvg; transform coding, with error feedback at the client and a downlink per client, dealt 1 : 2; it
+  without error feedback, and over a stream; momentum at the server and at the client; products of factors (FedPara);
+  another codec (``Budget``)
+- ``splits``: the same transform coding, dealt 1 : 1 to 1 : 16 between up and down
 - ``computing``: fewer rounds of more epochs or of more clients, FedAvg and transform coding with messages so much
   larger that a run's bytes are equal. Computing is equal, 500 epochs of a client's examples in all, but where twice as
   many clients send half as many bytes each, for as many rounds, which is twice the computing. The last five evaluations
   are a fifth of the training, but half of it where there are ten rounds: there the served average says more
 - ``everyone``: 10 of the clients, all of which take part in each round, so that LUAR can recycle downwards
-- ``rivals``: a supermask, whose masks are about a bit a parameter: it takes more than one percent; and a zeroth-order
-  method that sends scalars. The bytes of the latter would do for dozens of times as many rounds. It has as many as take
-  a quarter of an hour, since every direction is random bits for the whole model, drawn again at both ends
+- ``rivals``: a zeroth-order method that sends scalars (DeComFL). Its bytes would do for dozens of times as many rounds.
+  It has as many as take a quarter of an hour, since every direction is random bits for the whole model, drawn again at
+  both ends
 
-The methods of the literature with settings at one percent (FetchSGD, Intrinsic, STC, LUAR, LBGM) are in ``curve.py``.
+The methods of the literature with settings at one percent (FetchSGD, Intrinsic, STC, LUAR, LBGM) are in ``curve.py``,
+and a supermask (FedPM), whose masks are about a bit a parameter, which is more.
 Minutes are those of one idle core, about.
 
     python experiments/onepercent/search.py --list
@@ -66,9 +68,10 @@ def fedavg(rate: float, rounds: int, epochs: float = 1, momentum: float = 0.0, *
 
 
 def links(visit: float = VISIT, split: float = 2) -> dict[str, tw.Link]:
-    """Transform coding with so many bytes a visit, dealt 1 : ``split``."""
+    """Transform coding with so many bytes a visit, dealt 1 : ``split``, and error feedback upwards."""
     up = round(visit / (1 + split))
-    return {"up": tw.TransformCoding(up), "down": tw.PerClient(tw.TransformCoding(round(visit) - up))}
+    down = tw.PerClient(tw.TransformCoding(round(visit) - up))
+    return {"up": tw.ErrorFeedback(tw.TransformCoding(up)), "down": down}
 
 
 def coded(rate: float, rounds: int, visit: float = VISIT, split: float = 2, **fields: Any) -> tw.Algorithm:
@@ -83,28 +86,19 @@ def fedpara(rate: float, rounds: int, ratio: float) -> tw.Algorithm:
     return tw.FedPara(coded(rate, rounds), ratio=ratio)
 
 
-def fedpm(rate: float, rounds: int, reset: int = 1) -> tw.Algorithm:
-    return tw.FedPM(tw.LocalAdam(rate), reset=reset, down=tw.Entropy(tw.Dense()))
-
-
 def decomfl(rate: float, rounds: int, steps: int, directions: int) -> tw.Algorithm:
     return tw.DeComFL(steps, directions, local=tw.LocalSGD(rate))
 
 
-UP = links()["up"]
 STREAM = tw.EF21(tw.TransformCoding(round(VISIT * 2 / 3 / MISSED)))
+BUDGET = {"up": tw.ErrorFeedback(tw.Budget(VISIT // 3)), "down": tw.PerClient(tw.Budget(VISIT - VISIT // 3))}
 VARIANTS: dict[str, Making] = {  # at FedAvg's rate
+    "TransformCoding, no error feedback": partial(coded, up=tw.TransformCoding(VISIT // 3)),
     "TransformCoding, a stream": partial(coded, down=STREAM),
-    "TransformCoding, error feedback": partial(coded, up=tw.ErrorFeedback(UP)),
     "TransformCoding, server momentum .5": partial(coded, opt=tw.Momentum(0.5, beta=0.5)),
     "TransformCoding, server momentum .9": partial(coded, opt=tw.Momentum(0.1, beta=0.9)),
     "TransformCoding, server momentum .5, steps twice as long": partial(coded, opt=tw.Momentum(1.0, beta=0.5)),
-    "Budget, per client": partial(coded, up=tw.Budget(VISIT // 3), down=tw.PerClient(tw.Budget(VISIT - VISIT // 3))),
-    "STC(0.1) and STC(0.11), per client": partial(
-        fedavg, up=tw.ErrorFeedback(tw.STC(0.1)), down=tw.PerClient(tw.STC(0.11))
-    ),
-    "LBGM, .2, over TransformCoding": partial(coded, up=tw.LBGM(UP, threshold=0.2)),
-    "LUAR, 2 of 4, over TransformCoding": partial(luar, recycle=2, **links()),
+    "Budget, per client": partial(coded, **BUDGET),
 }
 OWN: dict[str, tuple[Making, tuple[float, ...]]] = {  # with the rates to choose from
     "TransformCoding, local momentum .9": (partial(coded, momentum=0.9), (0.005, 0.01, 0.02)),
@@ -115,12 +109,10 @@ EVERYONE: dict[str, Making] = {  # at the rate of FedAvg among them; a client mi
     "LUAR, 2 of 4": partial(luar, recycle=2),
     "LUAR, 2 of 4, both": partial(luar, recycle=2, both=True),
     "LUAR, 3 of 4, both": partial(luar, recycle=3, both=True),
-    "LUAR, 3 of 4, both, coded up": partial(luar, recycle=3, both=True, up=UP),
+    "LUAR, 3 of 4, both, coded up": partial(luar, recycle=3, both=True, up=links()["up"]),
     "TransformCoding, a stream": partial(coded, down=tw.EF21(tw.TransformCoding(round(VISIT * 2 / 3)))),
 }
 SPLITS = (1, 2, 4, 8, 16)
-MASKS = 2 * FASHION.minutes
-SCALARS = ((1, 400, 14.0), (5, 100, 15.0))  # steps, as many rounds as are affordable, and the minutes of a training
 COMPUTING = (  # epochs, rounds, clients in a round, bytes a visit
     (2, 25, SAMPLE, 2 * VISIT),
     (5, 10, SAMPLE, 5 * VISIT),
@@ -179,18 +171,14 @@ def arms() -> list[units.Arm]:
     ten = arm("everyone", "FedAvg", fedavg, rates=FASHION.rates, seeds=units.SEEDS, **all_take_part)
     everyone = [arm("everyone", row, method, follows=ten, **all_take_part) for row, method in EVERYONE.items()]
 
-    mask = arm("rivals", "FedPM", fedpm, rates=(0.03, 0.1, 0.3), tuning=0.3, minutes=MASKS)
-    rivals = [mask, arm("rivals", "FedPM, counts of 10 rounds", partial(fedpm, reset=10), follows=mask, minutes=MASKS)]
-    for steps, rounds, minutes in SCALARS:
-        name, rates = f"DeComFL({steps}, 20), {rounds} rounds", (0.0003, 0.001, 0.003)
-        about = {"rounds": rounds, "minutes": minutes, "tuning": 0.1, "rates": rates, "evaluate_every": 10}
-        rivals.append(arm("rivals", name, partial(decomfl, steps=steps, directions=20), **about))
+    about = {"rounds": 400, "minutes": 14.0, "tuning": 0.1, "rates": (0.0003, 0.001, 0.003), "evaluate_every": 10}
+    rival = arm("rivals", "DeComFL(1, 20), 400 rounds", partial(decomfl, steps=1, directions=20), **about)
 
     sent = [one for one in computing if not one.row.startswith("FedAvg")]
     thin = [one for one in everyone if "coded" in one.row or "TransformCoding" in one.row]
     found = [plain, arm("both ways", "TransformCoding", coded, **follows, seeds=units.SEEDS)]
-    found += [*both, *splits, *computing, ten, *everyone, *rivals]
-    return [*found, best(both), best(splits), best(sent), best(thin)]
+    found += [*both, *splits, *computing, ten, *everyone]
+    return [*found, best(both), best(splits), best(sent), best(thin), rival]
 
 
 if __name__ == "__main__":
