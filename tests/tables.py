@@ -657,6 +657,37 @@ LINKS = [
         measured=("Budget(1000000)",),
     ),
     Link(
+        "Switch",
+        laws={
+            "Switch(TransformCoding(90), then=TransformCoding(120), rounds=1)": (120, "c"),
+            "Switch(Half(), then=Half(), rounds=2)": (740, "ca"),
+            "Switch(SignSGD(), then=SignSGD(), rounds=1)": (90, "s"),
+        },
+        same={"Switch(Dense(), then=Dense(), rounds=3)": "Dense()"},
+        refused={
+            "Switch(TopK(0.1), then=TopK(0.2), rounds=0)": "Switch(rounds=0): rounds is a number of rounds, 1 or more"
+        },
+        conflicts={
+            "Switch(TopK(0.1), then=RandK(0.1), rounds=3)": (
+                "Switch(TopK(0.1), RandK(0.1)): both must be links of one kind, such as TopK(0.01) and TopK(0.02)"
+            ),
+            "Switch(LBGM(threshold=0.2), then=LBGM(threshold=0.3), rounds=3)": (
+                "Switch(LBGM(threshold=0.2), ...): LBGM keeps a state between messages, which the other would have to "
+                "take over; put it around: ErrorFeedback(Switch(...))"
+            ),
+        },
+        bytes={"Switch(TopK(0.1), then=TopK(0.2), rounds=1)": (476, 492)},
+        wire={
+            # round 1 is one of the first
+            "Switch(TransformCoding(20), then=TransformCoding(8), rounds=1)": (
+                "01 480104 00004040 00008040 0000803f 000000c0"
+            ),
+        },
+        floats={"Switch(ScaledSign(), then=ScaledSign(), rounds=1)": 33.25},
+        lost={"Switch(TopK(0.25), then=TopK(0.5), rounds=1)": (6 / 8, 0.0)},
+        measured=("Switch(TopK(0.01), then=TopK(0.02), rounds=10)",),
+    ),
+    Link(
         "Layerwise",
         laws={
             "Layerwise(LBGM(threshold=0.2))": (1_530, "cm"),

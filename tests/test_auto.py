@@ -101,21 +101,28 @@ def test_seconds_of_a_visit_are_a_budget_at_the_slowest_clients_rates() -> None:
         trained(Auto(local=LOCAL, seconds=0.1), 3)
 
 
-def test_the_expression_that_was_chosen_trains_the_same_bits_until_the_second_choice(whole: tw.Result) -> None:
+def test_the_expression_of_a_run_trains_the_same_bits_and_that_of_its_first_choice_until_the_second(
+    whole: tw.Result,
+) -> None:
     first, second = whole.chosen
     assert (first["round"], second["round"]) == (1, 11)
     assert first["expression"] != second["expression"]
-    assert first["start"] == "known"
-    alone = trained(tw.expression.parse(first["expression"]), 10, start="known")
-    assert plain(alone) == plain(whole)[:10]
-    entries = [[e for e in result.ledger if e.round <= 10] for result in (alone, whole)]
-    assert entries[0] == entries[1]
+    for made, rounds in ((first, 10), (second, ROUNDS)):
+        assert made["start"] == "known"
+        alone = trained(tw.expression.parse(made["expression"]), rounds, start="known")
+        assert plain(alone) == plain(whole)[:rounds]
+        entries = [[e for e in result.ledger if e.round <= rounds] for result in (alone, whole)]
+        assert entries[0] == entries[1]
+    assert torch.equal(alone.params.flat, whole.params.flat)
 
 
 def test_a_second_choice_moves_bytes_between_directions_and_nothing_else(whole: tw.Result) -> None:
     one, other = (tw.expression.parse(made["expression"]).inner for made in whole.chosen)
-    ways = [(method.up.inner, method.down.inner) for method in (one, other)]
-    assert [type(link) for link in ways[0]] == [type(link) for link in ways[1]]
+    switches = [other.up.inner, other.down.inner]
+    assert [switch.rounds for switch in switches] == [10, 10]
+    assert [switch.first for switch in switches] == [one.up.inner, one.down.inner]
+    ways = [[getattr(switch, name) for switch in switches] for name in ("first", "then")]
+    assert {type(link) for way in ways for link in way} == {TransformCoding}
     assert abs(sum(link.bytes for link in ways[0]) - sum(link.bytes for link in ways[1])) <= 1
     ups = [max(e.payload for e in whole.ledger.of("up", number)) for number in (10, 11)]
     assert ups[0] != ups[1]
@@ -458,3 +465,8 @@ def test_what_a_choice_is_written_as() -> None:
         "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=Budget(4000), down=EF21(TransformCoding(16000))), decay=0.8)"
     )
     assert PerClient(TransformCoding(16000)).absolute
+    later = coded._replace(up=Coded("transform", 8000))  # the downlink stays
+    assert repr(Auto(0.01, LOCAL).method(coded, (10, later))) == (
+        "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=ErrorFeedback(Switch(TransformCoding(4000), "
+        "then=TransformCoding(8000), rounds=10)), down=PerClient(TransformCoding(16000))), decay=0.8)"
+    )

@@ -128,9 +128,10 @@ def test_it_costs_nothing_to_send_zeros_and_little_to_send_a_single_entry() -> N
     assert error < 0.02
 
 
-def test_too_few_bytes_for_a_single_entry_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"TransformCoding\(10\): a single entry of .* takes more; raise bytes"):
-        TransformCoding(10).send(X, None, key(0))
+@pytest.mark.parametrize("few", [1, 7, 8, 9, 10])
+def test_too_few_bytes_for_a_single_entry_are_refused(few: int) -> None:
+    with pytest.raises(ValueError, match=rf"TransformCoding\({few}\): a single entry of .* takes more; raise bytes"):
+        TransformCoding(few).send(X, None, key(0))
 
 
 @pytest.mark.parametrize(

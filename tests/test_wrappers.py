@@ -10,8 +10,9 @@ import torch
 import thinwire as tw
 from problems import LAYOUT, key, rounds, vector
 from thinwire.key import Key
-from thinwire.links import LBGM, Dense, Flat, Layerwise, Partition, RandK, ScaledSign, TopK
+from thinwire.links import LBGM, Dense, Flat, Layerwise, Partition, RandK, ScaledSign, Switch, TopK
 from thinwire.params import Params
+from thinwire.problem import standard
 
 KEY = Key(0)
 
@@ -76,3 +77,21 @@ def test_a_layer_that_no_rule_fits_is_named() -> None:
     message = "Partition has no rule for layer 'conv.weight': add \"*\": Dense() as the last one"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Partition({"*.bias": Dense()}).open(LAYOUT.zeros())
+
+
+def test_a_switch_is_the_one_link_in_rounds_up_to_its_number_and_the_other_in_all_that_follow() -> None:
+    x = Params.of([("w", torch.arange(1.0, 11.0))])
+    link = Switch(TopK(0.1), then=TopK(0.3), rounds=2)
+    sent = {t: link.send(x, None, Key(0, t)) for t in (1, 2, 3, 4)}
+    assert [int((seen.flat != 0).sum()) for _, seen, _ in sent.values()] == [1, 1, 3, 3]
+    # A reply of round 2 that comes when others are in round 3 is read as one of round 2.
+    late, _ = link.recv(sent[2][0], x.layout, None, Key(0, 2))
+    assert late.flat.tolist() == [0.0] * 9 + [10.0]
+
+
+def test_clients_and_server_switch_in_the_same_round() -> None:
+    problem = standard("digits", "linear", 4, seed=0)  # layers of 640 and 10 entries
+    link = Switch(RandK(0.1), then=RandK(0.5), rounds=2)
+    result = tw.simulate(tw.FedAvg(up=link), problem.model, problem.tasks, 4, sample=2, workers=1)
+    # 65 entries of 4 bytes and 325, and 16 bytes of structure
+    assert [e.payload for e in result.ledger.of("up")] == [276] * 4 + [1316] * 4

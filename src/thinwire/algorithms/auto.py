@@ -28,7 +28,7 @@ from torch import Tensor
 from ..config import Config
 from ..errors import require
 from ..key import Key
-from ..links import EF21, Budget, Dense, ErrorFeedback, Half, Link, PerClient, TransformCoding
+from ..links import EF21, Budget, Dense, ErrorFeedback, Half, Link, PerClient, Switch, TransformCoding
 from ..links.allocation import least as single_entry
 from ..local import LocalSGD, Trainer
 from ..params import Params
@@ -122,7 +122,8 @@ class Auto(Config):
 
     The starting model is known to clients from the seed, and ``Averaged`` serves an average, neither for a byte. After
     ten rounds the split alone is chosen anew, by updates and movements of then. The same seed makes the same choices.
-    A round's record says in ``chosen`` what was chosen, as an expression that can be typed, and why.
+    A round's record says in ``chosen`` what was chosen, as an expression that can be typed, and why. That of the second
+    choice is the whole run's: with ``start="known"`` it trains the same bits, as ``Switch`` changes its links.
 
     Raises ``ValueError`` where more than one of the three is given, one is not positive, or ``budget`` is above 1.
     """
@@ -130,8 +131,8 @@ class Auto(Config):
     paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"
     example: ClassVar[str] = "Auto(0.01)"
     warm_up: ClassVar[int] = 0
-    warms: ClassVar[str] = ""
     """Rounds before the method begins to do what it is for."""
+    warms: ClassVar[str] = ""
 
     budget: float | None = None
     local: Trainer = LocalSGD()
@@ -150,9 +151,11 @@ class Auto(Config):
         """What the budget is a share of, and what rehearses."""
         return FedAvg(self.local)
 
-    def method(self, choice: Choice) -> Algorithm:
-        """A choice as the method that it is."""
-        up, down = (CODECS[way.codec](way.bytes) for way in (choice.up, choice.down))
+    def method(self, choice: Choice, *later: tuple[int, Choice]) -> Algorithm:
+        """A choice as the method that it is; ``later`` is after how many rounds its bytes are those of another one."""
+        up, down = _links(choice)
+        for rounds, other in later:
+            up, down = (a if a == b else Switch(a, b, rounds) for a, b in zip((up, down), _links(other), strict=True))
         if not down.absolute:
             down = EF21(down) if choice.stream else PerClient(down)
         return Averaged(FedAvg(self.local, up=ErrorFeedback(up) if choice.feedback else up, down=down), DECAY)
@@ -265,6 +268,12 @@ def runnable(algorithm: Any) -> None:
 # -- how far models are off -------------------------------------------------------
 
 
+def _links(choice: Choice) -> tuple[Link, Link]:
+    """The codecs of a choice, up and down."""
+    up, down = (CODECS[way.codec](way.bytes) for way in (choice.up, choice.down))
+    return up, down
+
+
 def _way(found: Measured, up: int, down: int, key: Key) -> Choice:
     """What is best at so many bytes up and down."""
     best_up = _best(up, found.changes, key, False)
@@ -318,7 +327,7 @@ def _off(found: Measured, choice: Choice, key: Key) -> float:
     is off by about what a single message leaves, though each is off by more. What is lost by an uplink without error
     feedback is counted likewise.
     """
-    up, down = (CODECS[way.codec](way.bytes) for way in (choice.up, choice.down))
+    up, down = _links(choice)
     kept = [_kept(up, x, key.at(str(n))).flat.double() for n, x in enumerate(found.changes)]
     each, common = sum(map(_square, kept)) / len(kept), 0.0
     if len(kept) > 1:

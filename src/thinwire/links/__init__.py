@@ -21,6 +21,7 @@ from .sketch import CountSketch
 from .sparse import RandK, Sparse, TopK
 from .stc import STC
 from .subspace import Basis, Fastfood, Gaussian, PerTensor
+from .switch import Switch
 from .transform import TransformCoding
 from .wrappers import Flat, Layerwise, Partition
 
@@ -58,6 +59,7 @@ __all__ = [
     "ScaledSign",
     "SignSGD",
     "Sparse",
+    "Switch",
     "Ternary",
     "TopK",
     "TransformCoding",

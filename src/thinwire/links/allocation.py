@@ -46,6 +46,8 @@ def searched(
     layers = [Layer(tensor / largest, key.at(name)) for name, tensor in x.items()]
     whole = sum(layer.energy for layer in layers)
     room = 5 * x.layout.size + 64 if most is None else most - AROUND
+    if room < 1:
+        return None
     for layer in layers:
         if not layer.done:
             layer.decompose(BLOCK if most is None else math.ceil(most * 8 / (2 * sum(sides(layer.shape)))))

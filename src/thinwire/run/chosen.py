@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..algorithms.auto import Auto, Choice, Coded, Measured
+from ..algorithms.base import Algorithm
 from ..algorithms.fedavg import FedAvg
 from ..config import complete
 from ..errors import CombinationError, require
@@ -114,8 +115,8 @@ class Chosen(Simulation):
         self.past = self.algorithm.model(self.server)
 
     def build(self) -> None:
-        """The run, as the newest choice says."""
-        method = self.auto.method(self.choices[-1].choice)
+        """The run, as its choices say."""
+        method = self.written(len(self.choices))
         super().__init__(method, self.model, self.given, self.asked.but({"start": "known"}), **self.options)
 
     # -- the choice -----------------------------------------------------------
@@ -131,7 +132,7 @@ class Chosen(Simulation):
         self.choices.append(Made(number, verdict.choice, Several(verdict.why, "")))
         log.info(
             "round %d: %r is %r. %s (A rehearsal of %d clients took %.1f s, and no byte.)",
-            *(number, self.auto, self.auto.method(verdict.choice), " ".join(verdict.why)),
+            *(number, self.auto, self.written(len(self.choices)), " ".join(verdict.why)),
             *(len(found.changes), self.rehearsed),
         )
 
@@ -192,14 +193,19 @@ class Chosen(Simulation):
             self.again()
         record = super().step(evaluate, cohort)
         if self.choices[-1].round == self.round:
-            record["chosen"] = self.said(self.choices[-1])
+            record["chosen"] = self.said(len(self.choices))
         if self.round == AGAIN - self.away(len(self.tasks), self.sample) and self.past is not None:
             self.past = self.algorithm.model(self.server).clone()
         return record
 
-    def said(self, made: Made) -> Record:
-        """A choice, as a round's record and the summary have it."""
-        method = self.auto.method(made.choice)
+    def written(self, count: int) -> Algorithm:
+        """The method that the first so many choices come to."""
+        first, *later = self.choices[:count]
+        return self.auto.method(first.choice, *((made.round - 1, made.choice) for made in later))
+
+    def said(self, count: int) -> Record:
+        """The last of so many choices, as a round's record and the summary have it."""
+        made, method = self.choices[count - 1], self.written(count)
         return {"round": made.round, "expression": repr(method), "start": "known", "why": list(made.why)}
 
     def fingerprint(self) -> dict[str, Any]:
@@ -207,7 +213,7 @@ class Chosen(Simulation):
 
     def result(self, path: Path | None = None) -> Result:
         result = super().result(path)
-        result.asked, result.chosen = self.auto, [self.said(made) for made in self.choices]
+        result.asked, result.chosen = self.auto, [self.said(n + 1) for n in range(len(self.choices))]
         return result
 
     def carried(self) -> dict[str, State]:

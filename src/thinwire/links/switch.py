@@ -1,0 +1,76 @@
+"""A link with other numbers after some rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..errors import CombinationError, require
+from ..key import Key
+from ..params import Layout, Params
+from ..wire import Packet, State
+from .base import Link, Wrapper
+
+
+@dataclass(frozen=True)
+class Switch(Wrapper):
+    """``first`` in rounds 1 to ``rounds``, and ``then`` in all that follow.
+
+    Both are links of one kind with other numbers, and neither keeps anything between messages:
+    ``Switch(TransformCoding(8000), then=TransformCoding(16000), rounds=10)``. Links with a memory go around it:
+    ``ErrorFeedback(Switch(...))``. A method that :class:`~thinwire.Auto` chose is written out with it where its split
+    has changed. A packet is read as one of the round in which it was sent, so both ends change together, and a reply
+    that comes late is read as it was meant.
+
+    Raises ``ValueError`` where ``rounds`` is below 1, and ``CombinationError`` for links of two kinds, and for links
+    that keep a state at one of their ends.
+    """
+
+    example: ClassVar[str] = "Switch(TopK(0.01), then=TopK(0.02), rounds=10)"
+
+    first: Link
+    then: Link
+    rounds: int
+
+    linear = False
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, f"Switch(rounds={self.rounds}): rounds is a number of rounds, 1 or more")
+        kinds = [type(link) for link in self.held]
+        if kinds[0] is not kinds[1]:
+            raise CombinationError(
+                f"Switch({self.first!r}, {self.then!r}): both must be links of one kind, such as TopK(0.01) and "
+                f"TopK(0.02)"
+            )
+        if kinds[0].open is not Link.open:
+            raise CombinationError(
+                f"Switch({self.first!r}, ...): {kinds[0].__name__} keeps a state between messages, which the other "
+                f"would have to take over; put it around: ErrorFeedback(Switch(...))"
+            )
+
+    @property
+    def held(self) -> Iterable[Link]:
+        return self.first, self.then
+
+    def of(self, key: Key) -> Link:
+        """The link of a round."""
+        return self.first if key.round <= self.rounds else self.then
+
+    def open(self, like: Params) -> tuple[State, State]:
+        return None, None
+
+    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
+        return self.of(key).send(x, tx, key)
+
+    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        return self.of(key).recv(packet, layout, rx, key)
+
+    def check(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
+        return self.of(key).check(packet, layout, rx, key)
+
+    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
+        return self.first.by_layer(packet, layout)  # a packet shows of which numbers it is
+
+    def floats(self, packet: Packet) -> float:
+        return self.first.floats(packet)
