@@ -544,6 +544,7 @@ LINKS = [
                 "RandK(0.1, unbiased=True) does not say so (contraction = True in its class), and what a client holds "
                 "would not come nearer"
             ),
+            "PerClient(PerClient())": "PerClient goes around other links, not into them: PerClient() is one already",
             "PerClient(EF21())": (
                 "PerClient needs a link that always keeps a part of what it is given (a contraction); EF21() does not "
                 "say so (contraction = True in its class), and what a client holds would not come nearer"

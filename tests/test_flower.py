@@ -38,6 +38,7 @@ METHODS = {
     "intrinsic": "Intrinsic(40, varying=True, epoch=2)",
     "scaffold": "SCAFFOLD()",
     "fedsm": "FedSM(form='epoch', personal=EF21(TopK(0.3)))",
+    "perclient": "FedAvg(up=ErrorFeedback(TopK(0.1)), down=PerClient(TopK(0.3)))",
     "ditto": "Ditto()",
     "apfl": "APFL()",
     "tuned": "FT(FedBN(stay=('1.*',)), epochs=1.0)",
@@ -274,7 +275,7 @@ def test_a_deployment_gives_the_model_and_the_bytes_of_a_simulation(
 
 @pytest.mark.deployment
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["lbgm", "fedsm"])
+@pytest.mark.parametrize("name", ["lbgm", "fedsm", "perclient"])
 def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
     federation: Federation, tmp_path: Path, name: str
 ) -> None:
@@ -296,7 +297,7 @@ def test_a_node_that_is_killed_once_it_has_made_its_reply_has_not_taken_part(
 
 @pytest.mark.deployment
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["lbgm", "fedsm"])
+@pytest.mark.parametrize("name", ["lbgm", "fedsm", "perclient"])
 def test_a_server_that_is_killed_in_a_round_goes_on_when_it_is_started_again(
     federation: Federation, tmp_path: Path, name: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import thinwire as tw
@@ -73,8 +74,13 @@ def test_a_client_that_lost_what_it_held_begins_anew_with_the_model_of_a_start_t
 
 def test_a_client_that_begins_elsewhere_refuses(tmp_path: Path) -> None:
     call = deployed(METHODS[0], "known", tmp_path).begin([0])[0]
-    with pytest.raises(RunError, match="another method or another model"):
-        node(METHODS[0], 0, tmp_path, nn.Linear(40, 3)).answer(call)
+    other = model()  # the same layers, and one entry of one of them is the next float
+    with torch.no_grad():
+        first = next(other.parameters()).view(-1)
+        first[0] = torch.nextafter(first[0], torch.tensor(1e9))
+    for begins in (nn.Linear(40, 3), other):
+        with pytest.raises(RunError, match="another method or another model"):
+            node(METHODS[0], 0, tmp_path / type(begins).__name__, begins).answer(call)
 
 
 def test_a_call_that_leaves_out_what_a_client_needs_is_refused(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ PACKET = TransformCoding(3_000).send(X, None, key(0))[0]
 
 def test_what_is_seen_is_the_same_bits_at_every_level_and_with_any_number_of_threads() -> None:
     before, expected = native._level(), TransformCoding(3_000).recv(PACKET, LAYERS, None, key(0))[0]
+    sent = {}
     try:
         for level in ("reference", *native.LEVELS):
             native.use(level)
@@ -180,6 +181,12 @@ def test_what_is_seen_is_the_same_bits_at_every_level_and_with_any_number_of_thr
                 torch.set_num_threads(threads)
                 got, _ = TransformCoding(3_000).recv(PACKET, LAYERS, None, key(0))
                 assert got.flat.equal(expected.flat), (level, threads)
+                packet, seen, _ = TransformCoding(3_000).send(X, None, key(0))  # the packet may be another one
+                sent[level, threads] = packet, seen
+        native.use(before)
+        torch.set_num_threads(1)
+        for where, (packet, seen) in sent.items():
+            assert TransformCoding(3_000).recv(packet, LAYERS, None, key(0))[0].flat.equal(seen.flat), where
     finally:
         torch.set_num_threads(1)
         native.use(before)

@@ -189,7 +189,7 @@ def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int] 
     ]
     if coded is not None:
         up, down = map(TransformCoding, coded)
-        found += [fedavg(up, EF21(down)), fedavg(up, PerClient(down))]
+        found += [fedavg(ErrorFeedback(up), each) for each in (EF21(down), PerClient(down))]
     x = Slot(problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)).params()
     for recycle in (len(x.names) // 4, 1):  # about half of the kernels, where each has a bias
         try:

@@ -56,6 +56,8 @@ class PerClient(Wrapper):
     absolute = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.inner, PerClient):
+            raise CombinationError(f"PerClient goes around other links, not into them: {self.inner!r} is one already")
         if not self.inner.contraction:
             raise CombinationError(
                 f"PerClient needs a link that always keeps a part of what it is given (a contraction); {self.inner!r} "
