@@ -304,7 +304,8 @@ def leak(
 
     With ``privacy`` the attacker is somebody who sees the server's noisy mean, of a round in which this client is the
     only one. The server itself sees what it sees without. The attacker knows to what length replies and gradients are
-    clipped, and clips its own.
+    clipped, and clips its own. Of a link that leaves entries out it is told which, though noise hides them: what it
+    finds is what can be found at most.
 
     Raises ``ValueError`` for a task that has no float inputs with classes as targets, and where the method cannot be
     trained with one client of one example, or not with ``privacy``.
@@ -319,7 +320,7 @@ def leak(
     victim = _Victim(algorithm, server, state, held[0])
     reply, trained, clip = victim.reply()
     update = victim.seen(reply)
-    clips = clip, math.inf
+    clips, there = (clip, math.inf), (update.flat != 0).double()
     plain = -update.flat.double() / trained.rates
     if privacy is not None:
         privacy.check(repr(algorithm), algorithm.weights, server.view.setup.forms(algorithm)[0].fields)
@@ -336,8 +337,7 @@ def leak(
     guess = label if attack == "label" else idlg(module, gradient, classes) if attack == "idlg" else None
     sent = victim.sent()
     if sent is None:
-        mask = (gradient != 0).double()
-        sent, compared = (lambda g: g * mask), "where something was sent"
+        sent, compared = (lambda g: g * there), "where something was sent"
     else:
         probe = torch.ones_like(gradient)
         whole = float((sent(probe) - probe).norm()) <= LINEAR * float(probe.norm())
