@@ -61,7 +61,7 @@ JOBS: dict[str, list[str]] = {
     ],
     "leakage_privacy": [
         "look leakage \"FedAvg(weights='uniform')\" \"FedAvg(up=TopK(0.01), weights='uniform')\" "
-        "\"Intrinsic(1024, weights='uniform')\" --data digits --lr 0.1 "
+        "\"Intrinsic(4096, weights='uniform')\" --data digits --lr 0.1 "
         '--privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
     ],
     "leakage_cifar10": [
@@ -70,6 +70,10 @@ JOBS: dict[str, list[str]] = {
     ],
     "leakage_recycled": [
         'look leakage "FedAvg(up=LBGM(threshold=0.99))" --data digits --lr 0.1 --round 2 --distance cosine --out DIR'
+    ],
+    "leakage_recycled_privacy": [
+        "look leakage \"FedAvg(up=LBGM(threshold=0.99), weights='uniform')\" --data digits --lr 0.1 --round 2 "
+        '--distance cosine --privacy "Privacy(clip=0.1, noise=0.01)" --out DIR'
     ],
 }
 FIGURES = {

@@ -15,6 +15,7 @@ def leakage() -> list[str]:
         ("leakage", "the server"),
         ("leakage_privacy", "others, with noise"),
         ("leakage_recycled", "the server, round 2"),
+        ("leakage_recycled_privacy", "others, with noise, round 2"),
         ("leakage_cifar10", "the server, CIFAR-10"),
     ):
         line = results.of(job=job)
