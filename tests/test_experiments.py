@@ -811,7 +811,8 @@ def test_a_verdict_follows_from_the_difference_its_standard_error_and_the_bytes(
     assert said(None, [0.9, 0.9]) == "appears (2 seeds)"
     assert said(2.0, [-0.1]) == "does not appear (one seed)"
     assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.5) == "appears"  # within 1.1 + .5
-    assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.9) == "in kind"  # a tenth is saved, not a quarter
+    assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.6) == "appears"  # four fifths of half are saved
+    assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.62) == "in kind"
     assert said(-1.1, [-2.5, -2.5, -2.5], 0.5, 0.5) == "in kind"  # within 1.65 + 1
     assert said(-1.1, [-2.7, -2.7, -2.7], 0.5, 0.5) == "does not appear"
     assert said(-0.01, [-3.0, 1.0, 1.2]) == "appears"  # .27 behind, with a standard error of 1.37
@@ -862,6 +863,13 @@ def test_a_loss_is_a_share_of_what_the_dense_row_reaches_and_an_x_is_beside_the_
     half = claim("dense", "half lost", None, fails=True)
     assert (verdict.number(half), verdict.verdict(half)) == ("1 of 3 seeds", "in kind")
     assert verdict.verdict(claim("dense", "far", None, fails=True)) == "does not appear"
+    # At equal bytes: the longer row ends where the other has sent 30 bytes both ways, at its third look.
+    long = [[n, 0.1 * n, 5, 5, 5 * n, 5 * n] for n in range(1, 7)]
+    short = [[n, 0.15 * n, 1, 4, 3 * n, 7 * n] for n in range(1, 4)]
+    found += [line("long", 0, accuracy=0.6, curve=long), line("short", 0, accuracy=0.45, curve=short)]
+    # means of .1, .2, .3 and of .15, .3, .45
+    assert verdict.points(claim("long", "short", None, equal=True)) == {0: pytest.approx(-10.0)}
+    del found[-2:]
     rows = "\n".join(claims.rows_of("lbgm")())
     assert "14.5 ± 6.4 %, 1 of 3 diverged" in rows
 

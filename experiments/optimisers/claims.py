@@ -8,7 +8,8 @@ makes DOMO's momentum, which is in units of updates, larger than the thesis' for
 
 - ``s = 10 %``: the eight methods, each at a rate of its own, chosen in 15 rounds
 - ``s = 20 %``: some of them, at the same rates
-- ``alpha and beta``: table 16. ``mu``: figure 14. ``E``: figure 15
+- ``alpha and beta``: table 16. ``mu``: three points of figure 14. ``E``: figure 15. All at the rate that DOMO has with
+  s = 10 %, but without local momentum, which needs another one: so a row may be worse for its rate alone
 
 The first four rows try the main claim, that DOMO is ahead of what has no fusion.
 

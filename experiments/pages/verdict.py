@@ -16,6 +16,7 @@ from . import ROOT, Line, of_last_rate, personal, pipelined, read
 
 UNTRIED = "not tried yet fairly"
 LEAST = 0.5  # points: a difference is no smaller
+SAVED = 0.8  # of what the paper saves
 CHANCE = 20.0  # percent: twice as much as guessing among ten classes reaches
 Row = tuple[str, str]  # setting, row
 
@@ -28,7 +29,8 @@ class Claim:
     ``theirs`` and ``ours`` are settings. ``of`` is what is compared; a row that has no x of its own has one model. Of
     several rows ``other`` is the best one that has lines, once all have some. ``from_to``, where given, is what the
     other reaches in the paper and what guessing reaches: ``gap`` is a share of that range, so it shrinks with the
-    other's here. With ``fails`` the claim is that the other does not train at all.
+    other's here. With ``fails`` the claim is that the other does not train at all. With ``equal`` what is compared is
+    the mean of the last five evaluations until the row of fewer bytes, both ways, ends.
     """
 
     group: str
@@ -42,6 +44,7 @@ class Claim:
     of: str = "accuracy_mean_of_last_5"
     from_to: tuple[float, float] | None = None
     fails: bool = False
+    equal: bool = False
 
 
 @cache
@@ -83,7 +86,18 @@ def points(claim: Claim) -> dict[int, float]:
     """How far the row is ahead, by seeds that both rows have."""
     ours, others = runs(claim.group, claim.row), rival(claim)
     both = sorted(ours.keys() & others.keys())
+    if claim.equal:
+        return {seed: 100 * equally(ours[seed], others[seed]) for seed in both}
     return {seed: reached(claim, ours[seed]) - reached(claim, others[seed]) for seed in both}
+
+
+def equally(line: Line, other: Line) -> float:
+    """How far a row is ahead of another at equal bytes both ways: those of the one that ends with fewer."""
+    curves = [one.get("curve", []) for one in (line, other)]  # round, accuracy, bytes of it, bytes until then
+    most = min((up + down for curve in curves for *_, up, down in curve[-1:]), default=0)
+    within = [[accuracy for _, accuracy, _, _, up, down in curve if up + down <= most][-5:] for curve in curves]
+    mine, theirs = (statistics.mean(some) if some else 0.0 for some in within)
+    return mine - theirs
 
 
 def allowed(claim: Claim) -> float | None:
@@ -114,7 +128,7 @@ def verdict(claim: Claim, found: Iterable[float] | None = None, sent: float | No
         return counted("appears" if lost == len(each) else "in kind" if lost else "does not appear", len(each))
     ahead, error = statistics.mean(each), statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     kept, gap = share(claim) if sent is None else sent, allowed(claim)
-    enough = not claim.saved or (kept is not None and 1 - kept >= claim.saved / 2)
+    enough = not claim.saved or (kept is not None and 1 - kept >= SAVED * claim.saved)
     if gap is None or gap > 0:
         strong = ahead > max(LEAST, 2 * error) and ahead >= (gap or 0.0) / 2
         weak = ahead > error
