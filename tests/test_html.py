@@ -344,14 +344,18 @@ def test_a_finished_study_of_three_seeds_is_warned_of_nothing(tmp_path: Path) ->
     assert html.gather([tmp_path])["warnings"] == []
 
 
-def test_a_page_of_long_runs_stays_below_five_megabytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("methods", "seeds", "points"), [(10, 1, 400), (40, 3, 66)])
+def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int, points: int, tmp_path: Path) -> None:
     text = "".join(json.dumps(line(n, n / 2000)) + "\n" for n in range(1, 2001))
-    for number in range(10):
-        made(tmp_path / f"{number}", f"FedAvg(up=TopK(0.{number + 1}))", 0, [])
-        (tmp_path / f"{number}" / "rounds.jsonl").write_text(text)
+    for number in range(methods):
+        for seed in range(seeds):
+            folder = tmp_path / f"{number}-{seed}"
+            made(folder, f"FedAvg(up=TopK(0.{number + 1:02d}))", seed, [])
+            (folder / "rounds.jsonl").write_text(text)
     found = html.gather([tmp_path])
+    assert len(found["methods"]) == methods
     x = found["curves"][0]["accuracy"]["x"]["rounds"]
-    assert (len(x), x[0], x[-1]) == (400, 1.0, 2000.0)
+    assert (len(x), x[0], x[-1]) == (points, 1.0, 2000.0)
     assert len(html.page(found)) < 5e6
 
 

@@ -179,6 +179,16 @@ def test_the_losses_near_the_models_of_all_methods_are_one_figure(thinwire: Look
     assert (code, "client 0's test has no masks: look at a run such as --data retina" in error) == (2, True)
 
 
+def test_methods_with_models_of_clients_own_share_a_figure_with_those_without(thinwire: Look, tmp_path: Path) -> None:
+    words = ["--clients", "2", "--rounds", "2", "--lr", "0.1", "--out", str(tmp_path / "run")]
+    assert thinwire("run", "FedAvg()", "SoftPull(FedAvg())", *words)[0] == 0
+    looked = ["look", "line", str(tmp_path / "run"), "--points", "3", "--client", "1"]
+    shared, own = (found(thinwire(*looked, *more, "--json")[1])["curves"] for more in ([], ["--own"]))
+    assert [curve["method"] for curve in own] == ["FedAvg()", "SoftPull(lam=0.7), client 1's own"]
+    assert own[0]["loss"] == shared[0]["loss"]
+    assert own[1]["loss"] != shared[1]["loss"]
+
+
 def test_the_model_near_which_losses_are_drawn_is_the_one_that_was_evaluated(thinwire: Look, tmp_path: Path) -> None:
     """Of FedPara too, which trains factors and saves their products."""
     words = ["--clients", "2", "--rounds", "2", "--lr", "0.1", "--out", str(tmp_path / "run")]
@@ -262,6 +272,9 @@ def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:
         (["embedding", "nowhere", "--rounds", "a"], "--rounds a: rounds separated by commas, such as 10,50,200"),
         (["line", "nowhere", "--own"], "--own is the model of a client: name it with --client"),
         (["pictures", "nowhere", "--clients", "0"], "--clients 0: it must be at least 1"),
+        (["dimension", "--target", "90"], "--target 90.0: it must be above 0, and 1 at most"),
+        (["dimension", "--low", "0"], "--low 0: it must be at least 1"),
+        (["dimension", "--low", "50", "--high", "10"], "--high 10: it must be at least --low 50"),
         (["dimension", "FedAvg()"], "has no dimension: name a method with a field `dim`"),
     ],
 )

@@ -56,3 +56,25 @@ def test_methods_are_drawn_by_what_they_sent(study: list[Arm], across: str, name
     called, _, (line,) = sweep.swept(study, across)
     assert called == name
     assert [point.at for point in line.points] == pytest.approx(at)
+
+
+@pytest.mark.parametrize("across", [None, "bytes_up"])
+def test_of_methods_that_differ_in_what_was_tuned_the_best_is_drawn(across: str | None, tmp_path: Path) -> None:
+    """Two shares at two rates each. What a method sends differs a little by its rate, as entropy codes do."""
+    for share, lr, size, accuracy in (
+        (0.1, 0.1, 20, 0.3),
+        (0.1, 0.2, 21, 0.4),
+        (0.5, 0.1, 60, 0.6),
+        (0.5, 0.2, 63, 0.5),
+    ):
+        folder = tmp_path / f"{share} {lr}"
+        folder.mkdir()
+        text = f"FedAvg(LocalSGD({lr}), up=TopK({share}))"
+        (folder / "run.json").write_text(json.dumps({"method": text, "seed": 0}))
+        sent = {"up_bytes": size, "down_bytes": 1000, "slowest_bytes": size, "up_floats": size / 4}
+        line = {"round": 1, **sent, "seconds": 1.0, "clock": 0.0, "accuracy": accuracy}
+        (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+        (folder / "summary.json").write_text("{}")
+    _, _, (line,) = sweep.swept(arms([tmp_path]), across, "local.lr")
+    at = [0.1, 0.5] if across is None else [21e-6, 60e-6]
+    assert [(p.at, p.mean) for p in line.points] == [(at[0], pytest.approx(40)), (at[1], pytest.approx(60))]

@@ -93,6 +93,9 @@ def recorded(run: Run, rank: int | None = None, start: int | None = None, decay:
     """
     from .gradients import recorded as space
 
+    for name, given in (("rank", rank), ("start", start)):
+        require(given is None or given >= 1, f"--{name} {given}: it must be at least 1")
+    require(decay is None or 0 < decay <= 1, f"--decay {decay}: it must be above 0, and 1 at most")
     found: Space = space(run)
     products, own = found.whole(), flss(run)
     total = len(products)

@@ -69,7 +69,7 @@ def swept(
         raise RunError("no method here can be read: methods of your own modules have no settings to draw against")
     path = axis or _path([each for _, each in known], across, tuned)
     best = None if tuned is None else _path([each for _, each in known], tuned, None)
-    groups: dict[str, list[tuple[dict[str, Any], Point]]] = {}
+    groups: dict[str, list[tuple[dict[str, Any], str, Point]]] = {}
     for arm, each in known:
         runs = [run for run in counted(arm).runs if reached(run, value) is not None]
         seeds = [number for run in runs if (number := reached(run, value)) is not None]
@@ -81,16 +81,18 @@ def swept(
         else:
             at, same = float(each[path]), {name: v for name, v in each.items() if name not in (path, best)}
         point = Point(at, statistics.fmean(seeds), min(seeds), max(seeds), arm.label)
-        groups.setdefault(repr(sorted(same.items())), []).append((same, point))
+        but = repr(sorted((name, v) for name, v in each.items() if name != best))  # all that was not tuned
+        groups.setdefault(repr(sorted(same.items())), []).append((same, but, point))
     if not groups:
         raise RunError(f"no method that has {path} was evaluated")
     lines = []
     shown = [some[0][0] for some in groups.values()]
     for some in groups.values():
-        points = [point for _, point in some]
+        points = [point for *_, point in some]
         if best is not None:
             choose = min if value.endswith(("loss", PERPLEXITY)) else max
-            points = [choose((p for p in points if p.at == at), key=lambda p: p.mean) for at in {p.at for p in points}]
+            alike = [[p for _, own, p in some if own == but] for but in dict.fromkeys(but for _, but, _ in some)]
+            points = [choose(each, key=lambda p: p.mean) for each in alike]
         lines.append(Line(_name(some[0][0], shown), sorted(points)))
     return (path if axis is None else sent[axis]), value, lines
 

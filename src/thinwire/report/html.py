@@ -67,7 +67,7 @@ def gather(folders: Sequence[Path]) -> Record:
     found = arms(list(folders))
     rows = table.rows(found)
     study = about.study_of(folders)
-    whole = [counted(arm) for arm in found]
+    whole, most = [counted(arm) for arm in found], numbers.points(found)
     sections = {
         "layers": numbers.layers(whole),
         "clients": numbers.clients(whole),
@@ -87,11 +87,11 @@ def gather(folders: Sequence[Path]) -> Record:
         "table": numbers.cells(rows),
         "axes": numbers.axes_of(found),
         "values": {name: NAMES[name] for name in NAMES if has(found, name)},
-        "curves": [numbers.curves(arm) for arm in found],
+        "curves": [numbers.curves(arm, most) for arm in found],
         "counted": sent(found[0].kind),
-        "sent": [numbers.sent_by(arm) for arm in found],
+        "sent": [numbers.sent_by(arm, most) for arm in found],
         "measure": {"accuracy": "accuracy", "dice": "Dice coefficient"}[rows[0]["measure"]],
-        "targets": [numbers.targets(arm) for arm in whole],
+        "targets": [numbers.targets(arm, most) for arm in whole],
         "bytes": numbers.bytes_of(whole),
         "bytes_said": numbers.SAID[found[0].kind],
         **{name: value for name, value in sections.items() if value is not None},

@@ -1,6 +1,6 @@
 """The numbers of a page: its table, curves, costs of a target, bytes, and clients.
 
-What every evaluation of a long run would take is thinned (``POINTS``), so that a page stays below 5 MB.
+What every evaluation of a long run would take is thinned (``POINTS``, ``EVERY``), so that a page stays below 5 MB.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .curves import NAMES, axes, count, curve, sent
 from .read import Arm, Record
 
 POINTS = 400  # of a curve
+EVERY = 8000  # points of a value's curves, of all methods and seeds
 
 
 def cells(rows: Sequence[Record]) -> Record:
@@ -43,7 +44,12 @@ def axes_of(found: Sequence[Arm]) -> Record:
     return labels
 
 
-def curves(arm: Arm) -> Record:
+def points(found: Sequence[Arm]) -> int:
+    """How many points each curve has at most: fewer where there are many, by method and by seed."""
+    return max(2, min(POINTS, EVERY // max(1, sum(len(arm.runs) for arm in found))))
+
+
+def curves(arm: Arm, most: int = POINTS) -> Record:
     """By value: the mean over seeds, the band, and the place on every axis."""
     made: Record = {}
     for value in NAMES:
@@ -51,7 +57,7 @@ def curves(arm: Arm) -> Record:
             found = curve(arm, axis, value)
             if found is None:
                 continue
-            kept = _thinned(len(found.x))
+            kept = _thinned(len(found.x), most)
             if value not in made:
                 made[value] = {"y": _short(found.middle[kept]), "seeds": found.seeds, "x": {}}
                 if found.seeds > 1:
@@ -60,22 +66,22 @@ def curves(arm: Arm) -> Record:
     return made
 
 
-def sent_by(arm: Arm) -> Record:
+def sent_by(arm: Arm, most: int = POINTS) -> Record:
     """By name of what was sent: how much of it there was after each round or step, in the mean over seeds, the band."""
     made: Record = {}
     for name in sent(arm.kind):
         if (found := curve(arm, count, name)) is None:
             continue
-        kept = _thinned(len(found.x))
+        kept = _thinned(len(found.x), most)
         made[name] = {"x": _short(found.x[kept]), "y": _short(found.middle[kept])}
         if found.seeds > 1:
             made[name] |= {"low": _short(found.low[kept]), "high": _short(found.high[kept])}
     return made
 
 
-def _thinned(length: int) -> Any:
+def _thinned(length: int, most: int = POINTS) -> Any:
     """Which of so many points stay: the first, the last, and some evenly between."""
-    return np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int))
+    return np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(int))
 
 
 def _short(values: Iterable[float]) -> list[float | None]:
@@ -83,7 +89,7 @@ def _short(values: Iterable[float]) -> list[float | None]:
     return [float(f"{x:.6g}") if np.isfinite(x) else None for x in values]
 
 
-def targets(arm: Arm) -> list[Record]:
+def targets(arm: Arm, most: int = POINTS) -> list[Record]:
     """Of each seed: the evaluations at which the model was better than ever before, and what they had cost.
 
     ``accuracy``, in percent, is the Dice coefficient where pictures are segmented.
@@ -97,7 +103,7 @@ def targets(arm: Arm) -> list[Record]:
                 best, kept = accuracy, [*kept, i]
         costs = {name: np.array(axis(run))[kept] for name, (axis, _) in axes(arm.kind).items()}
         reached = [100 * run.rounds[i][measure] for i in kept]
-        thin = _thinned(len(kept)) if kept else []
+        thin = _thinned(len(kept), most) if kept else []
         made = {name: _short(cost[thin]) for name, cost in costs.items()} if kept else {}
         found.append({"seed": run.seed, "accuracy": _short(np.array(reached)[thin]) if kept else [], **made})
     return found

@@ -60,7 +60,10 @@ def of_line(
     ] = 1.0,
     examples: Examples = 1000,
     client: Client = None,
-    own: Annotated[bool, typer.Option("--own", help="Of --client's own model, where clients have their own.")] = False,
+    own: Annotated[
+        bool,
+        typer.Option("--own", help="Of --client's own model, of methods that have some; of others the shared one."),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the direction.")] = 0,
     out: Out = None,
     as_json: Json = False,
@@ -77,11 +80,15 @@ def of_line(
     require(not own or client is not None, "--own is the model of a client: name it with --client")
     steps = [reach * (2 * i / (points - 1) - 1) for i in range(points)]
     curves: list[tuple[str, list[float]]] = []
-    for arm in arms([folder]):
-        found = final(counted(arm).runs[0])
-        x, loss = losses(found.module(client if own else None), found.test(client), examples)
+    named = [(arm.label, final(counted(arm).runs[0])) for arm in arms([folder])]
+    having = [own and found.loaded.own_module is not None for _, found in named]
+    if own and not any(having):
+        named[0][1].module(client)  # says that clients have none
+    for (label, found), mine in zip(named, having, strict=True):
+        x, loss = losses(found.module(client if mine else None), found.test(client), examples)
         along = surfaces.random_direction(x, seed)
-        curves.append((arm.label, surfaces.surface(x, along, along, steps, [0.0], loss)[0].tolist()))
+        name = f"{label}, client {client}'s own" if mine else label
+        curves.append((name, surfaces.surface(x, along, along, steps, [0.0], loss)[0].tolist()))
     rows = [[name, f"{values[points // 2]:.4g}", f"{max(values):.4g}"] for name, values in curves]
     table(f"within {reach:g} of each model", ("method", "loss", "largest"), rows)
     whose = "the test" if client is None else f"client {client}"

@@ -51,6 +51,9 @@ def of_dimension(
     from ...run.simulate import simulate
 
     require(0 < share <= 1, f"--share {share}: it must be above 0, and 1 at most")
+    require(target is None or 0 < target <= 1, f"--target {target}: it must be above 0, and 1 at most")
+    require(low >= 1, f"--low {low}: it must be at least 1")
+    require(high is None or high >= low, f"--high {high}: it must be at least --low {low}")
     setting = Setting(sample=sample, seed=seed)
     texts = Federated.resolved([method], (), {"lr": lr})
     study = Federated(texts, data=data, model=model, clients=clients, rounds=rounds, data_dir=data_dir, setting=setting)
