@@ -248,7 +248,7 @@ def show(found: Plan) -> None:
             row.name,
             _range(row.bytes_up, 1e6, ",.3f"),
             _range(row.bytes_down, 1e6, ",.3f"),
-            _range(row.seconds, 1, ",.1f"),
+            _range(row.seconds, 1, ",.1f" if row.seconds[1] >= 1 else ".2g"),
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
             *([] if found.target is None else [_to(row.reached)]),
         ]
