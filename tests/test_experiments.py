@@ -321,13 +321,6 @@ def test_luar_at_equal_bytes_is_told_from_the_results_alone(tmp_path: Path) -> N
     assert shown.startswith("FedAvg(): within 0 MB up")
 
 
-def test_momentum_against_drift_has_its_six_rows(tmp_path: Path) -> None:
-    arguments = ["--data", "digits", "--model", "mlp", "--examples", 320, "--rounds", 1]
-    shown = run("optimisers/similarity.py", *arguments, "--into", tmp_path / "similarity.jsonl")
-    assert len(written(tmp_path / "similarity.jsonl")) == 6
-    assert "points behind DOMO" in shown
-
-
 @pytest.mark.deployment
 def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
     into = tmp_path / "simulate.jsonl"

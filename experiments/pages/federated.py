@@ -276,30 +276,3 @@ def look_back_cifar10() -> list[str]:
 
     head = ["row", "accuracy", "recycled", "MB up", "MB down", "saved up"]
     return markdown(head, look_back("cifar10", cells, FULL))
-
-
-# -- momentum -------------------------------------------------------------------------------------------------------
-
-
-@table
-def similarity() -> list[str]:
-    results = read(
-        "experiments/optimisers/results/similarity.jsonl",
-        "python experiments/optimisers/similarity.py --examples 4000 --seed 0 --seed 1 --seed 2",
-    )
-    names = {
-        "DOMO": ("DOMO", ""),
-        "DOMO-S": ("DOMO-S", "-0.1 to 1.5 (other models)"),
-        "FedAvgSLMZ": ("FedAvgSLM-Z", None),
-        "FedAvgSM": ("FedAvgSM", None),
-        "FedAvg": ("FedAvg", None),
-        "SCAFFOLD": ("SCAFFOLD, lr .02", ""),
-    }
-    best = statistics.mean(line["accuracy"] for line in results.all(row="DOMO"))
-    rows = []
-    for name, (shown, thesis) in names.items():
-        runs = results.all(row=name)
-        behind = "" if name == "DOMO" else f"{100 * (best - statistics.mean(x['accuracy'] for x in runs)):.1f}"
-        thesis = f"{runs[0]['paper_points_behind_domo_cifar10_vgg16_s5']:.1f}" if thesis is None else thesis
-        rows.append([shown, mean(line["accuracy"] for line in runs), behind, thesis, *sent(*runs)])
-    return markdown(["row", "accuracy", "behind DOMO", "thesis", "MB up", "MB down"], rows)
