@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Callable
 
 from . import Line, Missing, ends, markdown, mean, number, percent, read, sent, share, table
