@@ -662,6 +662,7 @@ LINKS = [
         laws={
             "Switch(TransformCoding(90), then=TransformCoding(120), rounds=1)": (120, "c"),
             "Switch(Half(), then=Half(), rounds=2)": (740, "ca"),
+            "Switch(Flat(TopK(0.1)), then=Flat(TopK(0.2)), rounds=1)": (400, "c"),
             "Switch(SignSGD(), then=SignSGD(), rounds=1)": (90, "s"),
         },
         same={"Switch(Dense(), then=Dense(), rounds=3)": "Dense()"},

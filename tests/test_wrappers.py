@@ -9,8 +9,9 @@ import torch
 
 import thinwire as tw
 from problems import LAYOUT, key, rounds, vector
+from thinwire.errors import CombinationError
 from thinwire.key import Key
-from thinwire.links import LBGM, Dense, Flat, Layerwise, Partition, RandK, ScaledSign, Switch, TopK
+from thinwire.links import LBGM, Dense, ErrorFeedback, Flat, Layerwise, Partition, RandK, ScaledSign, Switch, TopK
 from thinwire.params import Params
 from thinwire.problem import standard
 
@@ -87,6 +88,12 @@ def test_a_switch_is_the_one_link_in_rounds_up_to_its_number_and_the_other_in_al
     # A reply of round 2 that comes when others are in round 3 is read as one of round 2.
     late, _ = link.recv(sent[2][0], x.layout, None, Key(0, 2))
     assert late.flat.tolist() == [0.0] * 9 + [10.0]
+
+
+def test_a_switch_of_links_with_a_state_at_the_sender_is_not_opened() -> None:
+    link = Switch(ErrorFeedback(TopK(0.1)), then=ErrorFeedback(TopK(0.3)), rounds=2)
+    with pytest.raises(CombinationError, match=r"ErrorFeedback keeps a state between messages, .* put it around"):
+        link.open(LAYOUT.zeros())
 
 
 def test_clients_and_server_switch_in_the_same_round() -> None:

@@ -15,7 +15,7 @@ ranks or four, cropped and flipped, the first 5,000 test pictures. At ratio 64 a
   method converges is tried at dense's rate, since one that is chosen for it is one at which it does
 
 The rows of ``two ranks`` come first. Dense and DEF try the main claim, that DEF loses nothing. The rates of ResNet-20
-are its own, tried for 900 steps. EF is tried with as many smaller rates as it takes until one is worse than the next.
+are its own, tried for 900 steps. EF is tried with up to eight smaller ones, until one is worse than the next.
 
     python experiments/def/claims.py --list
     python experiments/def/claims.py

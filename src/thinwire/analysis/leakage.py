@@ -304,8 +304,8 @@ def leak(
 
     With ``privacy`` the attacker is somebody who sees the server's noisy mean, of a round in which this client is the
     only one. The server itself sees what it sees without. The attacker knows to what length replies and gradients are
-    clipped, and clips its own. Of a link that leaves entries out it is told which, though noise hides them: what it
-    finds is what can be found at most.
+    clipped, and clips its own. Of a link that leaves entries out it is told which, though noise hides them: an
+    attacker who has to guess them finds less.
 
     Raises ``ValueError`` for a task that has no float inputs with classes as targets, and where the method cannot be
     trained with one client of one example, or not with ``privacy``.

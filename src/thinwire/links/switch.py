@@ -23,8 +23,8 @@ class Switch(Wrapper):
     has changed. A packet is read as one of the round in which it was sent, so both ends change together, and a reply
     that comes late is read as it was meant.
 
-    Raises ``ValueError`` where ``rounds`` is below 1, and ``CombinationError`` for links of two kinds, and for links
-    that keep a state at one of their ends.
+    Raises ``ValueError`` where ``rounds`` is below 1, and ``CombinationError`` for links of two kinds, for links whose
+    receivers have a memory, and when it is opened for links that keep a state at the sender's end alone.
     """
 
     example: ClassVar[str] = "Switch(TopK(0.01), then=TopK(0.02), rounds=10)"
@@ -43,11 +43,14 @@ class Switch(Wrapper):
                 f"Switch({self.first!r}, {self.then!r}): both must be links of one kind, such as TopK(0.01) and "
                 f"TopK(0.02)"
             )
-        if kinds[0].open is not Link.open:
-            raise CombinationError(
-                f"Switch({self.first!r}, ...): {kinds[0].__name__} keeps a state between messages, which the other "
-                f"would have to take over; put it around: ErrorFeedback(Switch(...))"
-            )
+        if self.memory:
+            raise self._stateful()
+
+    def _stateful(self) -> CombinationError:
+        return CombinationError(
+            f"Switch({self.first!r}, ...): {type(self.first).__name__} keeps a state between messages, which the other "
+            f"would have to take over; put it around: ErrorFeedback(Switch(...))"
+        )
 
     @property
     def held(self) -> Iterable[Link]:
@@ -58,6 +61,8 @@ class Switch(Wrapper):
         return self.first if key.round <= self.rounds else self.then
 
     def open(self, like: Params) -> tuple[State, State]:
+        if any(state is not None for link in self.held for state in link.open(like)):
+            raise self._stateful()
         return None, None
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
