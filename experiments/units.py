@@ -27,6 +27,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -100,7 +101,11 @@ class Arm(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Federated(Arm):
-    """``method`` makes one of a learning rate and of the number of rounds, ``problem`` one of a seed."""
+    """``method`` makes one of a learning rate and of the number of rounds, ``problem`` one of a seed.
+
+    With ``narrow`` models compute in bfloat16, which takes two thirds of the time on a CPU that knows it. Parameters,
+    updates and what is sent have 32 bits all the same.
+    """
 
     method: Callable[[float, int], tw.Algorithm | tw.Auto]
     problem: Callable[[int], Problem]
@@ -108,6 +113,7 @@ class Federated(Arm):
     sample: int | None = None
     evaluate_every: int = 5
     start: Literal["sent", "known"] = "sent"
+    narrow: bool = False
     small: bool = False
 
     def length(self, seed: int) -> int:
@@ -122,6 +128,8 @@ class Federated(Arm):
 
     def train(self, rate: float, seed: int, into: Path, folder: Path, device: str = "cpu") -> Line | None:
         problem = self.problem(seed)
+        if self.narrow:
+            problem = replace(problem, model=partial(_narrow, problem.model))
         if self.small:
             few = [
                 replace(task, indices=task.indices[:40])
@@ -237,6 +245,10 @@ class Narrow(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             found: torch.Tensor = self.whole(x)
             return found
+
+
+def _narrow(build: Callable[[], nn.Module]) -> nn.Module:
+    return Narrow(build())
 
 
 @dataclass(frozen=True)
