@@ -20,11 +20,14 @@ PAPERS = {  # folder of results -> page, title
     "intrinsic": ("intrinsic.md", "Intrinsic"),
     "flss": ("flss.md", "FLSS"),
 }
-LBGM = "100 clients of 3 classes, all of the data, 500 rounds", "the same of 3,000 pictures, 200 rounds"
-BENEATH = "MNIST, 100 clients of 3 classes, all of the data, 100 rounds", "the same of 3,000 pictures"
-SIGNS = BENEATH[0], "Fashion-MNIST, two data-parallel workers, 1,000 steps"
-HALF = "MNIST, half of 100 clients a round, 100 rounds", "the same of 3,000 pictures"
-LETTERS = "FEMNIST, 128 clients, 32 a round, 200 rounds", "EMNIST letters, 64 clients, 8 a round, 150 rounds"
+LBGM = "100 clients of 3 classes, all of the data, 500 rounds", "the same of 3,000 pictures, 200 rounds, in bfloat16"
+BENEATH = "MNIST, 100 clients of 3 classes, all of the data, 100 rounds", "the same of 3,000 pictures, in bfloat16"
+SIGNS = BENEATH[0], "Fashion-MNIST, two data-parallel workers, 1,000 steps, in bfloat16"
+HALF = "MNIST, half of 100 clients a round, 100 rounds", "the same of 3,000 pictures, in bfloat16"
+LETTERS = (
+    "FEMNIST, 128 clients, 32 a round, 200 rounds",
+    "EMNIST letters, 64 clients, 8 a round, 150 rounds, in bfloat16",
+)
 LUAR = "CIFAR-10, ResNet-20, 128 clients, 200 rounds", LETTERS[1]
 DEF = (
     "CIFAR-10, VGG-16, 16 workers, 78,000 steps, ratio 64",
@@ -40,7 +43,7 @@ DOMO = (
 )
 FLSS = (
     "70,000 pictures, 5 local epochs, 400 rounds, L = 200, R = 50",
-    "1,500 pictures, 1 local epoch, the same rounds, L and R",
+    "1,500 pictures, 1 local epoch, in bfloat16, the same rounds, L and R",
 )
 HOSPITALS = "disc and cup at six sites, 256 pixels, 150 rounds"
 SITES = {  # file of results -> what is said before a claim, and what it is
