@@ -131,8 +131,11 @@ def test_the_loss_around_a_model_and_along_the_way_to_it_is_drawn(thinwire: Look
     along = found(out)["runs"]["."]
     assert along["rounds"] == [1, 2, 3, 4]
     assert along["places"][-1] == [0, 0]
-    assert 0.5 < sum(along["shares"]) <= 1.0000001
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["path.png", "surface.png"]
+    assert len(along["shares"]) == 3
+    assert sum(along["shares"]) == pytest.approx(1)
+    assert along["shares"] == sorted(along["shares"], reverse=True)
+    assert "the first 3 have 100.00 %" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["path.png", "shares.png", "surface.png"]
 
 
 def test_the_examples_of_clients_are_embedded(thinwire: Look, study: Path, tmp_path: Path) -> None:
@@ -211,6 +214,8 @@ def test_the_staleness_of_parts_is_drawn(thinwire: Look, tmp_path: Path) -> None
     assert [e["moved"] > 0 for e in stale["parts"]] == [False, False, True, False]  # before step 3 none was made
     assert [e["difference"] > 1e-3 for e in stale["parts"]] == [True, False, True, False]
     assert all(e["difference"] < 1e-6 for e in plain["parts"])
+    summary = json.loads(next(out_dir.glob("*/seed-0/summary.json")).read_text())
+    assert [sum(e["parameters"] for e in one["parts"]) for one in (plain, stale)] == [2 * summary["parameters"]] * 2
 
 
 def test_what_methods_reached_is_drawn_by_a_setting_and_by_bytes(thinwire: Look, tmp_path: Path) -> None:

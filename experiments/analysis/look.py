@@ -50,6 +50,11 @@ JOBS: dict[str, list[str]] = {
         'ddp-sim "DEF(64)" --data digits --workers 4 --steps 300 --evaluate-every 10 --lr 0.05 --out DIR',
         "look feedback DIR",
     ],
+    "path": [
+        'run "FedAvg()" --data digits --clients 10 --rounds 60 --lr 0.1 --split "Dirichlet(0.3)" --record models '
+        "--evaluate-every 1 --out DIR",
+        "look path DIR",
+    ],
     "staleness": [
         'pipeline run "DSP((1, 0), (4, 0))" --data digits --parts 2 --cut 2 --lr 0.01 --steps 300 --evaluate-every 10 '
         "--record staleness --out DIR",
@@ -83,6 +88,7 @@ FIGURES = {
     "subspace": ("subspace",),
     "dimension": ("dimension",),
     "feedback": ("feedback",),
+    "path": ("path", "shares"),
     "staleness": ("staleness",),
 }
 

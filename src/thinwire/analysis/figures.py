@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ..report.curves import NAMES, Curve
 from ..report.plots import COLOURS, logarithmic
 from . import gradients, layers, leakage, pictures, residuals, spectra, staleness, surfaces, sweep
 from .gradients import WHOLE, Look, Space
+
+FIRST = 50  # principal directions that are drawn
 
 
 def _save(figure: Any, path: Path, **how: Any) -> Path:
@@ -292,6 +295,22 @@ def surface(
     return _save(figure, path)
 
 
+def shares(found: Sequence[float], path: Path) -> Path:
+    """The share of a trajectory's variance in each of its first principal directions, and in all up to each (paper
+    004's Figure 2).
+    """
+    figure, place = plt.subplots(figsize=(6.5, 4), layout="constrained")
+    some = [100 * share for share in found[:FIRST]]
+    whole, numbers = list(accumulate(some)), range(1, len(some) + 1)
+    place.bar(numbers, some, color=COLOURS[0], label="of this direction")
+    place.plot(numbers, whole, ".-", color=COLOURS[1], label="of all up to it")
+    place.annotate(f"{whole[-1]:.2f} %", (len(some), whole[-1]), xytext=(0, 5), textcoords="offset points", ha="right")
+    place.set_ylim(0, 108)
+    place.legend(frameon=False, loc="center right")
+    _plain(place, "principal direction", "share of the models' variance, %")
+    return _save(figure, path)
+
+
 def lines(curves: Sequence[tuple[str, Sequence[float]]], along: Sequence[float], path: Path, name: str) -> Path:
     """A loss along a direction from each of several models, which lie at 0 (paper 002's Figure 12)."""
     figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(curves)), layout="constrained")
@@ -346,6 +365,8 @@ def stale(found: Sequence[staleness.Stale], path: Path) -> Path:
     drawn = [("moved", "weights", "‖x - x_old‖ / ‖x‖ while a batch is on its way")]
     if any(e.difference is not None for e in found):
         drawn.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
+        if any(e.parameters for e in found):
+            drawn.append(("difference", "parameters", "‖g - g of backpropagation‖ / number of parameters"))
     figure, grid = plt.subplots(1, len(drawn), figsize=(5.5 * len(drawn), 3.8), layout="constrained", squeeze=False)
     for place, (name, whole, label) in zip(grid[0], drawn, strict=True):
         for part in sorted({e.part for e in found}):

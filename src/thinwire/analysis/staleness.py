@@ -21,6 +21,7 @@ class Stale(NamedTuple):
     weights: float  # ||x||
     difference: float | None  # of its last gradient from backpropagation's; None where it was not measured
     gradient: float | None  # the length of the latter
+    parameters: int | None = None  # how many the part trains; None in records of before they were counted
 
 
 def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
@@ -28,7 +29,10 @@ def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
     found = []
     for line in lines:
         if "moved" in line:
-            columns = zip(line["moved"], line["weights"], line["difference"], line["gradient"], strict=True)
+            counted = line.get("part_parameters", [None] * len(line["moved"]))
+            columns = zip(
+                *(line[name] for name in ("moved", "weights", "difference", "gradient")), counted, strict=True
+            )
             found += [Stale(line["step"], part, *values) for part, values in enumerate(columns)]
     return found
 

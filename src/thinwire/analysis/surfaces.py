@@ -68,7 +68,7 @@ class Way(NamedTuple):
     rounds: list[int]
     directions: tuple[Params, Params]  # of length 1
     places: Float[Tensor, "t 2"]  # from the last model, which lies at (0, 0)
-    shares: tuple[float, float]  # of the models' variance
+    shares: list[float]  # of the models' variance, that of each principal direction, the largest first
 
 
 def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
@@ -92,7 +92,7 @@ def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
         length = float(flat.norm()) or 1.0
         directions.append(Params(layout, (flat * float(signs[j]) / length).to(layout.dtype)))
     total = float(values.sum()) or 1.0
-    shares = float(values[0]) / total, float(values[1]) / total
+    shares = (values[: len(rows) - 1] / total).tolist()  # n models differ in at most n - 1 directions
     return Way(list(rounds), (directions[0], directions[1]), places * signs, shares)
 
 

@@ -36,7 +36,7 @@ from ..pipeline.plan import cut_into, measure, seconds
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
 from ..pipeline.stage import Stage
-from ..pipeline.watch import Watch, backpropagated, difference, due, mean_moved
+from ..pipeline.watch import Watch, backpropagated, difference, due, mean_moved, parameters
 from ..pipeline.watch import size as length
 from ..problem import Problem
 from ..report.read import Record
@@ -50,7 +50,7 @@ from .study import Job, asked, described, own
 
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
 LAST = 5  # evaluations, whose mean is the accuracy
-STALE = ("moved", "weights", "difference", "gradient")  # by part
+STALE = ("moved", "weights", "difference", "gradient", "part_parameters")  # by part
 LOOKED = 500  # examples of a test that go through the parts at once
 
 
@@ -114,7 +114,8 @@ class Pipelined(Steps):
       how far parameters moved between the forward pass of a batch and the step that its gradient makes, the mean since
       the record before, and ``weights`` their own length. In one process, of the last batch also ``difference``, the
       distance of the gradient from that of backpropagation through all parts as they are, and ``gradient``, the length
-      of that one. It changes no result. Each part keeps a copy of its parameters for each batch on its way.
+      of that one. ``part_parameters`` counts what each part trains. It changes no result. Each part keeps a copy of its
+      parameters for each batch on its way.
     """
 
     kind: ClassVar[str] = "pipelined"
@@ -280,7 +281,7 @@ class Pipelined(Steps):
             plain = self._plain(training, problem, job.seed)
             losses += [training.step(x, y, examples) for x, y, examples in islice(drawn, 1)]
             stale = [
-                [mean_moved(stage), length(stage), *_against(stage, plain)]
+                [mean_moved(stage), length(stage), *_against(stage, plain), parameters(stage)]
                 for stage in training.stages.values()
                 if stage.watch is not None
             ]

@@ -3,7 +3,8 @@
 A. Xu, PhD thesis, University of Pittsburgh, 2023, Lemma 1.4.1 and Section 1.5.4: the gradient of DSP differs from that
 of backpropagation by no more than a multiple of how far parameters moved meanwhile.
 
-Differences from the thesis: it draws the difference by the number of parameters; here are the lengths of both vectors.
+Differences from the thesis: it draws the length of the difference by the number of parameters; here are that number and
+the lengths of both vectors.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ def mean_moved(stage: Stage) -> float | None:
 def size(stage: Stage) -> float:
     """||x|| of a part."""
     return float(_flat(stage.trained.values()).double().norm())
+
+
+def parameters(stage: Stage) -> int:
+    """How many a part trains."""
+    return sum(p.numel() for p in stage.trained.values())
 
 
 def due(stage: Stage) -> int | None:

@@ -22,8 +22,8 @@ A run's folder has ``run.json`` (what it is), ``rounds.jsonl`` and, when it is c
 Further keys belong to one kind: ``clients``, ``up_payload`` and others to rounds; ``reduced_bytes``,
 ``gathered_bytes``, ``accuracy_x``, ``lam``, ``residual`` and others to data-parallel steps; ``forward_bytes`` and
 ``backward_bytes``, a list by boundary, to pipelined ones, and with ``--record staleness`` ``moved``, ``weights``,
-``difference`` and ``gradient``, a list by part (:class:`~thinwire.compare.Pipelined` says of what). ``clock``, of
-rounds and of pipelined steps, are simulated seconds since the run began.
+``difference``, ``gradient`` and ``part_parameters``, a list by part (:class:`~thinwire.compare.Pipelined` says of
+what). ``clock``, of rounds and of pipelined steps, are simulated seconds since the run began.
 """
 
 from __future__ import annotations

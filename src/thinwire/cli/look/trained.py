@@ -107,6 +107,8 @@ def of_path(
 ) -> None:
     """The way of a run's models on the plane of their two principal directions, and the test loss around it.
 
+    A second figure has the share of the models' variance in each of their first 50 principal directions.
+
     Needs a complete run of a study with --record models or all, evaluated three times or more.
     """
     from ...analysis import figures, surfaces
@@ -123,12 +125,16 @@ def of_path(
         end = Params(layout, rows[-1].clone())
         across, up = (surfaces.span(found.places[:, j], points) for j in range(2))
         values = surfaces.surface(end, *found.directions, across, up, loss)
-        first, second = (100 * share for share in found.shares)
+        first, second = (100 * share for share in found.shares[:2])
         typer.echo(f"{len(rounds)} models; two directions have {first:.1f} % and {second:.1f} % of their variance")
+        if len(found.shares) > 2:
+            some = min(len(found.shares), figures.FIRST)
+            typer.echo(f"the first {some} have {100 * sum(found.shares[:some]):.2f} %")
         names = f"first principal direction, {first:.0f} % of the variance", f"second, {second:.0f} %"
-        drawn = figures.surface(values, across, up, into / "path.png", *names, found)
+        drawn = [figures.surface(values, across, up, into / "path.png", *names, found)]
+        drawn.append(figures.shares(found.shares, into / "shares.png"))
         places = {"rounds": rounds, "places": found.places.tolist(), "shares": found.shares}
-        return {**places, "across": across, "up": up, "loss": values.tolist(), "figures": [drawn]}
+        return {**places, "across": across, "up": up, "loss": values.tolist(), "figures": drawn}
 
     each(folder, out, as_json, one)
 
