@@ -51,8 +51,8 @@ JOBS: dict[str, list[str]] = {
         "look feedback DIR",
     ],
     "path": [
-        'run "FedAvg()" --data digits --clients 10 --rounds 60 --lr 0.1 --split "Dirichlet(0.3)" --record models '
-        "--evaluate-every 1 --out DIR",
+        'run "FedAvg()" --data digits --clients 20 --sample 4 --rounds 60 --lr 0.3 --split "Dirichlet(0.1)" '
+        "--record models --evaluate-every 1 --out DIR",
         "look path DIR",
     ],
     "staleness": [

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import patheffects
 from matplotlib import pyplot as plt
 from torch import Tensor
 
@@ -290,7 +291,8 @@ def surface(
         for t in (0, len(way.rounds) - 1):
             beside: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points"}
             at = float(way.places[t, 0]), float(way.places[t, 1])
-            place.annotate(f"round {way.rounds[t]}", at, color="white", **beside)
+            seen = place.annotate(f"round {way.rounds[t]}", at, color="white", **beside)
+            seen.set_path_effects([patheffects.withStroke(linewidth=2, foreground="black")])
     _plain(place, x, y)
     return _save(figure, path)
 
@@ -366,7 +368,7 @@ def stale(found: Sequence[staleness.Stale], path: Path) -> Path:
     if any(e.difference is not None for e in found):
         drawn.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
         if any(e.parameters for e in found):
-            drawn.append(("difference", "parameters", "‖g - g of backpropagation‖ / number of parameters"))
+            drawn.append(("difference", "parameters", "‖g - g of backpropagation‖ by parameters"))
     figure, grid = plt.subplots(1, len(drawn), figsize=(5.5 * len(drawn), 3.8), layout="constrained", squeeze=False)
     for place, (name, whole, label) in zip(grid[0], drawn, strict=True):
         for part in sorted({e.part for e in found}):
