@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire import Supervised
 from thinwire.data import Crop, Flip, Rotate90
+from thinwire.data.dataset import DataSet
+from thinwire.problem import standard
 from thinwire.task import as_task, dice, dice_loss
 
 V = 255  # a pixel that nobody labelled
@@ -73,6 +75,20 @@ def test_outputs_that_are_not_one_for_each_pixel_are_refused(shape: tuple[int, .
         dice(torch.zeros(shape), TRUE)
 
 
+def test_of_several_masks_a_picture_dice_is_the_mean() -> None:
+    empty = mask([[0, 0, V], [0, 0, V]])
+    disc_and_cup = torch.stack([TRUE, empty], dim=1)
+    found = torch.cat([FOUND, torch.full((1, 1, 2, 3), -50.0)], dim=1)
+    assert dice(found, disc_and_cup).tolist() == [0.75]  # of .5 and, where nothing is and nothing was found, 1
+    assert dice(found.flip(1), disc_and_cup).tolist() == [0.0]
+    half = torch.cat([torch.zeros(1, 1, 2, 3), torch.full((1, 1, 2, 3), -50.0)], dim=1)
+    assert dice_loss(half, disc_and_cup).tolist() == pytest.approx([0.2])  # of .4, as above, and 0
+    with pytest.raises(
+        ValueError, match=r"masks of \[1, 2, 2, 3\]: .* output for each pixel of each mask, \[1, 2, 2, 3\]"
+    ):
+        dice(FOUND, disc_and_cup)
+
+
 # ---- tasks --------------------------------------------------------------------------------
 
 
@@ -114,6 +130,29 @@ def test_a_mask_is_changed_with_its_picture_and_what_comes_in_does_not_count(aug
     assert torch.equal((plain * 255).round().to(torch.uint8), x)
 
 
+@pytest.mark.parametrize("augment", [(Flip(), Rotate90()), (Crop(2),)], ids=repr)
+def test_several_masks_are_changed_as_one(augment: Any) -> None:
+    x, y = pictures()
+    both, where = torch.stack([y, torch.where(y == V, V, 1 - y)], dim=1), torch.arange(6)
+    one, same = Supervised(x, y, augment=augment).batch(where, torch.Generator().manual_seed(0))
+    inputs, targets = Supervised(x, both, augment=augment).batch(where, torch.Generator().manual_seed(0))
+    assert torch.equal(inputs, one)
+    assert torch.equal(targets[:, 0], same)
+    assert torch.equal(targets[:, 1], torch.where(same == V, V, 1 - same))
+    made = as_task((x, both == 1))
+    assert isinstance(made, Supervised)
+    assert (made.loss_of, made.targets.shape) == (dice_loss, (6, 2, 8, 8))
+
+
+def test_a_model_that_is_named_has_an_output_for_each_mask() -> None:
+    x, y = pictures(8, 16)
+    data = DataSet("eyes", x[:6], torch.stack([y, y], dim=1)[:6], x[6:], torch.stack([y, y], dim=1)[6:], 2)
+    problem = standard(data, clients=2)
+    assert problem.model()(torch.zeros(2, 1, 16, 16)).shape == (2, 2, 16, 16)
+    found = tw.simulate(tw.FedAvg(tw.LocalSGD(0.1)), problem.model, problem.tasks, 1, test=problem.test, workers=1)
+    assert 0 <= found.rounds[-1]["dice"] <= 1
+
+
 def test_a_segmentation_is_trained_and_its_dice_is_in_every_record() -> None:
     x, y = pictures(24)
     tasks = [Supervised(x, y, torch.arange(k, 18, 3)) for k in range(3)]
@@ -132,6 +171,6 @@ def test_a_segmentation_is_trained_and_its_dice_is_in_every_record() -> None:
 
 def test_a_model_that_does_not_segment_is_refused_before_training() -> None:
     x, y = pictures()
-    says = r"client 0: for masks of \[6, 8, 8\] the model should give one output for each pixel, .* it gives \[2, 10\]"
+    says = r"client 0: for masks of \[6, 8, 8\] the model should give one output for each pixel .* it gives \[2, 10\]"
     with pytest.raises(ValueError, match=says):
         tw.simulate(tw.FedAvg(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), [Supervised(x, y)], 1)

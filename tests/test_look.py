@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from thinwire.analysis import figures
+from thinwire.analysis import figures, pictures
 from thinwire.analysis.leakage import Leak
 from thinwire.cli import main
 from thinwire.report.read import EVERY_LINE
@@ -180,6 +180,45 @@ def test_the_losses_near_the_models_of_all_methods_are_one_figure(thinwire: Look
     assert (code, "its clients have no models of their own; leave --own out" in error) == (2, True)
     code, _, error = thinwire("look", "pictures", str(study))
     assert (code, "client 0's test has no masks: look at a run such as --data retina" in error) == (2, True)
+
+
+EYES = """
+import torch
+from torch import nn
+import thinwire as tw
+from thinwire.problem import Problem
+
+def make(clients, seed):  # bright pixels are the disc, very bright ones the cup, and nobody labelled the first row
+    x = torch.randint(256, (4 * clients, 1, 8, 8), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    y = torch.stack([x[:, 0] > 100, x[:, 0] > 200], dim=1).to(torch.uint8)
+    y[:, :, 0] = 255
+    tasks = [tw.Supervised(x, y, torch.arange(4 * k, 4 * k + 4)) for k in range(clients)]
+    return Problem(lambda: nn.Conv2d(1, 2, 1), tasks, tw.Supervised(x, y), tasks)
+"""
+
+
+def test_what_models_find_in_pictures_of_two_masks_is_drawn_beside_them(
+    thinwire: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eyes_of_a_test.py").write_text(EYES)
+    monkeypatch.chdir(tmp_path)
+    words = ["--task", "eyes_of_a_test:make", "--clients", "2", "--rounds", "3", "--lr", "1.0"]
+    assert thinwire("run", "FedAvg()", "FedAvg(up=TopK(0.5))", *words, "--out", "run")[0] == 0
+    code, out, _ = thinwire("look", "pictures", "run", "--example", "1", "--json")
+    assert code == 0
+    answer = found(out)
+    assert answer["methods"] == ["FedAvg()", "FedAvg(up=TopK(0.5))"]
+    assert answer["clients"] == [0, 1]
+    assert all(0 <= dice <= 1 for row in answer["dice"] for dice in row)
+    assert [Path(path).name for path in answer["files"]] == ["pictures.png"]
+
+
+def test_masks_in_colours_say_what_was_right_missed_wrong_and_not_labelled() -> None:
+    white, red, blue, grey, black = (255, 255, 255), (230, 40, 40), (60, 110, 255), (90, 90, 90), (0, 0, 0)
+    truth = torch.tensor([[[1, 1, 0, 255]], [[0, 1, 0, 255]]], dtype=torch.uint8)  # two masks of one line
+    made = torch.tensor([[[True, False, True, True]], [[False, True, True, False]]])
+    (line,) = pictures.compared(made, truth).tolist()
+    assert [*map(tuple, line)] == [white, red, blue, grey, black, white, blue, grey]
 
 
 def test_methods_with_models_of_clients_own_share_a_figure_with_those_without(thinwire: Look, tmp_path: Path) -> None:

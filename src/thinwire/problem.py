@@ -21,7 +21,7 @@ from .data import Augment, DataSet, Split
 from .errors import nearest, require
 from .key import Key
 from .models.cnn import SMALLEST
-from .task import Supervised, masks
+from .task import Supervised, each_mask, masks
 
 CLIENTS = 20  # of a set without sites, where no number is given
 
@@ -72,7 +72,7 @@ def standard(
     )
     loaded = sets.load(data, data_dir) if isinstance(data, str) else data
     shape, classes, vocabulary = tuple(loaded.inputs.shape[1:]), loaded.num_classes, loaded.vocabulary
-    model = model or _suited(loaded)
+    model, number = model or _suited(loaded), each_mask(loaded.targets).shape[1] if masks(loaded.targets) else 1
     sites, targets, groups, there = loaded.sites, loaded.targets, loaded.groups, None
     if unseen is not None:
         require(
@@ -87,7 +87,7 @@ def standard(
     clients = clients or sites or CLIENTS
 
     def build() -> nn.Module:
-        return models.build(model, shape, classes, vocabulary=vocabulary)
+        return models.build(model, shape, classes, vocabulary=vocabulary, masks=number)
 
     split = split or (sets.Natural() if loaded.groups is not None else sets.IID())
     parts = split(targets, groups, clients, Key(seed).number("split") % 2**31)

@@ -77,9 +77,10 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def dice_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 - the soft Dice coefficient of each picture: of the probabilities that ``outputs`` are logits of.
 
-    ``outputs`` are [b, 1, h, w], ``targets`` masks, uint8 [b, h, w] of 0, 1 and ``VOID`` (255), whose pixels do not
-    count. With p the sigmoid of the outputs and t the mask it is 1 - (2 sum pt + 1) / (sum p + sum t + 1), one value a
-    picture, in 32 bits. The 1 makes it smooth, and 0 for an empty mask that nothing was found in.
+    ``outputs`` are [b, m, h, w], ``targets`` masks, uint8 [b, m, h, w], or [b, h, w] where m is 1. They are of 0, 1 and
+    ``VOID`` (255), whose pixels do not count. With p the sigmoid of the outputs and t a mask it is 1 - (2 sum pt + 1) /
+    (sum p + sum t + 1), the mean over a picture's masks, one value a picture, in 32 bits. The 1 makes it smooth, and 0
+    for an empty mask that nothing was found in.
 
     Milletari, Navab, Ahmadi, "V-Net", 3DV 2016, arXiv:1606.04797, Section 3.
 
@@ -88,30 +89,32 @@ def dice_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     logits, counted, t = _pixels(outputs, targets)
     p = torch.sigmoid(logits) * counted
-    return 1 - (2 * (p * t).sum(1) + 1) / (p.sum(1) + t.sum(1) + 1)
+    return (1 - (2 * (p * t).sum(2) + 1) / (p.sum(2) + t.sum(2) + 1)).mean(1)
 
 
 def dice(outputs: Tensor, targets: Tensor) -> Tensor:
     """The Dice coefficient of each picture, 0 to 1: twice the pixels in both masks over the sum of pixels in each.
 
     A pixel is in the model's mask where its probability is above .5. Arguments and errors are those of
-    :func:`dice_loss`; pixels that are ``VOID`` do not count. 1 where both masks are empty.
+    :func:`dice_loss`; pixels that are ``VOID`` do not count. 1 where both masks are empty. Of a picture with several
+    masks it is their mean.
     """
     logits, counted, t = _pixels(outputs, targets)
     found = (logits > 0) * counted
-    both, sizes = (found * t).sum(1), found.sum(1) + t.sum(1)
-    return torch.where(sizes > 0, 2 * both / sizes.clamp(min=1), torch.ones_like(both))
+    both, sizes = (found * t).sum(2), found.sum(2) + t.sum(2)
+    return torch.where(sizes > 0, 2 * both / sizes.clamp(min=1), torch.ones_like(both)).mean(1)
 
 
 def _pixels(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, whether a pixel counts, and the mask: floats [b, pixels]."""
+    """Logits, whether a pixel counts, and the masks: floats [b, masks, pixels]."""
+    whole = each_mask(targets)
     require(
-        outputs.ndim == 4 and outputs.shape == (len(targets), 1, *targets.shape[1:]),
+        outputs.shape == whole.shape,
         f"the model gives {list(outputs.shape)} for masks of {list(targets.shape)}: to segment pictures it needs one "
-        f"output for each pixel, [pictures, 1, height, width], as the model unet has",
+        f"output for each pixel of each mask, {list(whole.shape)}, as the model unet has",
     )
-    logits = wide_enough(outputs).flatten(1)
-    return logits, (targets != VOID).flatten(1).to(logits), (targets == 1).flatten(1).to(logits)
+    logits = wide_enough(outputs).flatten(2)
+    return logits, (whole != VOID).flatten(2).to(logits), (whole == 1).flatten(2).to(logits)
 
 
 def _apart(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -132,8 +135,13 @@ def wide_enough(outputs: Tensor) -> Tensor:
 
 
 def masks(targets: Tensor) -> bool:
-    """Whether targets are masks of pictures: uint8 [n, height, width]."""
-    return targets.dtype == torch.uint8 and targets.ndim == 3
+    """Whether targets are masks of pictures: uint8 [n, height, width], or [n, masks, height, width]."""
+    return targets.dtype == torch.uint8 and targets.ndim in (3, 4)
+
+
+def each_mask(targets: Tensor) -> Tensor:
+    """Masks as [n, masks, height, width]: each picture of [n, height, width] has one."""
+    return targets.unsqueeze(1) if targets.ndim == 3 else targets
 
 
 def suited(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -161,9 +169,9 @@ class Supervised:
 
     Targets of whole numbers (int64) are classes: the loss is :func:`cross_entropy`, the metric ``accuracy``. Targets of
     floats are values: the loss is :func:`squared_error`, the metric ``mae``, the mean absolute error. Targets of bytes
-    with three dimensions (uint8 [n, height, width]) are masks of pictures: the loss is :func:`dice_loss`, the metric
-    ``dice``. ``loss_of`` and ``metrics_of`` are others; for probabilities of classes as targets write
-    ``loss_of=cross_entropy``.
+    with three or four dimensions (uint8 [n, height, width], or [n, masks, height, width]) are masks of pictures: the
+    loss is :func:`dice_loss`, the metric ``dice``. ``loss_of`` and ``metrics_of`` are others; for probabilities of
+    classes as targets write ``loss_of=cross_entropy``.
 
     ``inputs`` of type uint8 with four dimensions are images: they become floats in [0, 1]
     and are normalised by ``mean`` and ``std`` (per channel) batch by batch. ``augment`` changes
@@ -225,12 +233,14 @@ class Supervised:
         return self.normalised(inputs), targets
 
     def _augmented(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        masked = masks(targets)
-        if masked:  # as one more channel; VOID + 1 is 0 in a byte, so the zeros of a padding do not count
-            inputs = torch.cat([inputs, (targets + 1).unsqueeze(1).to(inputs.dtype)], dim=1)
+        own = inputs.shape[1]
+        if masks(targets):  # as more channels; VOID + 1 is 0 in a byte, so the zeros of a padding do not count
+            inputs = torch.cat([inputs, (each_mask(targets) + 1).to(inputs.dtype)], dim=1)
         for change in self.augment:
             inputs = change(inputs, generator)
-        return (inputs[:, :-1], inputs[:, -1].to(torch.uint8) - 1) if masked else (inputs, targets)
+        if masks(targets):
+            targets = (inputs[:, own:].to(torch.uint8) - 1).reshape(targets.shape)
+        return inputs[:, :own], targets
 
     def normalised(self, x: Tensor) -> Tensor:
         """Inputs as the model takes them: pictures of bytes as floats."""
@@ -295,7 +305,8 @@ def as_task(x: Any, who: str = "", floats: torch.dtype = torch.float32) -> Task:
 
     Whole numbers as targets are classes, floats are values to predict (:class:`Supervised`). Numbers become what models
     take: floats of the type ``floats``, whole numbers int64, but for pictures of bytes (uint8 with four dimensions) as
-    inputs, and for masks of bytes or truth values with three dimensions as targets of pictures, which become uint8.
+    inputs, and for masks of bytes or truth values with three or four dimensions as targets of pictures, which become
+    uint8.
 
     A Dataset is read here, once: a random transform in it is drawn once too, and alike in every run that draws
     from torch's generator. Pictures that change from epoch to epoch are ``augment`` of :class:`Supervised`, or a
@@ -334,7 +345,7 @@ def _paired(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> 
         sizes[0] == sizes[1],
         f"{said}{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input",
     )
-    if inputs.ndim == 4 and targets.ndim == 3 and targets.dtype in (torch.uint8, torch.bool):
+    if inputs.ndim == 4 and targets.ndim in (3, 4) and targets.dtype in (torch.uint8, torch.bool):
         targets = targets.to(torch.uint8)
     else:
         targets = _wide(targets, floats, torch.int64)

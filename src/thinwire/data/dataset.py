@@ -17,8 +17,8 @@ class DataSet:
         a training task makes floats of a batch by ``(x.float() / 255 - mean) / std``. Inputs
         that are float32 already have ``mean`` and ``std`` None.
 
-    Pictures to segment have masks as targets, uint8 [n, height, width]: 0 is background, 1 the object, and 255
-    (``VOID``) a pixel that nobody labelled, which no loss and no measure counts.
+    Pictures to segment have masks as targets, uint8 [n, height, width], or [n, masks, height, width]: 0 is background,
+    1 the object, and 255 (``VOID``) a pixel that nobody labelled, which no loss and no measure counts.
 
         Texts to continue are int64 characters or words [n, context], with those that follow them,
         int64 [n, context], as targets. Texts to classify are int64 words [n, length], filled up

@@ -72,7 +72,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 - ``inputs``, ``classes``: examples of any shape, of so many numbers each
 - ``shape``, ``classes``: pictures (channels, height, width)
-- ``shape`` alone: pictures of which every pixel has a label
+- ``shape``, ``outputs``: pictures of which every pixel has so many labels, one a mask
 - ``vocabulary``, ``classes``: texts to classify, whose words have ids below ``vocabulary``
 - ``vocabulary``, ``context``: texts of at most ``context`` ids to continue
 """
@@ -83,12 +83,14 @@ def names() -> list[str]:
     return sorted(MODELS)
 
 
-def build(name: str, data_shape: tuple[int, ...], num_classes: int, vocabulary: int | None = None) -> nn.Module:
+def build(
+    name: str, data_shape: tuple[int, ...], num_classes: int, vocabulary: int | None = None, masks: int = 1
+) -> nn.Module:
     """The model of this name for examples of ``data_shape``.
 
-    Pictures are (channels, height, width), texts (length,). ``vocabulary`` is the number of ids
-    in texts; it has to be given for models that classify texts, and is ``num_classes`` for those
-    that continue them. The weights are drawn from torch's global generator. Raises ValueError
+    Pictures are (channels, height, width), texts (length,). ``masks`` is how many a picture to segment has.
+    ``vocabulary`` is the number of ids in texts; it has to be given for models that classify texts, and is
+    ``num_classes`` for those that continue them. The weights are drawn from torch's global generator. Raises ValueError
     for an unknown name, or data that the model cannot take.
     """
     if name not in MODELS:
@@ -109,6 +111,7 @@ def build(name: str, data_shape: tuple[int, ...], num_classes: int, vocabulary: 
     if "vocabulary" in takes and vocabulary is None:
         raise ValueError(f"{name} has to know the number of ids in texts: give vocabulary=data.vocabulary")
     known = {"inputs": math.prod(shape), "shape": shape, "vocabulary": vocabulary, "classes": num_classes}
+    known["outputs"] = masks
     return MODELS[name](**{argument: value for argument, value in known.items() if argument in takes})
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import require
-from ..task import Supervised, Task, cross_entropy, dice_loss, squared_error
+from ..task import Supervised, Task, cross_entropy, dice_loss, each_mask, squared_error
 from .one import Slot
 
 IGNORED = -100  # a target that torch's cross-entropy leaves out
@@ -36,11 +36,12 @@ def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
             outputs[shape] = _outputs(slot, task, who)
         given = outputs[shape]
         if task.loss_of is dice_loss:
-            fits = given.shape[1:] == (1, *targets.shape[1:])
+            wanted = each_mask(targets).shape[1:]
             require(
-                fits,
-                f"{who}: for masks of {list(targets.shape)} the model should give one output for each pixel, "
-                f"[examples, 1, height, width], as unet does; it gives {list(given.shape)} for {len(given)} examples",
+                given.shape[1:] == wanted,
+                f"{who}: for masks of {list(targets.shape)} the model should give one output for each pixel of each "
+                f"mask, [examples, {', '.join(map(str, wanted))}], as unet does; it gives {list(given.shape)} for "
+                f"{len(given)} examples",
             )
             continue
         if task.loss_of is squared_error or targets.is_floating_point():
