@@ -218,7 +218,7 @@ def test_masks_in_colours_say_what_was_right_missed_wrong_and_not_labelled() -> 
     truth = torch.tensor([[[1, 1, 0, 255]], [[0, 1, 0, 255]]], dtype=torch.uint8)  # two masks of one line
     made = torch.tensor([[[True, False, True, True]], [[False, True, True, False]]])
     (line,) = pictures.compared(made, truth).tolist()
-    assert [*map(tuple, line)] == [white, red, blue, grey, black, white, blue, grey]
+    assert [*map(tuple, line)] == [white, red, blue, grey, (190, 190, 190), black, white, blue, grey]
 
 
 def test_methods_with_models_of_clients_own_share_a_figure_with_those_without(thinwire: Look, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ..errors import RunError
 from ..task import Supervised, Task, dice, each_mask, masks
 
 WHITE, RED, BLUE, GREY = (255, 255, 255), (230, 40, 40), (60, 110, 255), (90, 90, 90)
+GAP = 190
 
 
 class Segmented(NamedTuple):
@@ -28,14 +29,14 @@ class Segmented(NamedTuple):
 def compared(found: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8[Tensor, "h mw 3"]:
     """Masks that a model made, and the true ones: white is right, red was missed, blue is none, grey not labelled.
 
-    Several are side by side.
+    Several are side by side, with a gap between them.
     """
-    found, truth = (torch.cat([*of], dim=1) for of in (found, truth))
     right, seen = truth == 1, truth != VOID
     out = torch.zeros(*truth.shape, 3, dtype=torch.uint8)
     for where, colour in ((found & right, WHITE), (~found & right, RED), (found & ~right & seen, BLUE), (~seen, GREY)):
         out[where] = torch.tensor(colour, dtype=torch.uint8)
-    return out
+    gap = torch.full((truth.shape[1], max(1, truth.shape[2] // 32), 3), GAP, dtype=torch.uint8)
+    return torch.cat([part for mask in out for part in (gap, mask)][1:], dim=1)
 
 
 @torch.no_grad()
