@@ -144,13 +144,13 @@ def arms() -> list[units.Arm]:
 SERVER = [0.1, 0.3, 1.0]
 
 
-def subspaces(texts: dict[str, Any], dims: Sequence[int], local: float) -> list[units.Arm]:
+def subspaces(texts: dict[str, Any], dims: Sequence[int], local: float, tuning: float = 1.0) -> list[units.Arm]:
     """Static and time-varying ones of each dimension."""
     return [
         units.Federated(
             row=f"{name}, d = {dim:,}",
             method=partial(intrinsic, dim=dim, local=local, varying=name == "time-varying"),
-            **{**texts, "rates": SERVER, "tuning": 1.0},
+            **{**texts, "rates": SERVER, "tuning": tuning},
         )
         for dim in dims
         for name in ("static", "time-varying")
@@ -160,9 +160,9 @@ def subspaces(texts: dict[str, Any], dims: Sequence[int], local: float) -> list[
 def attended(texts: dict[str, Any]) -> list[units.Arm]:
     """SST-2 by a transformer from random weights."""
     about = {**texts["setting"], "name": "SST-2, transformer", "model": "text_transformer"}
-    own = {**texts, "setting": about, "problem": read, "rounds": 200, "minutes": 2.5, "seeds": (0,)}
-    plain = units.Federated(row="FedAvg", method=fedavg, rates=[0.1, 0.3, 1.0], tuning=0.3, **own)
-    return [plain, *subspaces(own, WIDE, 0.3)]
+    own = {**texts, "setting": about, "problem": read, "rounds": 60, "minutes": 4.0, "seeds": (0,)}
+    plain = units.Federated(row="FedAvg", method=fedavg, rates=[0.1, 0.3, 1.0], tuning=0.5, **own)
+    return [plain, *subspaces(own, WIDE, 0.3, 0.5)]
 
 
 def deep(many: dict[str, Any]) -> list[units.Arm]:

@@ -117,7 +117,7 @@ def _claims() -> list[Claim]:
     news = "AG News, DistilBERT, 128 clients, 100 rounds", "AG News, fastText, 32 clients, 8 a round, 100 rounds"
     what = "AG News as FedAvg for 17 % of the floats"
     add("luar", news, what, ("AG News", "1 of 2, metric, recycled"), ("AG News", "FedAvg"), -0.1, saved=0.83)
-    attended = news[0], "AG News, a transformer from random weights, 32 clients, 8 a round, 100 rounds"
+    attended = news[0], "AG News, a transformer from random weights, Adam, 32 clients, 8 a round, 60 rounds"
     recycled = "AG News, transformer", "7 of 10, metric, recycled"
     add("luar", attended, f"{what}, transformer", recycled, ("AG News, transformer", "FedAvg"), -0.1, saved=0.83)
     dropped = "AG News, transformer", "7 of 10, metric, dropped"
@@ -251,7 +251,7 @@ def _claims() -> list[Claim]:
             f"SST-2: time-varying is ahead of static at d = {d} (the paper: by 0.7 to 3.1 points below 6,400 of BERT's)"
         )
         add("intrinsic", SST2, text, ("SST-2", f"time-varying, d = {d}"), ("SST-2", f"static, d = {d}"), None)
-    attended = SST2[0], "a transformer from random weights, 50 clients, 10 a round, 200 rounds"
+    attended = SST2[0], "a transformer from random weights, 50 clients, 10 a round, 60 rounds"
     for name, settings, least in (("SST-2", SST2, "6,400"), ("SST-2, transformer", attended, "25,600")):
         rows = [(name, f"static, d = {d}") for d in ("102,400", least)]
         text = f"{name}: more dimensions are better, 102,400 than {least}"
