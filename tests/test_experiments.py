@@ -856,6 +856,13 @@ def test_a_loss_is_a_share_of_what_the_dense_row_reaches_and_an_x_is_beside_the_
     half = claim("dense", "half lost", None, fails=True)
     assert (verdict.number(half), verdict.verdict(half)) == ("1 of 3 seeds", "in kind")
     assert verdict.verdict(claim("dense", "far", None, fails=True)) == "does not appear"
+    assert verdict.number(claim("lost", "dense", None)) == "diverged with 1 of 3 seeds"
+    assert verdict.number(claim("dense", "lost", None)) == "the other diverged with 1 of 3 seeds"
+    assert verdict.number(claim("far", "dense", -14.0)) == "-7.0 ± 0.0 points"
+    found += [dict(row, row="thin", bytes_up=1) for row in reached("dense", 0.4)]
+    found += [dict(row, row="wide", bytes_up=244) for row in reached("dense", 0.4)]
+    assert verdict.number(claim("thin", "wide", 0.0)) == "+0.0 points; 0.41 % of its bytes up"
+    del found[-2:]
     # At equal bytes: the longer row ends where the other has sent 30 bytes both ways, at its third look.
     long = [[n, 0.1 * n, 5, 5, 5 * n, 5 * n] for n in range(1, 7)]
     short = [[n, 0.15 * n, 1, 4, 3 * n, 7 * n] for n in range(1, 4)]

@@ -154,8 +154,13 @@ def number(claim: Claim) -> str:
         return ""
     if claim.fails:
         return f"{len(failed(claim))} of {len(each)} seeds"
+    ours, others = runs(claim.group, claim.row), rival(claim)
+    for what, some in (("diverged", ours), ("the other diverged", others)):
+        if lost := sum("diverged" in some[seed] for seed in ours.keys() & others.keys()):
+            return f"{what} with {lost} of {len(each)} seeds"
     spread = f" ± {statistics.stdev(each):.1f}" if len(each) > 1 else ""
     kept, gap = share(claim), allowed(claim)
-    bytes_up = "" if kept is None or abs(1 - kept) < 0.005 else f"; {100 * kept:.0f} % of its bytes up"
+    told = "" if kept is None else f"{100 * kept:.0f}" if kept >= 0.01 else f"{100 * kept:.2g}"
+    bytes_up = "" if kept is None or abs(1 - kept) < 0.005 else f"; {told} % of its bytes up"
     scaled = "" if claim.from_to is None or gap is None else f"; {gap:.1f} would be the paper's share"
     return f"{statistics.mean(each):+.1f}{spread} points{scaled}{bytes_up}"
