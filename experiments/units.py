@@ -103,8 +103,8 @@ class Arm(ABC):
 class Federated(Arm):
     """``method`` makes one of a learning rate and of the number of rounds, ``problem`` one of a seed.
 
-    With ``narrow`` models compute in bfloat16, which takes two thirds of the time on a CPU that knows it. Parameters,
-    updates and what is sent have 32 bits all the same.
+    With ``narrow`` models compute in bfloat16, which is faster on a processor that knows it. Parameters, updates and
+    what is sent have 32 bits all the same.
     """
 
     method: Callable[[float, int], tw.Algorithm | tw.Auto]

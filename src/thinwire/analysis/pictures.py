@@ -21,8 +21,8 @@ class Segmented(NamedTuple):
 
     client: int
     picture: Float[Tensor, "c h w"]  # as the data has it: 0 to 1
-    truth: UInt8[Tensor, "h w 3"]  # several masks side by side
-    found: list[UInt8[Tensor, "h w 3"]]
+    truth: UInt8[Tensor, "h mw 3"]  # several masks side by side
+    found: list[UInt8[Tensor, "h mw 3"]]
     dice: list[float]  # 0 to 1, a number each
 
 
