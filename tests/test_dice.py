@@ -174,3 +174,13 @@ def test_a_model_that_does_not_segment_is_refused_before_training() -> None:
     says = r"client 0: for masks of \[6, 8, 8\] the model should give one output for each pixel .* it gives \[2, 10\]"
     with pytest.raises(ValueError, match=says):
         tw.simulate(tw.FedAvg(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), [Supervised(x, y)], 1)
+
+
+def test_pictures_of_bytes_as_targets_are_no_masks_and_are_refused() -> None:
+    x, y = pictures()
+    for targets in (x, x[:, 0], torch.where(y == 1, 7, y)):
+        says = (
+            r"client 0: targets of bytes .* are masks, of 0, 1 and 255 .*; these have \d+: to predict values make them"
+        )
+        with pytest.raises(ValueError, match=says):
+            tw.simulate(tw.FedAvg(), nn.Conv2d(1, 1, 1), [(x, targets)], 1)

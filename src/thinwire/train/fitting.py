@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.dataset import VOID
 from ..errors import require
 from ..task import Supervised, Task, cross_entropy, dice_loss, each_mask, squared_error
 from .one import Slot
@@ -23,6 +24,7 @@ def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
     exception of the user's own code comes through as it is.
     """
     outputs: dict[Any, Tensor] = {}  # of the first task with such inputs
+    looked: set[int] = set()  # masks that many share
     within: dict[tuple[int, int], bool] = {}  # whether all targets in a tensor that many share are among the classes
     for who, task in tasks:
         known = (
@@ -43,6 +45,15 @@ def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
                 f"mask, [examples, {', '.join(map(str, wanted))}], as unet does; it gives {list(given.shape)} for "
                 f"{len(given)} examples",
             )
+            if id(targets) not in looked:
+                looked.add(id(targets))
+                strange = targets[(targets > 1) & (targets != VOID)]
+                require(
+                    len(strange) == 0,
+                    f"{who}: targets of bytes [n, height, width] or [n, masks, height, width] are masks, of 0, 1 and "
+                    f"{VOID} for a pixel that nobody labelled; these have {int(strange[0]) if len(strange) else 0}: to "
+                    f"predict values make them floats",
+                )
             continue
         if task.loss_of is squared_error or targets.is_floating_point():
             continue
