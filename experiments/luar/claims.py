@@ -6,7 +6,8 @@ which two are recycled. Here: EMNIST letters, 64 clients, 8 a round, 150 rounds,
 four kernels too, and computes in bfloat16, in which parameters and updates are not. 4,000 of the test examples, every
 five rounds.
 
-- ``recycling``: whole, recycled and dropped, by the metric and at random, two of four kernels; then one and three
+- ``recycling``: whole, recycled and dropped, by the metric and at random, two of four kernels; then one and three, and
+  two by the norm of the update and in turn
 - ``AG News``: fastText (two kernels) by 32 clients, 8 a round; the paper's row is DistilBERT, at 17 % of the floats
 - ``AG News, transformer``: two blocks from random weights (ten kernels), by Adam in 60 rounds, where the paper's
   DistilBERT is trained before
@@ -108,6 +109,8 @@ DELTA: dict[str, Callable[[float, int], tw.Algorithm]] = {
     "1 of 4, uniform, dropped": partial(luar, recycle=1, select="uniform", drop=True),
     "3 of 4, metric, recycled": partial(luar, recycle=3),
     "3 of 4, metric, dropped": partial(luar, recycle=3, drop=True),
+    "2 of 4, gradient norm, recycled": partial(luar, recycle=2, select="gradient-norm"),
+    "2 of 4, round-robin, recycled": partial(luar, recycle=2, select="round-robin"),
 }
 
 
@@ -124,6 +127,7 @@ COMPARED: dict[str, tuple[Callable[[float, int], tw.Algorithm], Any]] = {
     "LBGM layer by layer, delta .2": (partial(fedavg, up=tw.Layerwise(tw.LBGM(threshold=0.2))), (69.83, 0.71)),
     "FedPara, a quarter": (fedpara, (67.69, 0.22)),
     "PruneFL": (prunefl, None),
+    "FedDropoutAvg, half": (partial(fedavg, up=tw.DropoutAvg(0.5)), None),
 }
 
 
