@@ -650,26 +650,6 @@ def test_the_figures_of_a_page_of_a_method_are_those_of_the_results_that_it_name
     assert wrong == []
 
 
-def test_what_the_page_of_experiments_says_of_the_order_is_the_order_of_the_results():
-    found, page = {}, claims()
-    for line in of_experiments("optimisers", "luar"):
-        found.setdefault(line["inner"], {}).setdefault(line["row"], []).append(line)
-    places, gains = [], []
-    for arms in found.values():
-        ends = {row: statistics.mean(line["accuracy"] for line in lines) for row, lines in arms.items()}
-        up = {row: statistics.mean(line["bytes_up"] for line in lines) for row, lines in arms.items()}
-        recycling = sorted(set(ends) - {"whole", "metric, dropped"}, key=ends.get, reverse=True)
-        places.append(("first", "second", "third", "last")[recycling.index("metric")])
-        gains.append(ends["metric, dropped"] - ends["metric"])
-        assert min(recycling, key=up.get) == "metric"
-        down = [line["bytes_down"] for lines in arms.values() for line in lines]
-        assert max(down) == pytest.approx(min(down), rel=1e-4)
-    assert list(found) == ["FedAvg()", "FedAvg(opt=Adam(0.01))", "MOON()"]
-    assert "it is {} over FedAvg, {} over FedAdam, {} over MOON".format(*places) in page
-    assert f"dropping ended {points(min(gains))} to {points(max(gains))} points higher, most over FedAdam" in page
-    assert max(gains) == gains[1]
-
-
 def test_what_the_page_of_experiments_says_of_all_methods_is_in_the_results():
     lines = sorted(of_experiments("everything", "digits"), key=lambda line: line["accuracy"])
     worst, best = (f"{100 * lines[i]['accuracy']:.1f}" for i in (0, -1))
@@ -691,11 +671,6 @@ def test_what_the_page_of_experiments_says_of_flss_is_in_the_results():
     behind = [rows["FedAvg"]["accuracy"] - rows[name]["accuracy"] for name in ("Sign+EF", "STC", "FetchSGD")]
     assert f"stay behind FedAvg, by {points(min(behind))} to {points(max(behind))} points" in page
     assert round(total(rows["FedAvg"]) / total(rows["STC"])) == 36
-    rows = {line["row"]: line for line in of_experiments("luar", "baselines_emnist_letters")}
-    assert f"it loses {points(rows['FedAvg']['accuracy'] - rows['FedLUAR']['accuracy'])} points" in page
-    for name in ("Sign+EF", "STC", "FetchSGD"):
-        assert rows[name]["accuracy"] < rows["FedLUAR"]["accuracy"]
-        assert total(rows[name]) < total(rows["FedLUAR"])
 
 
 def test_what_the_page_of_experiments_says_of_intrinsic_compression_is_in_the_results():

@@ -303,24 +303,6 @@ def test_look_back_is_tried_on_every_compressor(tmp_path: Path) -> None:
         assert by_row[row]["bytes_up"] > 10 * 4 * 4810 > 5 * by_row["top-k, alone"]["bytes_up"]
 
 
-def test_luar_has_what_it_is_compared_with(tmp_path: Path) -> None:
-    arguments = ["--data", "digits", "--clients", 4, "--sample", 2, "--steps", 1, "--rounds", 1]
-    run("luar/baselines.py", *arguments, "--into", tmp_path)
-    found = {line["row"]: line for line in written(tmp_path / "baselines_digits.jsonl")}
-    assert len(found) == 8
-    assert found["FedAvg"]["comm"] == 1.0
-    assert 0 < found["FedPAQ"]["comm"] < 0.25  # of 8-bit levels, most of which are zero
-
-
-def test_luar_at_equal_bytes_is_told_from_the_results_alone(tmp_path: Path) -> None:
-    arguments = ["--data", "digits", "--model", "mlp", "--examples", 300, "--clients", 4, "--sample", 2, "--rounds", 2]
-    arguments += ["--recycle", 1, "--steps", 1, "--inner", "FedAvg()", "--into", tmp_path / "luar.jsonl"]
-    run("optimisers/luar.py", *arguments)
-    assert len(written(tmp_path / "luar.jsonl")) == 6
-    shown = run("optimisers/luar.py", "--table", "--into", tmp_path / "luar.jsonl")
-    assert shown.startswith("FedAvg(): within 0 MB up")
-
-
 @pytest.mark.deployment
 def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
     into = tmp_path / "simulate.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from . import Line, Missing, ends, markdown, mean, number, percent, read, sent, share, table
+from . import Line, Missing, ends, markdown, number, percent, read, sent, table
 
 
 @table
@@ -21,14 +21,12 @@ def flss_fashion_mnist() -> list[str]:
     return markdown(["Fashion-MNIST", "beta .1", ".5", "1", "MB up", "MB down", "paper: .1, .5, 1"], rows, (0, 6))
 
 
-COMPARED = {  # rows of both tables of baselines
+COMPARED = {
     "FedAvg": "FedAvg",
-    "FedLUAR": "FedLUAR, 2 of 4 kernels",
     "FedProx": "FedProx, mu .01",
     "SCAFFOLD": "SCAFFOLD",
     "LBGM": "LBGM, delta .05",
     "FedPAQ": "FedPAQ, 16 levels",
-    "FedDropoutAvg": "FedDropoutAvg, half",
     "Sign+EF": "Sign+EF",
     "STC": "STC, 1/32, both ways",
     "FetchSGD": "FetchSGD, a quarter of the floats up",
@@ -69,48 +67,6 @@ def personal_digits() -> list[str]:
         "MB down",
     ]
     return markdown(head, rows)
-
-
-@table
-def luar_baselines() -> list[str]:
-    results = read(
-        "experiments/luar/results/baselines_emnist_letters.jsonl",
-        "python experiments/luar/baselines.py --rounds 25 --clients 32 --sample 8 --steps 10",
-    )
-    names = COMPARED | {"LBGM": "LBGM layer by layer, delta .2"}
-    rows = []
-    for name in ("FedAvg", "FedLUAR", "LBGM", "FedPAQ", "FedDropoutAvg", "Sign+EF", "STC", "FetchSGD"):
-        line = results.of(row=name)
-        paper = "" if line["paper_accuracy"] is None else f"{line['paper_accuracy']:.2f} %, {share(line['paper_comm'])}"
-        rows.append([names[name], percent(line["accuracy"]), share(line["comm"]), *sent(line), paper])
-    return markdown(["row", "accuracy", "floats up", "MB up", "MB down", "paper: accuracy, floats up"], rows, (0, 5))
-
-
-@table
-def luar() -> list[str]:
-    results = read(
-        "experiments/optimisers/results/luar.jsonl",
-        'python experiments/optimisers/luar.py --inner "FedAvg()" --inner "FedAvg(opt=Adam(0.01))" --inner "MOON()" '
-        "--rounds 30 --steps 10 --batch 16 --examples 4000 --every 3 --seed 0 --seed 1 --seed 2",
-    )
-    inners = {"FedAvg()": "FedAvg", "FedAvg(opt=Adam(0.01))": "FedAdam", "MOON()": "MOON"}
-    arms = {
-        "whole": "whole",
-        "metric": "metric, recycled",
-        "metric, dropped": "metric, dropped",
-        "uniform": "uniform, recycled",
-        "round-robin": "round-robin, recycled",
-        "gradient-norm": "gradient norm, recycled",
-    }
-    rows = []
-    for arm, shown in arms.items():
-        cells = [shown]
-        for inner in inners:
-            runs = results.all(inner=inner, row=arm)
-            cells += [mean(line["accuracy"] for line in runs), *sent(*runs)]
-        rows.append(cells)
-    head = [title for name in inners.values() for title in (name, "MB up", "MB down")]
-    return markdown(["arm", *head], rows)
 
 
 # -- intrinsic compression ------------------------------------------------------------------------------------------
