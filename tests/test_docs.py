@@ -650,6 +650,24 @@ def test_the_figures_of_a_page_of_a_method_are_those_of_the_results_that_it_name
     assert wrong == []
 
 
+def test_what_the_page_of_fedluar_says_in_words_are_its_verdicts():
+    """On ``Recycling half of the kernels costs about what the paper says`` and on docs/methods/luar.md."""
+    rows = [line.split("|") for line in (ROOT / "docs/claims/fedluar.md").read_text().splitlines() if line[:1] == "|"]
+    found = {row[1].strip(): (row[4].strip(), row[5].strip()) for row in rows if len(row) == 7}
+    over = {name: verdict for name, (_, verdict) in found.items() if name.startswith("over ")}
+    against = {name.split()[1].rstrip(",") for name, verdict in over.items() if verdict == "does not appear"}
+    assert (len(over), against) == (8, {"FedAvgM", "FedACG"})
+    assert found["half of the bytes cost 1.1 points"][1] == "appears"
+    assert found["recycling 2 of 4 is better than dropping"][1] == "appears"
+    assert found["at random too, recycling 2 of 4 is better than dropping"][1] == "does not appear"
+    assert (
+        found["2 of 4 by the metric is better than at random by 6.2 points, at equal bytes both ways"][1] == "in kind"
+    )
+    lost = [name for name in found if name.startswith(("recycling 3 of 4", "over FedAvgM", "over FedACG", "AG News"))]
+    assert len(lost) == 5
+    assert all(float(found[name][0].split()[0]) < -10 for name in lost)
+
+
 def test_what_the_page_of_experiments_says_of_all_methods_is_in_the_results():
     lines = sorted(of_experiments("everything", "digits"), key=lambda line: line["accuracy"])
     worst, best = (f"{100 * lines[i]['accuracy']:.1f}" for i in (0, -1))

@@ -101,7 +101,7 @@ RECYCLING: dict[str, tuple[Callable[[float, int], tw.Algorithm], Any]] = {
     "2 of 4, metric, dropped": (partial(luar, recycle=2, drop=True), None),
     "2 of 4, uniform, recycled": (partial(luar, recycle=2, select="uniform"), None),
 }
-DELTA: dict[str, Callable[[float, int], tw.Algorithm]] = {
+OTHERS: dict[str, Callable[[float, int], tw.Algorithm]] = {
     "1 of 4, metric, recycled": partial(luar, recycle=1),
     "1 of 4, metric, dropped": partial(luar, recycle=1, drop=True),
     "1 of 4, uniform, recycled": partial(luar, recycle=1, select="uniform"),
@@ -194,7 +194,7 @@ def arms() -> list[units.Arm]:
         recycled = news(model, f"{many} of {of}, metric, recycled", over, paper=paper)
         found += [news(model, "FedAvg", inner, paper=(82.66, 1.0)), recycled]
         found.append(news(model, f"{many} of {of}, metric, dropped", partial(over, drop=True)))
-    found += [arm("recycling", row, method, seeds=(0,), **_own(row)) for row, method in DELTA.items()]
+    found += [arm("recycling", row, method, seeds=(0,), **_own(row)) for row, method in OTHERS.items()]
     found += [arm("compared", row, method, paper=p, seeds=(0,)) for row, (method, p) in COMPARED.items()]
     for row, inner in OPTIMISERS.items():
         around = partial(luar, recycle=2, inner=inner)

@@ -92,11 +92,6 @@ def number(x: float, digits: int = 3) -> str:
     return text[1:] if text.startswith("0.") else text
 
 
-def share(x: float) -> str:
-    """``1``, ``.25``, and three digits of what is below a hundredth."""
-    return "1" if x == 1 else (f"{x:.2f}" if x >= 0.01 else f"{x:.3f}")[1:]
-
-
 def ends(line: Line) -> list[str]:
     """The best accuracy and that at the end."""
     return [percent(line["best_accuracy"]), percent(line["accuracy"])]
