@@ -21,6 +21,11 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import thinwire as tw
+from thinwire.key import Key
+from thinwire.params import Params
+from thinwire.wire import dumps, loads
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -279,28 +284,35 @@ def test_intrinsic_compression_has_the_bytes_of_both_directions_by_round(tmp_pat
     assert "accuracy when so many MB have crossed" in shown
 
 
-def test_look_back_is_tried_on_every_compressor(tmp_path: Path) -> None:
-    run(
-        "lbgm/plug_and_play.py",
-        "--data",
-        "digits",
-        "--model",
-        "mlp",
-        "--clients",
-        10,
-        "--rounds",
-        1,
-        "--into",
-        tmp_path,
-    )
-    found = written(tmp_path / "plug_and_play_digits.jsonl")
-    assert {line["row"].partition(",")[0] for line in found} == {"dense", "top-k", "rank 2", "signs"}
-    assert all(0 <= line["recycled"] <= 1 for line in found)
-    by_row = {line["row"]: line for line in found}
-    # Of 4,810 floats top-k keeps 481, and they count those of each of 10 clients' dense messages, which are sent.
-    for row in ("top-k, LBGM, their accounting", "top-k, LBGM, their accounting, residual of LBGM"):
-        assert (by_row[row]["accounting"], by_row[row]["floats_up"]) == ("theirs, floats", 10 * 481)
-        assert by_row[row]["bytes_up"] > 10 * 4 * 4810 > 5 * by_row["top-k, alone"]["bytes_up"]
+@pytest.mark.parametrize("residual", ["top-k", "LBGM"])
+def test_the_authors_accounting_of_look_back_counts_what_is_not_sent(residual: str) -> None:
+    with alone([str(ROOT / "experiments/lbgm/claims.py")]):
+        accounting = importlib.import_module("accounting")
+        link = accounting.BilledTopK() if residual == "top-k" else tw.ErrorFeedback(accounting.BilledLBGM())
+        g = Params.of([("w", torch.randn(50, 10, generator=torch.Generator().manual_seed(0)))])
+        tx, rx = link.open(g)
+        packet, seen, tx = link.send(g, tx, Key(0, 0, 0))
+        assert link.floats(packet) == 50  # of 500
+        assert len(dumps(packet)) > 4 * 500  # bytes: all of them
+        received, rx = link.recv(loads(dumps(packet)), g.layout, rx, Key(0, 0, 0))
+        assert torch.equal(received.flat, g.flat)
+        assert torch.equal(seen.flat, g.flat)
+        # What top-k left out is added to an update that was delivered whole: 2 g but for the 50 largest entries, which
+        # is what is tested then. LBGM left out nothing: the same update again is recycled exactly.
+        packet, seen, _ = link.send(g, tx, Key(0, 1, 0))
+        received, _ = link.recv(loads(dumps(packet)), g.layout, rx, Key(0, 1, 0))
+        assert torch.equal(received.flat, seen.flat)
+        if residual == "LBGM":
+            assert link.floats(packet) == 1
+            torch.testing.assert_close(seen.flat, g.flat)
+            return
+        largest = g.flat.abs().argsort(descending=True)[:50]
+        twice = 2 * g.flat
+        twice[largest] = g.flat[largest]
+        cosine = torch.nn.functional.cosine_similarity(twice, g.flat, dim=0)
+        assert 1 - float(cosine) ** 2 <= 0.2  # so it is recycled, as so many times the first
+        assert link.floats(packet) == 1
+        torch.testing.assert_close(seen.flat, g.flat * float(twice @ g.flat) / float(g.flat @ g.flat))
 
 
 @pytest.mark.deployment
