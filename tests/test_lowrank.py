@@ -15,6 +15,7 @@ from problems import HADAMARD, KNOWN, gaussian, lost, matrix, seen_of
 from thinwire.errors import CombinationError, WireError
 from thinwire.key import Key
 from thinwire.links import ATOMO, LBGM, ErrorFeedback, Flat, Link, LowRank, PowerSGD
+from thinwire.links.lowrank import atoms, leading
 from thinwire.params import Layout
 from thinwire.wire import dumps, loads
 
@@ -33,6 +34,34 @@ def test_no_matrix_of_the_same_rank_is_nearer(shape: tuple[int, ...]) -> None:
     values = torch.linalg.svdvals(x.double().reshape(shape[0], -1))
     for rank in (1, 3):
         assert lost(x, seen_of(LowRank(rank), x)) == pytest.approx(values[rank:].square().sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("spectrum", ["falling", "alike", "of rank 1", "zero", "three alike", "1e-8"])
+def test_of_a_large_matrix_too_no_matrix_of_the_same_rank_is_nearer(spectrum: str, turned: bool) -> None:
+    # 200 by 300 goes by subspace iteration where the values fall, and by all eigenvectors where they are alike.
+    values = {
+        "falling": 0.8 ** torch.arange(200.0),
+        "alike": torch.ones(200),
+        "of rank 1": (torch.arange(200) < 1).float(),
+        "zero": torch.zeros(200),
+        "three alike": (torch.arange(200) < 3).float(),
+        "1e-8": torch.cat([torch.ones(1), torch.full((199,), 1e-8)]),
+    }[spectrum].double()
+    left, right = (torch.linalg.qr(gaussian(n, 200, seed=n).double()).Q for n in (200, 300))
+    x = ((left * values) @ right.T).float()
+    x = x.T.contiguous() if turned else x
+    exact = torch.linalg.svdvals(x.double())  # of x itself: it was rounded to 32 bits
+    wide = x.double().T if turned else x.double()
+    assert (leading(wide, 3) is None) == (spectrum == "alike")
+    for rank in (1, 3):
+        found = atoms(x, rank)
+        for factor in (found[0], found[1].T):
+            gram = factor.T @ factor
+            torch.testing.assert_close(gram - gram.diag().diag(), torch.zeros(rank, rank).double(), atol=1e-8, rtol=0)
+        missed = lost(x, found[0] @ found[1])
+        assert missed == pytest.approx(exact[rank:].square().sum().item(), rel=1e-6, abs=1e-12)
+        assert lost(x, seen_of(LowRank(rank), x)) == pytest.approx(missed, rel=1e-4, abs=1e-10)
 
 
 def test_a_matrix_without_a_leading_direction_keeps_one_part_in_so_many() -> None:

@@ -105,8 +105,8 @@ class Budget(Link):
     def _options(self, layer: Tensor, key: Key) -> list[_Option]:
         options = []
         for choice, codec in enumerate(self.ladder):
-            packet = codec.encode(layer, key)
-            lost = layer - codec.decode(packet, layer.shape, key)
+            packet, seen = codec.coded(layer, key)
+            lost = layer - seen
             norm = finite(self, torch.linalg.vector_norm(lost, dtype=torch.float64))
             options.append(_Option(choice, packet, length(packet), float(norm) ** 2))
         return options

@@ -157,7 +157,8 @@ def compared(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
 
     It may not where l is zero, or where the square of g or rho is not finite. If g is zero, rho is zero.
     """
-    gg, ll, gl = g @ g, l @ l, g @ l
+    whole = g.to(torch.float64), l.to(torch.float64)  # once: each product would make these copies of its own
+    gg, ll, gl = whole[0] @ whole[0], whole[1] @ whole[1], whole[0] @ whole[1]
     if ll == 0 or not math.isfinite(gg):
         return Look(None, None, False, math.sqrt(gg))  # nothing to look back on, or nothing to compare
     if gg == 0:

@@ -60,18 +60,9 @@ def unpack_positions(packet: Packet, n: int, row: int = 0) -> Int[Tensor, " k"]:
     return gaps.decode(octets(quotients), octets(rests), n, b)
 
 
-class _Chosen(Codec):
-    """Values at positions; the rest is zero."""
-
-    def _pack(self, x: Tensor, positions: Tensor, values: Codec, key: Key) -> Packet:
-        where = pack_positions(positions, x.numel(), width(x.shape))
-        return [where, values.encode(x.reshape(-1).index_select(0, positions), key)]
-
-    def _unpack(self, packet: Packet, shape: Size, values: Codec, key: Key) -> Tensor:
-        where, packed = parts(packet, 2, "positions and values")
-        positions = unpack_positions(where, shape.numel(), width(shape))
-        found = values.decode(packed, positions.shape, key)
-        return torch.zeros(shape.numel()).index_copy_(0, positions, found).view(shape)
+def placed(values: Tensor, positions: Int[Tensor, " k"], shape: Size) -> Tensor:
+    """The values at their positions; the rest is zero."""
+    return torch.zeros(shape.numel(), dtype=values.dtype).index_copy_(0, positions, values).view(shape)
 
 
 def set_bits(x: Tensor) -> Bool[Tensor, " d"]:
@@ -80,7 +71,7 @@ def set_bits(x: Tensor) -> Bool[Tensor, " d"]:
 
 
 @dataclass(frozen=True)
-class Sparse(_Chosen):
+class Sparse(Codec):
     """Lossless: the entries that are not zero, and their positions. A negative zero is sent too.
 
     An entry takes 4 bytes, or 8 of a model in 64 bits.
@@ -90,13 +81,14 @@ class Sparse(_Chosen):
     absolute = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
-        return self._pack(x, set_bits(x).nonzero().view(-1), Dense(), key)
+        positions = set_bits(x).nonzero().view(-1)
+        where = pack_positions(positions, x.numel(), width(x.shape))
+        return [where, x.reshape(-1).index_select(0, positions)]
 
     def decode(self, packet: Packet, shape: Size, key: Key, dtype: torch.dtype = torch.float32) -> Tensor:
         check(isinstance(packet, list) and len(packet) == 2, "positions and values")
         positions = unpack_positions(packet[0], shape.numel(), width(shape))
-        found = vector(packet[1], len(positions), dtype)
-        return torch.zeros(shape.numel(), dtype=dtype).index_copy_(0, positions, found).view(shape)
+        return placed(vector(packet[1], len(positions), dtype), positions, shape)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         return [self.encode(layer, key) for _, layer in x.items()], x, None  # nothing to find out by decoding
@@ -111,7 +103,7 @@ class Sparse(_Chosen):
 
 
 @dataclass(frozen=True)
-class TopK(_Chosen):
+class TopK(Codec):
     """The largest entries by magnitude: of a layer's n entries k = share * n, rounded up.
 
     ``values`` is the codec of what is kept, e.g. ``TopK(0.01, values=Half())``. Positions are sent as gaps in a Rice
@@ -144,15 +136,23 @@ class TopK(_Chosen):
         return self.values.grows
 
     def encode(self, x: Tensor, key: Key) -> Packet:
+        return self.coded(x, key)[0]
+
+    def coded(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
         flat, k = x.reshape(-1), kept(self.share, x.numel())
         if self.sampled:
             positions = above(flat, sampled_threshold(flat, k, key.generator("sample")))
         else:
             positions = largest(flat, k)
-        return self._pack(x, positions if len(positions) <= 2 * k else top_k(flat, k), self.values, key)
+        positions = positions if len(positions) <= 2 * k else top_k(flat, k)
+        where = pack_positions(positions, x.numel(), width(x.shape))
+        values, found = self.values.coded(flat.index_select(0, positions), key)
+        return [where, values], placed(found, positions, x.shape)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
-        return self._unpack(packet, shape, self.values, key)
+        where, values = parts(packet, 2, "positions and values")
+        positions = unpack_positions(where, shape.numel(), width(shape))
+        return placed(self.values.decode(values, positions.shape, key), positions, shape)
 
     def count(self, packet: Packet) -> float:
         return self.values.count(packet[1])

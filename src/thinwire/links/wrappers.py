@@ -28,11 +28,10 @@ class Flat(Wrapper):
     inner: Codec
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        packet = self.inner.encode(x.to(torch.float32).flat, key)
-        seen = self._decode(packet, x.layout, key)
+        packet, flat = self.inner.coded(x.to(torch.float32).flat, key)
         if self.inner.grows:
-            finite(self, seen.flat)
-        return packet, seen, None
+            finite(self, flat)
+        return packet, Params(x.layout, flat.to(x.layout.dtype)), None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self._decode(packet, layout, key), None
