@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,14 @@ def products() -> nn.Module:  # of factors, a layer that stays as it is because 
     return tw.FedPara(tw.FedAvg(), ratio=0.9).prepare(dense)
 
 
+def of_texts() -> nn.Module:
+    return tw.models.fasttext(vocabulary=30, classes=3, width=19)
+
+
+def in_a_row() -> nn.Module:  # fastText, and what may follow it
+    return nn.Sequential(tw.models.fasttext(30, 6, width=4), nn.Tanh(), nn.Linear(6, 3))
+
+
 def rows(n: int = 23, classes: int = 3) -> Supervised:
     g = torch.Generator().manual_seed(1)
     return Supervised(torch.randn(40, 7, generator=g), torch.randint(classes, (40,), generator=g), torch.arange(n) + 5)
@@ -62,6 +70,14 @@ def pictures(n: int = 23) -> Supervised:
     return Supervised(
         inputs, torch.randint(4, (40,), generator=g), torch.arange(n), mean=(0.1, 0.2, 0.3), std=(1, 2, 3)
     )
+
+
+def texts(n: int = 23) -> Supervised:  # of 0 to 9 words, some of them twice
+    g = torch.Generator().manual_seed(4)
+    words, length = torch.randint(1, 30, (40, 9), generator=g), torch.randint(10, (40, 1), generator=g)
+    words = torch.where(torch.arange(9) < length, words, 0)
+    assert (length == 0).any()
+    return Supervised(words, torch.randint(3, (40,), generator=g), torch.arange(n) + 5)
 
 
 def made(module: nn.Module, std: float = 0.5) -> tuple[Slot, Chain, Params]:
@@ -90,7 +106,8 @@ TRAINERS = {
 
 @pytest.mark.parametrize("name", TRAINERS)
 @pytest.mark.parametrize(
-    ("module", "task"), [(deep, rows), (logistic, rows), (of_pictures, pictures), (products, rows)]
+    ("module", "task"),
+    [(deep, rows), (logistic, rows), (of_pictures, pictures), (products, rows), (of_texts, texts), (in_a_row, texts)],
 )
 def test_a_client_trained_in_c_is_the_client_trained_in_torch(name: str, module: Any, task: Any, levels: Any) -> None:
     (slot, known, x), own = made(module(), 0.3 if module is products else 0.5), task()
@@ -138,8 +155,9 @@ def test_layers_of_products_are_trained_in_c_unless_more_is_done_to_their_weight
 
 
 @pytest.mark.parametrize("what", ["offset", "anchor", "mask", "shift", "memory"])
-def test_what_a_request_asks_for_besides_is_done_in_c_too(what: str, levels: Any) -> None:
-    (slot, known, x), own = made(deep()), rows()
+@pytest.mark.parametrize(("module", "task"), [(deep, rows), (of_texts, texts)])
+def test_what_a_request_asks_for_besides_is_done_in_c_too(what: str, module: Any, task: Any, levels: Any) -> None:
+    (slot, known, x), own = made(module()), task()
     asked = (some(x, 4).flat > 0).float() if what == "mask" else some(x, 4).flat
     given = Memory((Params(x.layout, asked),), 0) if what == "memory" else Params(x.layout, asked)
     request = Local(x, TRAINERS["bent"])._replace(**{what: given})
@@ -179,6 +197,23 @@ def test_indices_are_read_as_torch_reads_them(levels: Any) -> None:
         train_chains(known, [replace(own, indices=torch.tensor([0, 40]))], [Local(x, trainer)], [KEY])
 
 
+@pytest.mark.parametrize("word", [-1, 30])
+def test_a_word_that_the_model_does_not_have_is_refused(word: int, levels: Any) -> None:
+    _, known, x = made(of_texts())
+    own = texts()
+    own.inputs[7, 8] = word
+    with pytest.raises(IndexError, match="a word that is not one of the model's 30, 0 and up"):
+        train_chains(known, [own], [Local(x, LocalSGD(0.2, batch=4))], [KEY])
+
+
+def test_a_step_moves_the_words_of_its_texts_alone(levels: Any) -> None:
+    _, known, x = made(of_texts())
+    own = replace(texts(), indices=torch.tensor([10, 11]))
+    found = train_chains(known, [own], [Local(x, LocalSGD(0.2, batch=1))], [KEY])[0].x
+    moved = (found["words.weight"] != x["words.weight"]).any(1).nonzero().view(-1).tolist()
+    assert moved == sorted(set(own.inputs[own.indices].view(-1).tolist()) - {0}) != []
+
+
 def test_a_client_whose_training_diverges_is_named(levels: Any) -> None:
     slot, _, x = made(logistic())
     own = replace(rows(), inputs=rows().inputs * 1e30)
@@ -212,6 +247,12 @@ def frozen() -> nn.Module:
 def unbiased() -> nn.Module:
     module = nn.Linear(4, 4)
     module.bias.requires_grad_(False)
+    return module
+
+
+def with_words(change: Callable[[nn.Module], None]) -> nn.Module:
+    module = tw.models.fasttext(vocabulary=9, classes=4)
+    change(module)
     return module
 
 
@@ -250,6 +291,14 @@ class Beside(nn.Sequential):
         hooked_behind(),
         frozen(),
         unbiased(),
+        with_words(lambda m: setattr(m.words, "max_norm", 1.0)),
+        with_words(lambda m: setattr(m.words, "padding_idx", None)),
+        with_words(lambda m: setattr(m.words, "scale_grad_by_freq", True)),
+        with_words(lambda m: m.words.requires_grad_(False)),
+        with_words(lambda m: setattr(m, "dense", nn.Sequential(nn.Linear(16, 4), nn.ReLU()))),
+        nn.Sequential(nn.Flatten(), tw.models.fasttext(9, 4)),
+        nn.Sequential(tw.models.fasttext(9, 4), tw.models.fasttext(9, 4)),
+        nn.Embedding(9, 4),
     ],
     ids=lambda module: type(module).__name__,
 )
@@ -272,6 +321,14 @@ def test_no_other_task_is_taken(levels: Any) -> None:
     assert not known.takes(replace(own, inputs=own.inputs[:, :6]))
     assert not known.takes(replace(own, inputs=own.inputs[:, None]))  # a sequence, and nothing that flattens it
     assert not known.takes(replace(own, loss_of=lambda outputs, targets: outputs.sum(1)))
+    assert not known.takes(texts())
+    _, reads, _ = made(of_texts())
+    own = texts()
+    assert reads.takes(own)
+    assert not reads.takes(rows())
+    assert not reads.takes(replace(own, inputs=own.inputs.int()))
+    assert not reads.takes(replace(own, inputs=own.inputs[:, None]))
+    assert not reads.takes(replace(own, inputs=own.inputs[:, :6]))  # with gaps between texts
 
 
 def test_without_the_compiled_loops_there_is_no_chain(levels: Any) -> None:

@@ -162,8 +162,8 @@ class Pool:
     def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
         """One by one or together: by a rule from model and sizes, the same every time, or by timing a few steps.
 
-        Together is taken for clients that can be trained as one, of a small model of linear layers alone; where
-        it is measured, for any that it makes faster by a clear margin.
+        Together is taken for clients that can be trained as one, of a small model of linear layers alone or of
+        fastText in C; where it is measured, for any that it makes faster by a clear margin.
         """
         work, everyone = self.work, len(jobs)
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
@@ -177,7 +177,7 @@ class Pool:
             if not requests or not batchable(slot, tasks, requests):
                 return "each"
             in_c = chained(slot, tasks[0])
-            if not measured and not _small(slot):
+            if not measured and not (_small(slot) or (in_c is not None and in_c.texts)):
                 return "each"
             steps = sum(r.trainer.num_steps(len(task)) for r, task in zip(requests, tasks, strict=True))
             if not measured and not in_c and steps * everyone < WORTH * len(rounds):

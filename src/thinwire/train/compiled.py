@@ -1,5 +1,6 @@
-"""Small models of linear layers trained in C, one client after the other: each stays in the processor's cache.
+"""Small models of linear layers, and fastText, trained in C, one client after the other.
 
+A small model stays in the processor's cache, and of a vocabulary a step touches the words of its texts alone.
 What torch spends on such a client is overhead (its steps taken singly) or memory traffic (many
 models side by side); the arithmetic is the smallest part. The loops are ``tw_chains`` in
 ``kernels/native``; the numbers are those of :mod:`thinwire.train.one` to rounding.
@@ -18,6 +19,7 @@ from ..algorithms.fedpara import factors
 from ..kernels import native
 from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
+from ..models.fasttext import FILL, FastText
 from ..params import Layout, Params
 from ..task import Supervised, cross_entropy
 from .one import order
@@ -45,17 +47,31 @@ class Layer(NamedTuple):
         return weights + (self.outputs if self.bias >= 0 else 0)
 
 
+class Words(ctypes.Structure):
+    """A vocabulary whose words' vectors are rows of the model; of 0 words where examples are rows of numbers."""
+
+    _fields_ = (("place", ctypes.c_int64), ("vocabulary", ctypes.c_int64))
+
+
 class Chain(NamedTuple):
     """The layers of a model as C takes them, :class:`Layer` by layer."""
 
     layers: list[Layer]
     flattens: bool  # whether it begins by making rows of its inputs
+    words: Words  # whose mean is what the first layer takes
+
+    @property
+    def texts(self) -> bool:
+        """Whether examples are ids of words. A step then costs the same, however large the model is."""
+        return bool(self.words.vocabulary)
 
     def takes(self, task: Supervised) -> bool:
-        """Whether the loops know this task: rows of floats or pictures, classes, cross-entropy."""
+        """Whether the loops know this task: rows of floats, pictures or texts, classes, cross-entropy."""
         x, y, shape = task.inputs, task.targets, task.inputs.shape
         rows = shape[1:].numel() == self.layers[0].inputs and (x.ndim == 2 or self.flattens)
         known = x.dtype == torch.float32 or (x.dtype == torch.uint8 and x.ndim == 4)
+        if self.texts:
+            rows, known = x.ndim == 2, x.dtype == torch.int64
         there = all(t.device.type == "cpu" and t.is_contiguous() and len(t) for t in (x, y))
         if not (rows and known and there and y.dtype == torch.int64 and y.ndim == 1 and task.loss_of is cross_entropy):
             return False
@@ -76,11 +92,16 @@ class Examples(ctypes.Structure):
         ("table", ctypes.c_void_p),
         ("plane", ctypes.c_int64),
         ("targets", ctypes.c_void_p),
+        ("words", ctypes.c_void_p),
+        ("length", ctypes.c_int64),
     )
 
     def __init__(self, task: Supervised) -> None:
         x = task.inputs
         self.targets, self.held = task.targets.data_ptr(), [x, task.targets]
+        if x.dtype == torch.int64:
+            self.words, self.length = x.data_ptr(), x.shape[1]
+            return
         if x.dtype == torch.float32:
             self.floats = x.data_ptr()
             return
@@ -101,13 +122,19 @@ class _Client(ctypes.Structure):
 
 
 def chain(module: nn.Module, layout: Layout) -> Chain | None:
-    """The module as a chain of linear layers, if it is one and the loops were compiled; else None."""
+    """The module as a chain of linear layers, or fastText, if it is one and the loops were compiled; else None."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
     if native.library() is None or hooked:
         return None
     layers: list[Layer] = []
-    flattens = False
+    flattens, words, own = False, Words(), 0
     for name, stage in _stages(module):
+        if type(stage) is FastText and not layers and not flattens:
+            table = layout.spans.get(f"{name}words.weight")
+            if table is None or not _plain(stage.words):
+                return None
+            words, own = Words(table[0], stage.words.num_embeddings), table[1]
+            name, stage = f"{name}dense.", stage.dense
         if isinstance(stage, nn.Linear):
             layer = _layer(name, stage, layout)
             if layer is None:
@@ -119,10 +146,17 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
             flattens = True
         else:
             return None
-    own = sum(size for _, size, _ in layout.spans.values())
-    if not layers or own != sum(layer.size for layer in layers):
+    whole = sum(size for _, size, _ in layout.spans.values())
+    if not layers or whole != own + sum(layer.size for layer in layers):
         return None
-    return Chain(layers, flattens)
+    return Chain(layers, flattens, words)
+
+
+def _plain(words: nn.Module) -> bool:
+    """Whether a table of words is looked up as fastText makes it."""
+    if type(words) is not nn.Embedding or words.padding_idx != FILL:
+        return False
+    return words.max_norm is None and not words.scale_grad_by_freq and not words.sparse
 
 
 def _layer(name: str, stage: nn.Linear, layout: Layout) -> Layer | None:
@@ -164,7 +198,11 @@ def train_chains(
         held.append((tensors, begun.steps + len(places)))
     layers = (ctypes.c_int64 * (len(Layer._fields) * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
     size, depth = requests[0].x.layout.size, len(chain.layers)
-    native.check(lib.tw_chains(clients, len(clients), size, layers, depth, ctypes.byref(examples)))
+    words = ctypes.byref(chain.words)
+    status = lib.tw_chains(clients, len(clients), size, words, layers, depth, ctypes.byref(examples))
+    if status == -2:
+        raise IndexError(f"a text has a word that is not one of the model's {chain.words.vocabulary}, 0 and up")
+    native.check(status)
     found = []
     for client, request, key, (tensors, taken) in zip(clients, requests, keys, held, strict=True):
         w, _, places, *_, velocity = tensors

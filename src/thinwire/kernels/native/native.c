@@ -1055,13 +1055,16 @@ static double cross_entropy(float *y, i64 gap, i64 rows, i64 classes, const i64 
 
 static i64 padded(i64 n) { return (n + 15) / 16 * 16; }
 
-/* The examples of all clients: rows of floats, or of bytes with the float that each byte of a plane stands for. */
+/* The examples of all clients: rows of floats, or of bytes with the float that each byte of a plane stands for, or texts,
+ * words[example][length], 0 where there is no word. */
 typedef struct {
     const float *floats;
     const u8 *bytes;
     const float *table; /* [planes, 256] */
     i64 plane;          /* bytes of a plane */
     const i64 *targets;
+    const i64 *words;
+    i64 length;
 } Examples;
 
 static void example(const Examples *e, i64 at, i64 in, float *row) {
@@ -1075,6 +1078,32 @@ static void example(const Examples *e, i64 at, i64 in, float *row) {
         for (i64 i = start; i < start + e->plane; i++) row[i] = table[bytes[i]];
 }
 
+/* The words of a vocabulary as rows of the model, from `place` on; a vocabulary of 0: examples are rows themselves. */
+typedef struct { i64 place, vocabulary; } Words;
+
+/* The mean of a text's words. How many there are, 1 where none is; 0 where one is not in the vocabulary. Id 0 adds its
+ * row and is not counted, as in models/fasttext.py. */
+static i64 mean_word(const float *table, i64 vocabulary, i64 in, const i64 *words, i64 length, float *row) {
+    i64 count = 0;
+    memset(row, 0, (size_t)in * 4);
+    for (i64 j = 0; j < length; j++) {
+        if (words[j] < 0 || words[j] >= vocabulary) return 0;
+        const float *word = table + words[j] * in;
+        for (i64 i = 0; i < in; i++) row[i] += word[i];
+        count += words[j] != 0;
+    }
+    count = count ? count : 1;
+    for (i64 i = 0; i < in; i++) row[i] /= (float)count;
+    return count;
+}
+
+/* Adds what a text's words owe to their rows; id 0 owes nothing. */
+static void words_owe(float *table, float by, i64 in, const i64 *words, i64 length, const float *dy) {
+    for (i64 j = 0; j < length; j++)
+        if (words[j])
+            for (i64 i = 0; i < in; i++) table[words[j] * in + i] += by * dy[i];
+}
+
 /* A client: its model w is trained in place. Step s sees its examples places[s][..], -1 where there are no more; `own`
  * says where those lie, null: in that order. The sum of the losses is written to `loss`. */
 typedef struct {
@@ -1085,12 +1114,12 @@ typedef struct {
     double loss;
 } Client;
 
-static int chain(Client *client, i64 n, const Linear *layers, int depth, const Examples *examples) {
+static int chain(Client *client, i64 n, const Words *words, const Linear *layers, int depth, const Examples *examples) {
     float *w = client->w;
     const i64 *own = client->own, *places = client->places;
     i64 steps = client->steps, size = client->size;
     const Bend *bend = &client->bend;
-    i64 rows = (size + 4) / 5 * 5, floats = rows * padded(layers[0].in);
+    i64 rows = (size + 4) / 5 * 5, floats = (words->vocabulary ? 2 : 1) * rows * padded(layers[0].in);
     int products = 0;
     for (int l = 0; l < depth; l++) {
         const Linear *it = layers + l;
@@ -1099,13 +1128,14 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
     }
     int plain = !products && bend->decay == 0 && !bend->anchor && !bend->offset && !bend->velocity && !bend->mask && !bend->part;
     float *room = calloc((size_t)(floats + (plain ? 0 : n)), 4), **values = malloc(2 * (size_t)(depth + 1) * sizeof *values);
-    i64 *labels = malloc((size_t)size * sizeof *labels);
+    i64 *labels = malloc(3 * (size_t)size * sizeof *labels), *texts = labels + size, *counts = labels + 2 * size;
     Product *made = malloc((size_t)depth * sizeof *made);
     int bad = !room || !values || !labels || !made;
     double total = 0;
     if (!bad) {
         float **back = values + depth + 1, *free_ = room, *g = plain ? w : room + floats;
         values[0] = free_, free_ += rows * padded(layers[0].in);
+        back[0] = free_, free_ += words->vocabulary ? rows * padded(layers[0].in) : 0;
         for (int l = 0; l < depth; l++) {
             values[l + 1] = free_, free_ += rows * padded(layers[l].out);
             back[l + 1] = free_, free_ += rows * padded(layers[l].out);
@@ -1120,10 +1150,18 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
         for (i64 s = 0; s < steps; s++, places += size) {
             i64 in = layers[0].in, wide = padded(in), seen = 0;
             for (; seen < size && places[seen] >= 0; seen++) {
-                i64 at = own ? own[places[seen]] : places[seen];
-                example(examples, at, in, values[0] + seen * wide);
+                i64 at = own ? own[places[seen]] : places[seen], length = examples->length;
+                float *row = values[0] + seen * wide;
                 labels[seen] = examples->targets[at];
+                if (!words->vocabulary) {
+                    example(examples, at, in, row);
+                    continue;
+                }
+                texts[seen] = at * length;
+                counts[seen] = mean_word(w + words->place, words->vocabulary, in, examples->words + texts[seen], length, row);
+                if (!counts[seen]) bad = 2;
             }
+            if (bad) break;
             memset(values[0] + seen * wide, 0, (size_t)((rows - seen) * wide) * 4);
             for (int l = 0; l < depth; l++) {
                 const Linear *it = layers + l;
@@ -1151,7 +1189,7 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
                 for (i64 b = 0; b < seen; b++) slopes(values[l + 1] + b * out_gap, dy + b * out_gap, it->out, it->after);
                 const Product *m = it->rank ? made + l : 0;
                 const float *weights = m ? m->weights : w + it->weight;
-                if (l) CALL(linear_inputs, dy, out_gap, rows, weights, it->in, it->out, back[l], gap);
+                if (l || words->vocabulary) CALL(linear_inputs, dy, out_gap, rows, weights, it->in, it->out, back[l], gap);
                 if (m) memset(m->slopes, 0, (size_t)(it->out * it->in) * 4);
                 CALL(linear_weights, values[l], gap, rows, dy, out_gap, by, it->in, it->out, m ? m->slopes : g + it->weight);
                 if (m) {
@@ -1164,6 +1202,8 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
                     for (i64 b = 0; b < seen; b++)
                         for (i64 o = 0; o < it->out; o++) g[it->bias + o] += by * dy[b * out_gap + o];
             }
+            for (i64 b = 0; words->vocabulary && b < seen; b++)
+                words_owe(g + words->place, (plain ? -bend->lr : 1) / (float)counts[b], in, examples->words + texts[b], examples->length, back[0] + b * wide);
             if (!plain) CALL(bend, w, g, bend, n);
         }
     }
@@ -1172,10 +1212,12 @@ static int chain(Client *client, i64 n, const Linear *layers, int depth, const E
     return bad;
 }
 
-/* SGD of many clients' models of n parameters. -1 where there is no memory. The caller has checked places, own and
- * targets. */
-int tw_chains(Client *clients, i64 num, i64 n, const Linear *layers, int depth, const Examples *examples) {
-    int bad = 0;
-    for (i64 i = 0; i < num; i++) bad |= chain(clients + i, n, layers, depth, examples);
-    return bad ? -1 : 0;
+/* SGD of many clients' models of n parameters. -1 where there is no memory, -2 where a text has a word that is not in the
+ * vocabulary. The caller has checked places, own and targets. */
+int tw_chains(Client *clients, i64 num, i64 n, const Words *words, const Linear *layers, int depth, const Examples *examples) {
+    for (i64 i = 0; i < num; i++) {
+        int bad = chain(clients + i, n, words, layers, depth, examples);
+        if (bad) return -bad;
+    }
+    return 0;
 }
