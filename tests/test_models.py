@@ -159,6 +159,9 @@ def test_a_transformer_of_texts_reads_words_in_their_order_and_no_filling() -> N
     turned = text.flip(1)
     with torch.no_grad():
         torch.testing.assert_close(model(filled), model(text))
+        beside = torch.cat([filled, torch.tensor([[2, 7, 1, 8, 2, 8, 1], [0] * 7])])  # a longer one, and one of no word
+        torch.testing.assert_close(model(beside)[:1], model(text))
+        torch.testing.assert_close(model(beside)[2], model.dense.bias)
         assert not torch.allclose(model(turned), model(text), atol=1e-3)
         assert not torch.allclose(model(text)[:, :1], model(torch.tensor([[3, 1, 4, 1, 6]]))[:, :1], atol=1e-3)
         torch.testing.assert_close(model(torch.zeros(1, 4, dtype=torch.int64))[0], model.dense.bias)
