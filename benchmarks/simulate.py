@@ -3,11 +3,12 @@
 J1  60,000 pictures of 28x28 over 100 clients, 10 a round, the FedAvg CNN (582,026 parameters), 1 epoch, batch 32
 J2  1,000 clients of 60 pictures, 100 a round, MLP 784-64-10, 1 epoch, batch 10
 J3  ResNet-20, 5 clients of 200 colour pictures, all a round, 1 epoch, batch 32
+J4  20 clients of 300 texts of 1 to 64 words, all a round, fastText of 20,002 words, 1 epoch, batch 16
 
-The bare loops do the same SGD steps with no federation but the averaging, as fast as plain PyTorch allows: J1 and J3 in
-two threads of one torch thread each, channels last; J2 in one thread. Rounds of both are taken in turn and compared in
-pairs; the figures are medians. Pictures are random: the time does not depend on them. On a GPU (--device cuda) the bare
-loops are one thread, and all pictures are on the device.
+The bare loops do the same SGD steps with no federation but the averaging, as fast as plain PyTorch allows: J1, J3 and
+J4 in two threads of one torch thread each, pictures channels last; J2 in one thread. Rounds of both are taken in turn
+and compared in pairs; the figures are medians. Pictures and texts are random: the time does not depend on them. On a
+GPU (--device cuda) the bare loops are one thread, and all examples are on the device.
 
     python benchmarks/simulate.py [--rounds 7] [--only J2] [--device cuda] [--json] [--into FILE]
 """
@@ -29,15 +30,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+JOBS = ["J1", "J2", "J3", "J4"]
 LR = 0.01
+WORDS = 20_002
 
 
 class Job:
-    """One workload: the pictures, who has them, the model, and how it is trained."""
+    """One workload: the pictures or the texts, who has them, the model, and how it is trained."""
 
     def __init__(self, shape: tuple[int, ...], clients: int, each: int, sample: int, batch: int, workers: int) -> None:
         g = torch.Generator().manual_seed(0)
         self.inputs = torch.randint(256, (clients * each, *shape), generator=g, dtype=torch.uint8)
+        if len(shape) == 1:
+            words = torch.randint(1, WORDS, self.inputs.shape, generator=g)
+            self.inputs = words * (torch.arange(shape[0]) <= self.inputs[:, :1] % shape[0])
         self.targets = torch.randint(10, (clients * each,), generator=g)
         self.clients, self.each, self.sample, self.batch, self.workers = clients, each, sample, batch, workers
 
@@ -50,16 +56,17 @@ def job(name: str, tiny: bool = False) -> tuple[Job, Callable[[], nn.Module]]:
         return Job((1, 28, 28), *((3, 40, 3) if tiny else (100, 600, 10)), 32, 2), lambda: models.fedavg_cnn()
     if name == "J2":
         return Job((1, 28, 28), *((4, 20, 4) if tiny else (1000, 60, 100)), 10, 1), lambda: models.mlp()
+    if name == "J4":
+        return Job((64,), *((2, 8, 2) if tiny else (20, 300, 20)), 16, 2), lambda: models.fasttext(WORDS, 10)
     return Job((3, 32, 32), *((2, 8, 2) if tiny else (5, 200, 5)), 32, 2), lambda: models.resnet20()
 
 
 def simulation(job: Job, make: Callable[[], nn.Module], device: str = "cpu", workers: int | None = None):
     import thinwire as tw
 
-    tasks = [
-        tw.Supervised(job.inputs, job.targets, torch.arange(k * job.each, (k + 1) * job.each), mean=(0.3,), std=(0.3,))
-        for k in range(job.clients)
-    ]
+    parts = torch.arange(job.clients * job.each).split(job.each)
+    scale = {"mean": (0.3,), "std": (0.3,)} if job.inputs.ndim == 4 else {}
+    tasks = [tw.Supervised(job.inputs, job.targets, part, **scale) for part in parts]
     method = tw.FedAvg(tw.LocalSGD(LR, batch=job.batch))
     return tw.Simulation(method, make, tasks, sample=job.sample, device=device, workers=workers)
 
@@ -69,7 +76,8 @@ class Bare:
 
     def __init__(self, job: Job, make: Callable[[], nn.Module], device: str = "cpu") -> None:
         self.job, self.device = job, device
-        self.inputs = (((job.inputs.float() / 255) - 0.3) / 0.3).to(device)
+        pictures = job.inputs.ndim == 4
+        self.inputs = ((((job.inputs.float() / 255) - 0.3) / 0.3) if pictures else job.inputs).to(device)
         self.targets = job.targets.to(device)
         self.last = job.inputs.ndim == 4 and job.workers > 1
         self.models = [make().to(device) for _ in range(job.workers if device == "cpu" else 1)]
@@ -190,7 +198,7 @@ def process(name: str, rounds: int, device: str, tiny: bool = False) -> tuple[fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds timed of each job")
-    parser.add_argument("--only", choices=["J1", "J2", "J3"], action="append")
+    parser.add_argument("--only", choices=JOBS, action="append")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="the smallest size: that it runs, not how fast")
@@ -201,13 +209,13 @@ def main() -> None:
 
     def whole(name: str) -> dict[str, float]:
         seconds, peak = process(name, 2 if name == "J1" else 1, chosen.device, chosen.tiny)
-        pairs = chosen.rounds * (3 if name == "J2" else 1)
+        pairs = chosen.rounds * (3 if name in ("J2", "J4") else 1)
         found = {**measure(name, pairs, chosen.device, chosen.tiny), "peak_mb": round(peak)}
         found["first_round_seconds"] = round(seconds, 2)  # import, set-up and first round (J1: two) as a process
         return found
 
     found = {}
-    for name in chosen.only or ["J1", "J2", "J3"]:
+    for name in chosen.only or JOBS:
         key = {"benchmark": "simulate", "job": name, "device": chosen.device, "rounds": chosen.rounds}
         key |= {"tiny": True} if chosen.tiny else {}
         found[name] = record.measured(chosen.into, key, lambda name=name: whole(name), "numpy")

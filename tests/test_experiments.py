@@ -318,9 +318,10 @@ def test_the_authors_accounting_of_look_back_counts_what_is_not_sent(residual: s
 @pytest.mark.deployment
 def test_simulating_is_measured_beside_a_bare_loop(tmp_path: Path) -> None:
     into = tmp_path / "simulate.jsonl"
-    shown = run("simulate.py", "--tiny", "--rounds", 1, "--only", "J2", "--json", "--into", into, folder="benchmarks")
+    jobs = ["--only", "J2", "--only", "J4"]
+    shown = run("simulate.py", "--tiny", "--rounds", 1, *jobs, "--json", "--into", into, folder="benchmarks")
     found = json.loads(shown.splitlines()[-1])
-    assert list(found) == ["J2"]
+    assert list(found) == ["J2", "J4"]
     for line in written(into):
         assert line == found[line["job"]]
         assert line["ratio"] > 0
