@@ -107,7 +107,7 @@ def arm(name: str, row: str, method: Make, split: str = "Dirichlet(0.1)", **fiel
 
 def news(row: str, method: Make, name: str = "AG News", **fields: Any) -> units.Federated:
     given = {"data": "ag_news", "model": "fasttext", "examples": 8000, "test": 0.25, "split": "Dirichlet(1.0)"}
-    return arm(name, row, method, **{**given, "minutes": 2.0, **fields})
+    return arm(name, row, method, **{**given, "minutes": 0.6, **fields})
 
 
 def moon(rate: float, rounds: int) -> tw.Algorithm:
@@ -169,9 +169,9 @@ def arms() -> list[units.Arm]:
     streaming2 = arm("Dirichlet(.1)", "FedAvg+FLSS", flss, paper=86.25, **pictures)
     signed = arm("Dirichlet(.1)", "Sign+EF", signs, paper=80.79, **pictures, **one)
     ablation = partial(news, name="ablations", follows=streaming, **one)
-    few: dict[str, Any] = {"sample": 10, "minutes": 1.0, **one}
+    few: dict[str, Any] = {"sample": 10, "minutes": 0.3, **one}
     many: dict[str, Any] = {"clients": 50, **one}
-    long: dict[str, Any] = {"minutes": 5.0, "examples": 4000, **one}
+    long: dict[str, Any] = {"minutes": 1.5, "examples": 4000, **one}
     two = "pathological", "Pathological(2)"
     return [
         dense,

@@ -99,7 +99,7 @@ def arms() -> list[units.Arm]:
         "problem": sentences,
         "rounds": 300,
         "sample": 10,
-        "minutes": 1.8,
+        "minutes": 0.25,
     }
     plain = units.Federated(row="FedAvg", method=fedavg, rates=[0.3, 1.0, 3.0], tuning=0.3, **texts)
     found: list[units.Arm] = [plain, *subspaces(texts, DIMS, 1.0)]
