@@ -801,6 +801,8 @@ def test_a_verdict_follows_from_the_difference_its_standard_error_and_the_bytes(
     assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.5) == "appears"  # within 1.1 + .5
     assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.6) == "appears"  # four fifths of half are saved
     assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.62) == "in kind"
+    assert said(-1.1, [0.5, 0.5, 0.5], 0.5, 0.75) == "in kind"  # half of it
+    assert said(-1.1, [0.5, 0.5, 0.5], 0.5, 0.76) == "does not appear"
     assert said(-1.1, [-2.5, -2.5, -2.5], 0.5, 0.5) == "in kind"  # within 1.65 + 1
     assert said(-1.1, [-2.7, -2.7, -2.7], 0.5, 0.5) == "does not appear"
     assert said(-0.01, [-3.0, 1.0, 1.2]) == "appears"  # .27 behind, with a standard error of 1.37

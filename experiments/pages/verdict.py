@@ -16,7 +16,7 @@ from . import ROOT, Line, of_last_rate, personal, pipelined, read
 
 UNTRIED = "not tried yet fairly"
 LEAST = 0.5  # points: a difference is no smaller
-SAVED = 0.8  # of what the paper saves
+SAVED, IN_KIND = 0.8, 0.5  # of what the paper saves
 CHANCE = 20.0  # percent: twice as much as guessing among ten classes reaches
 Row = tuple[str, str]  # setting, row
 
@@ -128,13 +128,14 @@ def verdict(claim: Claim, found: Iterable[float] | None = None, sent: float | No
         return counted("appears" if lost == len(each) else "in kind" if lost else "does not appear", len(each))
     ahead, error = statistics.mean(each), statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     kept, gap = share(claim) if sent is None else sent, allowed(claim)
-    enough = not claim.saved or (kept is not None and 1 - kept >= SAVED * claim.saved)
+    saved = 1.0 if not claim.saved else 0.0 if kept is None else (1 - kept) / claim.saved
     if gap is None or gap > 0:
         strong = ahead > max(LEAST, 2 * error) and ahead >= (gap or 0.0) / 2
         weak = ahead > error
     else:
         strong, weak = ahead >= gap - max(LEAST, error), ahead >= 1.5 * gap - 1.0
-    return counted("appears" if strong and enough else "in kind" if weak else "does not appear", len(each))
+    appears, in_kind = strong and saved >= SAVED, (strong or weak) and saved >= IN_KIND
+    return counted("appears" if appears else "in kind" if in_kind else "does not appear", len(each))
 
 
 def failed(claim: Claim) -> list[int]:
