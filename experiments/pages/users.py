@@ -31,7 +31,7 @@ def simulate() -> list[str]:
         "python benchmarks/simulate.py --rounds 5 --into benchmarks/results/simulate.jsonl",
     )
     rows = []
-    for line in results.lines:
+    for line in sorted(results.lines, key=lambda line: (where(line), line["job"])):
         times = [f"{line[name]:.3f} s" for name in ("bare_seconds", "seconds")]
         first = f"{line['first_round_seconds']:.1f} s"
         rows.append([where(line), line["job"], *times, f"{line['ratio']:.2f}", first, f"{line['peak_mb']:,} MB"])
