@@ -23,6 +23,7 @@ from processes import Process, called
 from thinwire import FedAvg, Key, LocalSGD, Network, Simulation, Supervised
 from thinwire.data import Crop, Flip
 from thinwire.errors import NonFinite, RunError
+from thinwire.kernels import native
 from thinwire.run.folder import locked
 from thinwire.run.stream import SLACK, Parcel, catch_up
 from thinwire.task import as_task
@@ -551,6 +552,17 @@ def test_the_plan_is_a_matter_of_model_and_sizes_and_no_clock_is_read(monkeypatc
     with run.pool:
         run.step()
     assert run.plan == plan
+
+
+@pytest.mark.parametrize(("vocabulary", "plan"), [(9, "together"), (62_500, "each")])  # 16 a word, and 51 parameters
+def test_texts_are_trained_as_one_in_c_unless_each_client_holds_a_large_model(vocabulary, plan) -> None:
+    g = torch.Generator().manual_seed(0)
+    words, labels = torch.randint(9, (12, 5), generator=g), torch.randint(3, (12,), generator=g)
+    tasks = [Supervised(words, labels, part) for part in torch.arange(12).split(3)]
+    run = Simulation(FedAvg(), lambda: tw.models.fasttext(vocabulary, 3), tasks, workers=1)
+    with run.pool:
+        run.step()
+    assert run.plan == (plan if native.library() is not None else "each")
 
 
 # -- augmentation ----------------------------------------------------------------------------

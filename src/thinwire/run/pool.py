@@ -70,6 +70,7 @@ Plan = Literal["each", "together"]
 # million .61 to 1.47, convolutions with 10 examples a batch .64 to 1.78 and with more always longer. On a GPU a
 # step of one small model is the launches of its kernels, whatever its layers are.
 SMALL = 500_000  # parameters, of linear layers alone
+SMALL_WORDS = 1_000_000  # of fastText in C: a step moves few of them, but each client of a job holds a model
 SMALL_GPU = 1_000_000  # parameters, of any layers
 WORTH = 200  # local steps a round, of all clients: below that torch.func's import costs more than is saved
 PROBE = 3  # steps timed of each, where it is measured
@@ -162,8 +163,8 @@ class Pool:
     def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
         """One by one or together: by a rule from model and sizes, the same every time, or by timing a few steps.
 
-        Together is taken for clients that can be trained as one, of a small model of linear layers alone or of
-        fastText in C; where it is measured, for any that it makes faster by a clear margin.
+        Together is taken for clients that can be trained as one, of a small model of linear layers alone or of a
+        small fastText in C; where it is measured, for any that it makes faster by a clear margin.
         """
         work, everyone = self.work, len(jobs)
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
@@ -177,7 +178,8 @@ class Pool:
             if not requests or not batchable(slot, tasks, requests):
                 return "each"
             in_c = chained(slot, tasks[0])
-            if not measured and not (_small(slot) or (in_c is not None and in_c.texts)):
+            few = in_c is not None and in_c.texts and slot.layout.size <= SMALL_WORDS
+            if not measured and not (_small(slot) or few):
                 return "each"
             steps = sum(r.trainer.num_steps(len(task)) for r, task in zip(requests, tasks, strict=True))
             if not measured and not in_c and steps * everyone < WORTH * len(rounds):

@@ -62,7 +62,7 @@ class Chain(NamedTuple):
 
     @property
     def texts(self) -> bool:
-        """Whether examples are ids of words. A step then costs the same, however large the model is."""
+        """Whether examples are ids of words. A step of plain SGD then costs the same, however large the model is."""
         return bool(self.words.vocabulary)
 
     def takes(self, task: Supervised) -> bool:
