@@ -761,13 +761,13 @@ def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
     without = [*(f"top-k {k} %" for k in ("10", "1", "0.1")), *low]
     pairs = {row: (beneath(f"LBGM over {row}"), beneath(row)) for row in [*without, "signs"]}
     assert all(0.35 <= saved(*pairs[row]) <= 0.65 for row in without)
-    assert sum(ahead(*pair) < 0 for pair in pairs.values()) <= 1  # nearly all are higher with it
+    assert sum(ahead(*pair) < 0 for pair in pairs.values()) < len(pairs) / 2  # most are no lower with it
     for name, row in (("CIFAR-10", "delta 0.2"), ("half sampled", "delta .2"), ("half sampled, iid", "delta .2")):
         assert 0.3 <= saved((name, row), (name, "dense")) <= 0.5
         assert -1 < ahead((name, row), (name, "dense")) <= 0
     assert saved(("CIFAR-10", "delta 0.05"), ("CIFAR-10", "dense")) < 0.55 / 2
     assert saved(("CIFAR-10", "delta 0.01"), ("CIFAR-10", "dense")) < 0.22 / 2
-    for share, least, most in (("10", 0.2, 0.3), ("1", -0.02, 0.02), ("0.1", -0.02, 0.02)):
+    for share, least, most in (("10", 0.25, 0.35), ("1", -0.02, 0.02), ("0.1", -0.02, 0.02)):
         row = f"top-k {share} %, error feedback"
         assert least < saved(beneath(f"LBGM over {row}"), beneath(row)) < most
     signs, alone = (
