@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import thinwire as tw
 from thinwire.key import Key
+from thinwire.links.base import Wrapper
 from thinwire.links.lbgm import multiplier
 from thinwire.links.sparse import kept
 from thinwire.params import Layout, Params
@@ -56,23 +57,11 @@ class BilledTopK(tw.Link):
 
 
 @dataclass(frozen=True)
-class BilledLBGM(tw.Link):
+class BilledLBGM(Wrapper):
     """The residual is what LBGM leaves out, by ``ErrorFeedback(BilledLBGM())``."""
 
     inner: tw.LBGM = tw.LBGM(tw.Dense(), 0.2)
     share: float = 0.1
-
-    memory = True
-    contraction = True
-
-    def open(self, like: Params) -> tuple[State, State]:
-        return self.inner.open(like)
-
-    def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        return self.inner.send(x, tx, key)
-
-    def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        return self.inner.recv(packet, layout, rx, key)
 
     def floats(self, packet: Packet) -> float:
         return billed(packet, self.share)

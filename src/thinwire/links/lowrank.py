@@ -15,7 +15,7 @@ from ..wire import Packet
 from .base import Codec, finite, vector
 
 SPARE = 8  # columns of :func:`leading` beyond those that are asked for
-STEPS = 10  # of it: on one core these take as long as the eigenvectors of 500 by 800 entries
+STEPS = 10  # of it, before all eigenvectors are computed instead
 
 
 @dataclass(frozen=True)

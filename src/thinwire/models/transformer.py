@@ -38,7 +38,7 @@ def text_transformer(
 class TextTransformer(nn.Module):
     """An embedding, positions without parameters, ``depth`` blocks, a norm and a dense layer.
 
-    Texts are read as far as the longest of them goes: what fills them up further takes no time.
+    On a CPU texts are read as far as the longest of them goes: what fills them up further takes no time.
     """
 
     def __init__(self, vocabulary: int, classes: int, width: int, depth: int, heads: int, dropout: float) -> None:
@@ -52,8 +52,9 @@ class TextTransformer(nn.Module):
         nn.init.zeros_(self.words.weight[_FILL].detach())
 
     def forward(self, words: Tensor) -> Tensor:
-        longest = (words != _FILL).any(dim=0).nonzero()  # places where any text has a word
-        words = words[:, : int(longest[-1]) + 1 if len(longest) else 1]
+        if words.device.type == "cpu":  # a GPU would wait for the length, and models side by side have none in common
+            longest = (words != _FILL).any(dim=0).nonzero()  # places where any text has a word
+            words = words[:, : int(longest[-1]) + 1 if len(longest) else 1]
         there = words != _FILL  # [n, length]
         read = there | ~there.any(dim=1, keepdim=True)  # attention to nothing would be no number
         x = self.words(words)
