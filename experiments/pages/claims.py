@@ -213,8 +213,7 @@ def _claims() -> list[Claim]:
     add("flss", words, text, ("AG News", "FedAvg+FLSS"), ("AG News", "FedAvg"), 6.22, saved=0.4)
     streaming = "AG News", "FedAvg+FLSS"
     for row, gap in (
-        ("FedProx, mu .01", 6.02), ("MOON, mu .01", 5.81), ("FedDC, alpha .5", 1.82), ("FedNTD, beta .001", 6.24),
-        ("FedGen", 5.37),
+        ("FedProx, mu .01", 6.02), ("MOON, mu .01", 5.81), ("FedNTD, beta .001", 6.24), ("FedGen", 5.37),
     ):  # fmt: skip
         add("flss", words, f"AG News: FLSS is {gap:.1f} points ahead of {row}", streaming, ("AG News", row), gap)
     for text, row in (
@@ -227,8 +226,9 @@ def _claims() -> list[Claim]:
     for name, gap in (("N = 20, M = 10", 2.94), ("N = 50, M = 50", 1.17), ("E = 5", 1.9)):
         text = f"AG News, {name}: FLSS is ahead of FedAvg (CIFAR-10: {gap:.1f} points)"
         add("flss", five if name == "E = 5" else words, text, (name, "FedAvg+FLSS"), (name, "FedAvg"), gap)
-    text = "AG News, the paper's rate of .01: FLSS is 6.2 points ahead of FedAvg"
-    add("flss", five, text, ("rate .01", "FedAvg+FLSS"), ("rate .01", "FedAvg"), 6.22, saved=0.4)
+    for row, gap in (("FedAvg", 6.22), ("FedDC, alpha .5", 1.82)):
+        text = f"AG News, the paper's rate of .01: FLSS is {gap:.1f} points ahead of {row}"
+        add("flss", five, text, ("rate .01", "FedAvg+FLSS"), ("rate .01", row), gap, saved=0.4)
 
     def fed_sm(file: str, row: str, other: str, gap: float | None, text: str, of: str = "reached") -> None:
         name, ours = SITES[file]
