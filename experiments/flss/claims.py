@@ -198,7 +198,7 @@ def arms() -> list[units.Arm]:
         ablation("L = R = 50", partial(flss, start=50)),
         ablation("R = 12", partial(flss, rank=12)),
         *(news(row, make, "N = 20, M = 10", follows=like, **few) for row, (make, like) in both.items()),
-        *(news(row, make, "N = 50, M = 50", follows=like, **many) for row, (make, like) in both.items()),
+        *(news(row, make, "N = 50, M = 50", **words, **many) for row, (make, _) in both.items()),
         news("FedAvg", five, "E = 5", **words, **long),
         news("FedAvg+FLSS", streamed, "E = 5", **words, **long),
         news("FedAvg", five, "rate .01", paper=75.13, rates=[0.01], **long),
