@@ -737,13 +737,65 @@ def test_what_the_page_of_experiments_says_of_table_2_is_in_the_results():
     assert f"D / 30 is {points((rows['uncompressed'] - rows['Intrinsic (static, D / 30)']) / 100)} points" in page
 
 
-def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
-    """On docs/claims/lbgm.md, docs/methods/lbgm.md, low-rank.md and sign.md; over the seeds that both rows have."""
-    page = said("docs/claims/lbgm.md")
+def trained(group):
+    """The runs of a group's claims, by setting and row, then by seed."""
     found = {}
-    for line in of_experiments("lbgm", "claims"):
+    for line in of_experiments(group, "claims"):
         if line["kind"] == "run":
             found.setdefault((line["setting"]["name"], line["row"]), {})[line["seed"]] = line
+    return found
+
+
+def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
+    page, found = said("docs/claims/flss.md"), trained("flss")
+    news = {row: lines for (name, row), lines in found.items() if name == "AG News"}
+    changed = {row: lines for (name, row), lines in found.items() if name == "ablations"}
+    dense, streaming = news["FedAvg"], news["FedAvg+FLSS"]
+
+    def ahead(lines, other):  # in points, by the seeds that both have
+        both = sorted(lines.keys() & other.keys())
+        return [100 * (lines[k]["accuracy_mean_of_last_5"] - other[k]["accuracy_mean_of_last_5"]) for k in both]
+
+    def share(lines, other, way):
+        return [lines[k][f"bytes_{way}"] / other[k][f"bytes_{way}"] for k in lines.keys() & other.keys()]
+
+    for name in ("AG News", "N = 20, M = 10", "N = 50, M = 50", "E = 5", "rate .01"):
+        pair = found[name, "FedAvg+FLSS"], found[name, "FedAvg"]
+        assert max(map(abs, ahead(*pair))) < 0.2, name
+        ways = ("up",) if name == "N = 20, M = 10" else ("up", "down")
+        assert all(x == pytest.approx(0.6, abs=0.005) for way in ways for x in share(*pair, way)), name
+    away = found["N = 20, M = 10", "FedAvg+FLSS"], found["N = 20, M = 10", "FedAvg"]
+    assert all(x == pytest.approx(1.2, abs=0.02) for x in share(*away, "down"))
+    fixed = changed.pop("fixed subspace")
+    behind = ahead(streaming, fixed)
+    assert f"{min(behind):.1f} to {max(behind):.1f}".replace("0.", ".") == ".3 to .7"
+    assert all(x == pytest.approx(1.2, abs=0.01) for way in ("up", "down") for x in share(streaming, fixed, way))
+    slow = [found["rate .01", row] for row in ("FedAvg", "FedAvg+FLSS", "FedDC, alpha .5")]
+    for lines in slow[:2]:
+        ended = 100 * statistics.mean(line["accuracy_mean_of_last_5"] for line in lines.values())
+        assert f"both end at {ended:.1f} %" in page
+    drifting = ahead(slow[2], slow[1])
+    assert f"FedDC is {min(drifting):.1f} to {max(drifting):.1f} points ahead".replace(" 0.", " .") in page
+    assert all(
+        max(map(abs, ahead(news[row], streaming))) < 0.2 for row in news if row.startswith(("FedP", "MO", "FedN"))
+    )
+    generated = ahead(news["FedGen"], streaming)
+    assert f"FedGen {min(generated):.1f} to {max(generated):.1f} points".replace("0.", ".") in page
+    assert len(changed) == 5
+    assert all(max(map(abs, ahead(lines, streaming))) < 0.2 for lines in changed.values())
+    assert share(changed["L = R = 50"], streaming, "up") == pytest.approx([0.5] * 3, abs=0.005)
+    lbgm, fetch, stc = (news[row] for row in news if row.startswith(("LBGM", "FetchSGD", "STC")))
+    assert all(min(ahead(lines, dense)) > -1.35 for lines in (lbgm, fetch, stc))
+    shares = share(lbgm, dense, "up")
+    assert f"LBGM sends {100 * min(shares):.0f} to {100 * max(shares):.0f} % up" in page
+    assert "FetchSGD {} MB up and {} MB down".format(*sent(*fetch.values())) in page
+    up, down = (statistics.mean(line[f"bytes_{way}"] for line in stc.values()) / 1e6 for way in ("up", "down"))
+    assert f"STC {up:.0f} MB up and {down:.0f} MB down" in page
+
+
+def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
+    """On docs/claims/lbgm.md, docs/methods/lbgm.md, low-rank.md and sign.md; over the seeds that both rows have."""
+    page, found = said("docs/claims/lbgm.md"), trained("lbgm")
 
     def mean(row, other, what):
         both = found[row].keys() & found[other].keys()
