@@ -25,10 +25,10 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -143,7 +143,8 @@ class Federated(Arm):
         options: dict[str, Any] = {"sample": self.sample, "seed": seed, "evaluate_every": every}
         options |= {"start": self.start, "device": device}
         options |= {"workers": 1, "checkpoint_every": 25, "out": folder, "resume": (folder / "run.json").exists()}
-        arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, _bytes)
+        measure = partial(_measured, each=seed != TUNING)
+        arguments = (self.method(rate, row["rounds"]), problem, row["rounds"], into, row, measure)
         try:
             return record.run(*arguments, **options)
         except RunError:  # checkpoints of other code
@@ -155,11 +156,16 @@ class Federated(Arm):
         return replace(self, rounds=3, sample=sample, seeds=(0,), tuning=0.3, small=True, **self.followed())
 
 
-def _bytes(result: tw.Result) -> Line:
-    """Of every round, up and down; of a method that serves an average, what that reaches; what Auto chose."""
+def _measured(result: tw.Result, each: bool = True) -> Line:
+    """The bytes of each round; of a method that serves an average, what that reaches; what Auto chose.
+
+    ``round_bytes`` has two lists, "up" and "down", of bytes and in how many rounds in a row they were sent. Trials of
+    rates are without it: files of results stay below 1 MB.
+    """
     served = [[r["round"], r["served_accuracy"]] for r in result.rounds if r.get("served_accuracy") is not None]
+    sent = {way: _repeated(r[f"{way}_bytes"] for r in result.rounds) for way in ("up", "down")}
     return {
-        "round_bytes": [[r["up_bytes"], r["down_bytes"]] for r in result.rounds],
+        **({"round_bytes": sent} if each else {}),
         **({"served": served} if served else {}),
         **({"chosen": result.chosen} if result.chosen else {}),
     }
@@ -265,6 +271,11 @@ class patient(Split):
             with contextlib.suppress(ValueError):
                 return self.split(labels, groups, num_clients, (seed + more) % 2**31)
         return self.split(labels, groups, num_clients, seed)
+
+
+def _repeated(values: Iterable[int]) -> list[tuple[int, int]]:
+    """Each value and how often it comes in a row."""
+    return [(value, len(list(same))) for value, same in groupby(values)]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -584,6 +584,11 @@ def test_committed_results_are_by_code_that_is_in_a_commit(path):
         assert line["command"].startswith(("python ", "pytest "))
 
 
+@pytest.mark.parametrize("path", sorted(map(str, RESULTS)))
+def test_a_file_of_results_is_below_1_mb(path):
+    assert (ROOT / path).stat().st_size < 1_000_000
+
+
 def written(path):
     return [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
 
