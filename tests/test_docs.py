@@ -680,22 +680,6 @@ def test_what_the_page_of_experiments_says_of_all_methods_is_in_the_results():
     assert f"{len(lines)} rows; one seed" in claims()
 
 
-def test_what_the_page_of_experiments_says_of_flss_is_in_the_results():
-    page = claims()
-    found = {(line["row"], line["beta"]): line for line in of_experiments("flss", "table1")}
-    costs = [found[row, b]["accuracy"] - found[f"{row}+FLSS", b]["accuracy"] for row, b in found if "FLSS" not in row]
-    assert f"it costs {points(min(costs))} to {points(max(costs))} points in every cell" in page
-    assert {line["data"] for line in found.values()} == {"fashion_mnist"}
-    assert all("decay=1.0" in line["expression"] for (row, _), line in found.items() if "FLSS" in row)
-    for line in found.values():
-        assert ("eeec0d27" if line["beta"] == 0.1 else "b2e47b73") in line["version"]
-        assert total(line) == pytest.approx(total(found[line["row"], 0.1]), rel=1e-3)
-    rows = {line["row"]: line for line in of_experiments("flss", "baselines")}
-    behind = [rows["FedAvg"]["accuracy"] - rows[name]["accuracy"] for name in ("Sign+EF", "STC", "FetchSGD")]
-    assert f"stay behind FedAvg, by {points(min(behind))} to {points(max(behind))} points" in page
-    assert round(total(rows["FedAvg"]) / total(rows["STC"])) == 36
-
-
 def test_what_the_page_of_experiments_says_of_intrinsic_compression_is_in_the_results():
     page = claims()
 

@@ -269,14 +269,6 @@ def test_every_method_and_link_is_a_row(tmp_path: Path) -> None:
     assert [line["row"] for line in written(tmp_path / "digits.jsonl")] == ["FedGen()", "FedAvg(up=Budget(2000))"]
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("table1", 4), ("ablations", 10), ("baselines", 8)])
-def test_flss_has_its_table_its_ablations_and_what_it_is_compared_with(kind: str, rows: int, tmp_path: Path) -> None:
-    arguments = ["--data", "digits", "--model", "mlp", "--examples", 400, "--rounds", 1, "--start", 4, "--rank", 2]
-    arguments += ["--epochs", 1, "--beta", 0.5, "--into", tmp_path]
-    run("flss/table1.py", *arguments, *([] if kind == "table1" else [f"--{kind}"]))
-    assert len(written(tmp_path / f"{kind}.jsonl")) >= rows
-
-
 def test_intrinsic_compression_has_the_bytes_of_both_directions_by_round(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--clients", 6, "--sample", 2, "--rounds", 1, "--dim", 50, "--rate", 0.3]
     shown = run("intrinsic/equal_bytes.py", *arguments, "--into", tmp_path)

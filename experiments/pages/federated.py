@@ -10,45 +10,6 @@ from .verdict import runs
 
 
 @table
-def flss_fashion_mnist() -> list[str]:
-    results = read(
-        "experiments/flss/results/table1.jsonl", "python experiments/flss/table1.py --rounds 40 --start 15 --rank 8"
-    )
-    rows = []
-    for name in ("FedAvg", "FedAvg+FLSS", "Sign+EF", "Sign+EF+FLSS"):
-        found = [results.of(data="fashion_mnist", row=name, beta=beta) for beta in (0.1, 0.5, 1.0)]
-        paper = ", ".join(f"{line['paper_accuracy']:.2f}" for line in found)
-        rows.append([name, *(percent(line["accuracy"]) for line in found), *sent(found[0]), paper])
-    return markdown(["Fashion-MNIST", "beta .1", ".5", "1", "MB up", "MB down", "paper: .1, .5, 1"], rows, (0, 6))
-
-
-COMPARED = {
-    "FedAvg": "FedAvg",
-    "FedProx": "FedProx, mu .01",
-    "SCAFFOLD": "SCAFFOLD",
-    "LBGM": "LBGM, delta .05",
-    "FedPAQ": "FedPAQ, 16 levels",
-    "Sign+EF": "Sign+EF",
-    "STC": "STC, 1/32, both ways",
-    "FetchSGD": "FetchSGD, a quarter of the floats up",
-}
-
-
-@table
-def flss_baselines() -> list[str]:
-    results = read(
-        "experiments/flss/results/baselines.jsonl",
-        "python experiments/flss/table1.py --baselines --rounds 25 --start 15 --rank 8 --examples 4000 --beta 0.1",
-    )
-    rows = []
-    for name in ("FedAvg", "FedProx", "SCAFFOLD", "LBGM", "FedPAQ", "Sign+EF", "STC", "FetchSGD"):
-        line = results.of(row=name)
-        paper = "" if line["paper_accuracy"] is None else f"{line['paper_accuracy']:.2f} %"
-        rows.append([COMPARED[name], *ends(line), *sent(line), paper])
-    return markdown(["row", "best", "end", "MB up", "MB down", "paper"], rows)
-
-
-@table
 def personal_digits() -> list[str]:
     results = read(
         "experiments/everything/results/personal.jsonl", "python experiments/everything/digits.py --personal"
