@@ -3,9 +3,9 @@
 A group is a list of :class:`Arm`: a row of a table in one setting. An arm that is tried with several learning rates is
 first trained with each of them, for fewer rounds and on a split and a start of their own (seed 100). While the best of
 them is the smallest or the largest, one more beyond it is tried, up to three. The rate of the best mean of the last
-five evaluations is taken for the seeds that count, and the next best where one of these diverges at it. What is best is
-judged on the same test set. A method's settings are chosen likewise: an arm with ``best_of`` is the best of some
-others.
+five evaluations is taken for the seeds that count, and the best of the smaller ones where one of these diverges at it.
+What is best is judged on the same test set. A method's settings are chosen likewise: an arm with ``best_of`` is the
+best of some others.
 
 Units are made in the order of the list. A unit whose line is there is not trained again. Nothing is trained by code
 that is in no commit, since its lines would not count. Two processes with the same command share the units: each takes
@@ -343,7 +343,7 @@ def trials(arm: Arm, lines: Sequence[Line]) -> list[Unit]:
 
 
 def chosen(arm: Arm, lines: Sequence[Line]) -> float | None:
-    """Its learning rate: the first of the best at which no seed that counts has diverged. None before all are tried."""
+    """Its learning rate: the best below those at which a seed that counts has diverged. None before all are tried."""
     if arm.follows is not None:
         return chosen(arm.follows, lines)
     tried = [there(lines, trial.key) for trial in trials(arm, lines)]
@@ -355,8 +355,9 @@ def chosen(arm: Arm, lines: Sequence[Line]) -> float | None:
 
 
 def lost(arm: Arm, rate: float, lines: Sequence[Line]) -> bool:
-    """Whether a training with one of the seeds that count diverged at a rate."""
-    runs = [there(lines, unit(arm, rate, seed).key) for seed in (*SEEDS, *arm.seeds)]
+    """Whether a training with one of the seeds that count diverged at a rate, or at a smaller one."""
+    smaller = [trial.rate for trial in trials(arm, lines) if trial.rate <= rate]
+    runs = [there(lines, unit(arm, each, seed).key) for each in smaller for seed in (*SEEDS, *arm.seeds)]
     return any(line is not None and "diverged" in line for line in runs)
 
 

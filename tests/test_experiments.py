@@ -681,6 +681,8 @@ def test_rates_are_tried_beyond_the_best_one_while_it_is_at_an_end() -> None:
     ended = {"accuracy_mean_of_last_5": 0.8}
     runs = [{**units.unit(arm, 9.0, 0).key, **ended}, {**units.unit(arm, 9.0, 2).key, "diverged": "round 2"}]
     assert units.chosen(arm, [*lines, *runs]) == 3.0, "a seed diverged at 9"
+    below = {**units.unit(arm, 3.0, 1).key, "diverged": "round 2"}
+    assert units.chosen(arm, [*lines, below]) == 1.0, "9 is larger than 3, at which a seed diverged"
     assert [one.rate for one in units.units(arm, [*lines, *runs])[0][-3:]] == [3.0, 3.0, 3.0]
     lines[-3]["accuracy_mean_of_last_5"] = lines[-2]["accuracy_mean_of_last_5"] = 0.2
     assert [one.rate for one in units.trials(arm, lines)] == [1.0, 3.0, 0.33]  # the least is best now
