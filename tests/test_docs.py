@@ -781,6 +781,45 @@ def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
     assert "STC {} MB up and {} MB down".format(*sent(*stc.values())) in page
 
 
+def test_what_the_page_of_flss_says_of_pictures_in_words_is_in_its_lines():
+    page, found = said("docs/claims/flss.md"), {}
+    for line in of_experiments("flss", "claims"):
+        if line["kind"] == "run" and line["setting"]["data"] == "fashion_mnist":
+            found.setdefault((line["setting"]["name"], line["row"], line["rate"]), {})[line["seed"]] = line
+
+    def behind(name, streaming, other):  # in points, by the seeds that both ended with
+        rows = found[name, *streaming], found[name, *other]
+        ended = [
+            {k: line["accuracy_mean_of_last_5"] for k, line in row.items() if "diverged" not in line} for row in rows
+        ]
+        return [
+            f"{100 * (ended[1][k] - ended[0][k]):.1f}".removeprefix("0") for k in sorted(ended[0].keys() & ended[1])
+        ]
+
+    texts = {
+        "Dirichlet(.1)": "{} to {} points behind it with Dirichlet(.1)",
+        "pathological": "and {} to {} with two classes",
+    }
+    for name, text in texts.items():
+        far = behind(name, ("FedAvg+FLSS", 0.05), ("FedAvg", 0.1))
+        assert len(far) == 3
+        assert text.format(min(far, key=float), max(far, key=float)) in page
+        pair = found[name, "FedAvg+FLSS", 0.05], found[name, "FedAvg", 0.1]
+        for way in ("up", "down"):
+            assert pair[0][0][f"bytes_{way}"] / pair[1][0][f"bytes_{way}"] == pytest.approx(0.6, abs=0.005)
+    far = behind("Dirichlet(.1)", ("Sign+EF+FLSS", 0.05), ("Sign+EF", 0.05))
+    assert len(far) == 3
+    assert f"{min(far, key=float)} to {max(far, key=float)} points behind them" in page
+    signs = [found["Dirichlet(.1)", row, 0.05].values() for row in ("Sign+EF+FLSS", "Sign+EF")]
+    told = "for {} MB up and {} MB down where they send {} MB up and {} MB down"
+    assert told.format(*sent(*signs[0]), *sent(*signs[1])) in page
+    for row in ("FedAvg+FLSS", "Sign+EF"):
+        lost = ["diverged" in line for line in found["Dirichlet(.1)", row, 0.1].values()]
+        assert (len(lost), sum(lost)) == (3, 1)
+    assert not any("diverged" in line for (*_, rate), lines in found.items() if rate == 0.05 for line in lines.values())
+    assert "At .1 FLSS ends {} and {}".format(*behind("Dirichlet(.1)", ("FedAvg+FLSS", 0.1), ("FedAvg", 0.1))) in page
+
+
 def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
     """On docs/claims/lbgm.md, docs/methods/lbgm.md, low-rank.md and sign.md; over the seeds that both rows have."""
     page, found = said("docs/claims/lbgm.md"), trained("lbgm")
