@@ -820,6 +820,40 @@ def test_what_the_page_of_flss_says_of_pictures_in_words_is_in_its_lines():
     assert "At .1 FLSS ends {} and {}".format(*behind("Dirichlet(.1)", ("FedAvg+FLSS", 0.1), ("FedAvg", 0.1))) in page
 
 
+def test_what_the_page_of_the_thesis_says_of_domo_in_words_is_in_its_lines():
+    page, found = said("docs/claims/thesis.md"), trained("optimisers")
+    reached = {row: [100 * lines[k]["accuracy_mean_of_last_5"] for k in (0, 1, 2)] for row, lines in found.items()}
+
+    def ahead(ours, *others):  # of the best of others with each seed, in points, from the least to the most
+        best = [max(reached[other][k] for other in others) for k in range(3)]
+        far = sorted(x - y for x, y in zip(reached[ours], best, strict=True))
+        return " to ".join(f"{x:.1f}".removeprefix("0") for x in (far[0], far[-1]))
+
+    ten, twenty = ({row: (name, row) for at, row in reached if at == name} for name in ("s = 10 %", "s = 20 %"))
+    domo, intra = ten.pop("DOMO"), ten.pop("DOMO-S")
+    assert len(ten) == 6
+    assert f"by {ahead(domo, *ten.values())} points at s = 10 %" in page
+    assert f"by {ahead(twenty.pop('DOMO'), *twenty.values())} at s = 20 %" in page
+    assert "{} MB up and {} MB down, as FedAvg does".format(*sent(*found[domo].values())) in page
+    assert sent(*found[domo].values()) == sent(*found[ten["FedAvg"]].values())
+    for row in ("FedAvgSLM", "FedAvgLM"):
+        for way in ("bytes_up", "bytes_down"):
+            assert found[ten[row]][0][way] / found[ten["FedAvg"]][0][way] == pytest.approx(2, rel=1e-3)
+    half, two = (ahead((name, "DOMO"), (name, "FedAvgSLM-Z")) for name in ("E = .5", "E = 2"))
+    assert f"With half an epoch a round DOMO is {half} points ahead of FedAvgSLM-Z, and with two epochs {two}." in page
+    server, clients = (ahead(ten[row], ten["FedAvg"]) for row in ("FedAvgSM", "FedAvgLM-Z"))
+    assert f"at the server alone is worth {server} points over FedAvg, at the clients alone {clients}" in page
+    assert f"DOMO-S ends {ahead(domo, intra)} points behind" in page
+    none, much, less = (ahead(domo, ("mu", row)) for row in ("mu_l 0", "mu_l .9", "mu_s .6"))
+    told = f"cost {none} points (none at the clients), {much} (.9 there) and {less} (.6 at the server)"
+    assert told in page
+    low, high = sorted(map(float, ahead(domo, ("alpha and beta", "beta 1")).split(" to ")))
+    assert -0.3 <= low < high <= 0.3
+    fifth, shorter = (ahead(domo, ("alpha and beta", row)) for row in ("beta .2", "alpha .4"))
+    assert f"A fifth of it costs {fifth} points" in page
+    assert f" of .4 costs {shorter} points, but at DOMO's own rate" in page
+
+
 def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
     """On docs/claims/lbgm.md, docs/methods/lbgm.md, low-rank.md and sign.md; over the seeds that both rows have."""
     page, found = said("docs/claims/lbgm.md"), trained("lbgm")
