@@ -15,8 +15,8 @@ ranks or four, cropped and flipped, the first 5,000 test pictures. At ratio 64 a
   method converges is tried at dense's rate, since one that is chosen for it is one at which it does
 
 The rows of ``two ranks`` come first. Dense and DEF try the main claim, that DEF loses nothing. Each row has a rate of
-its own, but dense with four ranks, which trains as with two. Those of ResNet-20 are tried for 900 steps, others for
-1,800. EF is tried with up to eight smaller ones, until one is worse than the next.
+its own, but those that say dense's, and dense with four ranks, which has the 32 pictures of two. Rates of ResNet-20 are
+tried for 900 steps, others for 1,800. EF is tried with up to eight smaller ones, until one is worse than the next.
 
     python experiments/def/claims.py --list
     python experiments/def/claims.py
