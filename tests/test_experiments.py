@@ -566,6 +566,7 @@ def test_a_setting_is_chosen_by_a_seed_of_its_own_and_the_best_of_those_by_anoth
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with alone([str(ROOT / "experiments/units.py")]):
+        import arms
         import record
         import units
 
@@ -579,12 +580,12 @@ def test_a_setting_is_chosen_by_a_seed_of_its_own_and_the_best_of_those_by_anoth
     def problem(seed: int):
         return standard("digits", "linear", 3, seed=seed)
 
-    def arm(row: str, server: float, **fields) -> units.Arm:
+    def arm(row: str, server: float, **fields) -> arms.Arm:
         def method(rate: float, rounds: int) -> tw.Algorithm:
             return tw.FedAvg(tw.LocalSGD(rate), opt=tw.SGD(server))
 
         given = {"setting": {"name": "s"}, "row": row, "rounds": 4, "minutes": 1.0, "tuning": 0.5, "seeds": ()}
-        return units.Federated(**(given | {"method": method, "problem": problem} | fields))
+        return arms.Federated(**(given | {"method": method, "problem": problem} | fields))
 
     slow = arm("slow", 0.1, rates=(1e-9, 0.1), further=0)
     fast = arm("fast", 1.0, follows=slow)
@@ -610,6 +611,7 @@ def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with alone([str(ROOT / "experiments/units.py")]):
+        import arms
         import record
         import units
 
@@ -628,8 +630,8 @@ def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
         return tw.FedAvg(tw.LocalSGD(rate))
 
     given = {"setting": {"name": "s"}, "method": method, "problem": problem, "rounds": 4, "minutes": 1.0, "tuning": 0.5}
-    first = units.Federated(row="first", rates=(1e-9, 0.1), further=0, seeds=(0, 1), **given)
-    second = units.Federated(row="second", follows=first, seeds=(5,), **given)
+    first = arms.Federated(row="first", rates=(1e-9, 0.1), further=0, seeds=(0, 1), **given)
+    second = arms.Federated(row="second", follows=first, seeds=(5,), **given)
     assert not units.make([second], into)  # its rate is not chosen yet
     trial = units.unit(first, 1e-9, 100)
     digest = units.digest(trial.key)
@@ -657,12 +659,13 @@ def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
 
 def test_rates_are_tried_beyond_the_best_one_while_it_is_at_an_end() -> None:
     with alone([str(ROOT / "experiments/units.py")]):
+        import arms
         import units
 
         import thinwire as tw
 
     given = {"setting": {"name": "s"}, "row": "r", "rounds": 4, "minutes": 1.0, "problem": None}
-    arm = units.Federated(method=lambda rate, rounds: tw.FedAvg(tw.LocalSGD(rate)), rates=(1.0, 3.0), **given)
+    arm = arms.Federated(method=lambda rate, rounds: tw.FedAvg(tw.LocalSGD(rate)), rates=(1.0, 3.0), **given)
     lines: list[dict[str, Any]] = []
 
     def after(accuracy: float | None) -> list[float]:
@@ -694,6 +697,7 @@ def test_rates_are_tried_beyond_the_best_one_while_it_is_at_an_end() -> None:
 
 def test_code_that_is_in_no_commit_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with alone([str(ROOT / "experiments/units.py")]):
+        import arms
         import record
         import units
 
@@ -702,7 +706,7 @@ def test_code_that_is_in_no_commit_trains_nothing(tmp_path: Path, monkeypatch: p
 
     given = {"setting": {"name": "s"}, "row": "r", "rounds": 1, "minutes": 1.0, "rates": (0.1,), "seeds": (0,)}
     given |= {"method": lambda rate, rounds: tw.FedAvg(tw.LocalSGD(rate))}
-    arm = units.Federated(problem=lambda seed: standard("digits", "linear", 3, seed=seed), **given)
+    arm = arms.Federated(problem=lambda seed: standard("digits", "linear", 3, seed=seed), **given)
     monkeypatch.setattr(sys, "argv", [str(ROOT / "experiments/units.py")])
     monkeypatch.setattr(record, "dirty", lambda line: True)
     with pytest.raises(SystemExit, match="commit them first"):

@@ -6,7 +6,7 @@ gives 1 / K or more for K. Here: the network of benchmarks/ddp.py (1,333,642 par
 ranks or four, cropped and flipped, the first 5,000 test pictures. At ratio 64 a coordinate is sent 187 times.
 
 - ``two ranks``: dense, DEF (and DEF-A, which is x of the same training), EF, SAEF averaged every 100 steps, PSync
-- ``four ranks``: dense and DEF
+- ``four ranks``: dense and DEF. ``four ranks, longer`` are 24,000 steps, with DEF's best lambda of the sweep
 - ``ResNet-20``: table 8, which has other networks: dense, DEF, EF, SAEF and PSync. It computes within
   ``torch.autocast`` in bfloat16, which takes a core two thirds of the time. Parameters, residuals and what is sent have
   32 bits
@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
 import ddp as benchmark  # noqa: E402
 import units  # noqa: E402
+from arms import Arm, Ranks  # noqa: E402
 
 import thinwire as tw  # noqa: E402
 from thinwire.compare import DataParallel  # noqa: E402
@@ -42,7 +43,7 @@ STEPS, TOGETHER, LAMBDAS = 12_000, 32, (0.3, 0.5, 0.7, 1.0)
 
 def arm(
     name: str, row: str, method: Method, workers: int = 2, steps: int = STEPS, model: str | None = None, **fields: Any
-) -> units.Ranks:
+) -> Ranks:
     study = DataParallel(
         ("Hook(Dense())",),
         data="cifar10",
@@ -69,19 +70,21 @@ def arm(
         "minutes": 4.5,
         "tuning": 0.15,
     }
-    return units.Ranks(**(given | fields))
+    return Ranks(**(given | fields))
 
 
-def arms() -> list[units.Arm]:
+def arms() -> list[Arm]:
     one: dict[str, Any] = {"seeds": (0,)}
     tried: dict[str, Any] = {"rates": [0.01, 0.02, 0.05]}
     smaller: dict[str, Any] = {"rates": [0.005, 0.01, 0.02]}
     dense = arm("two ranks", "dense", Hook(tw.Dense()), paper=93.76, **tried)
     two = arm("two ranks", "DEF", DEF(64), paper=[93.75, 93.61], **tried)
     four = arm("four ranks", "DEF", DEF(64), workers=4, **smaller)
+    quarters = [arm("lambda, four ranks", f"lambda {lam}", DEF(64, lam), 4, **smaller, **one) for lam in LAMBDAS]
     ef = arm("two ranks", "EF", EF(64), paper=92.16, further=8, **smaller, **one)
     saef = arm("two ranks", "SAEF, averaged every 100 steps", SAEF(64, average=100), paper=91.88, **smaller, **one)
     deep: dict[str, Any] = {"model": "resnet20", "minutes": 10.0, "tuning": 0.075, **one}
+    longer: dict[str, Any] = {"workers": 4, "steps": 2 * STEPS, "minutes": 16.0, **one}
     resnet = arm("ResNet-20", "dense", Hook(tw.Dense()), paper=94.73, **tried, **deep)
     return [
         dense,
@@ -92,7 +95,7 @@ def arms() -> list[units.Arm]:
         arm("four ranks", "dense", Hook(tw.Dense()), workers=4, follows=dense, **one),
         four,
         *(arm("lambda, two ranks", f"lambda {lam}", DEF(64, lam), **smaller, **one) for lam in LAMBDAS),
-        *(arm("lambda, four ranks", f"lambda {lam}", DEF(64, lam), 4, **smaller, **one) for lam in LAMBDAS),
+        *quarters,
         arm("EF21", "over blocks", EF21(64), **smaller, **one),
         arm("EF21", "over blocks, dense's rate", EF21(64), follows=dense, **one),
         arm("EF21", "over top-k 1 %", EF21(tw.TopK(0.01)), **smaller, **one),
@@ -101,6 +104,8 @@ def arms() -> list[units.Arm]:
         arm("ResNet-20", "EF, dense's rate", EF(64), paper="diverges", follows=resnet, **deep),
         arm("ResNet-20", "SAEF, averaged every 100 steps", SAEF(64, average=100), paper=92.95, **tried, **deep),
         arm("ResNet-20", "PSync", PSync(64), paper=92.26, **tried, **deep),
+        arm("four ranks, longer", "dense", Hook(tw.Dense()), follows=dense, **longer),
+        arm("four ranks, longer", "lambda 0.5", DEF(64, 0.5), follows=quarters[LAMBDAS.index(0.5)], **longer),
     ]
 
 

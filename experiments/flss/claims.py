@@ -37,6 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import units
+from arms import Arm, Federated, patient
 
 import thinwire as tw
 from thinwire import data as sets
@@ -60,7 +61,7 @@ def problem(data: str, model: str, examples: int, tested: float, split: str, cli
     inputs, targets = torch.cat([loaded.inputs, loaded.test_inputs]), torch.cat([loaded.targets, loaded.test_targets])
     part = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))[:examples]
     small = replace(loaded, inputs=inputs[part], targets=targets[part])
-    dealt = units.patient(SPLITS[split])(small.targets, None, clients, seed)
+    dealt = patient(SPLITS[split])(small.targets, None, clients, seed)
     cut = [sets.holdout(indices, tested, seed + k) for k, indices in enumerate(dealt)]
 
     def task(indices: torch.Tensor) -> tw.Supervised:
@@ -87,7 +88,7 @@ def flss(rate: float, rounds: int, inner: Make = fedavg, **fields: Any) -> tw.Al
 signs = partial(fedavg, up=tw.ErrorFeedback(tw.ScaledSign()))
 
 
-def arm(name: str, row: str, method: Make, split: str = "Dirichlet(0.1)", **fields: Any) -> units.Federated:
+def arm(name: str, row: str, method: Make, split: str = "Dirichlet(0.1)", **fields: Any) -> Federated:
     clients, examples, batch = fields.pop("clients", CLIENTS), fields.pop("examples", 5000), fields.pop("batch", 16)
     data, model, tested = (
         fields.pop("data", "fashion_mnist"),
@@ -107,10 +108,10 @@ def arm(name: str, row: str, method: Make, split: str = "Dirichlet(0.1)", **fiel
         "minutes": 8.0,
         "tuning": 0.3,
     }
-    return units.Federated(**(given | fields))
+    return Federated(**(given | fields))
 
 
-def news(row: str, method: Make, name: str = "AG News", **fields: Any) -> units.Federated:
+def news(row: str, method: Make, name: str = "AG News", **fields: Any) -> Federated:
     given = {"data": "ag_news", "model": "fasttext", "examples": 8000, "test": 0.25, "split": "Dirichlet(1.0)"}
     return arm(name, row, method, **{**given, "minutes": 0.6, "tuning": 1.0, **fields})
 
@@ -164,7 +165,7 @@ COMPARED: dict[str, tuple[Make, Any]] = {
 }
 
 
-def arms() -> list[units.Arm]:
+def arms() -> list[Arm]:
     one: dict[str, Any] = {"seeds": (0,)}
     words, pictures = {"rates": [1.0, 3.0, 10.0]}, {"rates": [0.02, 0.05, 0.1]}
     dense = news("FedAvg", fedavg, paper=75.13, **words)

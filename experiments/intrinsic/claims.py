@@ -35,6 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import units
+from arms import SEEDS, Arm, Federated
 
 import thinwire as tw
 from thinwire import data as sets
@@ -93,7 +94,7 @@ def fetched(rate: float, rounds: int) -> tw.Algorithm:
     return tw.FetchSGD(cols, k=PICTURES // 475, local=trained(rate, 1))
 
 
-def arms() -> list[units.Arm]:
+def arms() -> list[Arm]:
     texts: dict[str, Any] = {
         "setting": {"name": "SST-2", "data": "sst2", "model": "fasttext", "clients": 50, "split": "IID()", "batch": 32},
         "problem": sentences,
@@ -101,10 +102,10 @@ def arms() -> list[units.Arm]:
         "sample": 10,
         "minutes": 0.25,
     }
-    plain = units.Federated(row="FedAvg", method=fedavg, rates=[0.3, 1.0, 3.0], tuning=0.3, **texts)
-    found: list[units.Arm] = [plain, *subspaces(texts, DIMS, 1.0)]
+    plain = Federated(row="FedAvg", method=fedavg, rates=[0.3, 1.0, 3.0], tuning=0.3, **texts)
+    found: list[Arm] = [plain, *subspaces(texts, DIMS, 1.0)]
     eight = partial(intrinsic, dim=DIMS[0], local=1.0, subspaces=8)
-    found.append(units.Federated(row=f"K = 8, d = {DIMS[0]:,}", method=eight, rates=SERVER, tuning=1.0, **texts))
+    found.append(Federated(row=f"K = 8, d = {DIMS[0]:,}", method=eight, rates=SERVER, tuning=1.0, **texts))
     many: dict[str, Any] = {
         "setting": {
             "name": "10,000 clients",
@@ -123,9 +124,9 @@ def arms() -> list[units.Arm]:
     step: dict[str, Any] = {"steps": 1, "local": 0.1}  # the server's rate is what is tried
     d = PICTURES // 475
     rows: dict[str, tuple[Make, list[float], Any]] = {
-        "FedAvg": (partial(fedavg, steps=1), [0.02, 0.05, 0.1], units.SEEDS),
-        "static, D / 475": (partial(intrinsic, dim=d, **step), [0.03, 0.1, 0.3], units.SEEDS),
-        "K = 8, D / 475": (partial(intrinsic, dim=d, subspaces=8, **step), [0.03, 0.1, 0.3], units.SEEDS),
+        "FedAvg": (partial(fedavg, steps=1), [0.02, 0.05, 0.1], SEEDS),
+        "static, D / 475": (partial(intrinsic, dim=d, **step), [0.03, 0.1, 0.3], SEEDS),
+        "K = 8, D / 475": (partial(intrinsic, dim=d, subspaces=8, **step), [0.03, 0.1, 0.3], SEEDS),
         "static, D / 30": (partial(intrinsic, dim=PICTURES // 30, **step), [0.03, 0.1, 0.3], (0,)),
         "time-varying, D / 475": (partial(intrinsic, dim=d, varying=True, epoch=12, **step), [0.03, 0.1, 0.3], (0,)),
         "K = 8, time-varying, D / 475": (
@@ -137,17 +138,17 @@ def arms() -> list[units.Arm]:
         "top-k, D / 475": (partial(fedavg, steps=1, up=tw.TopK(1 / 475)), [0.05, 0.1, 0.2], (0,)),
     }
     for row, (method, tried, seeds) in rows.items():
-        found.append(units.Federated(row=row, method=method, rates=tried, **{**many, "seeds": seeds}))
+        found.append(Federated(row=row, method=method, rates=tried, **{**many, "seeds": seeds}))
     return [*found, *attended(texts), *deep(many)]
 
 
 SERVER = [0.1, 0.3, 1.0]
 
 
-def subspaces(texts: dict[str, Any], dims: Sequence[int], local: float, tuning: float = 1.0) -> list[units.Arm]:
+def subspaces(texts: dict[str, Any], dims: Sequence[int], local: float, tuning: float = 1.0) -> list[Arm]:
     """Static and time-varying ones of each dimension."""
     return [
-        units.Federated(
+        Federated(
             row=f"{name}, d = {dim:,}",
             method=partial(intrinsic, dim=dim, local=local, varying=name == "time-varying"),
             **{**texts, "rates": SERVER, "tuning": tuning},
@@ -157,24 +158,24 @@ def subspaces(texts: dict[str, Any], dims: Sequence[int], local: float, tuning: 
     ]
 
 
-def attended(texts: dict[str, Any]) -> list[units.Arm]:
+def attended(texts: dict[str, Any]) -> list[Arm]:
     """SST-2 by a transformer from random weights."""
     about = {**texts["setting"], "name": "SST-2, transformer", "model": "text_transformer"}
     own = {**texts, "setting": about, "problem": read, "rounds": 60, "minutes": 4.0, "seeds": (0,)}
-    plain = units.Federated(row="FedAvg", method=fedavg, rates=[0.1, 0.3, 1.0], tuning=0.5, **own)
+    plain = Federated(row="FedAvg", method=fedavg, rates=[0.1, 0.3, 1.0], tuning=0.5, **own)
     return [plain, *subspaces(own, WIDE, 0.3, 0.5)]
 
 
-def deep(many: dict[str, Any]) -> list[units.Arm]:
+def deep(many: dict[str, Any]) -> list[Arm]:
     """ResNet-9, at one rate a row, which was not chosen by trials. It computes in bfloat16."""
     about = {**many["setting"], "name": "ResNet-9", "model": "resnet9", "precision": "bfloat16"}
     own = {**many, "setting": about, "problem": deeper, "narrow": True}
     own |= {"rounds": 100, "sample": 20, "minutes": 4.0, "seeds": (0,)}
-    found: list[units.Arm] = [units.Federated(row="FedAvg", method=partial(fedavg, steps=1), rates=[0.05], **own)]
+    found: list[Arm] = [Federated(row="FedAvg", method=partial(fedavg, steps=1), rates=[0.05], **own)]
     d = 6_570_880 // 475
     for name, how in (("static", {}), ("time-varying", {"varying": True, "epoch": 25})):
         make = partial(intrinsic, dim=d, steps=1, local=0.1, **how)
-        found.append(units.Federated(row=f"{name}, D / 475", method=make, rates=[0.1], **own))
+        found.append(Federated(row=f"{name}, D / 475", method=make, rates=[0.1], **own))
     return found
 
 

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import units
 from accounting import BilledLBGM, BilledTopK
+from arms import Arm, Federated, Ranks
 
 import thinwire as tw
 from thinwire import data as sets
@@ -77,7 +78,7 @@ def looking(inner: tw.Link = DENSE, threshold: float = 0.2) -> tw.Link:
 
 def arm(
     name: str, row: str, up: tw.Link, data: str = "mnist", split: str = "Pathological(3)", **fields: Any
-) -> units.Federated:
+) -> Federated:
     given: dict[str, Any] = {
         "setting": {
             "name": name,
@@ -97,10 +98,10 @@ def arm(
         "minutes": 7.5,
         "tuning": 0.3,
     }
-    return units.Federated(**(given | fields))
+    return Federated(**(given | fields))
 
 
-def ranks(row: str, link: tw.Link, **fields: Any) -> units.Ranks:
+def ranks(row: str, link: tw.Link, **fields: Any) -> Ranks:
     study = DataParallel(
         ("Hook(Dense())",),
         data="fashion_mnist",
@@ -113,7 +114,7 @@ def ranks(row: str, link: tw.Link, **fields: Any) -> units.Ranks:
         checkpoint_every=500,
     )
     about = {"name": "ranks", "data": "fashion_mnist", "model": "fedavg_cnn", "workers": 2, "batch": 32}
-    return units.Ranks(
+    return Ranks(
         setting={**about, "precision": "bfloat16"},
         narrow=True,
         row=row,
@@ -150,12 +151,12 @@ def around() -> dict[str, tw.Link]:
     }
 
 
-def arms() -> list[units.Arm]:
+def arms() -> list[Arm]:
     one: dict[str, Any] = {"seeds": (0,)}
     rates = [0.005, 0.01, 0.02]
     colours: dict[str, Any] = {"data": "cifar10", "rounds": 200, "minutes": 6.0}
     dense = arm("CIFAR-10", "dense", tw.Dense(), paper=70.3, rates=[0.01, 0.02, 0.05], **colours)
-    found: list[units.Arm] = [dense]
+    found: list[Arm] = [dense]
     for delta, paper in ((0.2, "-14 points"), (0.05, "-4 points, 55 % saved"), (0.01, "-.01 points, 22 % saved")):
         up = looking(threshold=delta)
         found.append(arm("CIFAR-10", f"delta {delta}", up, paper=paper, follows=dense, **colours))

@@ -36,6 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import units
+from arms import Arm, Federated, patient
 
 import thinwire as tw
 from thinwire import data as sets
@@ -58,7 +59,7 @@ EMNIST = {
 
 @cache
 def problem(data: str, model: str, clients: int, seed: int) -> Problem:
-    found = standard(data, model, clients, units.patient(sets.Dirichlet(0.1, min_examples=2)), seed)
+    found = standard(data, model, clients, patient(sets.Dirichlet(0.1, min_examples=2)), seed)
     some = torch.randperm(len(found.test), generator=torch.Generator().manual_seed(0))[:TESTED]
     return replace(found, test=replace(found.test, indices=some))
 
@@ -80,7 +81,7 @@ def luar(
     return tw.LUAR(inner(rate, rounds), recycle, **fields)
 
 
-def arm(name: str, row: str, method: Callable[[float, int], tw.Algorithm], **fields: Any) -> units.Federated:
+def arm(name: str, row: str, method: Callable[[float, int], tw.Algorithm], **fields: Any) -> Federated:
     given: dict[str, Any] = {
         "setting": {"name": name, **EMNIST, "precision": "bfloat16"},
         "narrow": True,
@@ -92,7 +93,7 @@ def arm(name: str, row: str, method: Callable[[float, int], tw.Algorithm], **fie
         "sample": 8,
         "minutes": 2.2,
     }
-    return units.Federated(**(given | fields))
+    return Federated(**(given | fields))
 
 
 RECYCLING: dict[str, tuple[Callable[[float, int], tw.Algorithm], Any]] = {
@@ -172,7 +173,7 @@ def read(seed: int) -> Problem:
     return replace(found, model=partial(models.text_transformer, words, 4, width=32))
 
 
-def news(model: str, row: str, method: Callable[[float, int], tw.Algorithm], **fields: Any) -> units.Federated:
+def news(model: str, row: str, method: Callable[[float, int], tw.Algorithm], **fields: Any) -> Federated:
     fast = model == "fasttext"
     about = {**NEWS, "model": model, **({} if fast else {"momentum": "Adam's"})}
     given: dict[str, Any] = {
@@ -186,8 +187,8 @@ def news(model: str, row: str, method: Callable[[float, int], tw.Algorithm], **f
     return arm("", row, method, **(given | fields))
 
 
-def arms() -> list[units.Arm]:
-    found: list[units.Arm] = [arm("recycling", row, method, paper=p) for row, (method, p) in RECYCLING.items()]
+def arms() -> list[Arm]:
+    found: list[Arm] = [arm("recycling", row, method, paper=p) for row, (method, p) in RECYCLING.items()]
     paper = ("as FedAvg", 0.17)
     for model, many, of, inner in (("fasttext", 1, 2, fedavg), ("text_transformer", 7, 10, adam)):
         over = partial(luar, recycle=many, inner=inner)

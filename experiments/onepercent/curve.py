@@ -57,6 +57,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
 import torch
 import units
+from arms import Arm, Federated, patient
 from pages import of_last_rate
 from torch import nn
 
@@ -110,7 +111,7 @@ GROUPS = (
 
 @cache
 def problem(group: Group, seed: int) -> Problem:
-    split = None if group.split is None else units.patient(group.split)
+    split = None if group.split is None else patient(group.split)
     found = standard(group.data, None, group.clients, split, seed, augment=group.augment)
     some = torch.randperm(len(found.test), generator=torch.Generator().manual_seed(0))[: group.tested]
     found = replace(found, test=replace(found.test, indices=some))
@@ -327,12 +328,12 @@ def served(make: Make, group: Group, rate: float, rounds: int) -> tw.Algorithm |
     return made if isinstance(made, tw.Auto) else tw.Averaged(made)
 
 
-def arm(group: Group, row: str, name: str, seeds: Sequence[int] = (), times: int = 1) -> units.Federated:
+def arm(group: Group, row: str, name: str, seeds: Sequence[int] = (), times: int = 1) -> Federated:
     """A row at one setting, and at the rate of its first setting or of FedAvg; of ``times`` as many rounds."""
     way = METHODS[row]
     first = next(iter(way.settings)) if way.rates else ""
     rates = group.rates if row == "FedAvg" else way.tried(group) if name == first else ()
-    return units.Federated(
+    return Federated(
         setting=group.setting(),
         row=", ".join(filter(None, (row, name))) + (f", {times} times the rounds" if times > 1 else ""),
         method=partial(served, way.settings[name], group),
@@ -349,13 +350,13 @@ def arm(group: Group, row: str, name: str, seeds: Sequence[int] = (), times: int
     )
 
 
-def best(group: Group, row: str, seeds: Sequence[int]) -> units.Federated:
+def best(group: Group, row: str, seeds: Sequence[int]) -> Federated:
     """A rival at the best of its three settings; rates are tried at the first."""
     settings = [arm(group, row, name) for name in METHODS[row].settings]
     return replace(settings[0], row=f"{row}, the best", seeds=seeds, best_of=settings)
 
 
-def arms() -> list[units.Arm]:
+def arms() -> list[Arm]:
     """What says most comes first."""
     fashion, more = GROUPS[0], (1, 2)
     main = [(group, *each) for group in GROUPS for each in (("FedAvg", ""), ("Auto", "0.01"))]

@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import curve
 import units
+from arms import SEEDS, Arm, Federated
 
 import thinwire as tw
 from thinwire.problem import Problem
@@ -113,7 +114,7 @@ COMPUTING = (  # epochs, rounds, clients in a round, bytes a visit
 )
 
 
-def arm(name: str, row: str, method: Making, **fields: Any) -> units.Federated:
+def arm(name: str, row: str, method: Making, **fields: Any) -> Federated:
     given: dict[str, Any] = {
         "setting": {**SETTING, "name": name},
         "row": row,
@@ -126,21 +127,21 @@ def arm(name: str, row: str, method: Making, **fields: Any) -> units.Federated:
         "evaluate_every": max(1, fields.get("rounds", ROUNDS) // 25),
         "start": "known",
     }
-    return units.Federated(**(given | fields))
+    return Federated(**(given | fields))
 
 
 def averaged(method: Making, rate: float, rounds: int) -> tw.Algorithm:
     return tw.Averaged(method(rate, rounds), 0.8)
 
 
-def best(of: list[units.Federated]) -> units.Federated:
+def best(of: list[Federated]) -> Federated:
     """The best of some rows with seed 0, with two more."""
     return replace(of[0], row="the best", best_of=of, by=0, seeds=(1, 2))
 
 
-def arms() -> list[units.Arm]:
+def arms() -> list[Arm]:
     """What says most comes first."""
-    plain = arm("both ways", "FedAvg", fedavg, rates=FASHION.rates, seeds=units.SEEDS, minutes=FASHION.minutes)
+    plain = arm("both ways", "FedAvg", fedavg, rates=FASHION.rates, seeds=SEEDS, minutes=FASHION.minutes)
     follows: dict[str, Any] = {"follows": plain}
     both = [arm("both ways", row, method, **follows) for row, method in VARIANTS.items()]
     both += [arm("both ways", row, method, rates=rates, tuning=0.3) for row, (method, rates) in OWN.items()]
@@ -164,7 +165,7 @@ def arms() -> list[units.Arm]:
     ten = arm("everyone", "FedAvg", fedavg, rates=FASHION.rates, **all_take_part)
     everyone = [arm("everyone", row, method, follows=ten, **all_take_part) for row, method in EVERYONE.items()]
 
-    found = [plain, arm("both ways", "TransformCoding", coded, **follows, seeds=units.SEEDS)]
+    found = [plain, arm("both ways", "TransformCoding", coded, **follows, seeds=SEEDS)]
     found += [*both, *splits, *computing, ten, *everyone]
     return [*found, best([*both, *splits])]
 

@@ -30,6 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import units
+from arms import SEEDS, Arm, Federated
 
 import thinwire as tw
 from thinwire import data as sets
@@ -86,7 +87,7 @@ METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
 TABLE_16 = {"beta 1": 81.89, "beta .6": 81.60, "beta .2": 74.54, "alpha .8": 84.83, "alpha .4": 82.08}
 
 
-def arm(name: str, row: str, method: Make, share: float = 0.1, **fields: Any) -> units.Federated:
+def arm(name: str, row: str, method: Make, share: float = 0.1, **fields: Any) -> Federated:
     about = {"name": name, "data": "cifar10", "model": "lbgm_cnn", "clients": 16, "similarity": share, "batch": 8}
     given: dict[str, Any] = {
         "setting": about,
@@ -98,14 +99,14 @@ def arm(name: str, row: str, method: Make, share: float = 0.1, **fields: Any) ->
         "minutes": 3.5,
         "tuning": 0.6,
     }
-    return units.Federated(**(given | fields))
+    return Federated(**(given | fields))
 
 
-def arms() -> list[units.Arm]:
+def arms() -> list[Arm]:
     one: dict[str, Any] = {"seeds": (0,)}
-    found: dict[str, units.Arm] = {}
+    found: dict[str, Arm] = {}
     for i, (row, (method, rates)) in enumerate(METHODS.items()):
-        found[row] = arm("s = 10 %", row, method, seeds=units.SEEDS if i < 4 else (0,), rates=rates)
+        found[row] = arm("s = 10 %", row, method, seeds=SEEDS if i < 4 else (0,), rates=rates)
     like = {"follows": found["DOMO"], **one}
     more = [
         arm("s = 20 %", row, METHODS[row][0], 0.2, follows=found[row], **one)
