@@ -854,6 +854,58 @@ def test_what_the_page_of_the_thesis_says_of_domo_in_words_is_in_its_lines():
     assert f" of .4 costs {shorter} points, but at DOMO's own rate" in page
 
 
+def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
+    page, found = said("docs/claims/thesis.md"), trained("def")
+    whole = {row: lines for row, lines in found.items() if not any("diverged" in line for line in lines.values())}
+    reached = {row: [100 * lines[k]["accuracy_mean_of_last_5"] for k in (0, 1, 2)] for row, lines in whole.items()}
+
+    def ahead(ours, other):  # with each seed, in points, from the least to the most
+        far = sorted(x - y for x, y in zip(reached[ours], reached[other], strict=True))
+        return " to ".join(f"{x:.1f}".removeprefix("0") for x in (far[0], far[-1]))
+
+    def mb(row):
+        up, down = sent(*found[row].values())
+        assert up == down
+        return up
+
+    two, four, deep = (
+        {row: (name, row) for name, row in found if name == at} for at in ("two ranks", "four ranks", "ResNet-20")
+    )
+    saef, ef = "SAEF, averaged every 100 steps", "EF, dense's rate"
+    assert f"With two ranks DEF ends {ahead(two['dense'], two['DEF'])} points behind dense training" in page
+    assert f"for {mb(two['DEF'])} MB each way where dense sends {mb(two['dense'])}" in page
+    far = [ahead(two["DEF"], two[row]) for row in (saef, "PSync", "EF")]
+    assert "it is ahead of SAEF by {} points, of PSync by {} and of EF by {}".format(*far) in page
+    tried = {x["rate"] for x in of_experiments("def", "claims") if (x["kind"], x["row"]) == ("rate", "EF")}
+    assert (len(tried), "EF was tried at seven rates" in page) == (7, True)
+    assert f"On ResNet-20 it ends {ahead(deep['dense'], deep['DEF'])} points behind dense" in page
+    assert f"for {mb(deep['DEF'])} MB each way in place of {mb(deep['dense'])}" in page
+    far = [ahead(deep["DEF"], deep[row]) for row in (saef, "PSync")]
+    assert "ahead of SAEF by {} points and of PSync by {}".format(*far) in page
+    low, *_, high = sorted(reached[deep[ef]])
+    assert f"EF at dense's rate ends there at {low:.1f} to {high:.1f} %, which is chance" in page
+    for row in ("over blocks", "over blocks, dense's rate"):
+        assert all("diverged" in found["EF21", row][seed] for seed in (0, 1, 2))
+    swept = {
+        (of, lam): (f"lambda, {of} ranks", f"lambda {lam}") for of in ("two", "four") for lam in (0.3, 0.5, 0.7, 1.0)
+    }
+    costs = [ahead(swept[of, 0.5], swept[of, 0.3]) for of in ("two", "four")]
+    assert "of .3 costs two ranks {} points beside .5, and four {}.".format(*costs) in page
+    looks = lambda row: [[x[2] for x in found[row][seed]["curve"]] for seed in (0, 1, 2)]  # noqa: E731
+    assert looks(swept["two", 1.0]) == looks(two["PSync"])
+    assert f"With four ranks DEF ends {ahead(four['dense'], four['DEF'])} points behind dense." in page
+    measured = {
+        row: [x[1] for lines in found[row].values() for x in lines["lam"] if x[0] >= 2000]
+        for row in (two["DEF"], four["DEF"])
+    }
+    assert min(measured[four["DEF"]]) == pytest.approx(0.25, abs=0.005)
+    assert 0.5 <= min(measured[two["DEF"]]) < max(measured[two["DEF"]]) < 0.6
+    gain, left = ahead(swept["four", 0.5], four["DEF"]), ahead(four["dense"], swept["four", 0.5])
+    assert f"{gain} points ahead of the measured one, and {left} behind dense" in page
+    best = max(float(ahead(swept["two", lam], two["DEF"]).split(" to ")[1]) for lam in (0.3, 0.5, 0.7, 1.0))
+    assert f"no constant is better than it by more than {f'{best:.1f}'.removeprefix('0')} points with any seed" in page
+
+
 def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
     """On docs/claims/lbgm.md, docs/methods/lbgm.md, low-rank.md and sign.md; over the seeds that both rows have."""
     page, found = said("docs/claims/lbgm.md"), trained("lbgm")
