@@ -244,6 +244,11 @@ def test_the_readme_fits_its_lines_and_its_figures_are_those_of_the_results():
     assert f"{thin[3].strip()} bytes a step and rank each way" in page
     assert f"and{dense[4]}s with dense gradients, at{dense[3]}bytes each way" in page
     assert f"{dense[6].split()[0]} % to {thin[6].split()[0]} %" in page
+    runs = trained("def")
+    dense, ours = (
+        mean([x["accuracy_mean_of_last_5"] for x in runs["two ranks", row].values()]) for row in ("dense", "DEF")
+    )
+    assert f"after 12,000 by {dense.split()[0]} % to {ours.split()[0]} %." in page
 
 
 def test_what_the_decision_on_auto_says_of_views_is_in_the_results():
