@@ -793,9 +793,13 @@ def test_a_verdict_follows_from_the_difference_its_standard_error_and_the_bytes(
     assert said(2.0, []) == "not tried yet fairly"
     assert said(2.0, [1.5, 1.6, 1.7]) == "appears"  # half of 2, and above .5
     assert said(6.0, [1.5, 1.6, 1.7]) == "in kind"
+    assert said(6.0, [0.6, 0.7, 0.8]) == "in kind"
+    assert said(6.0, [0.4, 0.5, 0.6]) == "does not appear"  # less than a tenth of 6
+    assert said(0.1, [0.2, 0.2, 0.2]) == "appears"  # half a point would be more than the paper says
     assert said(2.0, [3.0, -0.6, 1.5]) == "in kind"  # 1.3, with a standard error of 1.05
     assert said(2.0, [2.5, -1.5, 1.5]) == "does not appear"  # 0.83, with one of 1.20
     assert said(None, [0.3, 0.3, 0.3]) == "in kind"
+    assert said(None, [0.1, 0.1, 0.1]) == "does not appear"  # less than .2
     assert said(None, [0.9, 0.9]) == "appears (2 seeds)"
     assert said(2.0, [-0.1]) == "does not appear (one seed)"
     assert said(-1.1, [-1.5, -1.5, -1.5], 0.5, 0.5) == "appears"  # within 1.1 + .5
@@ -858,7 +862,8 @@ def test_a_loss_is_a_share_of_what_the_dense_row_reaches_and_an_x_is_beside_the_
     assert verdict.number(claim("far", "dense", -14.0)) == "-7.0 ± 0.0 points"
     found += [dict(row, row="thin", bytes_up=1) for row in reached("dense", 0.4)]
     found += [dict(row, row="wide", bytes_up=244) for row in reached("dense", 0.4)]
-    assert verdict.number(claim("thin", "wide", 0.0)) == "+0.0 points; 0.41 % of its bytes up"
+    assert verdict.number(claim("thin", "wide", 0.0)) == "+0.0 points; 0.41 % of its bytes up, 100 % down"
+    assert verdict.number(claim("thin", "wide", 0.0, equal=True)) == "+0.0 points"  # whose bytes are cut to be equal
     del found[-2:]
     # At equal bytes: the longer row ends where the other has sent 30 bytes both ways, at its third look.
     long = [[n, 0.1 * n, 5, 5, 5 * n, 5 * n] for n in range(1, 7)]

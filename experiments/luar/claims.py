@@ -14,8 +14,8 @@ five rounds.
 - ``compared``: what the paper compares with
 - ``optimisers``: LUAR over the eight other methods that the paper has it over, with the paper's settings
 
-Rows have the paper's learning rate. Three that do not train at it choose a smaller one: three of four kernels recycled,
-and two over FedAvgM and FedACG, whose momentum adds up an update that is repeated.
+Rows have the paper's learning rate. Three that train badly at it choose a smaller one: three of four kernels recycled,
+and two over FedAvgM and FedACG.
 
 The first four rows try the main claim: it is worth more to recycle two of four kernels than to leave them out. They
 take .4 hours of a core.

@@ -15,7 +15,7 @@ from functools import cache
 from . import ROOT, Line, of_last_rate, personal, pipelined, read
 
 UNTRIED = "not tried yet fairly"
-LEAST = 0.5  # points: a difference is no smaller
+LEAST, LITTLE = 0.5, 0.2  # points: a difference that appears, or that is there in kind, is no smaller
 SAVED, IN_KIND = 0.8, 0.5  # of what the paper saves
 CHANCE = 20.0  # percent: twice as much as guessing among ten classes reaches
 Row = tuple[str, str]  # setting, row
@@ -110,12 +110,12 @@ def allowed(claim: Claim) -> float | None:
     return claim.gap * min(1.0, max(0.0, here - chance) / (top - chance))
 
 
-def share(claim: Claim) -> float | None:
-    """Of the other's bytes up, those of the row, over seeds that both have."""
+def share(claim: Claim, way: str = "up") -> float | None:
+    """Of the other's bytes up, or down, those of the row, over seeds that both have."""
     ours, others = runs(claim.group, claim.row), rival(claim)
     both = [seed for seed in ours.keys() & others.keys() if "bytes_up" in ours[seed] and "bytes_up" in others[seed]]
-    whole = sum(others[seed]["bytes_up"] for seed in both)
-    return sum(ours[seed]["bytes_up"] for seed in both) / whole if whole else None
+    whole = sum(others[seed][f"bytes_{way}"] for seed in both)
+    return sum(ours[seed][f"bytes_{way}"] for seed in both) / whole if whole else None
 
 
 def verdict(claim: Claim, found: Iterable[float] | None = None, sent: float | None = None) -> str:
@@ -130,8 +130,9 @@ def verdict(claim: Claim, found: Iterable[float] | None = None, sent: float | No
     kept, gap = share(claim) if sent is None else sent, allowed(claim)
     saved = 1.0 if not claim.saved else 0.0 if kept is None else (1 - kept) / claim.saved
     if gap is None or gap > 0:
-        strong = ahead > max(LEAST, 2 * error) and ahead >= (gap or 0.0) / 2
-        weak = ahead > error
+        least, little = (LEAST, LITTLE) if gap is None else (min(LEAST, gap), gap / 10)
+        strong = ahead > max(least, 2 * error) and ahead >= (gap or 0.0) / 2
+        weak = ahead > error and ahead >= little
     else:
         strong, weak = ahead >= gap - max(LEAST, error), ahead >= 1.5 * gap - 1.0
     appears, in_kind = strong and saved >= SAVED, (strong or weak) and saved >= IN_KIND
@@ -149,7 +150,7 @@ def counted(word: str, seeds: int) -> str:
 
 
 def number(claim: Claim) -> str:
-    """The difference, with its deviation, and the bytes up."""
+    """The difference, with its deviation, and the bytes of whole runs, up and down."""
     each = list(points(claim).values())
     if not each:
         return ""
@@ -160,8 +161,13 @@ def number(claim: Claim) -> str:
         if lost := sum("diverged" in some[seed] for seed in ours.keys() & others.keys()):
             return f"{what} with {lost} of {len(each)} seeds"
     spread = f" ± {statistics.stdev(each):.1f}" if len(each) > 1 else ""
-    kept, gap = share(claim), allowed(claim)
-    told = "" if kept is None else f"{100 * kept:.0f}" if kept >= 0.01 else f"{100 * kept:.2g}"
-    bytes_up = "" if kept is None or abs(1 - kept) < 0.005 else f"; {told} % of its bytes up"
-    scaled = "" if claim.from_to is None or gap is None else f"; {gap:.1f} would be the paper's share"
-    return f"{statistics.mean(each):+.1f}{spread} points{scaled}{bytes_up}"
+    up, down, gap = share(claim), share(claim, "down"), allowed(claim)
+    scaled = "" if claim.from_to is None or gap is None else f"; the paper's share of what is reached here is {gap:.1f}"
+    found = f"{statistics.mean(each):+.1f}{spread} points{scaled}"
+    if claim.equal or up is None or down is None or max(abs(1 - up), abs(1 - down)) < 0.005:
+        return found
+    return f"{found}; {percent(up)} of its bytes up, {percent(down)} down"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %" if part >= 0.01 else f"{100 * part:.2g} %"
