@@ -191,7 +191,7 @@ def _claims() -> list[Claim]:
     for row, gap in (("SAEF, averaged every 100 steps", 1.39), ("PSync", 2.08)):
         what = f"ResNet: DEF is {gap:g} points ahead of {row}"
         add("def", deep, what, ("ResNet-20", "DEF"), ("ResNet-20", row), gap)
-    diverging = [("ResNet-20", "EF, dense's rate"), ("EF21", "over blocks, dense's rate")]
+    diverging = [("ResNet-20", "EF, dense's rate"), ("EF21", "over blocks")]
     add("def", deep, "EF diverges on a ResNet", ("ResNet-20", "dense"), diverging[0], None, fails=True)
     add("def", DEF, "EF21 does not converge over blocks", dense, diverging[1], None, fails=True)
 
