@@ -808,7 +808,9 @@ def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
         ended = 100 * statistics.mean(line["accuracy_mean_of_last_5"] for line in lines.values())
         assert f"both end at {ended:.1f} %" in page
     drifting = ahead(slow[2], slow[1])
-    assert f"FedDC is {min(drifting):.1f} to {max(drifting):.1f} points ahead".replace(" 0.", " .") in page
+    told = f"FedDC is {min(drifting):.1f} to {max(drifting):.1f} points ahead, for twice as many bytes as FedAvg"
+    assert told.replace(" 0.", " .") in page
+    assert all(x == pytest.approx(2, abs=1e-3) for way in ("up", "down") for x in share(slow[2], slow[0], way))
     assert all(
         max(map(abs, ahead(news[row], streaming))) < 0.2 for row in news if row.startswith(("FedP", "MO", "FedN"))
     )
@@ -820,7 +822,8 @@ def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
     lbgm, fetch, stc = (news[row] for row in news if row.startswith(("LBGM", "FetchSGD", "STC")))
     assert all(min(ahead(lines, dense)) > -1.35 for lines in (lbgm, fetch, stc))
     shares = share(lbgm, dense, "up")
-    assert f"LBGM sends {100 * min(shares):.0f} to {100 * max(shares):.0f} % up" in page
+    assert f"LBGM sends {100 * min(shares):.0f} to {100 * max(shares):.0f} % up and all down" in page
+    assert share(lbgm, dense, "down") == pytest.approx([1.0] * 3, abs=1e-3)
     assert "FetchSGD {} MB up and {} MB down".format(*sent(*fetch.values())) in page
     assert "STC {} MB up and {} MB down".format(*sent(*stc.values())) in page
 
