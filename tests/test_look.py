@@ -271,7 +271,7 @@ def test_what_methods_reached_is_drawn_by_a_setting_and_by_bytes(thinwire: Look,
     assert [point["at"] for point in line["points"]] == [0.1, 0.5]
     code, out, _ = thinwire("look", "sweep", str(out_dir), "--across", "bytes", "--json")
     names = {line["name"]: len(line["points"]) for line in found(out)["lines"]}
-    assert (code, names) == (0, {"FedAvg, TopK": 2, "FedAvg, Dense": 1})
+    assert (code, names) == (0, {"FedAvg, TopK": 2, "FedAvg()": 1})
     code, out, _ = thinwire("look", "sweep", str(out_dir), "--across", "bytes_up", "--of", "perplexity", "--json")
     answer = found(out)
     assert (code, answer["across"], answer["value"]) == (0, "MB sent by clients", "perplexity")

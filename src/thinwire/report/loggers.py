@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ..errors import nearest, require
+from ..run.folder import write_atomic
 from .read import Record, read
 
 Outcome = Literal["finished", "failed", "killed"]  # "killed" is Ctrl-C's
@@ -103,7 +104,7 @@ class Wandb(Tool):
     def line(self, at: int, values: dict[str, float]) -> None:
         self.run.log(values, step=at)
         if self.mode == "offline":
-            self.last.write_text(str(at))
+            write_atomic(self.last, str(at).encode())
 
     def end(self, outcome: Outcome) -> None:
         self.run.finish(exit_code=0 if outcome == "finished" else 1)
