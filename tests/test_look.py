@@ -73,7 +73,11 @@ def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study:
     assert {"field", "layer", "sin2", "rho", "recycled"} <= seen["looks"][0].keys()
     by_client = seen["by_client"]
     assert (by_client["clients"], by_client["rounds"]) == ([0, 1, 2], [1, 2, 3, 4])
-    assert by_client["sin2"][1] == [e["sin2"] for e in seen["looks"] if e["client"] == 1]  # of one layer each
+    for value in ("sin2", "rho"):
+        assert by_client[value][1] == [e[value] for e in seen["looks"] if e["client"] == 1]  # of one layer each
+    by_layer = seen["by_layer"]
+    assert (by_layer["layers"], by_layer["rounds"], by_layer["sin2"][0][0]) == (["*"], [1, 2, 3, 4], None)
+    assert by_layer["rho"][0][3] == pytest.approx(sum(e["rho"] for e in seen["looks"] if e["round"] == 4) / 3)
     assert "look-back tests:" in out
     assert "Equation 45, with a smoothness of" in out
 

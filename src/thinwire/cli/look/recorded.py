@@ -76,9 +76,10 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
                 f"was within 1/sqrt(tau T) for every client in {kept} of {len(held)} rounds"
             )
             drawn = figures.recycling(tested, run.rounds, into / "look_back.png")
-            clients, rounds, sin2 = gradients.by_client(run.rounds)
             found["recycling"] = [e._asdict() for e in tested]
-            found["by_client"] = {"clients": clients, "rounds": rounds, "sin2": sin2}
+            for by in ("client", "layer"):
+                rows, *values = gradients.look_backs(run.rounds, by)
+                found[f"by_{by}"] = {f"{by}s": rows, **dict(zip(("rounds", "sin2", "rho"), values, strict=True))}
             found["looks"] = [{"round": line["round"], **look} for line in run.rounds for look in line.get("looks", ())]
             found["figures"] = [*found.get("figures", []), drawn]
         return found

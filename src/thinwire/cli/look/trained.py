@@ -31,7 +31,7 @@ def of_surface(
 ) -> None:
     """The test loss around a run's final model, along two random directions with filters as long as the model's.
 
-    Needs a complete run of a study, of any federated method.
+    Needs a complete run of any federated method, of a study or with --task.
     """
     from ...analysis import figures, surfaces
     from ...analysis.final import final, losses
@@ -75,7 +75,7 @@ def of_line(
 ) -> None:
     """The test loss along one random direction from the final model of each method, all in one figure.
 
-    Needs complete runs of a study, of any federated methods; of several seeds the first finished one is drawn.
+    Needs complete runs of federated methods, of a study or with --task; of several seeds the first finished is drawn.
     """
     from ...analysis import figures, surfaces
     from ...analysis.final import final, losses
@@ -115,7 +115,7 @@ def of_path(
 
     A second figure has the share of the models' variance in each of their first 50 principal directions.
 
-    Needs a complete run of a study with --record models or all, evaluated three times or more.
+    Needs a complete run, of a study or with --task, with --record models or all, evaluated three times or more.
     """
     from ...analysis import figures, surfaces
     from ...analysis.final import final, losses
@@ -172,7 +172,8 @@ def of_embedding(
 ) -> None:
     """Where a run's models put the examples of each client: t-SNE of what goes into the last layer.
 
-    Needs a complete run of a study, of any federated method, and scikit-learn; --rounds needs --record models or all.
+    Needs a complete run of any federated method, of a study or with --task, and scikit-learn; --rounds needs --record
+    models or all.
     """
     import torch
 
@@ -232,8 +233,8 @@ def of_pictures(
 ) -> None:
     """A test picture of each client, its mask, and what each method's model finds in it, with the Dice coefficient.
 
-    Needs complete runs of a study that segments pictures, such as --data retina. Where clients have models of their
-    own, it is the client's. Of several seeds the first finished one is drawn.
+    Needs complete runs, of a study or with --task, that segment pictures, such as --data retina. Where clients have
+    models of their own, it is the client's. Of several seeds the first finished one is drawn.
     """
     from ...analysis import figures, pictures
     from ...analysis.final import final
