@@ -19,7 +19,7 @@ from thinwire.key import Key
 from thinwire.local import Local, Trained
 from thinwire.params import Params
 from thinwire.report.read import arms
-from thinwire.run.changes import kept
+from thinwire.run.changes import keep, kept
 from thinwire.run.client import ClientState, Reply
 from thinwire.run.ranks import _packed, _unpacked
 from thinwire.task import Task
@@ -159,3 +159,38 @@ def test_a_folder_without_rows_or_with_too_few_says_so(tmp_path: Path) -> None:
     ran(tw.FedAvg(), tmp_path, record="gradients", train=ones)
     with pytest.raises(RunError, match="is shorter than its 2 rounds"):
         kept(tmp_path, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"", "Expecting value"),
+        (b'{"names": ["weight"', "Expecting ','"),
+        (b"\xff", "can't decode"),
+        (b"[]", "it holds no names and shapes of layers"),
+        (b'{"names": ["weight"]}', "it holds no names and shapes of layers"),
+    ],
+)
+def test_names_of_layers_that_cannot_be_read_are_an_error_that_names_their_file(
+    tmp_path: Path, said: bytes, why: str
+) -> None:
+    ran(tw.FedAvg(), tmp_path, record="gradients", train=ones)
+    (tmp_path / "gradients.json").write_bytes(said)
+    with pytest.raises(RunError, match=rf"gradients\.json is damaged \(.*{why}.*\): put it back as it was, or train"):
+        kept(tmp_path, [1])
+
+
+def test_names_of_layers_are_whole_or_not_there_when_a_run_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*paths: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("thinwire.run.folder.os.replace", killed)  # the last thing before they are there
+    row = Params.of([("weight", torch.zeros(2))])
+    with pytest.raises(KeyboardInterrupt):
+        keep(tmp_path, 1, row)
+    assert not (tmp_path / "gradients.json").exists()
+    monkeypatch.undo()
+    keep(tmp_path, 1, row)
+    assert kept(tmp_path, [1])[0].names == ("weight",)

@@ -342,6 +342,9 @@ def test_an_output_folder_that_holds_something_is_not_touched(compared, thinwire
     assert code == 2
     assert "is not empty and holds no study" in error
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "do not delete"
+    for within in ("thesis.txt", "thesis.txt/study"):
+        code, _, error = thinwire("run", "SCAFFOLD()", *SMALL, "--out", str(tmp_path / "mine" / within))
+        assert (code, f"{tmp_path}/mine/thesis.txt is a file; name a folder" in error) == (2, True)
 
 
 def test_a_folder_in_use_is_refused(compared, thinwire):
@@ -804,6 +807,7 @@ def test_plot_takes_a_format_for_all_files_and_a_size_in_inches(compared, thinwi
     [
         (["--format", "pgn"], "--format pgn (did you mean png?): it is one of "),
         (["--format", "pdf", "--out", "x.svg"], "--format pdf and --out x.svg are two formats: leave one out"),
+        (["--out", __file__], f"--out {__file__}: that is a file; name a folder, or a file with a suffix such as .svg"),
         (["--size", "big"], "--size big: width x height in inches, such as 8x5"),
         (["--size", "0x5"], "--size 0x5: width x height in inches, such as 8x5"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from torch import Size
 from thinwire.analysis import figures, gradients
 from thinwire.analysis.gradients import (
     Space,
-    by_client,
     centred,
     components,
     cosines,
+    look_backs,
     looked_at,
     overlap,
     progression,
@@ -163,13 +164,44 @@ def test_what_a_scalar_loses_is_held_against_corollary_1() -> None:
     assert second.allowed == pytest.approx(0.288675)
 
 
-def test_a_client_has_the_mean_of_its_layers_in_each_round_that_tested() -> None:
-    lines = [
-        {"round": 1, "looks": [look(4, None, False), look(2, 0.5, True)]},
-        {"round": 2},
-        {"round": 3, "looks": [look(4, 0.25, True), look(4, 0.75, True), look(4, None, False)]},
-    ]
-    assert by_client(lines) == ([2, 4], [1, 3], [[0.5, None], [None, 0.5]])
+def of(client: int, layer: str, sin2: float | None, rho: float | None, field: str = "update") -> dict:
+    return {**look(client, sin2, True), "layer": layer, "rho": rho, "field": field}
+
+
+# Of client 4 two layers in round 1, one of them without a test, and two in round 3; of client 2 one in round 1.
+TESTS: list[dict] = [
+    {"round": 1, "looks": [of(4, "w", 0.25, 2.0), of(4, "b", None, None), of(2, "w", 0.75, 1.0)]},
+    {"round": 2},
+    {"round": 3, "looks": [of(4, "w", 0.5, 0.5), of(4, "b", 1.0, -1.5)]},
+]
+
+
+def test_a_client_has_the_means_of_its_layers_in_each_round_that_tested() -> None:
+    sin2, rho = [[0.75, None], [0.25, 0.75]], [[1.0, None], [2.0, -0.5]]
+    assert look_backs(TESTS, "client") == ([2, 4], [1, 3], sin2, rho)
+
+
+def test_a_layer_has_the_means_of_clients_in_each_round_that_tested() -> None:
+    sin2, rho = [[0.5, 0.5], [None, 1.0]], [[1.5, 0.5], [None, -1.5]]
+    assert look_backs(TESTS, "layer") == (["w", "b"], [1, 3], sin2, rho)
+    two = [{"round": 1, "looks": [of(0, "w", 0.5, 1.0), of(0, "w", 1.0, 0.0, "control")]}]
+    assert look_backs(two, "layer") == (["update, w", "control, w"], [1], [[0.5], [1.0]], [[1.0], [0.0]])
+
+
+@pytest.mark.parametrize("lines", [TESTS, TESTS[:1], [{"round": 1, "looks": [of(0, "*", None, None)]}]])
+def test_tests_of_clients_and_of_layers_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict]
+) -> None:
+    drawn, heat = list[list[list[float | None]]](), figures._map
+
+    def noted(place: Any, values: Any, *more: Any, **how: Any) -> Any:
+        drawn.append([[None if np.isnan(x) else x for x in row] for row in values.tolist()])
+        return heat(place, values, *more, **how)
+
+    monkeypatch.setattr(figures, "_map", noted)
+    assert figures.recycling(recycling(lines), lines, tmp_path / "look_back.png").exists()
+    clients, layers = look_backs(lines, "client"), look_backs(lines, "layer")
+    assert drawn == [clients.sin2, clients.rho, layers.sin2, layers.rho]
 
 
 def test_the_losses_of_a_clients_layers_add_up() -> None:

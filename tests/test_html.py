@@ -208,7 +208,7 @@ def test_a_line_without_what_every_line_has_is_named(tmp_path: Path, name: str) 
 
 
 def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
-    (made(tmp_path / "a", DENSE, 0, []) / "rounds.jsonl").write_text('{"round": 1}\n3\n')
+    (made(tmp_path / "a", DENSE, 0, []) / "rounds.jsonl").write_text(f"{json.dumps(line(1))}\n3\n")
     with pytest.raises(RunError, match=r"rounds.jsonl is damaged: line 2 holds no object"):
         arms([tmp_path])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,15 @@ def test_lines_are_handed_on_as_numbers_one_run_after_another(out: Path, monkeyp
         def __init__(self, folder: Path) -> None:
             told.append(folder)
 
-        def begin(self, name: str, about: dict[str, Any], first: int) -> None:
+        def begin(self, name: str, about: dict[str, Any], first: int) -> int:
             told.append(("begin", name, about["method"], first))
+            return 0
 
         def line(self, at: int, values: dict[str, float]) -> None:
             told.append((at, values))
 
-        def end(self) -> None:
-            told.append("end")
+        def end(self, outcome: str) -> None:
+            told.append(outcome)
 
     monkeypatch.setitem(TOOLS, "tensorboard", Fake)  # type: ignore[arg-type]
     with Log(["tensorboard", "tensorboard"], out) as log:
@@ -73,10 +75,10 @@ def test_lines_are_handed_on_as_numbers_one_run_after_another(out: Path, monkeyp
         ("begin", "01-a/seed-0", "FedAvg()", 1),
         (1, {"accuracy": 0.25, "up_bytes": 100.0}),
         (2, {"accuracy": 0.5, "train_loss": 1.5, "up_bytes": 100.0}),
-        "end",
+        "finished",
         ("begin", "02-b/seed-0", "FedAvg()", 7),
         (7, {"accuracy": 1.0}),
-        "end",
+        "finished",
     ]
 
 
@@ -127,34 +129,121 @@ def test_tensorboard_forgets_rounds_after_the_checkpoint_that_a_run_goes_on_from
     assert shown == [(1, pytest.approx(0.1)), (2, pytest.approx(0.9)), (3, pytest.approx(0.9))]
 
 
-def test_mlflow_has_the_rounds_and_goes_on_with_the_run_it_has(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def left(out: Path, tool: str, runs: Sequence[str], error: type[BaseException]) -> None:
+    """Two rounds of each run, and then an error."""
+    with Log([tool], out) as log:
+        for name in runs:
+            for record in RECORDS:
+                log(name, record)
+        raise error
+
+
+@pytest.fixture
+def mlflow(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[str, Any]]]:
+    """What MLflow has of the study's runs, by name: a list a name, the newest first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, of what it imports
         tracking = pytest.importorskip("mlflow.tracking")
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        for record in RECORDS:  # each in a process of its own, as it were
-            with Log(["mlflow"], out) as log:
-                log("01-a/seed-0", record)
-        client = tracking.MlflowClient((out / "mlruns").as_uri())
-        (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
-        history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy")]
-    assert history == [(1, 0.25), (2, 0.5)]
-    assert (run.info.run_name, run.info.status, run.data.params["method"]) == ("01-a/seed-0", "FINISHED", "FedAvg()")
+
+        def found() -> dict[str, Any]:
+            client, runs = tracking.MlflowClient((out / "mlruns").as_uri()), dict[str, Any]()
+            for run in client.search_runs([client.get_experiment_by_name("mine").experiment_id]):
+                history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy")]
+                runs.setdefault(run.info.run_name, []).append((history, run.info.status, run.data.params))
+            return runs
+
+        yield found
+
+
+def test_mlflow_has_each_round_once_in_the_run_that_goes_on(out: Path, mlflow: Callable[[], dict[str, Any]]) -> None:
+    for accuracy, rounds in ((0.25, (1, 2, 3)), (0.75, (2, 3, 4))):  # each in a process of its own, as it were
+        with Log(["mlflow"], out) as log:
+            for number in rounds:
+                log("01-a/seed-0", {"round": number, "accuracy": accuracy, "looks": [{"client": 1}]})
+    ((history, status, params),) = mlflow()["01-a/seed-0"]
+    assert history == [(1, 0.25), (2, 0.25), (3, 0.25), (4, 0.75)]
+    assert (status, params["method"]) == ("FINISHED", "FedAvg()")
+
+
+def test_a_study_that_replaces_another_in_its_folder_has_runs_of_its_own(
+    out: Path, mlflow: Callable[[], dict[str, Any]]
+) -> None:
+    about = out / "01-a/seed-0/run.json"
+    for said in ({"method": "FedAvg()"}, {"method": "DOMO()"}, {"method": "DOMO()", "versions": ["a"]}):
+        about.write_text(json.dumps(said))
+        with Log(["mlflow"], out) as log:
+            log("01-a/seed-0", RECORDS[0])
+    about.write_text(json.dumps({"method": "DOMO()", "versions": ["a", "b"]}))  # goes on with other code
+    with Log(["mlflow"], out) as log:
+        log("01-a/seed-0", RECORDS[1])
+    histories = [history for history, *_ in mlflow()["01-a/seed-0"]]
+    assert sorted(histories) == [[(1, 0.25)], [(1, 0.25)], [(1, 0.25), (2, 0.5)]]
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
+def test_mlflow_says_how_a_run_was_ended(
+    out: Path, mlflow: Callable[[], dict[str, Any]], error: type[BaseException], status: str
+) -> None:
+    with pytest.raises(error):
+        left(out, "mlflow", ["01-a/seed-0", "02-b/seed-0"], error)
+    assert {name: runs[0][1] for name, runs in mlflow().items()} == {"01-a/seed-0": "FINISHED", "02-b/seed-0": status}
+    with Log(["mlflow"], out) as log:
+        log("02-b/seed-0", RECORDS[1])
+        assert mlflow()["02-b/seed-0"][0][1] == "RUNNING"
+    assert mlflow()["02-b/seed-0"][0][1] == "FINISHED"
+
+
+def test_a_run_that_diverges_has_failed_and_those_after_it_have_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    ended = dict[str, str]()
+
+    class Fake:
+        def __init__(self, folder: Path) -> None: ...
+
+        def begin(self, name: str, about: dict[str, Any], first: int) -> int:
+            self.name = name
+            return 0
+
+        def line(self, at: int, values: dict[str, float]) -> None: ...
+
+        def end(self, outcome: str) -> None:
+            ended[self.name.partition("-")[0]] = outcome
+
+    monkeypatch.setitem(TOOLS, "tensorboard", Fake)  # type: ignore[arg-type]
+    methods = ["FedAvg(LocalSGD(0.1), opt=SGD(1e20))", "FedAvg(LocalSGD(0.1))"]
+    words = "--clients 2 --rounds 4 --workers 1 --log tensorboard --out"
+    done = CliRunner().invoke(app, ["run", *methods, *words.split(), str(tmp_path / "mine")])
+    assert "became" in str(done.exception)
+    assert ended == {"01": "failed", "02": "finished"}
 
 
 @pytest.mark.slow
-def test_wandb_writes_an_offline_run_into_the_study(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_writes_offline_runs_into_the_study_that_have_each_round_once(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wandb = pytest.importorskip("wandb")
+        told, codes = list[int](), list[int]()
+        log_of, finish = wandb.Run.log, wandb.Run.finish
+        monkeypatch.setattr(wandb.Run, "log", lambda run, data, step: told.append(step) or log_of(run, data, step=step))
+        monkeypatch.setattr(
+            wandb.Run, "finish", lambda run, exit_code=None: codes.append(exit_code) or finish(run, exit_code)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            left(out, "wandb", ["01-a/seed-0"], KeyboardInterrupt)
         with Log(["wandb"], out) as log:
-            for record in RECORDS:
-                log("01-a/seed-0", record)
+            for number in (2, 3):
+                log("01-a/seed-0", {**RECORDS[1], "round": number})
         wandb.teardown()
-    (run,) = (out / "wandb").glob("offline-run-*/*.wandb")
-    data = run.read_bytes()
-    assert b"FedAvg()" in data
-    assert data.count(b"up_bytes") >= 2  # a line of history a round
+    assert (told, codes) == ([1, 2, 3], [1, 0])
+    first, second = (path.read_bytes() for path in sorted(out.glob("wandb/offline-run-*/*.wandb")))
+    assert all(b"FedAvg()" in data and b"up_bytes" in data for data in (first, second))
+    names = [path.name.rpartition("-")[2] for path in out.glob("wandb/offline-run-*")]
+    assert names[0] == names[1]  # one run, whose files `wandb sync` uploads one after another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+import thinwire as tw
 from thinwire.analysis import figures, pictures
 from thinwire.analysis.leakage import Leak
 from thinwire.cli import main
@@ -71,7 +73,11 @@ def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study:
     assert {"field", "layer", "sin2", "rho", "recycled"} <= seen["looks"][0].keys()
     by_client = seen["by_client"]
     assert (by_client["clients"], by_client["rounds"]) == ([0, 1, 2], [1, 2, 3, 4])
-    assert by_client["sin2"][1] == [e["sin2"] for e in seen["looks"] if e["client"] == 1]  # of one layer each
+    for value in ("sin2", "rho"):
+        assert by_client[value][1] == [e[value] for e in seen["looks"] if e["client"] == 1]  # of one layer each
+    by_layer = seen["by_layer"]
+    assert (by_layer["layers"], by_layer["rounds"], by_layer["sin2"][0][0]) == (["*"], [1, 2, 3, 4], None)
+    assert by_layer["rho"][0][3] == pytest.approx(sum(e["rho"] for e in seen["looks"] if e["round"] == 4) / 3)
     assert "look-back tests:" in out
     assert "Equation 45, with a smoothness of" in out
 
@@ -269,7 +275,7 @@ def test_what_methods_reached_is_drawn_by_a_setting_and_by_bytes(thinwire: Look,
     assert [point["at"] for point in line["points"]] == [0.1, 0.5]
     code, out, _ = thinwire("look", "sweep", str(out_dir), "--across", "bytes", "--json")
     names = {line["name"]: len(line["points"]) for line in found(out)["lines"]}
-    assert (code, names) == (0, {"FedAvg, TopK": 2, "FedAvg, Dense": 1})
+    assert (code, names) == (0, {"FedAvg, TopK": 2, "FedAvg()": 1})
     code, out, _ = thinwire("look", "sweep", str(out_dir), "--across", "bytes_up", "--of", "perplexity", "--json")
     answer = found(out)
     assert (code, answer["across"], answer["value"]) == (0, "MB sent by clients", "perplexity")
@@ -320,6 +326,13 @@ def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:
         (["dimension", "--low", "0"], "--low 0: it must be at least 1"),
         (["dimension", "--low", "50", "--high", "10"], "--high 10: it must be at least --low 50"),
         (["dimension", "FedAvg()"], "has no dimension: name a method with a field `dim`"),
+        (["subspace", "nowhere", "--rank", "0"], "--rank 0: it must be at least 1"),
+        (["subspace", "nowhere", "--rank", "5", "--start", "2"], "--rank 5: at most --start 2, the rounds whose"),
+        (["subspace", "nowhere", "--decay", "0"], "--decay 0.0: it must be above 0, and 1 at most"),
+        (["layers", "nowhere", "--out", __file__], f"--out {__file__}: {__file__} is a file; name a folder"),
+        (["sweep", "nowhere", "--out", f"{__file__}/x"], f"--out {__file__}/x: {__file__} is a file; name a folder"),
+        (["leakage", "FedAvg()", "--out", __file__], f"--out {__file__}: {__file__} is a file; name a folder"),
+        (["dimension", "--out", __file__], f"--out {__file__}: {__file__} is a file; name a folder"),
     ],
 )
 def test_a_mistake_is_one_line(thinwire: Look, words: list[str], said: str) -> None:
@@ -327,6 +340,109 @@ def test_a_mistake_is_one_line(thinwire: Look, words: list[str], said: str) -> N
     assert code == 2
     assert said in error
     assert len(error.splitlines()) == 1
+
+
+def lying(folder: Path, kind: str, method: str = "FedAvg()", **more: Any) -> Path:
+    """A run of one line as it lies on disk."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"kind": kind, "method": method, "seed": 0}))
+    (folder / "rounds.jsonl").write_text(json.dumps({**dict.fromkeys(EVERY_LINE[kind], 1), **more}) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "said"),
+    [
+        ("federated", ["feedback"], "DIR has no residuals: it is federated, and runs that are data-parallel have them"),
+        ("federated", ["layers"], "DIR has no recorded layers: train it with --record layers"),
+        ("federated", ["surface"], "DIR has no complete run: let it end first"),
+        ("data-parallel", ["gradients"], "DIR has no recorded gradients: it is data-parallel, and runs that are"),
+        ("data-parallel", ["surface"], "DIR is data-parallel: final models are looked at of federated runs alone"),
+        ("data-parallel", ["staleness"], "DIR has no records of staleness: it is data-parallel, and runs that are"),
+    ],
+)
+def test_what_is_wrong_with_all_runs_of_a_study_is_said_once(
+    thinwire: Look, tmp_path: Path, kind: str, words: list[str], said: str
+) -> None:
+    for name in ("01-a", "02-b", "03-c"):
+        lying(tmp_path / name / "seed-0", kind, f"Some{name[-1].upper()}()")
+    code, out, error = thinwire("look", *words, str(tmp_path))
+    assert (code, out, len(error.splitlines())) == (2, "", 1)
+    assert error.startswith(f"error: {said}".replace("DIR", str(tmp_path)))
+
+
+def test_where_runs_are_passed_over_for_different_reasons_each_has_its_own(thinwire: Look, tmp_path: Path) -> None:
+    lying(tmp_path / "a", "data-parallel")
+    (lying(tmp_path / "b", "data-parallel") / "rounds.jsonl").write_text("")
+    code, out, error = thinwire("look", "feedback", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert error.splitlines() == [
+        f"a is passed over: {tmp_path}/a has no residuals: its method keeps none; look at one such as DEF(64)",
+        f"b is passed over: {tmp_path}/b has no residuals yet: its first step is not made",
+        f"error: {tmp_path}: each of its runs is passed over, for the reason above",
+    ]
+
+
+def test_a_run_without_anything_to_look_at_is_passed_over_beside_one_that_has_it(
+    thinwire: Look, tmp_path: Path
+) -> None:
+    lying(tmp_path / "a", "data-parallel", "Hook(Dense())")
+    lying(tmp_path / "b", "data-parallel", "DEF(16.0)", residual=2.0, distance=1.0, lam=0.5)
+    code, out, error = thinwire("look", "feedback", str(tmp_path), "--json")
+    assert (code, list(found(out)["runs"]), len(error.splitlines())) == (0, ["b"], 1)
+    assert error.startswith("a is passed over: ")
+    assert out.startswith("b: ")  # nothing of the other one
+
+
+def test_shares_from_a_hundred_percent_on_are_whole_numbers(thinwire: Look, tmp_path: Path) -> None:
+    parts = {"moved": [0.5, 30.0], "weights": [6.0, 2.0], "difference": [1.0, 1.5], "gradient": [10.1, 1.25]}
+    code, out, _ = thinwire("look", "staleness", str(lying(tmp_path / "a", "pipelined", **parts)))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert (code, rows) == (0, [["0", "0.5", "8.3 %", "1", "9.9 %"], ["1", "30", "1,500 %", "1.5", "120 %"]])
+
+
+TASK = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from thinwire.problem import Problem
+
+def make(clients, seed):
+    x = torch.randn(clients + 1, 8, 6, generator=torch.Generator().manual_seed(seed))
+    y = (x.sum(-1) > 0).long()
+    return Problem(lambda: nn.Linear(6, 2), [TensorDataset(x[k], y[k]) for k in range(clients)], test=(x[-1], y[-1]))
+
+def other(clients, seed):
+    return make(clients, seed + 1)
+"""
+
+
+def test_a_run_of_no_study_is_looked_at_with_the_task_that_it_was_trained_with(
+    thinwire: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task_of_a_test.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    problem = importlib.import_module("task_of_a_test").make(2, 0)
+    out = tmp_path / "mine"
+    run = tw.simulate(tw.FedAvg(), problem.model, problem.tasks, 3, test=problem.test, out=out, record="models")
+    for command in ("surface", "line", "path"):
+        words = ["look", command, str(out), "--points", "3", "--task"]
+        code, answer, _ = thinwire(*words, "task_of_a_test:make", "--json")
+        assert (code, len(found(answer)["files"])) == (0, 2 if command == "path" else 1)
+    code, answer, _ = thinwire("look", "surface", str(out), "--points", "3", "--task", "task_of_a_test:make", "--json")
+    assert found(answer)["runs"]["."]["loss"][1][1] == pytest.approx(run.rounds[-1]["test_loss"], rel=1e-5)
+    for given, said in (
+        ([], f"{out} is in no study that says its model and data: name them, --task my_module:make_task"),
+        (["--task", "task_of_a_test:other"], f"{out} was trained on other data than --task task_of_a_test:other makes"),
+    ):
+        code, _, error = thinwire("look", "surface", str(out), *given)
+        assert (code, error.startswith(f"error: {said}"), len(error.splitlines())) == (2, True, 1)
+
+
+def test_a_task_is_refused_where_the_study_says_what_it_was(thinwire: Look, study: Path) -> None:
+    code, _, error = thinwire("look", "surface", str(study), "--task", "task_of_a_test:make")
+    assert (code, error) == (2, f"error: {study} is in a study, which says its model and data: leave --task out\n")
 
 
 def test_a_run_that_recorded_nothing_is_named_with_the_option_it_lacks(thinwire: Look, tmp_path: Path) -> None:

@@ -2,9 +2,59 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from thinwire.report.read import labels
+from thinwire.errors import RunError
+from thinwire.report.heat import taking_part
+from thinwire.report.read import EVERY_LINE, arms, labels
+
+
+def written(folder: Path, rounds: list[str], ended: int | None = None) -> Path:
+    """A run with these lines of ``rounds.jsonl``, complete after so many rounds."""
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text('{"method": "FedAvg()", "seed": 0}')
+    (folder / "rounds.jsonl").write_text("\n".join(rounds))
+    if ended is not None:
+        (folder / "summary.json").write_text(json.dumps({"rounds": ended}))
+    return folder
+
+
+WHOLE = [json.dumps({**dict.fromkeys(EVERY_LINE["federated"], 1), "round": number}) for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("torn", ['{"round": 4, "up', '{"round": 4, "up\n', ""])
+def test_a_last_line_that_a_kill_cut_short_is_left_out(tmp_path: Path, torn: str) -> None:
+    (arm,) = arms([written(tmp_path, [*WHOLE, torn])])
+    assert [line["round"] for line in arm.runs[0].rounds] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ([WHOLE[0], "{bad", WHOLE[2]], "line 2 is no JSON"),
+        ([WHOLE[0], "", WHOLE[2]], "line 2 is no JSON"),
+        ([*WHOLE[:2], "{bad"], "it ends after round 2, and summary.json says that 3 were made"),
+        (WHOLE[:1], "it ends after round 1, and summary.json says that 3 were made"),
+    ],
+)
+def test_another_line_that_cannot_be_read_is_an_error_and_no_shorter_run(
+    tmp_path: Path, rounds: list[str], said: str
+) -> None:
+    written(tmp_path, rounds, ended=3)
+    with pytest.raises(
+        RunError, match=rf"rounds\.jsonl is damaged: {said}; put it back as it was, or delete the run's"
+    ):
+        arms([tmp_path])
+
+
+def test_a_line_of_a_ledger_without_its_client_is_named(tmp_path: Path) -> None:
+    entries = [{"round": 1, "client": 0, "direction": "up"}, {"round": 1}]
+    (written(tmp_path, WHOLE) / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    with pytest.raises(RunError, match=r"ledger\.jsonl is damaged: line 2 has no client; put it back"):
+        taking_part(arms([tmp_path]))
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,22 @@ from thinwire.analysis import sweep
 from thinwire.report.read import Arm, arms
 
 
+def lying(folder: Path, method: str, size: int, *reached: dict[str, float]) -> None:
+    """A run in which clients sent ``size`` bytes a round, with what each round reached."""
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"method": method, "seed": 0}))
+    sent = {"up_bytes": size, "down_bytes": 1000, "slowest_bytes": size, "up_floats": size / 4}
+    lines = [{"round": n, **sent, "seconds": 1.0, "clock": 0.0, **each} for n, each in enumerate(reached, 1)]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (folder / "summary.json").write_text("{}")
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> list[Arm]:
     """Two methods, three rounds each. A client sent 20 bytes a round by the first method, and 60 by the second."""
     for share, size in ((0.1, 20), (0.5, 60)):
-        folder = tmp_path / str(share)
-        folder.mkdir()
-        (folder / "run.json").write_text(json.dumps({"method": f"FedAvg(up=TopK({share}))", "seed": 0}))
-        sent = {"up_bytes": size, "down_bytes": 1000, "slowest_bytes": size, "up_floats": size / 4}
-        line = {**sent, "seconds": 1.0, "clock": 0.0, "accuracy": share}
-        losses = (math.log(2) + share, math.log(4) + share, math.log(6) + share)
-        lines = [{"round": n, **line, "test_loss": loss} for n, loss in enumerate(losses, 1)]
-        (folder / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-        (folder / "summary.json").write_text("{}")
+        reached = [{"accuracy": share, "test_loss": math.log(n) + share} for n in (2, 4, 6)]
+        lying(tmp_path / str(share), f"FedAvg(up=TopK({share}))", size, *reached)
     return arms([tmp_path])
 
 
@@ -67,14 +70,17 @@ def test_of_methods_that_differ_in_what_was_tuned_the_best_is_drawn(across: str 
         (0.5, 0.1, 60, 0.6),
         (0.5, 0.2, 63, 0.5),
     ):
-        folder = tmp_path / f"{share} {lr}"
-        folder.mkdir()
         text = f"FedAvg(LocalSGD({lr}), up=TopK({share}))"
-        (folder / "run.json").write_text(json.dumps({"method": text, "seed": 0}))
-        sent = {"up_bytes": size, "down_bytes": 1000, "slowest_bytes": size, "up_floats": size / 4}
-        line = {"round": 1, **sent, "seconds": 1.0, "clock": 0.0, "accuracy": accuracy}
-        (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
-        (folder / "summary.json").write_text("{}")
+        lying(tmp_path / f"{share} {lr}", text, size, {"accuracy": accuracy})
     _, _, (line,) = sweep.swept(arms([tmp_path]), across, "local.lr")
     at = [0.1, 0.5] if across is None else [21e-6, 60e-6]
     assert [(p.at, p.mean) for p in line.points] == [(at[0], pytest.approx(40)), (at[1], pytest.approx(60))]
+
+
+def test_a_line_of_one_method_is_named_as_that(tmp_path: Path) -> None:
+    methods = ("FedAvg()", "FedAvg(up=LBGM(threshold=0.4))", "LUAR(FedAvg(), recycle=1)", "LUAR(FedAvg(), recycle=2)")
+    for number, method in enumerate(methods):
+        lying(tmp_path / str(number), method, number + 1, {"accuracy": 0.5})
+    _, _, lines = sweep.swept(arms([tmp_path]), "bytes")
+    assert [line.name for line in lines] == [*methods[:2], "LUAR, FedAvg"]
+    assert [len(line.points) for line in lines] == [1, 1, 2]

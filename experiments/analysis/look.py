@@ -32,7 +32,8 @@ JOBS: dict[str, list[str]] = {
         "look gradients DIR",
     ],
     "look_back": [
-        'run "FedAvg(up=LBGM(threshold=0.4))" --data digits --clients 10 --rounds 40 --lr 0.1 --record looks --out DIR',
+        'run "FedAvg(up=Layerwise(LBGM(threshold=0.4)))" --data digits --clients 10 --rounds 40 --lr 0.1 '
+        "--record looks --out DIR",
         "look gradients DIR",
     ],
     "layers": [
@@ -122,7 +123,8 @@ def job(name: str, into: Path, figures: Path | None, tiny: bool) -> Line:
                     shutil.copyfile(path, figures / f"{name if path.stem == 'leakage' else path.stem}.png")
     answer.pop("files")
     answer = next(iter(answer["runs"].values())) if "runs" in answer else answer
-    for much in ("heat_maps", "looks", "by_client", "progressions"):  # tens of thousands of numbers, which no page says
+    # Tens of thousands of numbers, which no page says.
+    for much in ("heat_maps", "looks", "by_client", "by_layer", "progressions"):
         answer.pop(much, None)
     line = {**key, **answer, **code(), "seconds": round(time.time() - began, 1), "hardware": hardware()}
     replace(into, line, key)

@@ -124,29 +124,48 @@ def cosines(space: Space, look: Look, path: Path) -> Path:
 
 
 def recycling(found: Sequence[gradients.Recycling], lines: Sequence[Any], path: Path) -> Path:
-    """The look-back test by round, client by client, and what it would lose beside what Corollary 1 allows."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 3.8), layout="constrained")
-    clients, rounds, means = gradients.by_client(lines)
-    heat = np.array(means, dtype=float)  # None is no number
-    shown = _map(left, heat, rounds, range(len(clients)), vmin=0, vmax=1, cmap="viridis")
-    ticks = range(0, len(clients), -(-len(clients) // 30))
-    left.set_yticks(ticks, [str(clients[i]) for i in ticks], fontsize=7)
-    figure.colorbar(shown, ax=left, label="sin², mean over layers")
-    left.set_xlabel("round")
-    left.set_ylabel("client")
-    x = [each.round for each in found]
-    nothing = float("nan")
-    middle.plot(x, [nothing if e.sin2 is None else e.sin2 for e in found], color=COLOURS[0], label="sin², median")
-    middle.plot(x, [nothing if e.rho is None else e.rho for e in found], color=COLOURS[2], label="rho, median")
-    middle.plot(x, [e.recycled for e in found], ":", color=COLOURS[1], label="share recycled")
-    middle.legend(frameon=False)
-    _plain(middle, "round", "")
-    label = "largest ‖d‖² sin²"
-    right.semilogy(x, [e.error or nothing for e in found], color=COLOURS[0], label=label)
-    right.semilogy(x, [e.allowed for e in found], "--", color=COLOURS[1], label="1 / √(τT)")
-    right.legend(frameon=False)
-    _plain(right, "round", "")
+    """The look-back test by round: sin^2 and rho of each client and of each layer, their medians, and what is lost.
+
+    What recycling would lose is beside what Corollary 1 allows.
+    """
+    clients, layers = (gradients.look_backs(lines, by) for by in ("client", "layer"))
+    figure, grid = plt.subplots(
+        2,
+        3,
+        figsize=(15, 7.6),
+        height_ratios=[1, 1 if len(layers.rows) > 8 else 0.6],
+        layout="constrained",
+    )
+    seen = [x for each in (*clients.rho, *layers.rho) for x in each if x is not None] or [0.0, 1.0]
+    few = [float(x) for x in np.quantile(seen, (0.02, 0.98))]  # a few far ones are not to hide the others
+    for places, tests, name, over in ((grid[0], clients, "client", "layers"), (grid[1], layers, "layer", "clients")):
+        for place, value, label in zip(places, ("sin2", "rho"), ("sin²", "rho"), strict=False):
+            heat = np.array(getattr(tests, value), dtype=float)  # None is no number
+            least, most = few if value == "rho" else (0, 1)
+            shown = _map(place, heat, tests.rounds, range(len(tests.rows)), vmin=least, vmax=most, cmap="viridis")
+            ticks = range(0, len(tests.rows), -(-len(tests.rows) // 30))
+            place.set_yticks(ticks, [_row(tests.rows[i]) for i in ticks], fontsize=7)
+            place.set_xlabel("round")
+            place.set_ylabel(name)
+            beyond = "both" if value == "rho" else "neither"
+            figure.colorbar(shown, ax=place, label=f"{label}, mean over {over}", extend=beyond)
+    x, nothing = [each.round for each in found], float("nan")
+    medians, lost = grid[0, 2], grid[1, 2]
+    medians.plot(x, [nothing if e.sin2 is None else e.sin2 for e in found], color=COLOURS[0], label="sin², median")
+    medians.plot(x, [nothing if e.rho is None else e.rho for e in found], color=COLOURS[2], label="rho, median")
+    medians.plot(x, [e.recycled for e in found], ":", color=COLOURS[1], label="share recycled")
+    lost.semilogy(x, [e.error or nothing for e in found], color=COLOURS[0], label="largest ‖d‖² sin²")
+    lost.semilogy(x, [e.allowed for e in found], "--", color=COLOURS[1], label="1 / √(τT)")
+    for place in (medians, lost):
+        place.legend(frameon=False)
+        _plain(place, "round", "")
     return _save(figure, path)
+
+
+def _row(name: object) -> str:
+    """What stands at a row: a client's number or a layer's name, shortened from the left."""
+    text = "all layers" if name == WHOLE else str(name)
+    return text if len(text) <= 24 else f"…{text[-23:]}"
 
 
 def bounds(found: Sequence[gradients.Step], path: Path) -> Path:

@@ -13,8 +13,9 @@ from torch import nn
 from ..compare.loaded import Loaded, load, study_of
 from ..errors import RunError, require
 from ..params import Params
-from ..problem import Problem
+from ..problem import Problem, custom
 from ..report.read import Run
+from ..run.identity import data_digest
 from ..task import Task, as_task, as_tasks
 from ..train.one import Slot, evaluate, floats, made
 
@@ -93,11 +94,28 @@ def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     return copy.deepcopy(model) if isinstance(model, nn.Module) else made(model, seed)
 
 
-def final(run: Run) -> Final:
-    """Of a complete run of a study. Raises :class:`RunError` for another."""
-    loaded, study = load(run.path), study_of(run.path)
-    assert study is not None  # without one, load asks for a model
-    return Final(run, loaded, study.problem(run.seed))
+def final(run: Run, task: str | None = None) -> Final:
+    """Of a complete federated run. Model and data are what its study says.
+
+    A run of no study, as ``simulate(..., out=folder)`` leaves it, says neither: then ``task`` names them, as
+    ``my_module:make_task``. Raises :class:`RunError` for any other run, and for a task that makes other data.
+    """
+    if run.kind != "federated":
+        raise RunError(f"{run.path} is {run.kind}: final models are looked at of federated runs alone")
+    if run.summary is None:
+        raise RunError(f"{run.path} has no complete run: let it end first")
+    study = study_of(run.path)
+    if study is not None and task is not None:
+        raise RunError(f"{run.path} is in a study, which says its model and data: leave --task out")
+    if study is not None:
+        return Final(run, load(run.path), study.problem(run.seed))
+    if task is None:
+        raise RunError(f"{run.path} is in no study that says its model and data: name them, --task my_module:make_task")
+    problem = custom(task, int(run.about["clients"]), run.seed)
+    found = Final(run, load(run.path, problem.model), problem)
+    if data_digest(found.tasks) != run.about["data"]:
+        raise RunError(f"{run.path} was trained on other data than --task {task} makes of its clients and seed")
+    return found
 
 
 def labels(task: Task, indices: torch.Tensor) -> list[int]:

@@ -247,21 +247,39 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
     return found
 
 
-def by_client(lines: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[int], list[list[float | None]]]:
-    """The clients, the rounds that tested, and sin^2 [clients, rounds]: the mean over a client's fields and layers.
+class LookBacks(NamedTuple):
+    """Look-back tests by client, or by layer: means over all of a row's in a round, None where it had none."""
 
-    None where a client did not test.
+    rows: list[Any]  # numbers of clients, or names of layers
+    rounds: list[int]  # those that tested
+    sin2: list[list[float | None]]  # [rows, rounds]
+    rho: list[list[float | None]]
+
+
+def look_backs(lines: Sequence[Mapping[str, Any]], by: Literal["client", "layer"]) -> LookBacks:
+    """Of rounds with ``looks``: a client's over its fields and layers, or a layer's over clients.
+
+    Clients are in order, layers in the model's. Where replies have several fields, a layer's name has its field's too.
     """
-    tested = [line for line in lines if line.get("looks")]
-    clients = sorted({look["client"] for line in tested for look in line["looks"]})
-    sums: dict[tuple[int, int], list[float]] = {}
-    for line in tested:
-        for look in line["looks"]:
-            if look["sin2"] is not None:
-                sums.setdefault((look["client"], line["round"]), []).append(look["sin2"])
-    rounds = [line["round"] for line in tested]
-    means = {where: sum(values) / len(values) for where, values in sums.items()}
-    return clients, rounds, [[means.get((client, round)) for round in rounds] for client in clients]
+    looks = [(line["round"], look) for line in lines for look in line.get("looks", ())]
+    rounds = list(dict.fromkeys(round for round, _ in looks))
+    several = len({look["field"] for _, look in looks}) > 1
+
+    def row(look: Mapping[str, Any]) -> Any:
+        return f"{look['field']}, {look['layer']}" if by == "layer" and several else look[by]
+
+    rows = list(dict.fromkeys(row(look) for _, look in looks))
+    rows = sorted(rows) if by == "client" else rows
+    found: dict[tuple[Any, int], list[Mapping[str, Any]]] = {}
+    for round, look in looks:
+        if look["sin2"] is not None:
+            found.setdefault((row(look), round), []).append(look)
+
+    def means(value: str) -> list[list[float | None]]:
+        each = {where: sum(look[value] for look in some) / len(some) for where, some in found.items()}
+        return [[each.get((row, round)) for round in rounds] for row in rows]
+
+    return LookBacks(rows, rounds, means("sin2"), means("rho"))
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -12,9 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
-from torch import Tensor
-
 from ..report.read import Run, lacks
 
 
@@ -30,10 +27,12 @@ class Owed(NamedTuple):
     accuracy_x: float | None = None  # of x, where that is another: of DEF-A's
 
 
-def best(residuals: Float[Tensor, "k d"]) -> float | None:
-    """lambda* of Equation 2-9 for the residuals of K workers: 1 if all are the same, 1/K if they are orthogonal."""
-    whole = float(residuals.double().square().sum(1).mean())
-    return float(residuals.double().mean(0).square().sum()) / whole if whole else None
+def best(residual: float, distance: float) -> float | None:
+    """lambda* of Equation 2-9: 1 if all workers' residuals are the same, 1/K if those of K are orthogonal.
+
+    The lengths are those of :func:`thinwire.ddp.simulate.lengths`.
+    """
+    return (distance / residual) ** 2 if residual else None
 
 
 def owed(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
@@ -41,10 +40,8 @@ def owed(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
     found = []
     for line in lines:
         if "residual" in line:
-            residual, distance = line["residual"], line["distance"]
-            star = (distance / residual) ** 2 if residual else None
-            reached = line.get("accuracy"), line.get("accuracy_x")
-            found.append(Owed(line["step"], residual, distance, star, line.get("lam"), *reached))
+            both, reached = (line["residual"], line["distance"]), (line.get("accuracy"), line.get("accuracy_x"))
+            found.append(Owed(line["step"], *both, best(*both), line.get("lam"), *reached))
     return found
 
 

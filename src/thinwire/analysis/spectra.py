@@ -85,6 +85,15 @@ class Subspace(NamedTuple):
     kept: Float[Tensor, " r"] | None  # server.sigma at the last checkpoint, of a run of FLSS
 
 
+def basis(rank: int | None, start: int | None, decay: float | None) -> None:
+    """Raise ``ValueError`` for options of a basis that mean nothing, whatever the run."""
+    for name, given in (("rank", rank), ("start", start)):
+        require(given is None or given >= 1, f"--{name} {given}: it must be at least 1")
+    require(decay is None or 0 < decay <= 1, f"--decay {decay}: it must be above 0, and 1 at most")
+    fits = rank is None or start is None or rank <= start
+    require(fits, f"--rank {rank}: at most --start {start}, the rounds whose updates the basis is first made of")
+
+
 def recorded(run: Run, rank: int | None = None, start: int | None = None, decay: float | None = None) -> Subspace:
     """Of a run that was trained with ``record="gradients"``.
 
@@ -93,17 +102,13 @@ def recorded(run: Run, rank: int | None = None, start: int | None = None, decay:
     """
     from .gradients import recorded as space
 
-    for name, given in (("rank", rank), ("start", start)):
-        require(given is None or given >= 1, f"--{name} {given}: it must be at least 1")
-    require(decay is None or 0 < decay <= 1, f"--decay {decay}: it must be above 0, and 1 at most")
+    basis(rank, start, decay)
     found: Space = space(run)
     products, own = found.whole(), flss(run)
     total = len(products)
     first = start or (own.start if own else max(1, min(20, total // 2)))
     size = rank or (min(own.rank, first) if own else max(1, min(10, first // 2)))
-    require(
-        size <= first, f"--rank {size}: at most --start {first}, the rounds whose updates the basis is first made of"
-    )
+    basis(size, first, None)
     every = own.every if own else 1
     followed, _ = streaming(products, size, first, every, (own.decay if own else 1.0) if decay is None else decay)
     followed = [one._replace(round=number) for one, number in zip(followed, found.rounds, strict=True)]

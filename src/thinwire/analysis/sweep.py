@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Methods that differ in the setting alone, in its order; ``name`` says what they share."""
+    """Methods that differ in the setting alone, in its order; ``name`` says what they share: of one method all."""
 
     name: str
     points: list[Point]
@@ -93,7 +93,7 @@ def swept(
             choose = min if value.endswith(("loss", PERPLEXITY)) else max
             alike = [[p for _, own, p in some if own == but] for but in dict.fromkeys(but for _, but, _ in some)]
             points = [choose(each, key=lambda p: p.mean) for each in alike]
-        lines.append(Line(_name(some[0][0], shown), sorted(points)))
+        lines.append(Line(points[0].method if len(points) == 1 else _name(some[0][0], shown), sorted(points)))
     return (path if axis is None else sent[axis]), value, lines
 
 

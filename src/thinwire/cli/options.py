@@ -10,6 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import require
+
+
+def folder(path: Path | None) -> Path | None:
+    """What ``--out`` names, before anything is computed for it. Raises ``ValueError`` where a file is in the way."""
+    there = next((one for one in (path, *path.parents) if one.exists()), None) if path else None
+    require(there is None or there.is_dir(), f"--out {path}: {there} is a file; name a folder, which need not exist")
+    return path
+
+
 Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
@@ -19,7 +29,7 @@ Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expr
 Decay = Annotated[str | None, typer.Option(help="A tenth of the rate after these shares, e.g. 0.5,0.75.")]
 Seed = Annotated[int, typer.Option(help="Seed of the model and of batches.")]
 Seeds = Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")]
-Out = Annotated[Path, typer.Option(help="A new folder for everything.")]
+Out = Annotated[Path, typer.Option(help="A new folder for everything.", callback=folder)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the study that is in --out.")]
 LogTo = Annotated[
     list[str] | None,

@@ -212,15 +212,16 @@ class Pipelined(Steps):
         on_record: Callable[[str, Record], None] | None = None,
         progress: bool = False,
         problems: Mapping[int, Problem] | None = None,
+        on_failure: Callable[[str], None] | None = None,
     ) -> list[str]:
         if self.forward and (self.cut or self.parts == 1):
-            return super().run(out, on_record, progress, problems)
+            return super().run(out, on_record, progress, problems, on_failure)
         begun = described(out) if (out / "study.json").exists() else {}
         if begun.get("forward") and all(begun.get(f) == v for f, v in self.values().items() if f not in MEASURED):
             found = Pipelined.of(begun, out / "study.json")
-            return found.run(out, on_record, progress, problems)
+            return found.run(out, on_record, progress, problems, on_failure)
         known = problems or {self.seeds[0]: self.problem(self.seeds[0])}
-        return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known)
+        return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known, on_failure)
 
     def optimizers(self, stages: Sequence[nn.Module]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
         """What makes a part's optimiser."""

@@ -191,12 +191,13 @@ class Study(ABC):
         on_record: Callable[[str, Record], None] | None = None,
         progress: bool = False,
         problems: Mapping[int, Problem] | None = None,
+        on_failure: Callable[[str], None] | None = None,
     ) -> list[str]:
         """Train what is not complete yet; returns a line for each run that failed.
 
-        A run that diverges, or whose messages are refused, does not end the others. ``on_record`` is called with a
-        run's folder and its record. ``problems`` may hold those of some seeds, built already. Raises
-        :class:`RunError` for a folder that another process trains in.
+        A run that diverges, or whose messages are refused, does not end the others: ``on_failure`` is called with its
+        folder. ``on_record`` is called with a run's folder and its record. ``problems`` may hold those of some seeds,
+        built already. Raises :class:`RunError` for a folder that another process trains in.
         """
         failures, problems = [], problems or {}
         with contextlib.ExitStack() as stack:
@@ -213,6 +214,8 @@ class Study(ABC):
                     self.train(Job(method, seed, problems[seed], listen, progress), out / name)
                 except (NonFinite, WireError) as error:
                     failures.append(f"{method!r}, seed {seed}: {error}")
+                    if on_failure is not None:
+                        on_failure(name)
         return failures
 
     # -- to disk and back -----------------------------------------------------

@@ -20,6 +20,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -294,17 +295,23 @@ def _sent(now: Traffic, before: Traffic, workers: int) -> Record:
     }
 
 
-@torch.no_grad()
 def _owed(team: Sequence[Worker]) -> Record:
     """How long residuals are, and how long their mean is. Nothing for a method that keeps an estimate instead."""
     method = team[0].method
     if not isinstance(method, Feedback) or method.estimate:
         return {}
-    total, squares = torch.zeros_like(team[0].rank.e, dtype=torch.float64), 0.0
-    for worker in team:
-        total.add_(worker.rank.e)
-        squares += float(torch.linalg.vector_norm(worker.rank.e, dtype=torch.float64)) ** 2
-    return {"residual": math.sqrt(squares / len(team)), "distance": float(total.norm()) / len(team)}
+    residual, distance = lengths([worker.rank.e for worker in team])
+    return {"residual": residual, "distance": distance}
+
+
+@torch.no_grad()
+def lengths(residuals: Sequence[Float[Tensor, " d"]]) -> tuple[float, float]:
+    """Of the residuals e_k of K workers: the root of the mean of ||e_k||^2, and ||mean e_k||."""
+    total, squares = torch.zeros_like(residuals[0], dtype=torch.float64), 0.0
+    for e in residuals:
+        total.add_(e)
+        squares += float(torch.linalg.vector_norm(e, dtype=torch.float64)) ** 2
+    return math.sqrt(squares / len(residuals)), float(total.norm()) / len(residuals)
 
 
 def _state(result: Result, team: Sequence[Worker], step: int) -> State:

@@ -5,7 +5,6 @@ Of thousands of clients or rounds neighbours share a cell (``CELLS``), so that a
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .read import Arm, Record, Run
+from .read import Arm, Record, Run, read_lines
 
 CELLS = 240, 400  # rows and columns of a heat map
 FULL = 6  # runs whose heat maps have as many
@@ -44,19 +43,12 @@ def taking_part(found: Sequence[Arm]) -> list[Record] | None:
 def _states(path: Path) -> dict[tuple[int, int], int]:
     """By round and client, of those that were called: whether they answered."""
     states: dict[tuple[int, int], int] = {}
-    if not path.exists():
-        return states
-    with open(path) as file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                break  # the line that a kill cut short
-            where = entry["round"], entry["client"]
-            if entry["direction"] == "up":
-                states[where] = ANSWERED if entry.get("used", True) else LATE
-            else:
-                states.setdefault(where, LOST)
+    for entry in read_lines(path, ("round", "client", "direction")) if path.exists() else ():
+        where = entry["round"], entry["client"]
+        if entry["direction"] == "up":
+            states[where] = ANSWERED if entry.get("used", True) else LATE
+        else:
+            states.setdefault(where, LOST)
     return states
 
 

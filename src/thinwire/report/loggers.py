@@ -4,11 +4,16 @@ A :class:`Log` is told each line of ``rounds.jsonl`` once it is there, and hands
 of which is one small class. Nothing leaves this machine unless the tool was set up for that. Weights & Biases is
 offline unless ``WANDB_MODE`` says otherwise. MLflow writes into the study's folder unless ``MLFLOW_TRACKING_URI`` is
 set.
+
+A run that goes on from a checkpoint makes the rounds after it once more, to the same bits. A tool shows each round once
+all the same: TensorBoard drops what it had of these, and the others keep that and are not told again. They mark a run
+that an error or Ctrl-C ended as such.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import time
@@ -17,10 +22,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import nearest, require
+from ..run.folder import write_atomic
 from .read import Record, read
+
+Outcome = Literal["finished", "failed", "killed"]  # "killed" is Ctrl-C's
 
 
 class Tool(ABC):
@@ -30,15 +38,18 @@ class Tool(ABC):
     def __init__(self, out: Path) -> None: ...
 
     @abstractmethod
-    def begin(self, name: str, about: Record, first: int) -> None:
-        """A run begins, or goes on: ``about`` is its ``run.json``, ``first`` the round or step of its next line."""
+    def begin(self, name: str, about: Record, first: int) -> int:
+        """A run begins, or goes on: ``about`` is its ``run.json``, ``first`` the round or step of its next line.
+
+        Returns the last round or step that the tool has of it and keeps. It is told those after it.
+        """
 
     @abstractmethod
     def line(self, at: int, values: dict[str, float]) -> None:
         """The numbers of a round, or of an evaluation of steps."""
 
     @abstractmethod
-    def end(self) -> None:
+    def end(self, outcome: Outcome) -> None:
         """The run is over, or another one begins."""
 
 
@@ -49,45 +60,54 @@ class TensorBoard(Tool):
         import_module("tensorboard")  # torch's own message does not say what to install
         self.out, self.writer = out / "tensorboard", import_module("torch.utils.tensorboard").SummaryWriter
 
-    def begin(self, name: str, about: Record, first: int) -> None:
+    def begin(self, name: str, about: Record, first: int) -> int:
         # What was written beyond the checkpoint that a run goes on from is not to be shown.
         self.file = self.writer(str(self.out / name), purge_step=first)
         self.file.add_text("method", f"`{about.get('method')}`", first)
+        return 0
 
     def line(self, at: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             self.file.add_scalar(name, value, at)
         self.file.flush()  # whoever looks on sees it now
 
-    def end(self) -> None:
+    def end(self, outcome: Outcome) -> None:
         self.file.close()
 
 
 class Wandb(Tool):
-    """A run of Weights & Biases each, in the project "thinwire"; offline ones lie in ``wandb/`` of the study."""
+    """A run of Weights & Biases each, in the project "thinwire"; offline ones lie in ``wandb/`` of the study.
+
+    Offline there is nobody to ask for what a run has: its last round is beside it, in a file named as the run.
+    """
 
     def __init__(self, out: Path) -> None:
         self.out, self.wandb = out, import_module("wandb")
         self.mode = os.environ.get("WANDB_MODE", "offline")
 
-    def begin(self, name: str, about: Record, first: int) -> None:
+    def begin(self, name: str, about: Record, first: int) -> int:
         online = {"resume": "allow"} if self.mode == "online" else {}  # offline it is refused with a warning
+        own = identity(self.out / name, about)
         self.run = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "thinwire"),
             dir=str(self.out),
             group=self.out.resolve().name,
             name=name,
-            id=identity(self.out / name),
+            id=own,
             config=about,
             mode=self.mode,
             **online,
         )
+        self.last = self.out / "wandb" / f"{own}.last"
+        return int(self.run.step) - 1 if online else int(self.last.read_text()) if self.last.exists() else 0
 
     def line(self, at: int, values: dict[str, float]) -> None:
         self.run.log(values, step=at)
+        if self.mode == "offline":
+            write_atomic(self.last, str(at).encode())
 
-    def end(self) -> None:
-        self.run.finish()
+    def end(self, outcome: Outcome) -> None:
+        self.run.finish(exit_code=0 if outcome == "finished" else 1)
 
 
 class MLflow(Tool):
@@ -97,7 +117,7 @@ class MLflow(Tool):
         self.out, self.made = out.resolve(), import_module("mlflow.tracking").MlflowClient
         self.metric = import_module("mlflow.entities").Metric
 
-    def begin(self, name: str, about: Record, first: int) -> None:
+    def begin(self, name: str, about: Record, first: int) -> int:
         where = os.environ.get("MLFLOW_TRACKING_URI")
         if where is None:
             where = (self.out / "mlruns").as_uri()
@@ -105,24 +125,33 @@ class MLflow(Tool):
         self.client = client = self.made(where)
         known = client.get_experiment_by_name(self.out.name)
         number = known.experiment_id if known is not None else client.create_experiment(self.out.name)
-        tags = {"thinwire": identity(self.out / name)}
+        tags = {"thinwire": identity(self.out / name, about)}
         found = client.search_runs([number], f"tags.thinwire = '{tags['thinwire']}'")
-        self.run = found[0].info.run_id if found else client.create_run(number, run_name=name, tags=tags).info.run_id
-        if not found:
-            for key, value in about.items():
-                client.log_param(self.run, key, str(value)[:500])
+        if found:
+            self.run = found[0].info.run_id
+            client.update_run(self.run, status="RUNNING")
+            had = [each.step for key in found[0].data.metrics for each in client.get_metric_history(self.run, key)]
+            return max(had, default=0)
+        self.run = client.create_run(number, run_name=name, tags=tags).info.run_id
+        for key, value in about.items():
+            client.log_param(self.run, key, str(value)[:500])
+        return 0
 
     def line(self, at: int, values: dict[str, float]) -> None:
         now = int(1000 * time.time())
         self.client.log_batch(self.run, [self.metric(name, value, now, at) for name, value in values.items()])
 
-    def end(self) -> None:
-        self.client.set_terminated(self.run)
+    def end(self, outcome: Outcome) -> None:
+        self.client.set_terminated(self.run, outcome.upper())
 
 
-def identity(folder: Path) -> str:
-    """What a run is found by when it goes on: a name made of where it lies."""
-    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+def identity(folder: Path, about: Record) -> str:
+    """What a run is found by when it goes on: a name made of where it lies and of what it is.
+
+    So a study that replaces another in its folder has runs of its own. Of all versions of the code the first counts.
+    """
+    said = {**about, "versions": about.get("versions", [])[:1]}
+    return hashlib.sha256(f"{folder.resolve()} {json.dumps(said, sort_keys=True)}".encode()).hexdigest()[:16]
 
 
 TOOLS: dict[str, type[Tool]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
@@ -131,6 +160,8 @@ TOOLS: dict[str, type[Tool]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlf
 class Log:
     """A listener of a study's runs, as a context: ``with Log(["tensorboard"], out) as log: study.run(out, log)``.
 
+    ``study.run(out, log, on_failure=log.failed)`` has runs that diverge marked as failed too.
+
     ``log(name, record)`` hands on the numbers of a line of ``rounds.jsonl`` of the run in ``out / name``. Lists, such
     as what ``--record`` adds, stay in the file. No file is written before the first line. Raises ``ValueError`` for a
     tool that is not known and ``ImportError``, with the command that installs it, for one that is missing.
@@ -138,7 +169,7 @@ class Log:
 
     def __init__(self, tools: Sequence[str], out: Path) -> None:
         self.out, self.name = out, ""
-        self.tools = list[Tool]()
+        self.tools, self.had = list[Tool](), list[int]()  # and the last round that each has
         for tool in dict.fromkeys(tools):
             require(tool in TOOLS, f"--log {tool}{nearest(tool, TOOLS)}: it is one of {', '.join(TOOLS)}")
             try:
@@ -153,19 +184,24 @@ class Log:
         if name != self.name:
             self.end()
             about = read(self.out / name / "run.json")
-            for tool in self.tools:
-                tool.begin(name, about, at)
+            self.had = [tool.begin(name, about, at) for tool in self.tools]
             self.name = name
         values = {key: float(value) for key, value in record.items() if _number(value) and key not in ("round", "step")}
-        for tool in self.tools:
-            tool.line(at, values)
+        for tool, had in zip(self.tools, self.had, strict=True):
+            if at > had:
+                tool.line(at, values)
 
-    def end(self) -> None:
+    def failed(self, name: str) -> None:
+        """The run in ``out / name`` ended with an error, and others may follow."""
+        if name == self.name:
+            self.end("failed")
+
+    def end(self, outcome: Outcome = "finished") -> None:
         """Close the run that is open, if any."""
         if self.name:
             self.name = ""
             for tool in self.tools:
-                tool.end()
+                tool.end(outcome)
 
     def __enter__(self) -> Log:
         return self
@@ -173,7 +209,8 @@ class Log:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.end("finished" if kind is None else "killed" if interrupted else "failed")
 
 
 def _number(value: Any) -> bool:

@@ -51,6 +51,7 @@ def plot(
     require(not single or form in (None, suffix), f"--format {form} and --out {out} are two formats: leave one out")
     if single:
         return [_overview(arms, out, title, size, best)]
+    require(not out.is_file(), f"--out {out}: that is a file; name a folder, or a file with a suffix such as .svg")
     form, first = form or "png", "best_" if best else ""
     unit, (value, loss) = arms[0].unit, judged(arms)
     files = []

@@ -31,6 +31,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -208,32 +209,43 @@ def _runs(folder: Path) -> list[Run]:
         raise RunError(f"{folder} does not exist")
     found = []
     for path in sorted(folder.rglob("rounds.jsonl")):
-        rounds = read_lines(path)
-        about = read(path.parent / "run.json")
+        about, ended = read(path.parent / "run.json"), path.parent / "summary.json"
         if missing := [name for name in ("method", "seed") if name not in about]:
             raise RunError(f"{path.parent / 'run.json'} is no run's: {missing[0]} is missing")
         if about.get("kind", "federated") not in UNITS:
             raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(UNITS)}")
-        for number, line in enumerate(rounds, 1):
-            if missing := [name for name in EVERY_LINE[about.get("kind", "federated")] if name not in line]:
-                raise RunError(f"{path} is damaged: line {number} has no {missing[0]}")
-        summary_path = path.parent / "summary.json"
-        found.append(Run(path.parent, about, rounds, read(summary_path) if summary_path.exists() else None))
+        summary = read(ended) if ended.exists() else None  # before the lines: a run that ends meanwhile has them all
+        run = Run(path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary)
+        made = int((summary or {}).get(f"{run.unit}s", 0))
+        if run.length < made:
+            raise damaged(path, f"it ends after {run.unit} {run.length}, and {ended.name} says that {made} were made")
+        found.append(run)
     return found
 
 
-def read_lines(path: Path) -> list[Record]:
-    """The objects in a file of JSON lines, up to one that a kill cut short. Raises :class:`RunError` for others."""
-    found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            one = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if not isinstance(one, dict):
-            raise RunError(f"{path} is damaged: line {number} holds no object")
-        found.append(one)
-    return found
+def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
+    """The objects in a file of JSON lines, but for a last line that a kill cut short.
+
+    Raises :class:`RunError` for any other line that is no object or lacks one of the keys ``needed``.
+    """
+    with open(path, errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                one = json.loads(line)
+            except json.JSONDecodeError:
+                if not line.endswith("\n") or next(file, None) is None:
+                    return
+                raise damaged(path, f"line {number} is no JSON") from None
+            if not isinstance(one, dict):
+                raise damaged(path, f"line {number} holds no object")
+            if missing := [name for name in needed if name not in one]:
+                raise damaged(path, f"line {number} has no {missing[0]}")
+            yield one
+
+
+def damaged(path: Path, why: str) -> RunError:
+    """The error of a file of a run that is not as the run wrote it."""
+    return RunError(f"{path} is damaged: {why}; put it back as it was, or delete the run's folder and train it anew")
 
 
 def read(path: Path) -> Record:

@@ -40,6 +40,7 @@ from ..errors import RunError
 from ..local import Trained
 from ..params import Layout, Params
 from ..wire import Packet
+from .folder import write_atomic
 
 GRADIENTS, MODELS = "gradients", "models"  # the names of their files
 
@@ -110,9 +111,9 @@ class Changes:
 def keep(folder: Path, round: int, row: Params, what: str = GRADIENTS) -> None:
     """Write a round's row. It is in the file, and the rows before it are as they were, when this returns."""
     about, said = folder / f"{what}.json", {"names": row.names, "shapes": row.layout.shapes, "dtype": "<f4"}
-    text = json.dumps(said) + "\n"
-    if not about.exists() or about.read_text() != text:
-        about.write_text(text)
+    data = (json.dumps(said) + "\n").encode()
+    if not about.exists() or about.read_bytes() != data:
+        write_atomic(about, data)
     path = folder / f"{what}.f32"
     with open(path, "r+b" if path.exists() else "wb") as file:
         file.seek((round - 1) * row.layout.size * 4)
@@ -122,13 +123,18 @@ def keep(folder: Path, round: int, row: Params, what: str = GRADIENTS) -> None:
 def kept(folder: Path, rounds: Sequence[int], what: str = GRADIENTS) -> tuple[Layout, list[Tensor]]:
     """The layout, and the rows of these rounds: 32-bit vectors that are read from the disk where they are used.
 
-    Raises :class:`RunError` where there are none.
+    Raises :class:`RunError` where there are none, or are damaged.
     """
-    if not (folder / f"{what}.json").exists() or not rounds:
+    about, path = folder / f"{what}.json", folder / f"{what}.f32"
+    if not about.exists() or not rounds:
         raise RunError(f"{folder} has no recorded {what}: train it with --record {what} (simulate(record='{what}'))")
-    about = json.loads((folder / f"{what}.json").read_text())
-    layout = Layout(tuple(about["names"]), tuple(map(Size, about["shapes"])))
-    size, path = layout.size, folder / f"{what}.f32"
+    try:
+        said = json.loads(about.read_bytes())
+        layout = Layout(tuple(said["names"]), tuple(map(Size, said["shapes"])))
+    except (KeyError, TypeError, ValueError) as error:
+        why = error if isinstance(error, ValueError) else "it holds no names and shapes of layers"
+        raise RunError(f"{about} is damaged ({why}): put it back as it was, or train the run anew") from error
+    size = layout.size
     if not path.exists() or path.stat().st_size < 4 * size * max(rounds):
         state = f"is shorter than its {max(rounds)} rounds" if path.exists() else "is gone"
         raise RunError(f"{path} {state}: the record is damaged, so train the run anew")

@@ -5,52 +5,80 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from ...errors import RunError
 from ..app import app
-from ..options import print_json
+from ..options import folder, print_json
 
 look = typer.Typer(no_args_is_help=True, help="Look at what a run recorded, and at what a server sees of a client.")
 app.add_typer(look, name="look")
 
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="A study, or a single run.")]
-Out = Annotated[Path | None, typer.Option(help="A folder for the figures (default: `look` in each run's folder).")]
+Out = Annotated[
+    Path | None, typer.Option(help="A folder for the figures (default: `look` in each run's folder).", callback=folder)
+]
 Data = Annotated[str, typer.Option(help="A data set of `thinwire run`.")]
 DataDir = Annotated[str | None, typer.Option(help="Where data sets lie (else THINWIRE_DATA, a cache, or a download).")]
 Task = Annotated[str | None, typer.Option(help="my_module:make_task instead of --data and --model.")]
+Own = Annotated[
+    str | None,
+    typer.Option("--task", help="my_module:make_task: model and data of a run in no study, as `simulate` leaves it."),
+]
 Squares = Annotated[
     bool, typer.Option("--squares", help="Shares of the squared singular values, in place of the paper's values.")
 ]
 
 
-def each(folder: Path, out: Path | None, as_json: bool, one: Callable[[Any, Path], dict[str, Any]]) -> None:
-    """Every run below a folder. Of a study a run that has nothing to look at is passed over with its reason, on stderr.
+T = TypeVar("T")
 
-    Where that is so of all, the first reason is raised.
+
+def each(
+    folder: Path,
+    out: Path | None,
+    as_json: bool,
+    read: Callable[[Any], T],
+    show: Callable[[Any, T, Path], dict[str, Any]],
+) -> None:
+    """Every run below a folder: ``read`` takes from it what is looked at, and ``show`` prints and draws that.
+
+    Of a study a run that has nothing to look at is passed over with its reason, on stderr. Where that is so of all and
+    for one reason, the reason is the error, and nothing else is said.
     """
     from ...report.read import arms
 
     runs = [(arm.label, run) for arm in arms([folder]) for run in arm.runs]
-    results, refused, drawn = {}, list[Exception](), list[Path]()
+    results, drawn = dict[str, Any](), list[Path]()
+    reasons, untold = set[str](), list[str]()  # why runs are passed over; what is not said until one is not
     for label, run in runs:
         name = str(run.path.relative_to(folder)) if run.path != folder else "."
         try:
+            found = read(run)
             if len(runs) > 1:
+                _tell(untold)
                 typer.echo(f"{name}: {label}")
-            found = one(run, run.path / "look" if out is None else out / name if len(runs) > 1 else out)
+            shown = show(run, found, run.path / "look" if out is None else out / name if len(runs) > 1 else out)
         except (RunError, ValueError) as error:
-            if len(runs) > 1:
-                typer.echo(f"{name} is passed over: {error}", err=True)
-            refused.append(error)
+            reasons.add(str(error).replace(str(run.path), str(folder)))
+            untold.append(f"{name} is passed over: {error}")
             continue
-        drawn += found.pop("figures")
-        results[name] = found
+        drawn += shown.pop("figures")
+        results[name] = shown
+    if not results and len(reasons) == 1:
+        raise RunError(reasons.pop())
+    _tell(untold)
     if not results:
-        raise refused[0]
+        raise RunError(f"{folder}: each of its runs is passed over, for the reason above")
     said(as_json, {"runs": results}, drawn)
+
+
+def _tell(untold: list[str]) -> None:
+    """Say on stderr what has not been said."""
+    for line in untold:
+        typer.echo(line, err=True)
+    untold.clear()
 
 
 def said(as_json: bool, found: dict[str, Any], drawn: Sequence[Path]) -> None:

@@ -23,12 +23,19 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
 
     of: gradients.Kind = "variance" if squares else "values"
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def read(run: Any) -> tuple[Any, Any]:
         tested = gradients.recycling(run.rounds)
-        if any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists():
+        kept = any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists()
+        if not tested and not kept:
+            how = "train it with --record gradients (LBGM's looks: looks) or all"
+            raise lacks(run, "recorded gradients", "federated", how)
+        return tested, gradients.recorded(run) if kept else None
+
+    def show(run: Any, recorded: tuple[Any, Any], into: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        tested, space = recorded
+        if space is not None:
             _by_the_server(run)
-            space = gradients.recorded(run)
             seen = gradients.looked_at(space, of)
             lines = [each.line for each in seen.layers.values()]
             table(
@@ -69,17 +76,15 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
                 f"was within 1/sqrt(tau T) for every client in {kept} of {len(held)} rounds"
             )
             drawn = figures.recycling(tested, run.rounds, into / "look_back.png")
-            clients, rounds, sin2 = gradients.by_client(run.rounds)
             found["recycling"] = [e._asdict() for e in tested]
-            found["by_client"] = {"clients": clients, "rounds": rounds, "sin2": sin2}
+            for by in ("client", "layer"):
+                rows, *values = gradients.look_backs(run.rounds, by)
+                found[f"by_{by}"] = {f"{by}s": rows, **dict(zip(("rounds", "sin2", "rho"), values, strict=True))}
             found["looks"] = [{"round": line["round"], **look} for line in run.rounds for look in line.get("looks", ())]
             found["figures"] = [*found.get("figures", []), drawn]
-        if not found:
-            how = "train it with --record gradients (LBGM's looks: looks) or all"
-            raise lacks(run, "recorded gradients", "federated", how)
         return found
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, read, show)
 
 
 def _by_the_server(run: Any) -> None:
@@ -115,8 +120,8 @@ def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
     """
     from ...analysis import figures, layers
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
-        found, kappas = layers.recorded(run)
+    def show(run: Any, recorded: Any, into: Path) -> dict[str, Any]:
+        found, kappas = recorded
         _by_the_server(run)
         table(
             f"{len(kappas)} rounds, means",
@@ -138,7 +143,7 @@ def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
             "figures": [figures.scores(found, kappas, into / "layers.png")],
         }
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, layers.recorded, show)
 
 
 @look.command("subspace")
@@ -156,8 +161,9 @@ def of_subspace(
     """
     from ...analysis import figures, spectra
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
-        found = spectra.recorded(run, rank, start, decay)
+    spectra.basis(rank, start, decay)
+
+    def show(run: Any, found: Any, into: Path) -> dict[str, Any]:
         _by_the_server(run)
         marks = [r for r in (1, 2, 5, 10, 20, 50, 100, 200) if r <= len(found.rho)]
         table(
@@ -176,7 +182,7 @@ def of_subspace(
             "figures": [figures.spectrum(found, into / "subspace.png")],
         }
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, lambda run: spectra.recorded(run, rank, start, decay), show)
 
 
 @look.command("feedback")
@@ -187,8 +193,7 @@ def of_feedback(folder: Dir, out: Out = None, as_json: Json = False) -> None:
     """
     from ...analysis import figures, residuals
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
-        found = residuals.recorded(run)
+    def show(run: Any, found: Any, into: Path) -> dict[str, Any]:
         table(
             run.about.get("name", run.expression),
             ("step", "residual", "||x - y||", "lambda*", "lambda"),
@@ -199,7 +204,7 @@ def of_feedback(folder: Dir, out: Out = None, as_json: Json = False) -> None:
         )
         return {"steps": [e._asdict() for e in found], "figures": [figures.owed(found, into / "feedback.png")]}
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, residuals.recorded, show)
 
 
 @look.command("staleness")
@@ -210,8 +215,7 @@ def of_staleness(folder: Dir, out: Out = None, as_json: Json = False) -> None:
     """
     from ...analysis import figures, staleness
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
-        found = staleness.recorded(run)
+    def show(run: Any, found: Any, into: Path) -> dict[str, Any]:
         last = [e for e in found if e.step == found[-1].step]
         table(
             f"{run.about.get('name', run.expression)}, step {last[0].step}",
@@ -223,8 +227,12 @@ def of_staleness(folder: Dir, out: Out = None, as_json: Json = False) -> None:
         )
         return {"parts": [e._asdict() for e in found], "figures": [figures.stale(found, into / "staleness.png")]}
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, staleness.recorded, show)
 
 
 def _of(x: float | None, whole: float | None) -> str:
-    return "-" if x is None or not whole else f"{100 * x / whole:.2g} %"
+    """A share of a whole, in percent: two digits, and from 100 % on a whole number."""
+    if x is None or not whole:
+        return "-"
+    percent = 100 * x / whole
+    return f"{percent:.2g} %" if percent < 99.5 else f"{percent:,.0f} %"

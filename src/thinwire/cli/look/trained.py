@@ -9,7 +9,7 @@ import typer
 
 from ...errors import RunError, require
 from ..options import Json
-from .command import Dir, Out, each, look, said, table
+from .command import Dir, Out, Own, each, look, said, table
 
 Client = Annotated[
     int | None, typer.Option(help="On this client's own test, or what it trains on (default: the shared test).")
@@ -25,21 +25,25 @@ def of_surface(
     examples: Examples = 1000,
     client: Client = None,
     seed: Annotated[int, typer.Option(help="Of the two directions.")] = 0,
+    task: Own = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """The test loss around a run's final model, along two random directions with filters as long as the model's.
 
-    Needs a complete run of a study, of any federated method.
+    Needs a complete run of any federated method, of a study or with --task.
     """
     from ...analysis import figures, surfaces
     from ...analysis.final import final, losses
 
     _grid(points, reach, examples)
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
-        found = final(run)
-        x, loss = losses(found.module(), found.test(client), examples)
+    def read(run: Any) -> tuple[Any, Any]:
+        found = final(run, task)
+        return losses(found.module(), found.test(client), examples)
+
+    def show(run: Any, found: tuple[Any, Any], into: Path) -> dict[str, Any]:
+        x, loss = found
         a, b = (surfaces.random_direction(x, seed, number) for number in range(2))
         steps = [reach * (2 * i / (points - 1) - 1) for i in range(points)]
         values = surfaces.surface(x, a, b, steps, steps, loss)
@@ -48,7 +52,7 @@ def of_surface(
         drawn = figures.surface(values, steps, steps, into / "surface.png", "first direction", "second direction")
         return {"across": steps, "up": steps, "loss": values.tolist(), "figures": [drawn]}
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, read, show)
 
 
 @look.command("line")
@@ -65,12 +69,13 @@ def of_line(
         typer.Option("--own", help="Of --client's own model, of methods that have some; of others the shared one."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the direction.")] = 0,
+    task: Own = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """The test loss along one random direction from the final model of each method, all in one figure.
 
-    Needs complete runs of a study, of any federated methods; of several seeds the first finished one is drawn.
+    Needs complete runs of federated methods, of a study or with --task; of several seeds the first finished is drawn.
     """
     from ...analysis import figures, surfaces
     from ...analysis.final import final, losses
@@ -80,7 +85,7 @@ def of_line(
     require(not own or client is not None, "--own is the model of a client: name it with --client")
     steps = [reach * (2 * i / (points - 1) - 1) for i in range(points)]
     curves: list[tuple[str, list[float]]] = []
-    named = [(arm.label, final(counted(arm).runs[0])) for arm in arms([folder])]
+    named = [(arm.label, final(counted(arm).runs[0], task)) for arm in arms([folder])]
     having = [own and found.loaded.own_module is not None for _, found in named]
     if own and not any(having):
         named[0][1].module(client)  # says that clients have none
@@ -102,6 +107,7 @@ def of_path(
     points: Annotated[int, typer.Option(help="Points along each direction.")] = 15,
     examples: Examples = 1000,
     client: Client = None,
+    task: Own = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -109,7 +115,7 @@ def of_path(
 
     A second figure has the share of the models' variance in each of their first 50 principal directions.
 
-    Needs a complete run of a study with --record models or all, evaluated three times or more.
+    Needs a complete run, of a study or with --task, with --record models or all, evaluated three times or more.
     """
     from ...analysis import figures, surfaces
     from ...analysis.final import final, losses
@@ -118,25 +124,31 @@ def of_path(
     require(points >= 3, f"--points {points}: it must be at least 3")
     require(examples >= 1, f"--examples {examples}: it must be at least 1")
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
+    def read(run: Any) -> tuple[Any, ...]:
         layout, rows, rounds = surfaces.recorded(run)
-        found, whole = surfaces.way(rows, layout, rounds), final(run)
+        found, whole = surfaces.way(rows, layout, rounds), final(run, task)
         _, loss = losses(whole.assembled(), whole.test(client), examples)
-        end = Params(layout, rows[-1].clone())
+        return found, Params(layout, rows[-1].clone()), loss
+
+    def show(run: Any, seen: tuple[Any, ...], into: Path) -> dict[str, Any]:
+        found, end, loss = seen
         across, up = (surfaces.span(found.places[:, j], points) for j in range(2))
-        values = surfaces.surface(end, *found.directions, across, up, loss)
+        a, b = found.directions
+        values = surfaces.surface(end, a, b, across, up, loss)
         first, second = (100 * share for share in found.shares[:2])
-        typer.echo(f"{len(rounds)} models; two directions have {first:.1f} % and {second:.1f} % of their variance")
+        typer.echo(
+            f"{len(found.rounds)} models; two directions have {first:.1f} % and {second:.1f} % of their variance"
+        )
         if len(found.shares) > 2:
             some = min(len(found.shares), figures.FIRST)
             typer.echo(f"the first {some} have {100 * sum(found.shares[:some]):.2f} %")
         names = f"first principal direction, {first:.0f} % of the variance", f"second, {second:.0f} %"
         drawn = [figures.surface(values, across, up, into / "path.png", *names, found)]
         drawn.append(figures.shares(found.shares, into / "shares.png"))
-        places = {"rounds": rounds, "places": found.places.tolist(), "shares": found.shares}
+        places = {"rounds": found.rounds, "places": found.places.tolist(), "shares": found.shares}
         return {**places, "across": across, "up": up, "loss": values.tolist(), "figures": drawn}
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, read, show)
 
 
 @look.command("embedding")
@@ -154,12 +166,14 @@ def of_embedding(
     layer: Annotated[str | None, typer.Option(help="Whose input is embedded (default: the last linear layer).")] = None,
     perplexity: Annotated[float, typer.Option(help="Of t-SNE: about how many neighbours count.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Of t-SNE.")] = 0,
+    task: Own = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Where a run's models put the examples of each client: t-SNE of what goes into the last layer.
 
-    Needs a complete run of a study, of any federated method, and scikit-learn; --rounds needs --record models or all.
+    Needs a complete run of any federated method, of a study or with --task, and scikit-learn; --rounds needs --record
+    models or all.
     """
     import torch
 
@@ -177,8 +191,8 @@ def of_embedding(
     except ValueError:
         raise ValueError(f"--rounds {rounds}: rounds separated by commas, such as 10,50,200") from None
 
-    def one(run: Any, into: Path) -> dict[str, Any]:
-        found = final(run)
+    def read(run: Any) -> tuple[Any, ...]:
+        found = final(run, task)
         modules = [("", found.named(model))]
         if wanted:
             layout, recorded, there = surfaces.recorded(run)
@@ -187,21 +201,25 @@ def of_embedding(
             at = [(number, Params(layout, recorded[there.index(number)].clone())) for number in wanted]
             modules = [(f"round {number}", found.assembled(x)) for number, x in at]
         groups, sets = list[int](), []
-        for client, task in enumerate(found.tasks[:clients]):
-            sets.append((task, torch.arange(min(examples, len(task)))))
+        for client, own in enumerate(found.tasks[:clients]):
+            sets.append((own, torch.arange(min(examples, len(own)))))
             groups += labels(*sets[-1]) if by == "label" else [client] * len(sets[-1][1])
         panels, features = [], 0
         for title, module in modules:
-            rows = torch.cat([surfaces.features(module, task, indices, layer) for task, indices in sets])
+            rows = torch.cat([surfaces.features(module, own, indices, layer) for own, indices in sets])
             features = rows.shape[1]
             panels.append((title, surfaces.embedding(rows, perplexity, seed)))
-        typer.echo(f"{len(groups)} examples of {len(sets)} clients, {features} features each")
+        return panels, groups, f"{len(groups)} examples of {len(sets)} clients, {features} features each"
+
+    def show(run: Any, seen: tuple[Any, ...], into: Path) -> dict[str, Any]:
+        panels, groups, text = seen
+        typer.echo(text)
         drawn = figures.embedding(panels, groups, by, into / "embedding.png")
         places = [places.tolist() for _, places in panels]
         named: dict[str, Any] = {"places": places[0]} if not wanted else {"rounds": wanted, "places": places}
         return {f"{by}s": groups, **named, "figures": [drawn]}
 
-    each(folder, out, as_json, one)
+    each(folder, out, as_json, read, show)
 
 
 @look.command("pictures")
@@ -209,13 +227,14 @@ def of_pictures(
     folder: Dir,
     example: Annotated[int, typer.Option(help="The position of the picture in each client's test.")] = 0,
     clients: Annotated[int, typer.Option(help="Clients, the first ones: a row each.")] = 6,
+    task: Own = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """A test picture of each client, its mask, and what each method's model finds in it, with the Dice coefficient.
 
-    Needs complete runs of a study that segments pictures, such as --data retina. Where clients have models of their
-    own, it is the client's. Of several seeds the first finished one is drawn.
+    Needs complete runs, of a study or with --task, that segment pictures, such as --data retina. Where clients have
+    models of their own, it is the client's. Of several seeds the first finished one is drawn.
     """
     from ...analysis import figures, pictures
     from ...analysis.final import final
@@ -223,7 +242,7 @@ def of_pictures(
 
     require(example >= 0, f"--example {example}: it must not be negative")
     require(clients >= 1, f"--clients {clients}: it must be at least 1")
-    named = [(arm.label, final(counted(arm).runs[0])) for arm in arms([folder])]
+    named = [(arm.label, final(counted(arm).runs[0], task)) for arm in arms([folder])]
     first = named[0][1]
     found = []
     for client in range(min(clients, len(first.problem.tasks))):

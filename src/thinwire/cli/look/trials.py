@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ...errors import require
-from ..options import Json, Rate, Use
+from ..options import Json, Rate, Use, folder
 from .command import Data, DataDir, Task, look, number, said, short, table
 
 FITS = 0.9  # cosine, below which what is sent is hardly a gradient
@@ -36,7 +36,9 @@ def of_dimension(
     high: Annotated[int | None, typer.Option(help="The largest (default: all of the model's).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of split, model, sampling and batches.")] = 0,
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for the figure (default: none is drawn).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the figure (default: none is drawn).", callback=folder)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """The measured intrinsic dimension: the smallest whose training reaches a share of what the whole model reaches."""
@@ -103,7 +105,7 @@ def of_leakage(
     seed: Annotated[int, typer.Option(help="Seed of the model and of the beginnings.")] = 0,
     use: Use = None,
     data_dir: DataDir = None,
-    out: Annotated[Path, typer.Option(help="A folder for the pictures.")] = Path("runs/leakage"),
+    out: Annotated[Path, typer.Option(help="A folder for the pictures.", callback=folder)] = Path("runs/leakage"),
     as_json: Json = False,
 ) -> None:
     """Rebuild a client's picture from what it sends under each method: PSNR, SSIM, pictures side by side."""
