@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from thinwire.cli import app
 from thinwire.errors import RunError
-from thinwire.report import heat, html, table
+from thinwire.report import heat, html, plots, table
 from thinwire.report.curves import count, curve
 from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
@@ -714,6 +714,26 @@ def test_axes_are_logarithmic_where_that_is_ticked(browser: Any, trained: dict[s
     assert browser.execute_script(kind % ("curve-accuracy", "y")) == "linear"  # shares have no logarithmic axis
     browser.execute_script("document.querySelector('input[name=axis][value=rounds]').click()")
     wait(browser, kind % ("curve-accuracy", "x"), "linear")  # rounds begin with a linear axis
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_a_logarithmic_axis_that_spans_little_has_ticks_and_all_their_digits(browser: Any, tmp_path: Path) -> None:
+    made(tmp_path / "a", DENSE, 0, [line(n, 0.5, test_loss=loss) for n, loss in ((1, 2.28), (2, 2.14), (3, 2.05))])
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    for low, high in ((2.05, 2.28), (1.55, 1.95), (0.51, 0.575), (2.1, 19), (2.1, 60), (0.3, 400), (3e-9, 2e4)):
+        assert browser.execute_script(f"return ticks({low}, {high})") == pytest.approx(plots.ticks(low, high))
+    browser.execute_script("document.getElementById('log-y').click()")
+    text = "return document.querySelector('[data-chart=%s]').layout.%s.ticktext"
+    wait(browser, text % ("curve-test_loss", "yaxis"), ["2.1", "2.2", "2.3"])
+    chart = "document.querySelector('[data-chart=curve-accuracy]')"
+    zoom = f"Plotly.relayout({chart}, 'xaxis.range', [%s, %s].map(Math.log10))"
+    for low, high, shown in (
+        (0.00051, 0.000575, ["5.2e-4", "5.4e-4", "5.6e-4"]),
+        (12340.5, 12343.5, ["12.341k", "12.342k", "12.343k"]),
+    ):
+        browser.execute_script(zoom % (low, high))
+        wait(browser, text % ("curve-accuracy", "xaxis"), shown)
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 

@@ -436,7 +436,26 @@ def test_the_methods_of_all_kinds_are_listed(thinwire: Command) -> None:
     assert ("AQSGD", "pipeline link") in kinds
 
 
-@pytest.mark.parametrize("high", [1.3, 3.0, 9.0, 90.0, 4e3, 1e7])
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.3, 400, [1, 10, 100]),
+        (1e-9, 1e4, [1e-8, 1e-6, 1e-4, 1e-2, 1, 100, 1e4]),
+        (2.1, 60, [5, 10, 20, 50]),
+        (2.1, 19, [5, 10, 15]),
+        (2.05, 2.28, [2.05, 2.1, 2.15, 2.2, 2.25]),
+        (1.55, 1.95, [1.6, 1.7, 1.8, 1.9]),
+        (0.51, 0.575, [0.52, 0.54, 0.56]),
+        (6.1, 7.9, [6.5, 7, 7.5]),
+        (1.6, 2.3, [1.6, 1.8, 2, 2.2]),
+        (12345, 12346, [12345, 12345.5, 12346]),
+    ],
+)
+def test_a_logarithmic_axis_has_at_least_three_ticks(low: float, high: float, expected: list[float]) -> None:
+    assert plots.ticks(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("high", [1.02, 1.3, 3.0, 9.0, 90.0, 4e3, 1e7])
 def test_numbers_of_a_logarithmic_axis_are_plain_and_leave_each_other_room(high: float) -> None:
     figure, places = plots.plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     for place in places:
@@ -446,7 +465,7 @@ def test_numbers_of_a_logarithmic_axis_are_plain_and_leave_each_other_room(high:
     for place in places:
         low, most = place.get_xlim()
         shown = [tick.label1 for tick in place.xaxis.get_major_ticks() if low <= tick.get_loc() <= most]
-        assert len(shown) >= 2
+        assert len(shown) >= 3
         assert [float(one.get_text().replace(",", "")) for one in shown] == pytest.approx(
             [tick for tick in place.get_xticks() if low <= tick <= most]
         )

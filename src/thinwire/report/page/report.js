@@ -87,23 +87,28 @@ function digits(x) {
 }
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
-/** Ticks of a logarithmic axis between two numbers: 1, 2, 5 of each decade, or powers of ten where there are many. */
+/**
+ * Ticks of a logarithmic axis: the first choice that has three. `ticks` of report/plots.py are the same.
+ * These are powers of ten; 1, 2 and 5 of each decade; and even steps, the longest first.
+ */
 function ticks(low, high) {
-  const decades = Math.log10(high / low);
-  const few = narrow() ? 1.6 : 3;
-  const steps = decades < 0.8 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : decades < few ? [1, 2, 5] : [1];
-  const every = decades > 8 ? 2 : 1;
-  const found = [];
-  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) {
-    if (k % every === 0) found.push(...steps.map((step) => step * 10 ** k));
-  }
-  return found.filter((x) => x >= low * 0.999 && x <= high * 1.001);
+  const count = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i);
+  const decades = count(Math.floor(Math.log10(low)), Math.ceil(Math.log10(high)));
+  const every = high > 1e6 * low ? 2 : 1;
+  const size = 10 ** Math.floor(Math.log10(high - low));
+  const even = (step) => count(Math.ceil(low / step), Math.floor(high / step)).map((n) => n * step);
+  const choices = [
+    decades.filter((k) => k % every === 0).map((k) => 10 ** k),
+    decades.flatMap((k) => [1, 2, 5].map((digit) => digit * 10 ** k)),
+    ...[2 * size, size, size / 2, size / 4].map(even),
+  ];
+  return choices.map((choice) => choice.filter((x) => x >= low && x <= high)).find((found) => found.length >= 3);
 }
+/** All digits of a tick. Two neighbours may differ in the last one. */
 function written(x) {
-  if (x >= 1e9) return `${digits(x / 1e9)}G`;
-  if (x >= 1e6) return `${digits(x / 1e6)}M`;
-  if (x >= 1e4) return `${digits(x / 1e3)}k`;
-  return x >= 1e-3 ? String(Number(x.toPrecision(2))) : x.toExponential(0);
+  const [factor, unit] = x >= 1e9 ? [1e9, "G"] : x >= 1e6 ? [1e6, "M"] : x >= 1e4 ? [1e3, "k"] : [1, ""];
+  const exact = Number((x / factor).toPrecision(12));
+  return exact >= 1e-3 ? `${exact}${unit}` : exact.toExponential();
 }
 function logAxis(low, high) {
   const values = ticks(low, high);
