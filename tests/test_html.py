@@ -262,8 +262,33 @@ def test_every_seed_has_its_heat_map_and_many_runs_have_fewer_columns(tmp_path: 
             (run / "ledger.jsonl").write_text("".join(json.dumps({"round": r, **call}) + "\n" for r in range(1, 401)))
     found = html.gather([tmp_path])["taking_part"]
     assert [(each["method"], each["seed"]) for each in found] == [(m, s) for m in (0, 1) for s in (0, 1, 2, 5)]
-    # Eight runs share what six have: 300 columns each, so two of 400 rounds to a cell.
+    # Eight runs share what four have: 200 columns each, so two of 400 rounds to a cell.
     assert [(each["by"], len(each["cells"][0])) for each in found] == [([1, 2], 200)] * 8
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows", "columns"),
+    [(1, 240, 400), (4, 240, 400), (8, 240, 200), (40, 240, 40), (120, 80, 40), (5000, 1, 40)],
+)
+def test_heat_maps_of_very_many_runs_have_fewer_rows_too(runs: int, rows: int, columns: int) -> None:
+    assert heat.most(runs) == (rows, columns)
+
+
+def test_layers_that_share_a_row_of_a_heat_map_are_said(tmp_path: Path) -> None:
+    names = [f"layer {k}" for k in range(481)]
+    made(tmp_path / "a", DENSE, 0, [line(1, unsent=names), line(2, unsent=names[:1])])
+    (found,) = html.gather([tmp_path])["unsent"]
+    assert (found["by"], len(found["rows"]), len(found["cells"])) == ([3, 1], 161, 161)
+    assert (found["rows"][0], found["rows"][-1]) == ("layer 0 and 2 more", "layer 480")
+    assert (found["cells"][0], found["cells"][1]) == ("YY", "Y0")
+
+
+def test_of_many_layers_the_largest_have_bytes_of_their_own(tmp_path: Path) -> None:
+    up = {f"layer {k}": k for k in range(43)}
+    made(tmp_path / "a", DENSE, 0, [line(1, layer_bytes={"up": up, "down": {}, "unsent": []})])
+    (found,) = html.gather([tmp_path])["layers"]
+    assert list(found["bytes"]) == [f"layer {k}" for k in range(3, 43)]
+    assert found["rest"] == [3, 0 + 1 + 2]
 
 
 def test_neighbours_share_a_cell_of_a_large_heat_map_which_shows_the_highest(tmp_path: Path) -> None:
@@ -299,11 +324,12 @@ def test_layers_that_no_reply_carried_and_recycled_clients_become_heat_maps(tmp_
     made(tmp_path / "a", DENSE, 0, lines)
     found = html.gather([tmp_path])
     assert found["layers"] == [
-        {"method": 0, "way": "up", "bytes": {"update/0.weight": 80, "update/2.weight": 8, "*": 4}},
-        {"method": 0, "way": "down", "bytes": {"x/0.weight": 50}},
+        {"method": 0, "way": "up", "bytes": {"update/0.weight": 80, "update/2.weight": 8, "*": 4}, "rest": [0, 0]},
+        {"method": 0, "way": "down", "bytes": {"x/0.weight": 50}, "rest": [0, 0]},
     ]
-    assert (found["unsent"][0]["rows"], found["unsent"][0]["cells"]) == (["update/2.weight"], [[0.0, 1.0]])
-    assert found["recycled"][0]["cells"] == [[None, None], [None, None], [None, None], [None, 0.5]]
+    assert (found["unsent"][0]["rows"], found["unsent"][0]["cells"]) == (["update/2.weight"], ["0Y"])
+    assert found["recycled"][0]["cells"] == ["..", "..", "..", ".u"]  # a half are 30 sixtieths
+    assert (heat.LEVELS.index("u"), heat.LEVELS.index("Y"), heat.WHOLE) == (30, 60, 60)
     assert not any("--record" in why for why in found["missing"])
 
 
@@ -313,7 +339,7 @@ def test_layers_that_were_not_sent_are_read_of_a_run_that_recorded_layers(tmp_pa
     made(tmp_path / "a", "LUAR(FedAvg(), recycle=1)", 0, lines)
     found = html.gather([tmp_path])
     (seen,) = found["unsent"]
-    assert (seen["rows"], seen["cells"]) == (["a", "c"], [[0, None, 1, 0], [1, None, 1, 0]])  # none replied in round 2
+    assert (seen["rows"], seen["cells"]) == (["a", "c"], ["0.Y0", "Y.Y0"])  # none replied in round 2
     assert not any("LUAR" in why for why in found["missing"])
     made(tmp_path / "other/a", "LUAR(FedAvg(), recycle=1)", 0, [line(1)])
     said = html.gather([tmp_path / "other"])["missing"]
@@ -344,7 +370,7 @@ def test_a_finished_study_of_three_seeds_is_warned_of_nothing(tmp_path: Path) ->
     assert html.gather([tmp_path])["warnings"] == []
 
 
-@pytest.mark.parametrize(("methods", "seeds", "points"), [(10, 1, 400), (40, 3, 66)])
+@pytest.mark.parametrize(("methods", "seeds", "points"), [(10, 1, 400), (40, 3, 50)])
 def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int, points: int, tmp_path: Path) -> None:
     text = "".join(json.dumps(line(n, n / 2000)) + "\n" for n in range(1, 2001))
     for number in range(methods):
@@ -356,6 +382,39 @@ def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int
     assert len(found["methods"]) == methods
     x = found["curves"][0]["accuracy"]["x"]["rounds"]
     assert (len(x), x[0], x[-1]) == (points, 1.0, 2000.0)
+    assert len(html.page(found)) < 5e6
+
+
+@pytest.mark.parametrize(("methods", "seeds", "rounds"), [(3, 2, 400), (40, 1, 100), (40, 3, 40)])
+def test_a_page_of_runs_that_recorded_everything_stays_below_five_megabytes(
+    methods: int, seeds: int, rounds: int, tmp_path: Path
+) -> None:
+    names = [f"blocks.{k}.attention.out_projection.weight" for k in range(60)]
+    call = {"payload": 1, "framing": 1}
+    lines, calls = [], []
+    for n in range(1, rounds + 1):
+        clients = [(7 * n + k) % 240 for k in range(24)]
+        sizes = {f"update/{name}": 1234567 * k + n for k, name in enumerate(names)}
+        looks = [{"client": c, "field": "update", "recycled": c % 3 == n % 2, "sin2": 0.1, "rho": 1.0} for c in clients]
+        own = {"client_accuracy": n / 1234, "client_accuracy_p10": 0.1, "client_accuracy_worst": 0.0}
+        bytes = {"up": sizes, "down": sizes, "unsent": list(sizes)[n % 2 :: 2]}
+        lines.append(line(n, n / 1234, layer_bytes=bytes, looks=looks, clock=n / 7, client_accuracy_spread=0.1, **own))
+        calls += [{"round": n, "client": c, "direction": way, **call} for c in clients for way in ("down", "up")]
+    files = {
+        "rounds": lines,
+        "ledger": calls,
+        "clients": [{"round": rounds, "accuracy": [k / 240 for k in range(240)]}],
+    }
+    texts = {name: "".join(json.dumps(one) + "\n" for one in each) for name, each in files.items()}
+    for number in range(methods):
+        for seed in range(seeds):
+            folder = tmp_path / f"{number}-{seed}"
+            made(folder, f"LUAR(FedAvg(up=LBGM(threshold=0.{number + 100})), recycle=1)", seed, [], clients=240)
+            for name, text in texts.items():
+                (folder / f"{name}.jsonl").write_text(text)
+    found = html.gather([tmp_path])
+    assert found["missing"] == []
+    assert all(len(found[name]) == methods * seeds for name in ("taking_part", "unsent", "recycled"))
     assert len(html.page(found)) < 5e6
 
 
@@ -683,13 +742,17 @@ def test_the_report_of_the_demo_opens_and_has_its_heat_maps(browser: Any, demo: 
     there = browser.execute_script("return [...document.querySelectorAll('section')].map((one) => one.id)")
     wanted = ["setting", "table", "curves", "sent", "targets", "bytes", "layers", "clients", "taking-part", "unsent"]
     assert [*wanted, "recycled", "expressions"] == [name for name in there if name != "warnings"]
+
+    def shares(entry: dict[str, Any]) -> list[list[float | None]]:
+        return [[None if x == "." else heat.LEVELS.index(x) / heat.WHOLE for x in row] for row in entry["cells"]]
+
     for name, chart in (("unsent", "LUAR"), ("recycled", "LBGM")):
         cells = f"return document.querySelector('#{name} [data-chart]').data[0].z"
-        wait(browser, cells, found[name][0]["cells"])
+        wait(browser, cells, shares(found[name][0]))
         assert chart in browser.execute_script(f"return document.querySelector('#{name} h3').textContent")
         change = "const seed = document.querySelectorAll('#%s select')[1]; seed.selectedIndex = 1; "
         browser.execute_script(change % name + "seed.dispatchEvent(new Event('change'))")
-        wait(browser, cells, found[name][1]["cells"])
+        wait(browser, cells, shares(found[name][1]))
     curves = "document.querySelector('[data-chart=sent-bytes_up]').data.filter((one) => one.name)"
     wait(browser, f"return {curves}.map((one) => one.y)", [by["bytes_up"]["y"] for by in found["sent"]])
     assert [entry["message"] for entry in browser.get_log("browser")] == []

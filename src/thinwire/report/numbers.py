@@ -18,7 +18,9 @@ from .curves import NAMES, axes, count, curve, sent
 from .read import Arm, Record
 
 POINTS = 400  # of a curve
-EVERY = 8000  # points of a value's curves, of all methods and seeds
+EVERY = 6000  # points of a value's curves, of all methods and seeds
+LAYERS = 40  # of a method, one way: the largest; fewer where methods are many
+EVERY_LAYER = 4000  # of all methods, both ways
 
 
 def cells(rows: Sequence[Record]) -> Record:
@@ -138,9 +140,12 @@ def bytes_of(found: Sequence[Arm]) -> list[Record]:
 
 
 def layers(found: Sequence[Arm]) -> list[Record] | None:
-    """Of each method the bytes of each layer, up and down, in the mean over seeds; ``*`` is what has no one layer."""
-    made = []
-    for arm in found:
+    """Of each method the bytes of its largest layers, up and down, in the mean over seeds.
+
+    ``*`` is what has no one layer. ``rest`` are how many smaller layers there are, and their bytes.
+    """
+    made, most = [], max(1, min(LAYERS, EVERY_LAYER // (2 * len(found))))
+    for number, arm in enumerate(found):
         runs = [run for run in arm.runs if any("layer_bytes" in line for line in run.rounds)]
         for way in ("up", "down"):
             sums: dict[str, float] = {}
@@ -149,7 +154,10 @@ def layers(found: Sequence[Arm]) -> list[Record] | None:
                     for name, size in line.get("layer_bytes", {}).get(way, {}).items():
                         sums[name] = sums.get(name, 0) + size / len(runs)
             if sums:
-                made.append({"method": found.index(arm), "way": way, "bytes": sums})
+                kept = set(sorted(sums, key=lambda name: -sums[name])[:most])
+                rest = [size for name, size in sums.items() if name not in kept]
+                shown = {name: size for name, size in sums.items() if name in kept}
+                made.append({"method": number, "way": way, "bytes": shown, "rest": [len(rest), sum(rest)]})
     return made or None
 
 

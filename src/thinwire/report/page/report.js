@@ -356,20 +356,16 @@ function directions() {
       data.bytes.map((part, k) => [part.values[i], fills[k], `${part.name}: ${bytes(part.values[i])}`]), most))));
 }
 
-const MOST_LAYERS = 40;
 function layers() {
   if (!data.layers) return null;
   const body = make("div", { class: "bars" });
   const fill = () => {
-    const { bytes: sizes, way } = data.layers[state.picked.layers];
-    const entries = Object.entries(sizes);
-    const most = Math.max(...entries.map(([, size]) => size), 1);
-    const kept = new Set(entries.slice().sort((a, b) => b[1] - a[1]).slice(0, MOST_LAYERS).map(([name]) => name));
-    const rest = entries.filter(([name]) => !kept.has(name));
+    const { bytes: sizes, way, rest: [smaller, size] } = data.layers[state.picked.layers];
+    const most = Math.max(...Object.values(sizes), size, 1);
     const one = (name, size) => bar(make("span", { class: "code" }, name.endsWith("*") ? `${name.slice(0, -1)}all layers as one, and structure` : name),
       bytes(size), [[size, PARTS[way === "up" ? 0 : 2], bytes(size)]], most);
-    body.replaceChildren(...entries.filter(([name]) => kept.has(name)).map(([name, size]) => one(name, size)),
-      ...(rest.length ? [one(`${rest.length} smaller ones`, rest.reduce((sum, [, size]) => sum + size, 0))] : []));
+    body.replaceChildren(...Object.entries(sizes).map(([name, size]) => one(name, size)),
+      ...(smaller ? [one(`${smaller} smaller ones`, size)] : []));
   };
   const pick = choice("layers", data.layers, (entry) => `${data.methods[entry.method].label}, ${entry.way}`, fill);
   fill();
@@ -415,6 +411,15 @@ function whose(name, entries, redraw) {
   return make("div", { class: "controls" }, make("label", {}, "Method", method), make("label", {}, "Seed", seed));
 }
 
+const LEVELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"; // of a cell, as in report/heat.py
+const WHOLE = 60; // the level of a share of 1
+
+/** What a cell stands for where it is several clients, or layers, and rounds. */
+function shared([together, rounds], what, shows) {
+  const parts = [together > 1 ? `${together} ${what}` : null, rounds > 1 ? `${rounds} rounds` : null].filter(Boolean);
+  return parts.length ? ` A cell is ${parts.join(" and ")}, and shows ${shows}.` : "";
+}
+
 /** A heat map of one run at a time. */
 function heat(id, title, words, entries, describe, options) {
   if (!entries) return null;
@@ -423,18 +428,19 @@ function heat(id, title, words, entries, describe, options) {
   const fill = () => {
     const entry = entries[state.picked[id]];
     const [together, rounds] = entry.by;
-    const z = options.cells ? options.cells(entry) : entry.cells;
+    const value = (character) => (character === "." ? null : LEVELS.indexOf(character) / options.steps);
+    const z = entry.cells.map((row) => Array.from(row, value));
+    const when = z[0].map((_, i) => (rounds > 1 ? `rounds ${1 + i * rounds} to ${(i + 1) * rounds}` : `round ${i + 1}`));
     const names = entry.rows || z.map((_, i) => (together > 1 ? `clients ${i * together} to ${(i + 1) * together - 1}` : `client ${i}`));
     const short = names.map((name) => (name.length > (narrow() ? 14 : 34) ? `…${name.slice(narrow() ? -13 : -33)}` : name));
     const height = Math.max(170, Math.min(620, 70 + z.length * (entry.rows ? 22 : 14)));
     div.style.height = `${height}px`;
     frame.firstChild.textContent = `${data.methods[entry.method].label}, seed ${entry.seed}`;
     said.textContent = describe(entry);
-    const hover = options.hover(entry);
     const rows = entry.rows ? { tickmode: "array", tickvals: names.map((_, i) => i), ticktext: short } : { title: { text: "client", standoff: 8 }, nticks: 10 };
     plot(div, [{
       type: "heatmap", z, x: z[0].map((_, i) => 1 + i * rounds), y: entry.rows ? names.map((_, i) => i) : names.map((_, i) => i * together),
-      text: z.map((row, i) => row.map((x) => `${folded(names[i])}<br>${hover(x)}`)), hovertemplate: "round %{x}<br>%{text}<extra></extra>",
+      text: z.map((row, i) => row.map((x, k) => `${when[k]}<br>${folded(names[i])}<br>${options.hover(x)}`)), hovertemplate: "%{text}<extra></extra>",
       xgap: z[0].length < 80 ? 1 : 0, ygap: z.length < 60 ? 1 : 0, showscale: false, zmin: options.low, zmax: options.high, colorscale: options.scale(), hoverongaps: false,
     }], { xaxis: { title: { text: "round", standoff: 8 }, showgrid: false, zeroline: false, nticks: narrow() ? 5 : 12 },
       yaxis: { autorange: "reversed", showgrid: false, zeroline: false, ...rows }, uirevision: `${id}${state.picked[id]}` });
@@ -449,20 +455,20 @@ const stateFills = () => [theme().blank, "#5b9bd5", "#d1495b", "#edae49"];
 const takingPart = () => heat("taking-part", "Who took part",
   "Clients that were called in a round, and what became of it.", data.taking_part,
   (entry) => `${entry.answered.toLocaleString("en")} answers, ${entry.lost.toLocaleString("en")} lost, ${entry.late.toLocaleString("en")} too late.`
-    + (entry.by[0] * entry.by[1] > 1 ? ` A cell is ${entry.by[0]} clients and ${entry.by[1]} rounds, and shows the worst of them.` : ""),
-  { low: -0.5, high: 3.5, cells: (entry) => entry.cells.map((row) => Array.from(row, Number)), hover: () => (x) => STATES[x],
+    + shared(entry.by, "clients", "the worst of them"),
+  { low: -0.5, high: 3.5, steps: 1, hover: (x) => STATES[x],
     scale: () => stateFills().flatMap((fill, i) => [[i / 4, fill], [(i + 1) / 4, fill]]), key: () => stateFills().map((fill, i) => [fill, STATES[i]]) });
 
 const shade = () => [[0, theme().blank], [1, "#cc6644"]];
 const share = (x) => (x === null ? "" : `${Math.round(100 * x)} % of its layers recycled`);
 const unsent = () => heat("unsent", "Layers that were not sent",
   "What replies left out in each round, such as the layers that LUAR recycles.", data.unsent,
-  (entry) => (entry.by[1] > 1 ? `A cell is ${entry.by[1]} rounds.` : ""),
-  { low: 0, high: 1, hover: () => (x) => (x ? "not sent" : "sent"), scale: shade, key: () => [[theme().blank, "sent"], ["#cc6644", "not sent"]] });
+  (entry) => shared(entry.by, "layers", "whether one of them was not sent in one of the rounds"),
+  { low: 0, high: 1, steps: WHOLE, hover: (x) => (x ? "not sent" : "sent"), scale: shade, key: () => [[theme().blank, "sent"], ["#cc6644", "not sent"]] });
 const recycled = () => heat("recycled", "Clients whose updates were recycled",
   "The share of a client's layers for which LBGM sent one number.", data.recycled,
-  (entry) => (entry.by[0] * entry.by[1] > 1 ? `A cell is ${entry.by[0]} clients and ${entry.by[1]} rounds, and shows the largest share.` : ""),
-  { low: 0, high: 1, hover: () => share, scale: shade, key: () => [[theme().blank, "sent whole"], ["#cc6644", "all layers recycled"]] });
+  (entry) => shared(entry.by, "clients", "the largest share"),
+  { low: 0, high: 1, steps: WHOLE, hover: share, scale: shade, key: () => [[theme().blank, "sent whole"], ["#cc6644", "all layers recycled"]] });
 
 function expressions() {
   const copy = (text) => async (event) => {
