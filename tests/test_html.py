@@ -730,6 +730,109 @@ def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_metho
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
+def texts(browser: Any, selector: str) -> list[str]:
+    """What elements of a page say."""
+    found: list[str] = browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
+    )
+    return found
+
+
+@pytest.mark.deployment
+def test_every_part_follows_the_legend(browser: Any, tmp_path: Path) -> None:
+    look = {"client": 1, "field": "update", "layer": "*", "sin2": 0.1, "rho": 1.0, "recycled": True}
+    sent = {"layer_bytes": {"up": {"a": 9}, "down": {"a": 9}, "unsent": ["a"]}, "looks": [look]}
+    call = {"round": 1, "client": 0, "direction": "down", "payload": 1, "framing": 1}
+    for number, method in enumerate((DENSE, TOPK)):
+        for seed in (0, 1):
+            run = made(tmp_path / f"{number}/{seed}", method, seed, [line(1, 0.5, up_bytes=1000 // 9**number, **sent)])
+            (run / "ledger.jsonl").write_text(json.dumps(call) + "\n")
+            (run / "clients.jsonl").write_text(json.dumps({"round": 1, "accuracy": [0.1, 0.2]}) + "\n")
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    names = [one["label"] for one in html.gather([tmp_path])["methods"]]
+    heat_maps = ("taking-part", "unsent", "recycled")
+    browser.execute_script(  # of the second method what is not its first: seed 1, and down
+        "for (const list of document.querySelectorAll('#taking-part select, #unsent select, #recycled select'))"
+        "{ list.selectedIndex = 1; list.dispatchEvent(new Event('change')); }"
+        "const list = document.querySelector('#layers select');"
+        "list.selectedIndex = 3; list.dispatchEvent(new Event('change'))"
+    )
+
+    def shown(chosen: list[str], rest: str) -> None:
+        wait(browser, "return document.querySelectorAll('#table tr.off').length", 2 - len(chosen))
+        assert [name for name in names if any(name == text for text in texts(browser, "#bytes .code"))] == chosen
+        assert texts(browser, "#expressions .code") == [method_of[name] for name in chosen]
+        assert texts(browser, "#layers option") == [f"{name}, {way}" for name in chosen for way in ("up", "down")]
+        for part in ("#table", "#targets", "#clients"):
+            assert len(texts(browser, f"{part} tbody tr")) == 2  # rows stay, dimmed
+            assert len(texts(browser, f"{part} tr.off")) == 2 - len(chosen)
+        assert len(texts(browser, "#targets .track")) == len(chosen)
+        for part in heat_maps:
+            assert texts(browser, f"#{part} label:first-child option") == chosen
+            assert texts(browser, f"#{part} h3") == ([f"{chosen[-1]}, seed {rest}"] if chosen else [])
+        for chart in ("curve-accuracy", "sent-bytes_up", "clients"):
+            drawn = f"document.querySelector('[data-chart={chart}]').data.filter((one) => one.name)"
+            wait(browser, f"return {drawn}.map((one) => one.visible)", [name in chosen for name in names])
+
+    method_of = {one["label"]: one["expression"] for one in html.gather([tmp_path])["expressions"]}
+    chip = "document.querySelectorAll('.chip')[%d].click()"
+    shown(names, "1")
+    browser.execute_script(chip % 1)
+    shown(names[:1], "0")
+    assert browser.execute_script("return document.querySelector('#bytes .track').clientWidth") > 0
+    browser.execute_script(chip % 0)
+    wait(browser, "return document.querySelectorAll('#table tr.off').length", 2)
+    for part in ("bytes", "layers", *heat_maps):
+        assert texts(browser, f"#{part} p") == ["The legend hides every method that this part shows."]
+    browser.execute_script(chip % 1)
+    shown(names[1:], "1")  # what was chosen before
+    assert browser.execute_script("return document.querySelector('#layers select').value") == f"{names[1]}, down"
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+FOCUSED = "const one = document.activeElement; return one.tagName + ' ' + (one.value || one.textContent)"
+
+
+@pytest.mark.deployment
+def test_what_has_the_focus_keeps_it_when_the_page_is_made_anew(browser: Any, served: tuple[Path, int]) -> None:
+    run, port = served
+    call = {"round": 1, "client": 0, "direction": "down", "payload": 1, "framing": 1}
+    (run / "ledger.jsonl").write_text(json.dumps(call) + "\n")
+    opened(browser, f"http://127.0.0.1:{port}/")
+    for number, (which, focused) in enumerate(
+        [
+            ("document.querySelector('.chip')", "BUTTON FedAvg()"),
+            ("document.querySelectorAll('input[name=axis]')[1]", "INPUT bytes_up"),
+            ("document.getElementById('log-y')", "INPUT on"),
+            ("document.querySelectorAll('#table th button')[2]", "BUTTON best"),
+        ],
+        2,
+    ):
+        browser.execute_script(f"const one = {which}; one.focus(); one.click()")
+        assert browser.execute_script(FOCUSED) == focused
+        with open(run / "rounds.jsonl", "a") as file:
+            file.write(json.dumps(line(number, 0.4)) + "\n")
+        wait(browser, "return data.curves[0].accuracy.y.length", number)
+        assert browser.execute_script(FOCUSED) == focused
+    browser.execute_script("document.querySelector('.chip').click()")  # it is shown again
+    browser.execute_script("document.querySelectorAll('#taking-part select')[1].focus()")
+    with open(run / "rounds.jsonl", "a") as file:
+        file.write(json.dumps(line(6, 0.4)) + "\n")
+    wait(browser, "return data.curves[0].accuracy.y.length", 6)
+    assert browser.execute_script(FOCUSED) == "SELECT 0"
+    browser.find_element("css selector", "#taking-part select").click()  # a list that is open stays so
+    with open(run / "rounds.jsonl", "a") as file:
+        file.write(json.dumps(line(7, 0.4)) + "\n")
+    time.sleep(2.5)
+    is_open = "return document.querySelector('select:open') !== null"
+    assert (browser.execute_script(is_open), browser.execute_script("return data.curves[0].accuracy.y.length")) == (
+        True,
+        6,
+    )
+    browser.find_element("css selector", "h1").click()
+    wait(browser, "return data.curves[0].accuracy.y.length", 7)
+
+
 @pytest.mark.deployment
 def test_the_report_of_the_demo_opens_and_has_its_heat_maps(browser: Any, demo: Path) -> None:
     place = html.write([demo], demo / "report.html").as_uri()

@@ -1,7 +1,7 @@
 """Heat maps of clients and rounds: who took part, which layers were not sent, which updates LBGM recycled.
 
-A cell is a character of ``LEVELS``. Where there are many clients, rounds or runs neighbours share one (``CELLS``), so that
-a page stays below 5 MB.
+A cell is a character of ``LEVELS``. Where there are many clients, rounds or runs neighbours share one (``CELLS``), so
+that a page stays below 5 MB.
 """
 
 from __future__ import annotations

@@ -83,7 +83,11 @@ def gather(folders: Sequence[Path]) -> Record:
         "setting": [list(pair) for pair in [*about.setting(found, study, folders), *about.chosen_said(found)]],
         "warnings": about.warnings(found),
         "methods": [{"label": arm.label} for arm in found],
-        "expressions": [{"label": label, "expression": text} for arm in found for label, text in about.written(arm)],
+        "expressions": [
+            {"method": number, "label": label, "expression": text}
+            for number, arm in enumerate(found)
+            for label, text in about.written(arm)
+        ],
         "table": numbers.cells(rows),
         "axes": numbers.axes_of(found),
         "values": {name: NAMES[name] for name in NAMES if has(found, name)},

@@ -53,6 +53,7 @@ const swatch = (i) => make("span", {
 });
 
 const section = (id, title, ...children) => make("section", { id }, make("h2", {}, title), ...children);
+const empty = (id, title) => section(id, title, make("p", { class: "soft" }, "The legend hides every method that this part shows."));
 
 const drawn = new Map(); // charts by name: they stay when the page is made anew, with their zoom
 function chart(name, title, height) {
@@ -66,11 +67,17 @@ function chart(name, title, height) {
   return { div, frame };
 }
 
+/** Those of methods that the legend shows, of a list whose entries have a `method`. */
+const listed = (entries) => entries.filter((entry) => !state.hidden.has(entry.method));
+
+// What is chosen in a list is remembered by method, and by seed or way: entries come and go with the legend.
+const mark = (entry) => `${entry.method} ${entry.seed ?? entry.way}`;
+const picked = (name, entries) => entries.find((entry) => mark(entry) === state.picked[name]) || entries[0];
+
 /** A choice among methods, where a section shows one at a time. */
 function choice(name, entries, label, redraw) {
-  state.picked[name] = Math.min(state.picked[name] || 0, entries.length - 1);
-  const select = make("select", { onchange: () => { state.picked[name] = select.selectedIndex; redraw(); } },
-    entries.map((entry, i) => make("option", { selected: i === state.picked[name] }, label(entry))));
+  const select = make("select", { onchange: () => { state.picked[name] = mark(entries[select.selectedIndex]); redraw(); } },
+    entries.map((entry) => make("option", { selected: entry === picked(name, entries) }, label(entry))));
   return make("div", { class: "controls" }, make("label", {}, "Method", select));
 }
 
@@ -219,7 +226,7 @@ function legend() {
       state.clicked = twice ? [null, 0] : [i, performance.now()]; // drawing may take longer than a double click
     },
   }, swatch(i), code(method.label));
-  return make("div", { class: "legend", role: "group", "aria-label": "Methods" }, data.methods.map(chip));
+  return make("div", { id: printing ? null : "legend", class: "legend", role: "group", "aria-label": "Methods" }, data.methods.map(chip));
 }
 
 /** What a cell counts as: the number that it begins with; what has none is last. */
@@ -313,13 +320,13 @@ function targets() {
       const reached = seeds.map((seed) => [seed, seed.accuracy.findIndex((x) => x >= state.target)]).filter(([, at]) => at >= 0);
       return { seeds: seeds.length, reached: reached.length, of: (name) => mean(reached.map(([seed, at]) => seed[name][at])) };
     });
-    const most = Math.max(...costs.filter((cost) => cost.reached).map((cost) => cost.of("bytes_total")));
+    const most = Math.max(...costs.filter((cost, i) => cost.reached && !state.hidden.has(i)).map((cost) => cost.of("bytes_total")));
     body.replaceChildren(...costs.map((cost, i) => {
       const label = make("td", {}, make("span", {}, swatch(i), code(data.methods[i].label)));
       const off = state.hidden.has(i) ? "off" : null;
       if (!cost.reached) return make("tr", { class: off }, label, make("td", { colspan: names.length + 1, class: "soft left" }, "not reached"));
       const share = cost.of("bytes_total") / most;
-      const bar = make("td", { style: { width: "30%", minWidth: "90px" } }, make("div", { class: "track" },
+      const bar = make("td", { style: { width: "30%", minWidth: "90px" } }, off ? null : make("div", { class: "track" },
         make("i", { style: { width: `${100 * share}%`, background: colour(i) } })));
       return make("tr", { class: off }, label, ...names.map((name) => make("td", {}, digits(cost.of(name))
         + (name === names[0] && cost.reached < cost.seeds ? ` (${cost.reached} of ${cost.seeds} seeds)` : ""))), bar);
@@ -346,28 +353,32 @@ const bar = (name, value, segments, most) => make("div", { class: "bar" },
 const key = (pairs) => make("div", { class: "key" }, pairs.map(([fill, text]) => make("span", {}, make("i", { style: { background: fill } }), text)));
 
 function directions() {
-  const totals = data.methods.map((_, i) => data.bytes.reduce((sum, part) => sum + part.values[i], 0));
-  const most = Math.max(...totals, 1);
+  const methods = listed(data.methods.map(({ label }, method) => ({ label, method })));
+  if (!methods.length) return empty("bytes", "Bytes by direction");
+  const total = (i) => data.bytes.reduce((sum, part) => sum + part.values[i], 0);
+  const most = Math.max(...methods.map(({ method }) => total(method)), 1);
   const fills = data.bytes.length === 4 ? PARTS : [PARTS[0], PARTS[1], PARTS[2]];
   return section("bytes", "Bytes by direction",
     make("p", { class: "soft" }, data.bytes_said),
     key(data.bytes.map((part, k) => [fills[k], part.name])),
-    make("div", { class: "bars" }, data.methods.map((method, i) => bar(code(method.label), bytes(totals[i]),
+    make("div", { class: "bars" }, methods.map(({ label, method: i }) => bar(code(label), bytes(total(i)),
       data.bytes.map((part, k) => [part.values[i], fills[k], `${part.name}: ${bytes(part.values[i])}`]), most))));
 }
 
 function layers() {
   if (!data.layers) return null;
+  const entries = listed(data.layers);
+  if (!entries.length) return empty("layers", "Bytes by layer");
   const body = make("div", { class: "bars" });
   const fill = () => {
-    const { bytes: sizes, way, rest: [smaller, size] } = data.layers[state.picked.layers];
+    const { bytes: sizes, way, rest: [smaller, size] } = picked("layers", entries);
     const most = Math.max(...Object.values(sizes), size, 1);
     const one = (name, size) => bar(make("span", { class: "code" }, name.endsWith("*") ? `${name.slice(0, -1)}all layers as one, and structure` : name),
       bytes(size), [[size, PARTS[way === "up" ? 0 : 2], bytes(size)]], most);
     body.replaceChildren(...Object.entries(sizes).map(([name, size]) => one(name, size)),
       ...(smaller ? [one(`${smaller} smaller ones`, size)] : []));
   };
-  const pick = choice("layers", data.layers, (entry) => `${data.methods[entry.method].label}, ${entry.way}`, fill);
+  const pick = choice("layers", entries, (entry) => `${data.methods[entry.method].label}, ${entry.way}`, fill);
   fill();
   return section("layers", "Bytes by layer", make("p", { class: "soft" },
     "Payload of a run, in the mean over seeds: up of replies that were taken, down of all calls."), pick, body);
@@ -395,18 +406,18 @@ function clients() {
 
 /** Two lists, of methods and of the seeds of the one that is chosen. A method that is chosen keeps the seed if it has it. */
 function whose(name, entries, redraw) {
-  state.picked[name] = Math.min(state.picked[name] || 0, entries.length - 1);
-  const picked = () => entries[state.picked[name]];
   const of = (number) => entries.filter((entry) => entry.method === number);
   const numbers = [...new Set(entries.map((entry) => entry.method))];
-  const seed = make("select", { onchange: () => { state.picked[name] = entries.indexOf(of(picked().method)[seed.selectedIndex]); redraw(); } });
-  const refill = () => seed.replaceChildren(...of(picked().method).map((entry) => make("option", { selected: entry === picked() }, String(entry.seed))));
+  const take = (entry) => { state.picked[name] = mark(entry); refill(); redraw(); };
+  const seed = make("select", { onchange: () => take(of(picked(name, entries).method)[seed.selectedIndex]) });
+  const refill = () => {
+    const chosen = picked(name, entries);
+    seed.replaceChildren(...of(chosen.method).map((entry) => make("option", { selected: entry === chosen }, String(entry.seed))));
+  };
   const method = make("select", { onchange: () => {
     const own = of(numbers[method.selectedIndex]);
-    state.picked[name] = entries.indexOf(own.find((entry) => entry.seed === picked().seed) || own[0]);
-    refill();
-    redraw();
-  } }, numbers.map((number) => make("option", { selected: number === picked().method }, data.methods[number].label)));
+    take(own.find((entry) => entry.seed === picked(name, entries).seed) || own[0]);
+  } }, numbers.map((number) => make("option", { selected: number === picked(name, entries).method }, data.methods[number].label)));
   refill();
   return make("div", { class: "controls" }, make("label", {}, "Method", method), make("label", {}, "Seed", seed));
 }
@@ -421,12 +432,14 @@ function shared([together, rounds], what, shows) {
 }
 
 /** A heat map of one run at a time. */
-function heat(id, title, words, entries, describe, options) {
-  if (!entries) return null;
+function heat(id, title, words, all, describe, options) {
+  if (!all) return null;
+  const entries = listed(all);
+  if (!entries.length) return empty(id, title);
   const { div, frame } = chart(id, "", 360);
   const said = make("p", { class: "soft" });
   const fill = () => {
-    const entry = entries[state.picked[id]];
+    const entry = picked(id, entries);
     const [together, rounds] = entry.by;
     const value = (character) => (character === "." ? null : LEVELS.indexOf(character) / options.steps);
     const z = entry.cells.map((row) => Array.from(row, value));
@@ -443,7 +456,7 @@ function heat(id, title, words, entries, describe, options) {
       text: z.map((row, i) => row.map((x, k) => `${when[k]}<br>${folded(names[i])}<br>${options.hover(x)}`)), hovertemplate: "%{text}<extra></extra>",
       xgap: z[0].length < 80 ? 1 : 0, ygap: z.length < 60 ? 1 : 0, showscale: false, zmin: options.low, zmax: options.high, colorscale: options.scale(), hoverongaps: false,
     }], { xaxis: { title: { text: "round", standoff: 8 }, showgrid: false, zeroline: false, nticks: narrow() ? 5 : 12 },
-      yaxis: { autorange: "reversed", showgrid: false, zeroline: false, ...rows }, uirevision: `${id}${state.picked[id]}` });
+      yaxis: { autorange: "reversed", showgrid: false, zeroline: false, ...rows }, uirevision: mark(entry) });
   };
   const pick = whose(id, entries, fill);
   later.push(fill);
@@ -487,7 +500,7 @@ function expressions() {
   };
   return section("expressions", "Complete expressions",
     make("p", { class: "soft" }, "With every field, as they can be given to thinwire again."),
-    data.expressions.map((method) => make("div", { class: "expression" }, code(method.expression),
+    listed(data.expressions).map((method) => make("div", { class: "expression" }, code(method.expression),
       make("button", { class: "plain", type: "button", onclick: copy(method.expression) }, "Copy"))));
 }
 
@@ -499,10 +512,14 @@ const missing = () => (data.missing.length ? section("missing", "Not recorded",
 let later = []; // what draws charts, once they have a width
 function redraw() {
   later = [];
-  const active = document.activeElement && document.activeElement.id;
+  // What has the focus is made anew too: it is found again by its place in the part of the page that has an id.
+  const active = document.activeElement, part = active && active.closest("[id]");
+  const within = (element) => [...element.querySelectorAll("button, input, select, [tabindex]")];
+  const at = part ? within(part).indexOf(active) : -1;
   page.replaceChildren(...[heading, warnings, settings, legend, table, curves, sent, targets, directions, layers, clients,
     takingPart, unsent, recycled, expressions, missing].map((part) => part()).filter((part) => part !== null));
-  if (active) document.getElementById(active)?.focus({ preventScroll: true });
+  const again = part && document.getElementById(part.id);
+  if (again) (at < 0 ? again : within(again)[at])?.focus({ preventScroll: true });
   later.forEach((draw) => draw());
 }
 
@@ -514,7 +531,11 @@ async function load() {
   document.head.append(script);
 }
 
+/** Whether a list is open, which would close if the page were made anew. Older browsers cannot tell. */
+const choosing = () => CSS.supports("selector(select:open)") && document.querySelector("select:open") !== null;
+
 async function follow() {
+  if (choosing()) return;
   try {
     const answer = await fetch(`contents.json?known=${encodeURIComponent(data.changed)}`);
     if (answer.status === 200) {
