@@ -75,6 +75,8 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "kind": "federated",
         "unit": "round",
         "complete": True,
+        "rounds": 50,
+        "rounds_planned": 50,
         "seeds": [0, 1, 2],
         "seeds_left_out": [],
         "measure": "accuracy",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..config import complete
 from ..expression import parse, vocabulary
-from .read import Arm, Record, chosen, read, trainers
+from .read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
 from .read import setting as setting_of
+from .read import study as study_of_run
 
 
 def study_of(folders: Sequence[Path]) -> Record:
@@ -60,7 +61,7 @@ def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> lis
         ),
         *SETTINGS[found[0].kind](about, study),
         ("Local training", _shared_trainer(found)),
-        ("Seeds", ", ".join(map(str, sorted({run.seed for run in runs})))),
+        ("Seeds", _seeds(found)),
         ("Folders", ", ".join(map(str, folders))),
         ("Made with", "; ".join(dict.fromkeys(str(v) for run in runs for v in run.about.get("versions", ())))),
     ]
@@ -117,6 +118,14 @@ def _of_parts(about: Record, study: Record) -> list[tuple[str, str | None]]:
     ]
 
 
+def _seeds(found: Sequence[Arm]) -> str:
+    runs = [run for arm in found for run in arm.runs]
+    there = {run.seed for run in runs}
+    left = [not_begun(run).values() for run in runs]
+    ahead = {seed for each in left if each for seed in set.intersection(*map(set, each))} - there
+    return "; not begun: ".join(", ".join(map(str, sorted(seeds))) for seeds in (there, ahead) if seeds)
+
+
 SETTINGS = {"federated": _of_rounds, "data-parallel": _of_steps, "pipelined": _of_parts}
 """What is said of a run, from its ``run.json`` and its study, by its kind."""
 
@@ -155,11 +164,12 @@ def _shared_trainer(found: Sequence[Arm]) -> str | None:
     return _plain(kinds.pop()) if len(kinds) == 1 else None
 
 
-def warnings(found: Sequence[Arm]) -> list[str]:
+def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
     """What a reader should know before comparing methods."""
     unit, said = found[0].unit, []
     runs = [run for arm in found for run in arm.runs]
-    if single := [arm.label for arm in found if len({run.seed for run in arm.runs}) == 1]:
+    ahead = not_begun_said(found, folders)
+    if single := [arm.label for arm in found if len({run.seed for run in arm.runs}) == 1 and arm.label not in ahead]:
         whose = "Every method" if len(single) == len(found) else _listed(single)
         said.append(
             f"{whose} was trained with one seed: a difference may be chance. `--seeds 0,1,2` trains with three, and "
@@ -168,16 +178,20 @@ def warnings(found: Sequence[Arm]) -> list[str]:
     longest = max(run.length for run in runs)
     for arm in found:
         for run in arm.runs:
-            figures = "its figures are those of what there is"
+            figures, wanted = "its figures are those of what there is", planned(run)
+            done = f"has {run.length:,} {unit}s" if wanted is None else f"has {run.length:,} of {wanted:,} {unit}s"
             if run.summary is None:
-                state = f"has {run.length} {unit}s so far and is not finished"
+                state = f"{done} so far and is not finished"
                 if any(other.summary is not None for other in arm.runs):
                     figures = "the method's figures are those of its other seeds"
+            elif wanted is not None and run.length < wanted:
+                state = done
             elif run.length < longest:
-                state = f"has {run.length} {unit}s, and others have {longest}"
+                state = f"has {run.length:,} {unit}s, and others have {longest:,}"
             else:
                 continue
             said.append(f"{arm.label}, seed {run.seed}, {state}: {figures}.")
+    said += [f"{label} has not begun with {seeds}." for label, seeds in ahead.items()]
     seeds = {tuple(sorted({run.seed for run in arm.runs})) for arm in found}
     if len(seeds) > 1:
         said.append("Methods have different seeds: a seed draws the split and the model, so they met different ones.")
@@ -185,6 +199,36 @@ def warnings(found: Sequence[Arm]) -> list[str]:
     fixed = dict.fromkeys(name for one in each for name in one)
     found_by = {name: sorted({str(one.get(name)) for one in each}) for name in fixed}
     return said + [f"Runs differ in {name}: {_listed(values)}." for name, values in found_by.items() if len(values) > 1]
+
+
+def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, str]:
+    """By method: the seeds that its study plans below these folders and that have not begun, in words."""
+    named = [folder.resolve() for folder in folders]
+    begun = {run.path.resolve().parent: arm.label for arm in found for run in arm.runs}
+    studies = {run.path.resolve().parents[1]: run for arm in found for run in arm.runs}
+    said: dict[str, str] = {}
+    for place, run in studies.items():
+        names = _names(study_of_run(run))
+        for folder, seeds in not_begun(run).items():
+            paths = {str(seed): place / folder / f"seed-{seed}" for seed in seeds}
+            left = [seed for seed, path in paths.items() if any(path.is_relative_to(one) for one in named)]
+            if left:
+                label = begun.get(place / folder) or names.get(folder, folder)
+                said[label] = f"seed{'s' if len(left) > 1 else ''} {_listed(left)}"
+    return said
+
+
+def _names(study: Record) -> dict[str, str]:
+    """The methods of a study by their folders, as short as the table has them."""
+    from ..compare import KINDS  # which imports this package
+
+    methods = study.get("methods", ())
+    try:
+        names = {text: repr(KINDS[study["kind"]].method(text)) for text in methods}
+    except ValueError:  # one is of a module of the user's own, which a report does not run
+        names = {text: text for text in methods}
+    short = labels(names) if study.get("kind") == "federated" else names
+    return dict(zip(study.get("folders", ()), (short[text] for text in methods), strict=False))
 
 
 MAY_DIFFER = (

@@ -81,7 +81,7 @@ def gather(folders: Sequence[Path]) -> Record:
         "version": code_version(),
         "unit": found[0].unit,
         "setting": [list(pair) for pair in [*about.setting(found, study, folders), *about.chosen_said(found)]],
-        "warnings": about.warnings(found),
+        "warnings": about.warnings(found, folders),
         "methods": [{"label": arm.label} for arm in found],
         "expressions": [
             {"method": number, "label": label, "expression": text}

@@ -18,7 +18,7 @@ from ..links import Dense
 from ..optimizers import SGD
 from ..pipeline import BPK
 from ..run.folder import write_atomic
-from .read import Arm, Run, chosen, counted, read_lines, setting
+from .read import Arm, Run, chosen, counted, not_begun, planned, read_lines, setting
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -39,16 +39,17 @@ class Form:
 def rows(arms: list[Arm]) -> list[Row]:
     """One row a method: means over the seeds of :func:`~thinwire.report.read.counted`, and the deviation over them.
 
-    ``seeds_left_out`` are those that are not complete while others are. Shares of bytes are those of a method that
-    sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``, where there
-    are simulated seconds, refers to the same method.
+    ``seeds_left_out`` are those that are not complete while others are, or have not begun. Shares of bytes are those of
+    a method that sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``,
+    where there are simulated seconds, refers to the same method.
     """
     form = FORMS[arms[0].kind]
     found = []
     for arm in arms:
         whole = counted(arm)
         row = _row(whole, form.last) | form.more(whole)
-        left_out = sorted({run.seed for run in arm.runs} - {run.seed for run in whole.runs})
+        ahead = {seed for run in arm.runs for seed in not_begun(run).get(run.path.resolve().parent.name, ())}
+        left_out = sorted(({run.seed for run in arm.runs} | ahead) - {run.seed for run in whole.runs})
         found.append({**row, "seeds_left_out": left_out})
     alike = [(row[f"{row['unit']}s"], setting(arm.runs[0])) for row, arm in zip(found, arms, strict=True)]
     dense = [
@@ -74,6 +75,7 @@ def _row(arm: Arm, last: int) -> Row:
         "unit": arm.unit,
         "seeds": [run.seed for run in arm.runs],
         f"{arm.unit}s": min(run.length for run in arm.runs),
+        f"{arm.unit}s_planned": max((wanted for run in arm.runs if (wanted := planned(run))), default=None),
         "complete": all(run.summary is not None for run in arm.runs),
         "measure": measure,
         measure: statistics.fmean(finals) if finals else None,
@@ -426,9 +428,10 @@ def columns_of(found: Sequence[Row]) -> list[Column]:
 
 
 def _method(row: Row) -> str:
-    unit = row["unit"]
-    seeds, absent = len(row["seeds"]), len(row["seeds_left_out"])
-    states = [] if row["complete"] else [f"stopped after {unit} {row[f'{unit}s']}"]
+    unit, seeds, absent = row["unit"], len(row["seeds"]), len(row["seeds_left_out"])
+    done, wanted = row[f"{unit}s"], row[f"{unit}s_planned"]
+    short = not row["complete"] or (wanted is not None and done < wanted)
+    states = [f"after {unit} {done:,}" + (f" of {wanted:,}" if wanted else "")] if short else []
     states += [f"{seeds} of {seeds + absent} seeds"] if absent else []
     return str(row["method"]) + (f" ({', '.join(states)})" if states else "")
 
