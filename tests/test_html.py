@@ -220,7 +220,7 @@ def test_a_study_of_segmentation_has_costs_of_a_target_and_its_clients(tmp_path:
     found = html.gather([tmp_path])
     assert found["measure"] == "Dice coefficient"
     assert found["targets"][0][0]["accuracy"] == [10.0, 20.0]
-    assert found["clients"][0]["accuracy"] == [10.0, 30.0]
+    assert found["clients"][0]["y"] == [10.0, 30.0]
 
 
 def test_bytes_are_split_by_direction_into_payload_and_headers(tmp_path: Path) -> None:
@@ -299,15 +299,36 @@ def test_neighbours_share_a_cell_of_a_large_heat_map_which_shows_the_highest(tmp
     assert (cells[120, 266], cells[0, 1], cells.sum()) == (3, 2, 5)
 
 
-def test_clients_own_accuracies_are_sorted_and_the_worst_tenth_is_averaged(tmp_path: Path) -> None:
-    run = made(tmp_path / "a", DENSE, 0, [line(1)])
-    values = [k / 20 for k in range(20)]  # the worst two of twenty: 0 and 5 %
-    (run / "clients.jsonl").write_text(json.dumps({"round": 1, "accuracy": values[::-1]}) + "\n")
+def test_clients_own_accuracies_are_sorted_and_averaged_over_seeds(tmp_path: Path) -> None:
+    for seed, lowest in ((0, 0.0), (1, 0.4)):
+        run = made(tmp_path / f"{seed}", DENSE, seed, [line(1), line(2)])
+        values = [lowest + k / 20 for k in range(11)]  # of seed 0 from 0 to 50 %, of seed 1 from 40 to 90 %
+        lines = [{"round": 1, "accuracy": [0.9] * 11}, {"round": 2, "accuracy": [*values[::-1], None]}]
+        (run / "clients.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"round": 3, "accu')
     (found,) = html.gather([tmp_path])["clients"]
-    assert found["worst_tenth"] == pytest.approx(2.5)
-    assert (found["worst"], found["clients"]) == (0.0, 20)
-    assert (found["mean"], found["median"]) == (pytest.approx(47.5), pytest.approx(47.5))
-    assert found["accuracy"][:3] == [0.0, 5.0, 10.0]
+    assert (found["mean"], found["median"]) == (pytest.approx(45), pytest.approx(45))
+    assert (found["lowest_tenth"], found["worst"]) == (pytest.approx(25), pytest.approx(20))  # of 5 and 45, 0 and 40
+    assert found["clients"] == "11"
+    assert found["x"][:2] == pytest.approx([50 / 11, 150 / 11], rel=1e-4)
+    assert (found["y"][:2], found["low"][:2], found["high"][:2]) == ([20.0, 25.0], [0.0, 5.0], [40.0, 45.0])
+
+
+def test_seeds_of_different_numbers_of_clients_meet_at_equal_shares_of_them(tmp_path: Path) -> None:
+    for seed, values in ((0, [0.1, 0.3]), (1, [0.5, 0.6, 0.7, 0.8])):
+        run = made(tmp_path / f"{seed}", DENSE, seed, [line(1)])
+        (run / "clients.jsonl").write_text(json.dumps({"round": 1, "accuracy": values}) + "\n")
+    (found,) = html.gather([tmp_path])["clients"]
+    assert (found["clients"], found["x"]) == ("2 to 4", [25.0, 75.0])
+    assert (found["low"], found["high"]) == ([10.0, 30.0], [55.0, 75.0])  # a quarter lies between its first two
+
+
+def test_a_word_for_clients_means_the_same_in_the_whole_report(trained: dict[str, Path]) -> None:
+    found = html.gather([trained["federated"]])
+    rows = table.rows(arms([trained["federated"]]))
+    for row, own in zip(rows, found["clients"], strict=True):
+        for name, part in (("mean", ""), ("lowest_tenth", "_p10"), ("worst", "_worst")):
+            assert own[name] == pytest.approx(100 * row[f"client_accuracy{part}"]), name
+    assert "10th percentile and the lowest, in the mean over seeds" in found["table"]["note"]
 
 
 def test_layers_that_no_reply_carried_and_recycled_clients_become_heat_maps(tmp_path: Path) -> None:

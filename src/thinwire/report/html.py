@@ -70,7 +70,7 @@ def gather(folders: Sequence[Path]) -> Record:
     whole, most = [counted(arm) for arm in found], numbers.points(found)
     sections = {
         "layers": numbers.layers(whole),
-        "clients": numbers.clients(whole),
+        "clients": numbers.clients(whole, most),
         "taking_part": heat.taking_part(found),
         "unsent": heat.unsent(found),
         "recycled": heat.recycled(found),

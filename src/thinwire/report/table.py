@@ -173,7 +173,7 @@ def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
         if path.exists()
     ]
     each = [line[measure] for lines in lasts for line in lines if measure in line]
-    if not each or len(each) < len(paths) or not len(each[0]) <= FEW:
+    if not each or len(each) < len(paths) or len(each[0]) > FEW or len(set(map(len, each))) > 1:
         return None
     return [_averaged(values) for values in zip(*each, strict=True)]
 
@@ -248,7 +248,8 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
 FEDERATED_NOTES = {
     "own tests": "Own tests: the mean over clients of what each one's own model reaches on its own test, ± the "
     "standard deviation over clients.",
-    "lowest tenth": "Lowest tenth: the 10th percentile over clients.",
+    "lowest tenth": "Lowest tenth and worst client: over the clients of a seed the 10th percentile and the lowest, in "
+    "the mean over seeds.",
     OTHERS["shared"]: "Shared model: the mean over clients' own tests of the model that all share.",
     OTHERS["before"]: "Before adapting: that of what a client's own model is made of, before it is fine-tuned.",
     "own MB up": "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is shared.",

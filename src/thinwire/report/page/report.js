@@ -387,20 +387,18 @@ function layers() {
 function clients() {
   if (!data.clients) return null;
   const by = new Map(data.clients.map((entry) => [entry.method, entry]));
-  const { frame, draw } = lines("clients", `${data.measure} on a client's own test, %`, narrow() || printing ? 280 : 340, (i) => {
-    const found = by.get(i);
-    return found && { x: found.share, y: found.accuracy };
-  }, { x: `clients in the order of their ${data.measure}, %`, y: `${data.measure} %`, logX: false, logY: false, xaxis: { range: [0, 100] },
+  const { frame, draw } = lines("clients", `${data.measure} on a client's own test, %`, narrow() || printing ? 280 : 340, (i) => by.get(i), { x: `clients in the order of their ${data.measure}, %`, y: `${data.measure} %`, logX: false, logY: false, xaxis: { range: [0, 100] },
     shapes: [{ type: "rect", xref: "x", yref: "paper", x0: 0, x1: 10, y0: 0, y1: 1, line: { width: 0 }, fillcolor: "rgba(200,90,40,.12)" }] });
   later.push(draw);
   const row = (entry) => make("tr", { class: state.hidden.has(entry.method) ? "off" : null },
     make("td", {}, make("span", {}, swatch(entry.method), code(data.methods[entry.method].label))),
-    [entry.mean, entry.median, entry.worst_tenth, entry.worst].map((x) => make("td", {}, `${x.toFixed(1)} %`)),
-    make("td", {}, entry.clients.toLocaleString("en")));
+    [entry.mean, entry.median, entry.lowest_tenth, entry.worst].map((x) => make("td", {}, `${x.toFixed(1)} %`)),
+    make("td", {}, entry.clients));
   return section("clients", `${data.measure[0].toUpperCase()}${data.measure.slice(1)} by client`,
-    make("p", { class: "soft" }, "At the last evaluation, of all clients of all seeds. Shaded: the worst tenth of them."),
+    make("p", { class: "soft" }, "At the last evaluation, over the clients of a seed, in the mean over seeds, as in the table above. "
+      + "Lowest tenth: the 10th percentile. A line has a seed's clients from the worst to the best, its band is from the lowest seed to the highest. Shaded: a tenth of the clients."),
     make("div", { class: "charts several" }, frame, make("div", { class: "wide", tabindex: "0", style: { alignSelf: "start" } }, make("table", {},
-      make("thead", {}, make("tr", {}, ["method", "mean", "median", "worst 10 %", "worst", "clients"].map((text) => make("th", { scope: "col" }, text)))),
+      make("thead", {}, make("tr", {}, ["method", "mean", "median", "lowest tenth", "worst client", "clients"].map((text) => make("th", { scope: "col" }, text)))),
       make("tbody", {}, data.clients.map(row))))));
 }
 
