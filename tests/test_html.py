@@ -559,10 +559,49 @@ def test_the_report_of_the_demo_has_every_part(demo: Path) -> None:
     assert {found["methods"][e["method"]]["label"] for e in found["unsent"]} == {"LUAR(FedAvg(), recycle=1)"}
 
 
-def test_report_refuses_a_file_for_what_is_served(trained: dict[str, Path]) -> None:
-    done = called("report", trained["federated"], "--serve", "--out", "x.html")
+@pytest.mark.parametrize(("words", "said"), [(["--out", "x.html"], "--out x.html"), (["--json"], "--json")])
+def test_report_refuses_what_is_not_used_with_a_page_that_is_served(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thinwire.report.serve.server", lambda *_: pytest.fail("it serves"))
+    done = called("report", two_methods(tmp_path), "--serve", *words)
     assert isinstance(done.exception, ValueError)
-    assert "--out x.html is not used with --serve" in str(done.exception)
+    assert f"{said} is not used with --serve" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("out", "file"), [("new", "new/report.html"), ("new/", "new/report.html"), ("a.html", "a.html")]
+)
+def test_a_page_is_written_into_a_folder_or_as_a_file_that_ends_with_html(out: str, file: str, tmp_path: Path) -> None:
+    for _ in range(2):  # into a folder that is there already, too
+        done = called("report", two_methods(tmp_path / "runs"), "--out", f"{tmp_path}/{out}", "--json")
+        assert json.loads(done.output.splitlines()[-1]) == {"file": str(tmp_path / file)}
+        assert (tmp_path / file).read_text().startswith("<!doctype html>")
+        shutil.rmtree(tmp_path / "runs")
+
+
+def test_the_title_of_a_run_that_belongs_to_no_study_names_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "mine", DENSE, 0, [line(1, 0.5), line(2, 0.5)])
+    monkeypatch.chdir(tmp_path)
+    assert html.gather([Path("mine")])["title"] == "4 clients, 2 rounds"
+    assert "4 clients, 2 rounds" in called("table", "mine").output
+    assert html.gather([tmp_path / "mine"])["title"] == "4 clients, 2 rounds"
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "said"),
+    [
+        ("digits", None, "mlp, which suits the data, 10 parameters"),
+        ("digits", "linear", "linear, 10 parameters"),
+        ("of another version", None, "one that suits the data, 10 parameters"),
+    ],
+)
+def test_the_model_that_suits_the_data_is_named(data: str, model: str | None, said: str, tmp_path: Path) -> None:
+    made(tmp_path / "01-a/seed-0", DENSE, 0, [line(1, 0.5)])
+    (tmp_path / "study.json").write_text(json.dumps({"data": data, "model": model, "folders": ["01-a"]}))
+    assert dict(html.gather([tmp_path])["setting"])["Model"] == said
 
 
 def test_table_prints_latex_markdown_and_exact_values(tmp_path: Path) -> None:
@@ -573,7 +612,9 @@ def test_table_prints_latex_markdown_and_exact_values(tmp_path: Path) -> None:
     assert latex[-2:] == [r"\bottomrule", r"\end{tabular}"]
     head, first, second = (row.split(",") for row in called("table", tmp_path, "--csv").output.splitlines())
     assert (first[head.index("bytes_up") - len(head)], second[head.index("bytes_up") - len(head)]) == ("300.0", "30.0")
-    assert called("table", tmp_path, "--markdown").output.startswith("| method | accuracy | best |")
+    markdown = called("table", tmp_path, "--markdown").output.splitlines()[0]
+    assert markdown.startswith("| method | accuracy | best |")
+    assert "| s at 1 Mbit/s | s at 10 | s at 100 |" in markdown
     assert "70.0 % ± 14.1" in called("table", tmp_path).output
     both = called("table", tmp_path, "--csv", "--latex")
     assert str(both.exception) == "--latex and --csv are two formats: leave one out"

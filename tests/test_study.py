@@ -250,7 +250,7 @@ def test_bytes_of_a_worker_are_what_it_gives_to_collectives_and_what_it_gets_bac
 
 
 HEADS = {
-    "federated": "MB up,MB down,up / FedAvg,total / FedAvg,s at 1 Mbit/s,10,100,s here,M floats up",
+    "federated": "MB up,MB down,up / FedAvg,total / FedAvg,s at 1 Mbit/s,s at 10,s at 100,s here,M floats up",
     "data-parallel": "of x,kB a step,MB up,MB down,up / Dense,s here",
     "pipelined": "loss,test loss,staleness,MB 0-1,MB ahead,MB back,total / BPK,s a batch,s by the law,x BPK,s here",
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..config import complete
 from ..expression import parse, vocabulary
+from ..problem import SUITED
 from .read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
 from .read import setting as setting_of
 from .read import study as study_of_run
@@ -24,15 +25,17 @@ def study_of(folders: Sequence[Path]) -> Record:
 
 
 def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
-    """What is above the page and the table."""
+    """What is above the page and the table. Of runs that belong to no study nobody has written down the data."""
     study, about = study_of(folders), found[0].runs[0].about
-    data = study.get("task") or study.get("data") or found[0].runs[0].path.parent.name
     if found[0].kind == "data-parallel":
-        return f"{data}, {about['workers']} workers, {about['steps']} steps"
-    if found[0].kind == "pipelined":
-        return f"{data}, {about['parts']} parts, batches of {about['batch']}, {about['steps']} steps"
-    rounds = study.get("rounds") or max(run.length for arm in found for run in arm.runs)
-    return f"{data}, {about['clients']} clients, {rounds} rounds" if "clients" in about else f"{data}, {rounds} rounds"
+        said = [f"{about['workers']} workers", f"{about['steps']} steps"]
+    elif found[0].kind == "pipelined":
+        said = [f"{about['parts']} parts", f"batches of {about['batch']}", f"{about['steps']} steps"]
+    else:
+        rounds = study.get("rounds") or max(run.length for arm in found for run in arm.runs)
+        said = [f"{about['clients']} clients"] if "clients" in about else []
+        said.append(f"{rounds} rounds")
+    return ", ".join(filter(None, (study.get("task") or study.get("data"), *said)))
 
 
 def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> list[tuple[str, str]]:
@@ -46,19 +49,7 @@ def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> lis
         ("Data", f"{study['task']} (a task of the user's own){examples}" if study.get("task") else None),
         ("Data", f"{study['data']}{examples}" if study.get("data") and not study.get("task") else None),
         ("Pictures", "changed batch by batch: " + ", ".join(study["augment"]) if study.get("augment") else None),
-        (
-            "Model",
-            ", ".join(
-                [
-                    *(
-                        [study["model"] or "one that suits the data"]
-                        if "model" in study and not study.get("task")
-                        else []
-                    ),
-                    *([f"{parameters:,} parameters"] if parameters else []),
-                ]
-            ),
-        ),
+        ("Model", ", ".join([*_model(study), *([f"{parameters:,} parameters"] if parameters else [])])),
         *SETTINGS[found[0].kind](about, study),
         ("Local training", _shared_trainer(found)),
         ("Seeds", _seeds(found)),
@@ -66,6 +57,14 @@ def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> lis
         ("Made with", "; ".join(dict.fromkeys(str(v) for run in runs for v in run.about.get("versions", ())))),
     ]
     return [(name, text) for name, text in said if text]
+
+
+def _model(study: Record) -> list[str]:
+    """Its name; a task of the user's own brings one without."""
+    if "model" not in study or study.get("task"):
+        return []
+    suited = SUITED.get(str(study.get("data")))
+    return [study["model"] or (f"{suited}, which suits the data" if suited else "one that suits the data")]
 
 
 def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:

@@ -34,11 +34,11 @@ POLICY = (
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
-    """The page of all runs below ``folders``, as a file; of a folder ``out`` its ``report.html``.
+    """The page of all runs below ``folders``, as a file whose name ends with .html; any other ``out`` is its folder.
 
     Raises :class:`RunError` where there is no run to read.
     """
-    out = out / "report.html" if out.is_dir() else out
+    out = out if out.suffix == ".html" and not out.is_dir() else out / "report.html"
     write_atomic(out, page(gather(folders)).encode())
     return out
 

@@ -25,14 +25,10 @@ def cells(rows: Sequence[Record]) -> Record:
     """The table: its head, its rows, and what the names of columns leave unsaid."""
     columns, form = table.columns_of(rows), table.FORMS[rows[0]["kind"]]
     return {
-        "head": [HEADS.get(name, name) for name, _ in columns],
+        "head": [name for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
         "note": table.noted(form.notes, [name for name, _ in columns]),
     }
-
-
-HEADS = {"10": "s at 10", "100": "s at 100"}
-"""Columns whose names need the one before them, which sorting and narrow pages part them from."""
 
 
 def axes_of(found: Sequence[Arm]) -> Record:
