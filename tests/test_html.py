@@ -279,7 +279,7 @@ def test_layers_that_share_a_row_of_a_heat_map_are_said(tmp_path: Path) -> None:
     made(tmp_path / "a", DENSE, 0, [line(1, unsent=names), line(2, unsent=names[:1])])
     (found,) = html.gather([tmp_path])["unsent"]
     assert (found["by"], len(found["rows"]), len(found["cells"])) == ([3, 1], 161, 161)
-    assert (found["rows"][0], found["rows"][-1]) == ("layer 0 and 2 more", "layer 480")
+    assert (found["rows"][0], found["rows"][-1]) == ("layer 0 +2", "layer 480")
     assert (found["cells"][0], found["cells"][1]) == ("YY", "Y0")
 
 

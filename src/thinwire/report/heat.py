@@ -113,8 +113,8 @@ def unsent(found: Sequence[Arm]) -> list[Record] | None:
 
 
 def _together(names: Sequence[str]) -> str:
-    """The name of layers that share a row."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    """The name of layers that share a row: the first, and how many others."""
+    return names[0] if len(names) == 1 else f"{names[0]} +{len(names) - 1}"
 
 
 def left_out(line: Record) -> list[str] | None:
