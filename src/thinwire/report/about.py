@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import complete
+from ..ddp.methods import METHODS
 from ..expression import parse, vocabulary
+from ..pipeline import AQSGD
+from ..pipeline.schedule import SCHEDULES
 from ..problem import SUITED
 from .read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
 from .read import setting as setting_of
@@ -219,17 +222,24 @@ def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, s
 
 def _names(study: Record) -> dict[str, str]:
     """The methods of a study by their folders, as short as the table has them."""
-    from ..compare import KINDS  # which imports this package
-
-    methods = study.get("methods", ())
-    try:
-        names = {text: repr(KINDS[study["kind"]].method(text)) for text in methods}
-    except ValueError:  # one is of a module of the user's own, which a report does not run
-        names = {text: text for text in methods}
-    short = labels(names) if study.get("kind") == "federated" else names
+    methods, kind = study.get("methods", ()), study.get("kind", "federated")
+    names = {text: _named(text, kind) for text in methods}
+    short = labels(names) if kind == "federated" else names
     return dict(zip(study.get("folders", ()), (short[text] for text in methods), strict=False))
 
 
+def _named(text: str, kind: str) -> str:
+    """The name of a method that has not begun; of a module of the user's own, which a report does not run, the text."""
+    outer = text.partition("(")[0]
+    outermost = {name: cls for name, cls in OUTERMOST.get(kind, {}).items() if name == outer}  # a link may be called so
+    try:
+        return repr(parse(text, names={**vocabulary(), "AQSGD": AQSGD, **outermost}))
+    except ValueError:
+        return text
+
+
+OUTERMOST: dict[str, dict[str, type]] = {"data-parallel": {**METHODS}, "pipelined": {**SCHEDULES}}
+"""What stands around all else in a method, by the kind of its runs, besides what every expression may have."""
 MAY_DIFFER = (
     *("method", "name", "seed", "model", "data", "test", "examples", "versions", "plan", "device", "staleness"),
 )
