@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from thinwire.cli import app
 from thinwire.errors import RunError
-from thinwire.report import heat, html, table
+from thinwire.report import heat, html, plots, table
 from thinwire.report.curves import count, curve
 from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
@@ -220,7 +220,7 @@ def test_a_study_of_segmentation_has_costs_of_a_target_and_its_clients(tmp_path:
     found = html.gather([tmp_path])
     assert found["measure"] == "Dice coefficient"
     assert found["targets"][0][0]["accuracy"] == [10.0, 20.0]
-    assert found["clients"][0]["accuracy"] == [10.0, 30.0]
+    assert found["clients"][0]["y"] == [10.0, 30.0]
 
 
 def test_bytes_are_split_by_direction_into_payload_and_headers(tmp_path: Path) -> None:
@@ -262,8 +262,33 @@ def test_every_seed_has_its_heat_map_and_many_runs_have_fewer_columns(tmp_path: 
             (run / "ledger.jsonl").write_text("".join(json.dumps({"round": r, **call}) + "\n" for r in range(1, 401)))
     found = html.gather([tmp_path])["taking_part"]
     assert [(each["method"], each["seed"]) for each in found] == [(m, s) for m in (0, 1) for s in (0, 1, 2, 5)]
-    # Eight runs share what six have: 300 columns each, so two of 400 rounds to a cell.
+    # Eight runs share what four have: 200 columns each, so two of 400 rounds to a cell.
     assert [(each["by"], len(each["cells"][0])) for each in found] == [([1, 2], 200)] * 8
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows", "columns"),
+    [(1, 240, 400), (4, 240, 400), (8, 240, 200), (40, 240, 40), (120, 80, 40), (5000, 1, 40)],
+)
+def test_heat_maps_of_very_many_runs_have_fewer_rows_too(runs: int, rows: int, columns: int) -> None:
+    assert heat.most(runs) == (rows, columns)
+
+
+def test_layers_that_share_a_row_of_a_heat_map_are_said(tmp_path: Path) -> None:
+    names = [f"layer {k}" for k in range(481)]
+    made(tmp_path / "a", DENSE, 0, [line(1, unsent=names), line(2, unsent=names[:1])])
+    (found,) = html.gather([tmp_path])["unsent"]
+    assert (found["by"], len(found["rows"]), len(found["cells"])) == ([3, 1], 161, 161)
+    assert (found["rows"][0], found["rows"][-1]) == ("layer 0 +2", "layer 480")
+    assert (found["cells"][0], found["cells"][1]) == ("YY", "Y0")
+
+
+def test_of_many_layers_the_largest_have_bytes_of_their_own(tmp_path: Path) -> None:
+    up = {f"layer {k}": k for k in range(43)}
+    made(tmp_path / "a", DENSE, 0, [line(1, layer_bytes={"up": up, "down": {}, "unsent": []})])
+    (found,) = html.gather([tmp_path])["layers"]
+    assert list(found["bytes"]) == [f"layer {k}" for k in range(3, 43)]
+    assert found["rest"] == [3, 0 + 1 + 2]
 
 
 def test_neighbours_share_a_cell_of_a_large_heat_map_which_shows_the_highest(tmp_path: Path) -> None:
@@ -274,15 +299,36 @@ def test_neighbours_share_a_cell_of_a_large_heat_map_which_shows_the_highest(tmp
     assert (cells[120, 266], cells[0, 1], cells.sum()) == (3, 2, 5)
 
 
-def test_clients_own_accuracies_are_sorted_and_the_worst_tenth_is_averaged(tmp_path: Path) -> None:
-    run = made(tmp_path / "a", DENSE, 0, [line(1)])
-    values = [k / 20 for k in range(20)]  # the worst two of twenty: 0 and 5 %
-    (run / "clients.jsonl").write_text(json.dumps({"round": 1, "accuracy": values[::-1]}) + "\n")
+def test_clients_own_accuracies_are_sorted_and_averaged_over_seeds(tmp_path: Path) -> None:
+    for seed, lowest in ((0, 0.0), (1, 0.4)):
+        run = made(tmp_path / f"{seed}", DENSE, seed, [line(1), line(2)])
+        values = [lowest + k / 20 for k in range(11)]  # of seed 0 from 0 to 50 %, of seed 1 from 40 to 90 %
+        lines = [{"round": 1, "accuracy": [0.9] * 11}, {"round": 2, "accuracy": [*values[::-1], None]}]
+        (run / "clients.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"round": 3, "accu')
     (found,) = html.gather([tmp_path])["clients"]
-    assert found["worst_tenth"] == pytest.approx(2.5)
-    assert (found["worst"], found["clients"]) == (0.0, 20)
-    assert (found["mean"], found["median"]) == (pytest.approx(47.5), pytest.approx(47.5))
-    assert found["accuracy"][:3] == [0.0, 5.0, 10.0]
+    assert (found["mean"], found["median"]) == (pytest.approx(45), pytest.approx(45))
+    assert (found["lowest_tenth"], found["worst"]) == (pytest.approx(25), pytest.approx(20))  # of 5 and 45, 0 and 40
+    assert found["clients"] == "11"
+    assert found["x"][:2] == pytest.approx([50 / 11, 150 / 11], rel=1e-4)
+    assert (found["y"][:2], found["low"][:2], found["high"][:2]) == ([20.0, 25.0], [0.0, 5.0], [40.0, 45.0])
+
+
+def test_seeds_of_different_numbers_of_clients_meet_at_equal_shares_of_them(tmp_path: Path) -> None:
+    for seed, values in ((0, [0.1, 0.3]), (1, [0.5, 0.6, 0.7, 0.8])):
+        run = made(tmp_path / f"{seed}", DENSE, seed, [line(1)])
+        (run / "clients.jsonl").write_text(json.dumps({"round": 1, "accuracy": values}) + "\n")
+    (found,) = html.gather([tmp_path])["clients"]
+    assert (found["clients"], found["x"]) == ("2 to 4", [25.0, 75.0])
+    assert (found["low"], found["high"]) == ([10.0, 30.0], [55.0, 75.0])  # a quarter lies between its first two
+
+
+def test_a_word_for_clients_means_the_same_in_the_whole_report(trained: dict[str, Path]) -> None:
+    found = html.gather([trained["federated"]])
+    rows = table.rows(arms([trained["federated"]]))
+    for row, own in zip(rows, found["clients"], strict=True):
+        for name, part in (("mean", ""), ("lowest_tenth", "_p10"), ("worst", "_worst")):
+            assert own[name] == pytest.approx(100 * row[f"client_accuracy{part}"]), name
+    assert "10th percentile and the lowest, in the mean over seeds" in found["table"]["note"]
 
 
 def test_layers_that_no_reply_carried_and_recycled_clients_become_heat_maps(tmp_path: Path) -> None:
@@ -299,11 +345,12 @@ def test_layers_that_no_reply_carried_and_recycled_clients_become_heat_maps(tmp_
     made(tmp_path / "a", DENSE, 0, lines)
     found = html.gather([tmp_path])
     assert found["layers"] == [
-        {"method": 0, "way": "up", "bytes": {"update/0.weight": 80, "update/2.weight": 8, "*": 4}},
-        {"method": 0, "way": "down", "bytes": {"x/0.weight": 50}},
+        {"method": 0, "way": "up", "bytes": {"update/0.weight": 80, "update/2.weight": 8, "*": 4}, "rest": [0, 0]},
+        {"method": 0, "way": "down", "bytes": {"x/0.weight": 50}, "rest": [0, 0]},
     ]
-    assert (found["unsent"][0]["rows"], found["unsent"][0]["cells"]) == (["update/2.weight"], [[0.0, 1.0]])
-    assert found["recycled"][0]["cells"] == [[None, None], [None, None], [None, None], [None, 0.5]]
+    assert (found["unsent"][0]["rows"], found["unsent"][0]["cells"]) == (["update/2.weight"], ["0Y"])
+    assert found["recycled"][0]["cells"] == ["..", "..", "..", ".u"]  # a half are 30 sixtieths
+    assert (heat.LEVELS.index("u"), heat.LEVELS.index("Y"), heat.WHOLE) == (30, 60, 60)
     assert not any("--record" in why for why in found["missing"])
 
 
@@ -313,7 +360,7 @@ def test_layers_that_were_not_sent_are_read_of_a_run_that_recorded_layers(tmp_pa
     made(tmp_path / "a", "LUAR(FedAvg(), recycle=1)", 0, lines)
     found = html.gather([tmp_path])
     (seen,) = found["unsent"]
-    assert (seen["rows"], seen["cells"]) == (["a", "c"], [[0, None, 1, 0], [1, None, 1, 0]])  # none replied in round 2
+    assert (seen["rows"], seen["cells"]) == (["a", "c"], ["0.Y0", "Y.Y0"])  # none replied in round 2
     assert not any("LUAR" in why for why in found["missing"])
     made(tmp_path / "other/a", "LUAR(FedAvg(), recycle=1)", 0, [line(1)])
     said = html.gather([tmp_path / "other"])["missing"]
@@ -344,7 +391,7 @@ def test_a_finished_study_of_three_seeds_is_warned_of_nothing(tmp_path: Path) ->
     assert html.gather([tmp_path])["warnings"] == []
 
 
-@pytest.mark.parametrize(("methods", "seeds", "points"), [(10, 1, 400), (40, 3, 66)])
+@pytest.mark.parametrize(("methods", "seeds", "points"), [(10, 1, 400), (40, 3, 50)])
 def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int, points: int, tmp_path: Path) -> None:
     text = "".join(json.dumps(line(n, n / 2000)) + "\n" for n in range(1, 2001))
     for number in range(methods):
@@ -356,6 +403,39 @@ def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int
     assert len(found["methods"]) == methods
     x = found["curves"][0]["accuracy"]["x"]["rounds"]
     assert (len(x), x[0], x[-1]) == (points, 1.0, 2000.0)
+    assert len(html.page(found)) < 5e6
+
+
+@pytest.mark.parametrize(("methods", "seeds", "rounds"), [(3, 2, 400), (40, 1, 100), (40, 3, 40)])
+def test_a_page_of_runs_that_recorded_everything_stays_below_five_megabytes(
+    methods: int, seeds: int, rounds: int, tmp_path: Path
+) -> None:
+    names = [f"blocks.{k}.attention.out_projection.weight" for k in range(60)]
+    call = {"payload": 1, "framing": 1}
+    lines, calls = [], []
+    for n in range(1, rounds + 1):
+        clients = [(7 * n + k) % 240 for k in range(24)]
+        sizes = {f"update/{name}": 1234567 * k + n for k, name in enumerate(names)}
+        looks = [{"client": c, "field": "update", "recycled": c % 3 == n % 2, "sin2": 0.1, "rho": 1.0} for c in clients]
+        own = {"client_accuracy": n / 1234, "client_accuracy_p10": 0.1, "client_accuracy_worst": 0.0}
+        bytes = {"up": sizes, "down": sizes, "unsent": list(sizes)[n % 2 :: 2]}
+        lines.append(line(n, n / 1234, layer_bytes=bytes, looks=looks, clock=n / 7, client_accuracy_spread=0.1, **own))
+        calls += [{"round": n, "client": c, "direction": way, **call} for c in clients for way in ("down", "up")]
+    files = {
+        "rounds": lines,
+        "ledger": calls,
+        "clients": [{"round": rounds, "accuracy": [k / 240 for k in range(240)]}],
+    }
+    texts = {name: "".join(json.dumps(one) + "\n" for one in each) for name, each in files.items()}
+    for number in range(methods):
+        for seed in range(seeds):
+            folder = tmp_path / f"{number}-{seed}"
+            made(folder, f"LUAR(FedAvg(up=LBGM(threshold=0.{number + 100})), recycle=1)", seed, [], clients=240)
+            for name, text in texts.items():
+                (folder / f"{name}.jsonl").write_text(text)
+    found = html.gather([tmp_path])
+    assert found["missing"] == []
+    assert all(len(found[name]) == methods * seeds for name in ("taking_part", "unsent", "recycled"))
     assert len(html.page(found)) < 5e6
 
 
@@ -479,10 +559,49 @@ def test_the_report_of_the_demo_has_every_part(demo: Path) -> None:
     assert {found["methods"][e["method"]]["label"] for e in found["unsent"]} == {"LUAR(FedAvg(), recycle=1)"}
 
 
-def test_report_refuses_a_file_for_what_is_served(trained: dict[str, Path]) -> None:
-    done = called("report", trained["federated"], "--serve", "--out", "x.html")
+@pytest.mark.parametrize(("words", "said"), [(["--out", "x.html"], "--out x.html"), (["--json"], "--json")])
+def test_report_refuses_what_is_not_used_with_a_page_that_is_served(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thinwire.report.serve.server", lambda *_: pytest.fail("it serves"))
+    done = called("report", two_methods(tmp_path), "--serve", *words)
     assert isinstance(done.exception, ValueError)
-    assert "--out x.html is not used with --serve" in str(done.exception)
+    assert f"{said} is not used with --serve" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("out", "file"), [("new", "new/report.html"), ("new/", "new/report.html"), ("a.html", "a.html")]
+)
+def test_a_page_is_written_into_a_folder_or_as_a_file_that_ends_with_html(out: str, file: str, tmp_path: Path) -> None:
+    for _ in range(2):  # into a folder that is there already, too
+        done = called("report", two_methods(tmp_path / "runs"), "--out", f"{tmp_path}/{out}", "--json")
+        assert json.loads(done.output.splitlines()[-1]) == {"file": str(tmp_path / file)}
+        assert (tmp_path / file).read_text().startswith("<!doctype html>")
+        shutil.rmtree(tmp_path / "runs")
+
+
+def test_the_title_of_a_run_that_belongs_to_no_study_names_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "mine", DENSE, 0, [line(1, 0.5), line(2, 0.5)])
+    monkeypatch.chdir(tmp_path)
+    assert html.gather([Path("mine")])["title"] == "4 clients, 2 rounds"
+    assert "4 clients, 2 rounds" in called("table", "mine").output
+    assert html.gather([tmp_path / "mine"])["title"] == "4 clients, 2 rounds"
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "said"),
+    [
+        ("digits", None, "mlp, which suits the data, 10 parameters"),
+        ("digits", "linear", "linear, 10 parameters"),
+        ("of another version", None, "one that suits the data, 10 parameters"),
+    ],
+)
+def test_the_model_that_suits_the_data_is_named(data: str, model: str | None, said: str, tmp_path: Path) -> None:
+    made(tmp_path / "01-a/seed-0", DENSE, 0, [line(1, 0.5)])
+    (tmp_path / "study.json").write_text(json.dumps({"data": data, "model": model, "folders": ["01-a"]}))
+    assert dict(html.gather([tmp_path])["setting"])["Model"] == said
 
 
 def test_table_prints_latex_markdown_and_exact_values(tmp_path: Path) -> None:
@@ -493,7 +612,9 @@ def test_table_prints_latex_markdown_and_exact_values(tmp_path: Path) -> None:
     assert latex[-2:] == [r"\bottomrule", r"\end{tabular}"]
     head, first, second = (row.split(",") for row in called("table", tmp_path, "--csv").output.splitlines())
     assert (first[head.index("bytes_up") - len(head)], second[head.index("bytes_up") - len(head)]) == ("300.0", "30.0")
-    assert called("table", tmp_path, "--markdown").output.startswith("| method | accuracy | best |")
+    markdown = called("table", tmp_path, "--markdown").output.splitlines()[0]
+    assert markdown.startswith("| method | accuracy | best |")
+    assert "| s at 1 Mbit/s | s at 10 | s at 100 |" in markdown
     assert "70.0 % ± 14.1" in called("table", tmp_path).output
     both = called("table", tmp_path, "--csv", "--latex")
     assert str(both.exception) == "--latex and --csv are two formats: leave one out"
@@ -671,6 +792,109 @@ def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_metho
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
+def texts(browser: Any, selector: str) -> list[str]:
+    """What elements of a page say."""
+    found: list[str] = browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
+    )
+    return found
+
+
+@pytest.mark.deployment
+def test_every_part_follows_the_legend(browser: Any, tmp_path: Path) -> None:
+    look = {"client": 1, "field": "update", "layer": "*", "sin2": 0.1, "rho": 1.0, "recycled": True}
+    sent = {"layer_bytes": {"up": {"a": 9}, "down": {"a": 9}, "unsent": ["a"]}, "looks": [look]}
+    call = {"round": 1, "client": 0, "direction": "down", "payload": 1, "framing": 1}
+    for number, method in enumerate((DENSE, TOPK)):
+        for seed in (0, 1):
+            run = made(tmp_path / f"{number}/{seed}", method, seed, [line(1, 0.5, up_bytes=1000 // 9**number, **sent)])
+            (run / "ledger.jsonl").write_text(json.dumps(call) + "\n")
+            (run / "clients.jsonl").write_text(json.dumps({"round": 1, "accuracy": [0.1, 0.2]}) + "\n")
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    names = [one["label"] for one in html.gather([tmp_path])["methods"]]
+    heat_maps = ("taking-part", "unsent", "recycled")
+    browser.execute_script(  # of the second method what is not its first: seed 1, and down
+        "for (const list of document.querySelectorAll('#taking-part select, #unsent select, #recycled select'))"
+        "{ list.selectedIndex = 1; list.dispatchEvent(new Event('change')); }"
+        "const list = document.querySelector('#layers select');"
+        "list.selectedIndex = 3; list.dispatchEvent(new Event('change'))"
+    )
+
+    def shown(chosen: list[str], rest: str) -> None:
+        wait(browser, "return document.querySelectorAll('#table tr.off').length", 2 - len(chosen))
+        assert [name for name in names if any(name == text for text in texts(browser, "#bytes .code"))] == chosen
+        assert texts(browser, "#expressions .code") == [method_of[name] for name in chosen]
+        assert texts(browser, "#layers option") == [f"{name}, {way}" for name in chosen for way in ("up", "down")]
+        for part in ("#table", "#targets", "#clients"):
+            assert len(texts(browser, f"{part} tbody tr")) == 2  # rows stay, dimmed
+            assert len(texts(browser, f"{part} tr.off")) == 2 - len(chosen)
+        assert len(texts(browser, "#targets .track")) == len(chosen)
+        for part in heat_maps:
+            assert texts(browser, f"#{part} label:first-child option") == chosen
+            assert texts(browser, f"#{part} h3") == ([f"{chosen[-1]}, seed {rest}"] if chosen else [])
+        for chart in ("curve-accuracy", "sent-bytes_up", "clients"):
+            drawn = f"document.querySelector('[data-chart={chart}]').data.filter((one) => one.name)"
+            wait(browser, f"return {drawn}.map((one) => one.visible)", [name in chosen for name in names])
+
+    method_of = {one["label"]: one["expression"] for one in html.gather([tmp_path])["expressions"]}
+    chip = "document.querySelectorAll('.chip')[%d].click()"
+    shown(names, "1")
+    browser.execute_script(chip % 1)
+    shown(names[:1], "0")
+    assert browser.execute_script("return document.querySelector('#bytes .track').clientWidth") > 0
+    browser.execute_script(chip % 0)
+    wait(browser, "return document.querySelectorAll('#table tr.off').length", 2)
+    for part in ("bytes", "layers", *heat_maps):
+        assert texts(browser, f"#{part} p") == ["The legend hides every method that this part shows."]
+    browser.execute_script(chip % 1)
+    shown(names[1:], "1")  # what was chosen before
+    assert browser.execute_script("return document.querySelector('#layers select').value") == f"{names[1]}, down"
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+FOCUSED = "const one = document.activeElement; return one.tagName + ' ' + (one.value || one.textContent)"
+
+
+@pytest.mark.deployment
+def test_what_has_the_focus_keeps_it_when_the_page_is_made_anew(browser: Any, served: tuple[Path, int]) -> None:
+    run, port = served
+    call = {"round": 1, "client": 0, "direction": "down", "payload": 1, "framing": 1}
+    (run / "ledger.jsonl").write_text(json.dumps(call) + "\n")
+    opened(browser, f"http://127.0.0.1:{port}/")
+    for number, (which, focused) in enumerate(
+        [
+            ("document.querySelector('.chip')", "BUTTON FedAvg()"),
+            ("document.querySelectorAll('input[name=axis]')[1]", "INPUT bytes_up"),
+            ("document.getElementById('log-y')", "INPUT on"),
+            ("document.querySelectorAll('#table th button')[2]", "BUTTON best"),
+        ],
+        2,
+    ):
+        browser.execute_script(f"const one = {which}; one.focus(); one.click()")
+        assert browser.execute_script(FOCUSED) == focused
+        with open(run / "rounds.jsonl", "a") as file:
+            file.write(json.dumps(line(number, 0.4)) + "\n")
+        wait(browser, "return data.curves[0].accuracy.y.length", number)
+        assert browser.execute_script(FOCUSED) == focused
+    browser.execute_script("document.querySelector('.chip').click()")  # it is shown again
+    browser.execute_script("document.querySelectorAll('#taking-part select')[1].focus()")
+    with open(run / "rounds.jsonl", "a") as file:
+        file.write(json.dumps(line(6, 0.4)) + "\n")
+    wait(browser, "return data.curves[0].accuracy.y.length", 6)
+    assert browser.execute_script(FOCUSED) == "SELECT 0"
+    browser.find_element("css selector", "#taking-part select").click()  # a list that is open stays so
+    with open(run / "rounds.jsonl", "a") as file:
+        file.write(json.dumps(line(7, 0.4)) + "\n")
+    time.sleep(2.5)
+    is_open = "return document.querySelector('select:open') !== null"
+    assert (browser.execute_script(is_open), browser.execute_script("return data.curves[0].accuracy.y.length")) == (
+        True,
+        6,
+    )
+    browser.find_element("css selector", "h1").click()
+    wait(browser, "return data.curves[0].accuracy.y.length", 7)
+
+
 @pytest.mark.deployment
 def test_the_report_of_the_demo_opens_and_has_its_heat_maps(browser: Any, demo: Path) -> None:
     place = html.write([demo], demo / "report.html").as_uri()
@@ -683,13 +907,17 @@ def test_the_report_of_the_demo_opens_and_has_its_heat_maps(browser: Any, demo: 
     there = browser.execute_script("return [...document.querySelectorAll('section')].map((one) => one.id)")
     wanted = ["setting", "table", "curves", "sent", "targets", "bytes", "layers", "clients", "taking-part", "unsent"]
     assert [*wanted, "recycled", "expressions"] == [name for name in there if name != "warnings"]
+
+    def shares(entry: dict[str, Any]) -> list[list[float | None]]:
+        return [[None if x == "." else heat.LEVELS.index(x) / heat.WHOLE for x in row] for row in entry["cells"]]
+
     for name, chart in (("unsent", "LUAR"), ("recycled", "LBGM")):
         cells = f"return document.querySelector('#{name} [data-chart]').data[0].z"
-        wait(browser, cells, found[name][0]["cells"])
+        wait(browser, cells, shares(found[name][0]))
         assert chart in browser.execute_script(f"return document.querySelector('#{name} h3').textContent")
         change = "const seed = document.querySelectorAll('#%s select')[1]; seed.selectedIndex = 1; "
         browser.execute_script(change % name + "seed.dispatchEvent(new Event('change'))")
-        wait(browser, cells, found[name][1]["cells"])
+        wait(browser, cells, shares(found[name][1]))
     curves = "document.querySelector('[data-chart=sent-bytes_up]').data.filter((one) => one.name)"
     wait(browser, f"return {curves}.map((one) => one.y)", [by["bytes_up"]["y"] for by in found["sent"]])
     assert [entry["message"] for entry in browser.get_log("browser")] == []
@@ -714,6 +942,26 @@ def test_axes_are_logarithmic_where_that_is_ticked(browser: Any, trained: dict[s
     assert browser.execute_script(kind % ("curve-accuracy", "y")) == "linear"  # shares have no logarithmic axis
     browser.execute_script("document.querySelector('input[name=axis][value=rounds]').click()")
     wait(browser, kind % ("curve-accuracy", "x"), "linear")  # rounds begin with a linear axis
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+@pytest.mark.deployment
+def test_a_logarithmic_axis_that_spans_little_has_ticks_and_all_their_digits(browser: Any, tmp_path: Path) -> None:
+    made(tmp_path / "a", DENSE, 0, [line(n, 0.5, test_loss=loss) for n, loss in ((1, 2.28), (2, 2.14), (3, 2.05))])
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    for low, high in ((2.05, 2.28), (1.55, 1.95), (0.51, 0.575), (2.1, 19), (2.1, 60), (0.3, 400), (3e-9, 2e4)):
+        assert browser.execute_script(f"return ticks({low}, {high})") == pytest.approx(plots.ticks(low, high))
+    browser.execute_script("document.getElementById('log-y').click()")
+    text = "return document.querySelector('[data-chart=%s]').layout.%s.ticktext"
+    wait(browser, text % ("curve-test_loss", "yaxis"), ["2.1", "2.2", "2.3"])
+    chart = "document.querySelector('[data-chart=curve-accuracy]')"
+    zoom = f"Plotly.relayout({chart}, 'xaxis.range', [%s, %s].map(Math.log10))"
+    for low, high, shown in (
+        (0.00051, 0.000575, ["5.2e-4", "5.4e-4", "5.6e-4"]),
+        (12340.5, 12343.5, ["12.341k", "12.342k", "12.343k"]),
+    ):
+        browser.execute_script(zoom % (low, high))
+        wait(browser, text % ("curve-accuracy", "xaxis"), shown)
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 

@@ -184,7 +184,7 @@ def test_accuracy_is_the_mean_of_the_last_five_evaluations(tmp_path):
     assert (row["test_loss"], row["clock"], row["seconds_per_batch"]) == (2.0, 3.5, 0.5)
     assert (row["bytes_forward"], row["bytes_backward"], row["bytes_total"]) == ([35], [21], 56)
     assert (
-        "| `FR() (stopped after step 7)` | 10.0 % ± 7.1 | 12.0 % | 1.000 | 2.000 | 1, 0 | 0.000035 + 0.000021 |"
+        "| `FR() (after step 7)` | 10.0 % ± 7.1 | 12.0 % | 1.000 | 2.000 | 1, 0 | 0.000035 + 0.000021 |"
         in table.markdown([row])
     )
 

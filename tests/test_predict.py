@@ -65,7 +65,7 @@ def test_a_prediction_leaves_the_global_generator_alone(problem):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("width", [80, 100, 120, 160])
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 170])
 def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
     shown = io.StringIO()
     console = rich.console.Console(file=shown, width=width, force_terminal=True, color_system=None)
@@ -75,6 +75,8 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
         "kind": "federated",
         "unit": "round",
         "complete": True,
+        "rounds": 50,
+        "rounds_planned": 50,
         "seeds": [0, 1, 2],
         "seeds_left_out": [],
         "measure": "accuracy",
@@ -107,14 +109,15 @@ def test_the_table_of_results_fits_a_terminal(monkeypatch, width):
     assert first.count("1,164") == 2  # whole numbers, both ways
     assert max(map(len, first.split("│"))) >= 30  # and room for the method
     assert ("s at 1 Mbit/s ┃" in shown.getvalue()) == (width >= 120)
-    assert ("M floats up ┃" in shown.getvalue()) == (width >= 160)
+    assert ("M floats up ┃" in shown.getvalue()) == (width >= 170)
     # Below stands what a shown column means, and which ones there is no room for.
     below = " ".join(shown.getvalue().partition("┘")[2].split())
-    assert ("M floats up is the papers' own count" in below) == (width >= 160)
+    assert ("M floats up is the papers' own count" in below) == (width >= 170)
     absent = {
-        80: "best, up / FedAvg, total / FedAvg, s at 1 Mbit/s, 10, 100, s here, M floats up",
-        100: "best, s at 1 Mbit/s, 10, 100, s here, M floats up",
-        120: "best, 10, 100, s here, M floats up",
+        80: "best, up / FedAvg, total / FedAvg, s at 1 Mbit/s, s at 10, s at 100, s here, M floats up",
+        100: "best, s at 1 Mbit/s, s at 10, s at 100, s here, M floats up",
+        120: "best, s at 10, s at 100, s here, M floats up",
+        160: "M floats up",
     }
     assert below.partition("No room here for: ")[2] == (f"{absent[width]}." if width in absent else "")
     assert "MB are 10^6 bytes" in below

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from thinwire.data import IID, DataSet, Natural
+from thinwire.data import IID, DataSet, Natural, load, names
+from thinwire.errors import DataError
 from thinwire.models import build
-from thinwire.problem import standard
+from thinwire.problem import SUITED, _suited, standard
 from thinwire.task import Supervised, dice_loss
 
 
@@ -39,6 +40,16 @@ def test_the_model_follows_from_the_examples(data: DataSet, model: str) -> None:
     assert type(made) is type(same)
     assert [p.shape for p in made.parameters()] == [p.shape for p in same.parameters()]
     made(data.inputs)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_model_that_suits_a_set_is_known_without_its_data(name: str) -> None:
+    known = SUITED[name]
+    try:
+        data = load(name, download=False)
+    except (DataError, ImportError) as why:
+        pytest.skip(str(why))
+    assert _suited(data) == known
 
 
 def sites() -> DataSet:

@@ -178,6 +178,56 @@ def test_a_seed_that_has_only_begun_leaves_table_and_report_as_they_were(
     assert not any("differ" in words for words in said if "seeds" not in words)
 
 
+def replanned(out: Path, **changed: Any) -> None:
+    """A study that plans otherwise than it was trained."""
+    values = json.loads((out / "study.json").read_text())
+    (out / "study.json").write_text(json.dumps(values | changed))
+
+
+@each_kind
+def test_methods_and_seeds_that_have_not_begun_are_said(kind: str, copied: Callable[[str], Path]) -> None:
+    out, (begun, ahead) = copied(kind), STUDIES[kind].folders
+    first, second = arms([out])
+    replanned(out, seeds=[0, 1, 2])
+    shutil.rmtree(out / ahead)
+    shutil.copytree(out / begun / "seed-0", out / begun / "seed-1")
+    (out / begun / "seed-1/run.json").write_text(json.dumps({**first.runs[0].about, "seed": 1}))
+    found = html.gather([out])
+    assert f"{first.label} has not begun with seed 2." in found["warnings"]
+    assert f"{second.label} has not begun with seeds 0, 1 and 2." in found["warnings"]
+    assert dict(found["setting"])["Seeds"] == "0, 1; not begun: 2"
+    assert [row[0] for row in found["table"]["rows"]] == [f"{first.label} (2 of 3 seeds)"]
+    (out / begun / "seed-1/summary.json").unlink()
+    (row,) = table.rows(arms([out]))
+    assert (row["seeds"], row["seeds_left_out"]) == ([0], [1, 2])
+    said = html.gather([out / begun])["warnings"]  # of one method nothing is said of the other
+    assert f"{first.label} has not begun with seed 2." in said
+    assert not any(second.label in words for words in said)
+
+
+@each_kind
+def test_a_run_with_less_than_is_planned_says_how_much_that_is(kind: str, copied: Callable[[str], Path]) -> None:
+    out, unit = copied(kind), UNITS[kind]
+    first, second = arms([out])
+    made = first.runs[0].length
+    if kind == "federated":  # whose rounds may become more
+        replanned(out, rounds=1234)
+        found = html.gather([out])
+        assert found["table"]["rows"][0][0] == f"{first.label} (after round 4 of 1,234)"
+        assert f"{first.label}, seed 0, has 4 of 1,234 rounds: its figures" in " ".join(found["warnings"])
+        replanned(out, rounds=4)
+    path = second.runs[0].path
+    (path / "summary.json").unlink()
+    (path / "rounds.jsonl").write_text((path / "rounds.jsonl").read_text().splitlines()[0] + "\n")
+    one = lines(path)[0][unit]
+    found = html.gather([out])
+    assert found["table"]["rows"][1][0] == f"{second.label} (after {unit} {one} of {made})"
+    assert f"has {one} of {made} {unit}s so far and is not finished" in " ".join(found["warnings"])
+    (out / "study.json").unlink()
+    rest = f" of {made}" if kind != "federated" else ""  # a federated run by itself does not say
+    assert html.gather([out])["table"]["rows"][1][0] == f"{second.label} (after {unit} {one}{rest})"
+
+
 @each_kind
 def test_the_lines_of_all_kinds_have_the_same_keys_for_what_they_share(kind: str, finished: dict[str, Path]) -> None:
     shared = {"up_bytes", "down_bytes", "train_loss", "test_loss", "accuracy", "seconds"}
@@ -200,7 +250,7 @@ def test_bytes_of_a_worker_are_what_it_gives_to_collectives_and_what_it_gets_bac
 
 
 HEADS = {
-    "federated": "MB up,MB down,up / FedAvg,total / FedAvg,s at 1 Mbit/s,10,100,s here,M floats up",
+    "federated": "MB up,MB down,up / FedAvg,total / FedAvg,s at 1 Mbit/s,s at 10,s at 100,s here,M floats up",
     "data-parallel": "of x,kB a step,MB up,MB down,up / Dense,s here",
     "pipelined": "loss,test loss,staleness,MB 0-1,MB ahead,MB back,total / BPK,s a batch,s by the law,x BPK,s here",
 }
@@ -436,7 +486,26 @@ def test_the_methods_of_all_kinds_are_listed(thinwire: Command) -> None:
     assert ("AQSGD", "pipeline link") in kinds
 
 
-@pytest.mark.parametrize("high", [1.3, 3.0, 9.0, 90.0, 4e3, 1e7])
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.3, 400, [1, 10, 100]),
+        (1e-9, 1e4, [1e-8, 1e-6, 1e-4, 1e-2, 1, 100, 1e4]),
+        (2.1, 60, [5, 10, 20, 50]),
+        (2.1, 19, [5, 10, 15]),
+        (2.05, 2.28, [2.05, 2.1, 2.15, 2.2, 2.25]),
+        (1.55, 1.95, [1.6, 1.7, 1.8, 1.9]),
+        (0.51, 0.575, [0.52, 0.54, 0.56]),
+        (6.1, 7.9, [6.5, 7, 7.5]),
+        (1.6, 2.3, [1.6, 1.8, 2, 2.2]),
+        (12345, 12346, [12345, 12345.5, 12346]),
+    ],
+)
+def test_a_logarithmic_axis_has_at_least_three_ticks(low: float, high: float, expected: list[float]) -> None:
+    assert plots.ticks(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("high", [1.02, 1.3, 3.0, 9.0, 90.0, 4e3, 1e7])
 def test_numbers_of_a_logarithmic_axis_are_plain_and_leave_each_other_room(high: float) -> None:
     figure, places = plots.plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     for place in places:
@@ -446,7 +515,7 @@ def test_numbers_of_a_logarithmic_axis_are_plain_and_leave_each_other_room(high:
     for place in places:
         low, most = place.get_xlim()
         shown = [tick.label1 for tick in place.xaxis.get_major_ticks() if low <= tick.get_loc() <= most]
-        assert len(shown) >= 2
+        assert len(shown) >= 3
         assert [float(one.get_text().replace(",", "")) for one in shown] == pytest.approx(
             [tick for tick in place.get_xticks() if low <= tick <= most]
         )

@@ -14,7 +14,10 @@ from .options import Folders, Json, print_json
 @app.command()
 def report(
     folders: Folders,
-    out: Annotated[Path | None, typer.Option(help="The file (default: report.html in the first DIR).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A file that ends with .html, or a folder for report.html (default: the first DIR)."),
+    ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Instead of a file: a page for this machine that follows a run.")
     ] = False,
@@ -25,12 +28,14 @@ def report(
     if not serve:
         from ..report import html
 
-        file = html.write(folders, out or folders[0] / "report.html")
+        file = html.write(folders, out or folders[0])
         typer.echo(str(file))
         print_json(as_json, {"file": str(file)})
         return
     if out is not None:
         raise ValueError(f"--out {out} is not used with --serve, which writes no file: leave one of the two out")
+    if as_json:
+        raise ValueError("--json is not used with --serve, which ends with Ctrl-C: leave one of the two out")
     from ..report.serve import HERE, server
 
     with server(folders, port) as made:

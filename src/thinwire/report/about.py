@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import complete
+from ..ddp.methods import METHODS
 from ..expression import parse, vocabulary
-from .read import Arm, Record, chosen, read, trainers
+from ..pipeline import AQSGD
+from ..pipeline.schedule import SCHEDULES
+from ..problem import SUITED
+from .read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
 from .read import setting as setting_of
+from .read import study as study_of_run
 
 
 def study_of(folders: Sequence[Path]) -> Record:
@@ -23,15 +28,17 @@ def study_of(folders: Sequence[Path]) -> Record:
 
 
 def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
-    """What is above the page and the table."""
+    """What is above the page and the table. Of runs that belong to no study nobody has written down the data."""
     study, about = study_of(folders), found[0].runs[0].about
-    data = study.get("task") or study.get("data") or found[0].runs[0].path.parent.name
     if found[0].kind == "data-parallel":
-        return f"{data}, {about['workers']} workers, {about['steps']} steps"
-    if found[0].kind == "pipelined":
-        return f"{data}, {about['parts']} parts, batches of {about['batch']}, {about['steps']} steps"
-    rounds = study.get("rounds") or max(run.length for arm in found for run in arm.runs)
-    return f"{data}, {about['clients']} clients, {rounds} rounds" if "clients" in about else f"{data}, {rounds} rounds"
+        said = [f"{about['workers']} workers", f"{about['steps']} steps"]
+    elif found[0].kind == "pipelined":
+        said = [f"{about['parts']} parts", f"batches of {about['batch']}", f"{about['steps']} steps"]
+    else:
+        rounds = study.get("rounds") or max(run.length for arm in found for run in arm.runs)
+        said = [f"{about['clients']} clients"] if "clients" in about else []
+        said.append(f"{rounds} rounds")
+    return ", ".join(filter(None, (study.get("task") or study.get("data"), *said)))
 
 
 def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> list[tuple[str, str]]:
@@ -45,26 +52,22 @@ def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> lis
         ("Data", f"{study['task']} (a task of the user's own){examples}" if study.get("task") else None),
         ("Data", f"{study['data']}{examples}" if study.get("data") and not study.get("task") else None),
         ("Pictures", "changed batch by batch: " + ", ".join(study["augment"]) if study.get("augment") else None),
-        (
-            "Model",
-            ", ".join(
-                [
-                    *(
-                        [study["model"] or "one that suits the data"]
-                        if "model" in study and not study.get("task")
-                        else []
-                    ),
-                    *([f"{parameters:,} parameters"] if parameters else []),
-                ]
-            ),
-        ),
+        ("Model", ", ".join([*_model(study), *([f"{parameters:,} parameters"] if parameters else [])])),
         *SETTINGS[found[0].kind](about, study),
         ("Local training", _shared_trainer(found)),
-        ("Seeds", ", ".join(map(str, sorted({run.seed for run in runs})))),
+        ("Seeds", _seeds(found)),
         ("Folders", ", ".join(map(str, folders))),
         ("Made with", "; ".join(dict.fromkeys(str(v) for run in runs for v in run.about.get("versions", ())))),
     ]
     return [(name, text) for name, text in said if text]
+
+
+def _model(study: Record) -> list[str]:
+    """Its name; a task of the user's own brings one without."""
+    if "model" not in study or study.get("task"):
+        return []
+    suited = SUITED.get(str(study.get("data")))
+    return [study["model"] or (f"{suited}, which suits the data" if suited else "one that suits the data")]
 
 
 def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:
@@ -117,6 +120,14 @@ def _of_parts(about: Record, study: Record) -> list[tuple[str, str | None]]:
     ]
 
 
+def _seeds(found: Sequence[Arm]) -> str:
+    runs = [run for arm in found for run in arm.runs]
+    there = {run.seed for run in runs}
+    left = [not_begun(run).values() for run in runs]
+    ahead = {seed for each in left if each for seed in set.intersection(*map(set, each))} - there
+    return "; not begun: ".join(", ".join(map(str, sorted(seeds))) for seeds in (there, ahead) if seeds)
+
+
 SETTINGS = {"federated": _of_rounds, "data-parallel": _of_steps, "pipelined": _of_parts}
 """What is said of a run, from its ``run.json`` and its study, by its kind."""
 
@@ -155,11 +166,12 @@ def _shared_trainer(found: Sequence[Arm]) -> str | None:
     return _plain(kinds.pop()) if len(kinds) == 1 else None
 
 
-def warnings(found: Sequence[Arm]) -> list[str]:
+def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
     """What a reader should know before comparing methods."""
     unit, said = found[0].unit, []
     runs = [run for arm in found for run in arm.runs]
-    if single := [arm.label for arm in found if len({run.seed for run in arm.runs}) == 1]:
+    ahead = not_begun_said(found, folders)
+    if single := [arm.label for arm in found if len({run.seed for run in arm.runs}) == 1 and arm.label not in ahead]:
         whose = "Every method" if len(single) == len(found) else _listed(single)
         said.append(
             f"{whose} was trained with one seed: a difference may be chance. `--seeds 0,1,2` trains with three, and "
@@ -168,16 +180,20 @@ def warnings(found: Sequence[Arm]) -> list[str]:
     longest = max(run.length for run in runs)
     for arm in found:
         for run in arm.runs:
-            figures = "its figures are those of what there is"
+            figures, wanted = "its figures are those of what there is", planned(run)
+            done = f"has {run.length:,} {unit}s" if wanted is None else f"has {run.length:,} of {wanted:,} {unit}s"
             if run.summary is None:
-                state = f"has {run.length} {unit}s so far and is not finished"
+                state = f"{done} so far and is not finished"
                 if any(other.summary is not None for other in arm.runs):
                     figures = "the method's figures are those of its other seeds"
+            elif wanted is not None and run.length < wanted:
+                state = done
             elif run.length < longest:
-                state = f"has {run.length} {unit}s, and others have {longest}"
+                state = f"has {run.length:,} {unit}s, and others have {longest:,}"
             else:
                 continue
             said.append(f"{arm.label}, seed {run.seed}, {state}: {figures}.")
+    said += [f"{label} has not begun with {seeds}." for label, seeds in ahead.items()]
     seeds = {tuple(sorted({run.seed for run in arm.runs})) for arm in found}
     if len(seeds) > 1:
         said.append("Methods have different seeds: a seed draws the split and the model, so they met different ones.")
@@ -187,6 +203,43 @@ def warnings(found: Sequence[Arm]) -> list[str]:
     return said + [f"Runs differ in {name}: {_listed(values)}." for name, values in found_by.items() if len(values) > 1]
 
 
+def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, str]:
+    """By method: the seeds that its study plans below these folders and that have not begun, in words."""
+    named = [folder.resolve() for folder in folders]
+    begun = {run.path.resolve().parent: arm.label for arm in found for run in arm.runs}
+    studies = {run.path.resolve().parents[1]: run for arm in found for run in arm.runs}
+    said: dict[str, str] = {}
+    for place, run in studies.items():
+        names = _names(study_of_run(run))
+        for folder, seeds in not_begun(run).items():
+            paths = {str(seed): place / folder / f"seed-{seed}" for seed in seeds}
+            left = [seed for seed, path in paths.items() if any(path.is_relative_to(one) for one in named)]
+            if left:
+                label = begun.get(place / folder) or names.get(folder, folder)
+                said[label] = f"seed{'s' if len(left) > 1 else ''} {_listed(left)}"
+    return said
+
+
+def _names(study: Record) -> dict[str, str]:
+    """The methods of a study by their folders, as short as the table has them."""
+    methods, kind = study.get("methods", ()), study.get("kind", "federated")
+    names = {text: _named(text, kind) for text in methods}
+    short = labels(names) if kind == "federated" else names
+    return dict(zip(study.get("folders", ()), (short[text] for text in methods), strict=False))
+
+
+def _named(text: str, kind: str) -> str:
+    """The name of a method that has not begun; of a module of the user's own, which a report does not run, the text."""
+    outer = text.partition("(")[0]
+    outermost = {name: cls for name, cls in OUTERMOST.get(kind, {}).items() if name == outer}  # a link may be called so
+    try:
+        return repr(parse(text, names={**vocabulary(), "AQSGD": AQSGD, **outermost}))
+    except ValueError:
+        return text
+
+
+OUTERMOST: dict[str, dict[str, type]] = {"data-parallel": {**METHODS}, "pipelined": {**SCHEDULES}}
+"""What stands around all else in a method, by the kind of its runs, besides what every expression may have."""
 MAY_DIFFER = (
     *("method", "name", "seed", "model", "data", "test", "examples", "versions", "plan", "device", "staleness"),
 )

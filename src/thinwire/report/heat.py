@@ -1,11 +1,13 @@
 """Heat maps of clients and rounds: who took part, which layers were not sent, which updates LBGM recycled.
 
-Of thousands of clients or rounds neighbours share a cell (``CELLS``), so that a page stays below 5 MB.
+A cell is a character of ``LEVELS``. Where there are many clients, rounds or runs neighbours share one (``CELLS``), so
+that a page stays below 5 MB.
 """
 
 from __future__ import annotations
 
 import statistics
+import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,10 @@ import numpy as np
 from .read import Arm, Record, Run, read_lines
 
 CELLS = 240, 400  # rows and columns of a heat map
-FULL = 6  # runs whose heat maps have as many
+FULL = 4  # runs whose heat maps have as many; more runs share the cells of so many
+FEWEST = 40  # columns, however many runs there are: from then on heat maps have fewer rows
+LEVELS = string.digits + string.ascii_letters  # of a cell; where there is nothing "."
+WHOLE = 60  # the level of a share of 1
 NOT_CALLED, ANSWERED, LOST, LATE = range(4)
 
 
@@ -31,12 +36,10 @@ def taking_part(found: Sequence[Arm]) -> list[Record] | None:
         grid = np.full((clients, rounds), NOT_CALLED, dtype=np.int8)
         for (round, client), state in states.items():
             grid[client, round - 1] = state
-        cells, by = coarse(grid, _most(found))
         said = {
             name: int((grid == state).sum()) for name, state in (("answered", ANSWERED), ("lost", LOST), ("late", LATE))
         }
-        text = ["".join(map(str, row)) for row in cells.astype(int).tolist()]
-        made.append({"method": number, "seed": run.seed, "cells": text, "by": by, **said})
+        made.append({"method": number, "seed": run.seed, **_heat(grid, found), **said})
     return made or None
 
 
@@ -57,15 +60,23 @@ def _runs(found: Sequence[Arm]) -> list[tuple[int, Run]]:
     return [(number, run) for number, arm in enumerate(found) for run in arm.runs]
 
 
-def _most(found: Sequence[Arm]) -> tuple[int, int]:
-    """Rows and columns of a heat map: fewer columns where there are many runs, for the sake of the page's size."""
+def _heat(grid: Any, found: Sequence[Arm]) -> Record:
+    """Cells of a heat map, a text by row, and how many rows and rounds share one. Below 0 there is nothing."""
+    cells, by = coarse(grid, most(len(_runs(found))))
+    return {"cells": ["".join("." if x < 0 else LEVELS[x] for x in row) for row in cells.tolist()], "by": by}
+
+
+def most(runs: int) -> tuple[int, int]:
+    """Rows and columns of a heat map: of many runs fewer columns, and of very many fewer rows."""
     rows, columns = CELLS
-    return rows, max(40, columns * FULL // max(FULL, len(_runs(found))))
+    share = rows * columns * min(1.0, FULL / runs)  # of the cells of all runs
+    columns = max(FEWEST, int(share / rows))
+    return max(1, int(share / columns)), columns
 
 
-def coarse(grid: Any, most: tuple[int, int] = CELLS) -> tuple[Any, list[int]]:
+def coarse(grid: Any, limits: tuple[int, int] = CELLS) -> tuple[Any, list[int]]:
     """A grid of at most so many rows and columns. Neighbours share a cell, their highest: so many each way."""
-    by = [-(-size // limit) for size, limit in zip(grid.shape, most, strict=True)]
+    by = [-(-size // limit) for size, limit in zip(grid.shape, limits, strict=True)]
     if by != [1, 1]:
         pads = [(0, -size % one) for size, one in zip(grid.shape, by, strict=True)]
         grid = np.pad(grid, pads, constant_values=grid.min())
@@ -84,11 +95,18 @@ def unsent(found: Sequence[Arm]) -> list[Record] | None:
         names = [name for name in dict.fromkeys(names) if any(name in out for out in left.values())]
         if not names:
             continue
-        grid = np.full((len(names), run.length), -1.0)
+        grid = np.full((len(names), run.length), -1, dtype=np.int8)
         for round, out in left.items():
-            grid[:, round - 1] = [name in out for name in names]
-        made.append({"method": number, "seed": run.seed, "rows": names, **_heat(grid, _most(found))})
+            grid[:, round - 1] = [WHOLE * (name in out) for name in names]
+        drawn = _heat(grid, found)
+        rows = [names[i : i + drawn["by"][0]] for i in range(0, len(names), drawn["by"][0])]
+        made.append({"method": number, "seed": run.seed, "rows": [_together(row) for row in rows], **drawn})
     return made or None
+
+
+def _together(names: Sequence[str]) -> str:
+    """The name of layers that share a row: the first, and how many others."""
+    return names[0] if len(names) == 1 else f"{names[0]} +{len(names) - 1}"
 
 
 def left_out(line: Record) -> list[str] | None:
@@ -114,14 +132,8 @@ def recycled(found: Sequence[Arm]) -> list[Record] | None:
         if not shares:
             continue
         clients = run.about.get("clients") or 1 + max(client for client, _ in shares)
-        grid = np.full((clients, run.length), -1.0)
+        grid = np.full((clients, run.length), -1, dtype=np.int8)
         for (client, round), each in shares.items():
-            grid[client, round - 1] = statistics.fmean(each)
-        made.append({"method": number, "seed": run.seed, "rows": None, **_heat(grid, _most(found))})
+            grid[client, round - 1] = np.rint(WHOLE * statistics.fmean(each))
+        made.append({"method": number, "seed": run.seed, "rows": None, **_heat(grid, found)})
     return made or None
-
-
-def _heat(grid: Any, most: tuple[int, int]) -> Record:
-    """Cells of a heat map, null where there is nothing, and how many rows and rounds share one."""
-    cells, by = coarse(grid, most)
-    return {"cells": [[None if x < 0 else round(float(x), 3) for x in row] for row in cells], "by": by}

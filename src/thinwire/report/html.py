@@ -34,11 +34,11 @@ POLICY = (
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
-    """The page of all runs below ``folders``, as a file; of a folder ``out`` its ``report.html``.
+    """The page of all runs below ``folders``, as a file whose name ends with .html; any other ``out`` is its folder.
 
     Raises :class:`RunError` where there is no run to read.
     """
-    out = out / "report.html" if out.is_dir() else out
+    out = out if out.suffix == ".html" and not out.is_dir() else out / "report.html"
     write_atomic(out, page(gather(folders)).encode())
     return out
 
@@ -70,7 +70,7 @@ def gather(folders: Sequence[Path]) -> Record:
     whole, most = [counted(arm) for arm in found], numbers.points(found)
     sections = {
         "layers": numbers.layers(whole),
-        "clients": numbers.clients(whole),
+        "clients": numbers.clients(whole, most),
         "taking_part": heat.taking_part(found),
         "unsent": heat.unsent(found),
         "recycled": heat.recycled(found),
@@ -81,9 +81,13 @@ def gather(folders: Sequence[Path]) -> Record:
         "version": code_version(),
         "unit": found[0].unit,
         "setting": [list(pair) for pair in [*about.setting(found, study, folders), *about.chosen_said(found)]],
-        "warnings": about.warnings(found),
+        "warnings": about.warnings(found, folders),
         "methods": [{"label": arm.label} for arm in found],
-        "expressions": [{"label": label, "expression": text} for arm in found for label, text in about.written(arm)],
+        "expressions": [
+            {"method": number, "label": label, "expression": text}
+            for number, arm in enumerate(found)
+            for label, text in about.written(arm)
+        ],
         "table": numbers.cells(rows),
         "axes": numbers.axes_of(found),
         "values": {name: NAMES[name] for name in NAMES if has(found, name)},

@@ -5,34 +5,30 @@ What every evaluation of a long run would take is thinned (``POINTS``, ``EVERY``
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import table
 from .curves import NAMES, axes, count, curve, sent
-from .read import Arm, Record
+from .read import Arm, Record, Run, read_lines
 
 POINTS = 400  # of a curve
-EVERY = 8000  # points of a value's curves, of all methods and seeds
+EVERY = 6000  # points of a value's curves, of all methods and seeds
+LAYERS = 40  # of a method, one way: the largest; fewer where methods are many
+EVERY_LAYER = 4000  # of all methods, both ways
 
 
 def cells(rows: Sequence[Record]) -> Record:
     """The table: its head, its rows, and what the names of columns leave unsaid."""
     columns, form = table.columns_of(rows), table.FORMS[rows[0]["kind"]]
     return {
-        "head": [HEADS.get(name, name) for name, _ in columns],
+        "head": [name for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
         "note": table.noted(form.notes, [name for name, _ in columns]),
     }
-
-
-HEADS = {"10": "s at 10", "100": "s at 100"}
-"""Columns whose names need the one before them, which sorting and narrow pages part them from."""
 
 
 def axes_of(found: Sequence[Arm]) -> Record:
@@ -138,9 +134,12 @@ def bytes_of(found: Sequence[Arm]) -> list[Record]:
 
 
 def layers(found: Sequence[Arm]) -> list[Record] | None:
-    """Of each method the bytes of each layer, up and down, in the mean over seeds; ``*`` is what has no one layer."""
-    made = []
-    for arm in found:
+    """Of each method the bytes of its largest layers, up and down, in the mean over seeds.
+
+    ``*`` is what has no one layer. ``rest`` are how many smaller layers there are, and their bytes.
+    """
+    made, most = [], max(1, min(LAYERS, EVERY_LAYER // (2 * len(found))))
+    for number, arm in enumerate(found):
         runs = [run for run in arm.runs if any("layer_bytes" in line for line in run.rounds)]
         for way in ("up", "down"):
             sums: dict[str, float] = {}
@@ -149,43 +148,45 @@ def layers(found: Sequence[Arm]) -> list[Record] | None:
                     for name, size in line.get("layer_bytes", {}).get(way, {}).items():
                         sums[name] = sums.get(name, 0) + size / len(runs)
             if sums:
-                made.append({"method": found.index(arm), "way": way, "bytes": sums})
+                kept = set(sorted(sums, key=lambda name: -sums[name])[:most])
+                rest = [size for name, size in sums.items() if name not in kept]
+                shown = {name: size for name, size in sums.items() if name in kept}
+                made.append({"method": number, "way": way, "bytes": shown, "rest": [len(rest), sum(rest)]})
     return made or None
 
 
-def clients(found: Sequence[Arm]) -> list[Record] | None:
-    """What clients reach on tests of their own at the last evaluation: of each method all seeds' clients, sorted."""
+def clients(found: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
+    """What clients reach on tests of their own at the last evaluation: figures over the clients of a seed, and a curve.
+
+    All are means over seeds, as in the table. The curve has clients from the worst to the best, and its band.
+    """
     made = []
     for number, arm in enumerate(found):
-        last = [line for line in (_last_line(run.path / "clients.jsonl") for run in arm.runs) if line]
-        measure = table.judged(arm)
-        each = [sorted(100 * x for x in line[measure] if x is not None) for line in last if line.get(measure)]
-        if not any(each):
+        each = [own for run in arm.runs if (own := _own(run, table.judged(arm)))]
+        if not each:
             continue
-        everyone = sorted(x for values in each for x in values)
-        tenth = [statistics.fmean(values[: max(1, len(values) // 10)]) for values in each if values]
-        kept = _thinned(len(everyone))
+        places = [(np.arange(len(own)) + 0.5) / len(own) for own in each]
+        at = min(places, key=len)[_thinned(min(map(len, each)), most)]
+        curves = np.stack([np.interp(at, place, own) for place, own in zip(places, each, strict=True)])
+        sizes = sorted({len(own) for own in each})
         made.append(
             {
                 "method": number,
-                "share": _short(100 * (kept + 0.5) / len(everyone)),
-                "accuracy": _short(np.array(everyone)[kept]),
-                "mean": statistics.fmean(everyone),
-                "median": statistics.median(everyone),
-                "worst_tenth": statistics.fmean(tenth),
-                "worst": everyone[0],
-                "clients": len(everyone),
+                "x": _short(100 * at),
+                "y": _short(curves.mean(0)),
+                **({"low": _short(curves.min(0)), "high": _short(curves.max(0))} if len(each) > 1 else {}),
+                "mean": statistics.fmean(map(statistics.fmean, each)),
+                "median": statistics.fmean(map(statistics.median, each)),
+                "lowest_tenth": statistics.fmean(float(np.quantile(own, 0.1)) for own in each),
+                "worst": statistics.fmean(own[0] for own in each),
+                "clients": " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))),
             }
         )
     return made or None
 
 
-def _last_line(path: Path) -> Record | None:
-    """The last line of a file that is whole."""
-    for line in reversed(path.read_text().splitlines() if path.exists() else []):
-        try:
-            found: Record = json.loads(line)
-            return found
-        except json.JSONDecodeError:
-            continue  # the line that a kill cut short
-    return None
+def _own(run: Run, measure: str) -> list[float]:
+    """Each client's own value of a run at its last evaluation, in percent, from the worst to the best."""
+    path = run.path / "clients.jsonl"
+    lines = [line for line in read_lines(path) if line["round"] <= run.length] if path.exists() else []
+    return sorted(100 * x for x in lines[-1].get(measure, ()) if x is not None) if lines else []

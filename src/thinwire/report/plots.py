@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .read import Arm
 
 matplotlib.use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import Locator, NullFormatter
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000", "#dd8833", "#7755cc")
 SMOOTHED = 30  # points from which on a curve is drawn thin, and its running mean thick
@@ -169,15 +170,37 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str, best:
     place.spines[["top", "right"]].set_visible(False)
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic axis: the first choice that has three. ``ticks`` of ``page/report.js`` are the same.
+
+    These are powers of ten; 1, 2 and 5 of each decade; and even steps, the longest first.
+    """
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = 2 if high > 1e6 * low else 1
+    size = 10.0 ** math.floor(math.log10(high - low))
+    choices = [
+        [10.0**k for k in decades if k % every == 0],
+        [digit * 10.0**k for k in decades for digit in (1, 2, 5)],
+        *([n * s for n in range(math.ceil(low / s), int(high / s) + 1)] for s in (2 * size, size, size / 2, size / 4)),
+    ]
+    return next(found for choice in choices if len(found := [x for x in choice if low <= x <= high]) >= 3)
+
+
+class _Ticks(Locator):
+    """Where matplotlib puts them, whatever is drawn later."""
+
+    def __call__(self) -> list[float]:
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        return ticks(*sorted((vmin, vmax)))
+
+
 def logarithmic(place: Any) -> None:
     """A logarithmic axis below what is drawn, with plain numbers that leave each other room."""
     place.set_xscale("log")
-    low, high = place.get_xlim()
-    if high < 4 * low:
-        place.xaxis.set_major_locator(MaxNLocator(4))
-    else:
-        steps = (1.0, 2.0, 5.0) if high < 500 * low else (1.0,)
-        place.xaxis.set_major_locator(LogLocator(subs=steps, numticks=7))
+    place.xaxis.set_major_locator(_Ticks())
     place.xaxis.set_major_formatter(lambda value, _: f"{value:,.9g}")
     place.xaxis.set_minor_formatter(NullFormatter())
 

@@ -152,14 +152,35 @@ def counted(arm: Arm) -> Arm:
     return replace(arm, runs=cut)
 
 
-def setting(run: Run) -> Record:
-    """What a run was trained on and how, besides its method and its seed: of its study, and of itself."""
+def study(run: Run) -> Record:
+    """What ``study.json`` says of the study that a run is a part of. Empty where there is none."""
     method = run.path.resolve().parent
     file = method.parent / "study.json"
-    study = read(file) if file.exists() else {}
-    study = study if method.name in study.get("folders", ()) else {}  # else the run lies below another's study
+    found = read(file) if file.exists() else {}
+    return found if method.name in found.get("folders", ()) else {}  # else the run lies below another's study
+
+
+def planned(run: Run) -> int | None:
+    """The rounds or steps that a run is to have, where that is known."""
+    name = f"{run.unit}s"
+    wanted: int | None = study(run).get(name, run.about.get(name))
+    return wanted
+
+
+def not_begun(run: Run) -> dict[str, list[int]]:
+    """Of the study that a run is a part of: by each method's folder the seeds with which it has not begun."""
+    place, found = run.path.resolve().parents[1], study(run)
+    return {
+        folder: [seed for seed in found["seeds"] if not (place / folder / f"seed-{seed}" / "rounds.jsonl").exists()]
+        for folder in found.get("folders", ())
+        if "seeds" in found
+    }
+
+
+def setting(run: Run) -> Record:
+    """What a run was trained on and how, besides its method and its seed: of its study, and of itself."""
     own = {name: run.about[name] for name in OF_A_RUN if name in run.about}
-    return {name: value for name, value in study.items() if name not in OF_NO_RUN} | own
+    return {name: value for name, value in study(run).items() if name not in OF_NO_RUN} | own
 
 
 OF_NO_RUN = (

@@ -15,7 +15,7 @@ from .html import gather, page
 from .read import Record
 
 HERE = "127.0.0.1"
-WATCHED = ("run.json", "rounds.jsonl", "summary.json", "clients.jsonl")
+WATCHED = ("study.json", "run.json", "rounds.jsonl", "summary.json", "clients.jsonl")
 
 
 def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:

@@ -18,7 +18,7 @@ from ..links import Dense
 from ..optimizers import SGD
 from ..pipeline import BPK
 from ..run.folder import write_atomic
-from .read import Arm, Run, chosen, counted, read_lines, setting
+from .read import Arm, Run, chosen, counted, not_begun, planned, read_lines, setting
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -39,16 +39,17 @@ class Form:
 def rows(arms: list[Arm]) -> list[Row]:
     """One row a method: means over the seeds of :func:`~thinwire.report.read.counted`, and the deviation over them.
 
-    ``seeds_left_out`` are those that are not complete while others are. Shares of bytes are those of a method that
-    sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``, where there
-    are simulated seconds, refers to the same method.
+    ``seeds_left_out`` are those that are not complete while others are, or have not begun. Shares of bytes are those of
+    a method that sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``,
+    where there are simulated seconds, refers to the same method.
     """
     form = FORMS[arms[0].kind]
     found = []
     for arm in arms:
         whole = counted(arm)
         row = _row(whole, form.last) | form.more(whole)
-        left_out = sorted({run.seed for run in arm.runs} - {run.seed for run in whole.runs})
+        ahead = {seed for run in arm.runs for seed in not_begun(run).get(run.path.resolve().parent.name, ())}
+        left_out = sorted(({run.seed for run in arm.runs} | ahead) - {run.seed for run in whole.runs})
         found.append({**row, "seeds_left_out": left_out})
     alike = [(row[f"{row['unit']}s"], setting(arm.runs[0])) for row, arm in zip(found, arms, strict=True)]
     dense = [
@@ -74,6 +75,7 @@ def _row(arm: Arm, last: int) -> Row:
         "unit": arm.unit,
         "seeds": [run.seed for run in arm.runs],
         f"{arm.unit}s": min(run.length for run in arm.runs),
+        f"{arm.unit}s_planned": max((wanted for run in arm.runs if (wanted := planned(run))), default=None),
         "complete": all(run.summary is not None for run in arm.runs),
         "measure": measure,
         measure: statistics.fmean(finals) if finals else None,
@@ -171,7 +173,7 @@ def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
         if path.exists()
     ]
     each = [line[measure] for lines in lasts for line in lines if measure in line]
-    if not each or len(each) < len(paths) or not len(each[0]) <= FEW:
+    if not each or len(each) < len(paths) or len(each[0]) > FEW or len(set(map(len, each))) > 1:
         return None
     return [_averaged(values) for values in zip(*each, strict=True)]
 
@@ -236,8 +238,8 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
         ("up / FedAvg", lambda row: _percent(row["share_up"])),
         ("total / FedAvg", lambda row: _percent(row["share_total"])),
         ("s at 1 Mbit/s", lambda row: _seconds(row["network_seconds"]["1"])),
-        ("10", lambda row: _seconds(row["network_seconds"]["10"])),
-        ("100", lambda row: _seconds(row["network_seconds"]["100"])),
+        ("s at 10", lambda row: _seconds(row["network_seconds"]["10"])),
+        ("s at 100", lambda row: _seconds(row["network_seconds"]["100"])),
         ("s here", lambda row: _seconds(row["seconds"])),
         ("M floats up", lambda row: f"{row['floats_up'] / 1e6:.3g}"),
     )
@@ -246,7 +248,8 @@ def _federated_columns(found: Sequence[Row]) -> tuple[Column, ...]:
 FEDERATED_NOTES = {
     "own tests": "Own tests: the mean over clients of what each one's own model reaches on its own test, ± the "
     "standard deviation over clients.",
-    "lowest tenth": "Lowest tenth: the 10th percentile over clients.",
+    "lowest tenth": "Lowest tenth and worst client: over the clients of a seed the 10th percentile and the lowest, in "
+    "the mean over seeds.",
     OTHERS["shared"]: "Shared model: the mean over clients' own tests of the model that all share.",
     OTHERS["before"]: "Before adapting: that of what a client's own model is made of, before it is fine-tuned.",
     "own MB up": "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is shared.",
@@ -379,8 +382,8 @@ FORMS = {
                 "own MB down",
                 "own MB up",
                 "s here",
-                "10",
-                "100",
+                "s at 10",
+                "s at 100",
                 "best",
                 "s at 1 Mbit/s",
                 "up / FedAvg",
@@ -426,9 +429,10 @@ def columns_of(found: Sequence[Row]) -> list[Column]:
 
 
 def _method(row: Row) -> str:
-    unit = row["unit"]
-    seeds, absent = len(row["seeds"]), len(row["seeds_left_out"])
-    states = [] if row["complete"] else [f"stopped after {unit} {row[f'{unit}s']}"]
+    unit, seeds, absent = row["unit"], len(row["seeds"]), len(row["seeds_left_out"])
+    done, wanted = row[f"{unit}s"], row[f"{unit}s_planned"]
+    short = not row["complete"] or (wanted is not None and done < wanted)
+    states = [f"after {unit} {done:,}" + (f" of {wanted:,}" if wanted else "")] if short else []
     states += [f"{seeds} of {seeds + absent} seeds"] if absent else []
     return str(row["method"]) + (f" ({', '.join(states)})" if states else "")
 

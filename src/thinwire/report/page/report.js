@@ -53,6 +53,7 @@ const swatch = (i) => make("span", {
 });
 
 const section = (id, title, ...children) => make("section", { id }, make("h2", {}, title), ...children);
+const empty = (id, title) => section(id, title, make("p", { class: "soft" }, "The legend hides every method that this part shows."));
 
 const drawn = new Map(); // charts by name: they stay when the page is made anew, with their zoom
 function chart(name, title, height) {
@@ -66,11 +67,17 @@ function chart(name, title, height) {
   return { div, frame };
 }
 
+/** Those of methods that the legend shows, of a list whose entries have a `method`. */
+const listed = (entries) => entries.filter((entry) => !state.hidden.has(entry.method));
+
+// What is chosen in a list is remembered by method, and by seed or way: entries come and go with the legend.
+const mark = (entry) => `${entry.method} ${entry.seed ?? entry.way}`;
+const picked = (name, entries) => entries.find((entry) => mark(entry) === state.picked[name]) || entries[0];
+
 /** A choice among methods, where a section shows one at a time. */
 function choice(name, entries, label, redraw) {
-  state.picked[name] = Math.min(state.picked[name] || 0, entries.length - 1);
-  const select = make("select", { onchange: () => { state.picked[name] = select.selectedIndex; redraw(); } },
-    entries.map((entry, i) => make("option", { selected: i === state.picked[name] }, label(entry))));
+  const select = make("select", { onchange: () => { state.picked[name] = mark(entries[select.selectedIndex]); redraw(); } },
+    entries.map((entry) => make("option", { selected: entry === picked(name, entries) }, label(entry))));
   return make("div", { class: "controls" }, make("label", {}, "Method", select));
 }
 
@@ -87,23 +94,28 @@ function digits(x) {
 }
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
-/** Ticks of a logarithmic axis between two numbers: 1, 2, 5 of each decade, or powers of ten where there are many. */
+/**
+ * Ticks of a logarithmic axis: the first choice that has three. `ticks` of report/plots.py are the same.
+ * These are powers of ten; 1, 2 and 5 of each decade; and even steps, the longest first.
+ */
 function ticks(low, high) {
-  const decades = Math.log10(high / low);
-  const few = narrow() ? 1.6 : 3;
-  const steps = decades < 0.8 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : decades < few ? [1, 2, 5] : [1];
-  const every = decades > 8 ? 2 : 1;
-  const found = [];
-  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) {
-    if (k % every === 0) found.push(...steps.map((step) => step * 10 ** k));
-  }
-  return found.filter((x) => x >= low * 0.999 && x <= high * 1.001);
+  const count = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i);
+  const decades = count(Math.floor(Math.log10(low)), Math.ceil(Math.log10(high)));
+  const every = high > 1e6 * low ? 2 : 1;
+  const size = 10 ** Math.floor(Math.log10(high - low));
+  const even = (step) => count(Math.ceil(low / step), Math.floor(high / step)).map((n) => n * step);
+  const choices = [
+    decades.filter((k) => k % every === 0).map((k) => 10 ** k),
+    decades.flatMap((k) => [1, 2, 5].map((digit) => digit * 10 ** k)),
+    ...[2 * size, size, size / 2, size / 4].map(even),
+  ];
+  return choices.map((choice) => choice.filter((x) => x >= low && x <= high)).find((found) => found.length >= 3);
 }
+/** All digits of a tick. Two neighbours may differ in the last one. */
 function written(x) {
-  if (x >= 1e9) return `${digits(x / 1e9)}G`;
-  if (x >= 1e6) return `${digits(x / 1e6)}M`;
-  if (x >= 1e4) return `${digits(x / 1e3)}k`;
-  return x >= 1e-3 ? String(Number(x.toPrecision(2))) : x.toExponential(0);
+  const [factor, unit] = x >= 1e9 ? [1e9, "G"] : x >= 1e6 ? [1e6, "M"] : x >= 1e4 ? [1e3, "k"] : [1, ""];
+  const exact = Number((x / factor).toPrecision(12));
+  return exact >= 1e-3 ? `${exact}${unit}` : exact.toExponential();
 }
 function logAxis(low, high) {
   const values = ticks(low, high);
@@ -214,7 +226,7 @@ function legend() {
       state.clicked = twice ? [null, 0] : [i, performance.now()]; // drawing may take longer than a double click
     },
   }, swatch(i), code(method.label));
-  return make("div", { class: "legend", role: "group", "aria-label": "Methods" }, data.methods.map(chip));
+  return make("div", { id: printing ? null : "legend", class: "legend", role: "group", "aria-label": "Methods" }, data.methods.map(chip));
 }
 
 /** What a cell counts as: the number that it begins with; what has none is last. */
@@ -308,13 +320,13 @@ function targets() {
       const reached = seeds.map((seed) => [seed, seed.accuracy.findIndex((x) => x >= state.target)]).filter(([, at]) => at >= 0);
       return { seeds: seeds.length, reached: reached.length, of: (name) => mean(reached.map(([seed, at]) => seed[name][at])) };
     });
-    const most = Math.max(...costs.filter((cost) => cost.reached).map((cost) => cost.of("bytes_total")));
+    const most = Math.max(...costs.filter((cost, i) => cost.reached && !state.hidden.has(i)).map((cost) => cost.of("bytes_total")));
     body.replaceChildren(...costs.map((cost, i) => {
       const label = make("td", {}, make("span", {}, swatch(i), code(data.methods[i].label)));
       const off = state.hidden.has(i) ? "off" : null;
       if (!cost.reached) return make("tr", { class: off }, label, make("td", { colspan: names.length + 1, class: "soft left" }, "not reached"));
       const share = cost.of("bytes_total") / most;
-      const bar = make("td", { style: { width: "30%", minWidth: "90px" } }, make("div", { class: "track" },
+      const bar = make("td", { style: { width: "30%", minWidth: "90px" } }, off ? null : make("div", { class: "track" },
         make("i", { style: { width: `${100 * share}%`, background: colour(i) } })));
       return make("tr", { class: off }, label, ...names.map((name) => make("td", {}, digits(cost.of(name))
         + (name === names[0] && cost.reached < cost.seeds ? ` (${cost.reached} of ${cost.seeds} seeds)` : ""))), bar);
@@ -341,32 +353,32 @@ const bar = (name, value, segments, most) => make("div", { class: "bar" },
 const key = (pairs) => make("div", { class: "key" }, pairs.map(([fill, text]) => make("span", {}, make("i", { style: { background: fill } }), text)));
 
 function directions() {
-  const totals = data.methods.map((_, i) => data.bytes.reduce((sum, part) => sum + part.values[i], 0));
-  const most = Math.max(...totals, 1);
+  const methods = listed(data.methods.map(({ label }, method) => ({ label, method })));
+  if (!methods.length) return empty("bytes", "Bytes by direction");
+  const total = (i) => data.bytes.reduce((sum, part) => sum + part.values[i], 0);
+  const most = Math.max(...methods.map(({ method }) => total(method)), 1);
   const fills = data.bytes.length === 4 ? PARTS : [PARTS[0], PARTS[1], PARTS[2]];
   return section("bytes", "Bytes by direction",
     make("p", { class: "soft" }, data.bytes_said),
     key(data.bytes.map((part, k) => [fills[k], part.name])),
-    make("div", { class: "bars" }, data.methods.map((method, i) => bar(code(method.label), bytes(totals[i]),
+    make("div", { class: "bars" }, methods.map(({ label, method: i }) => bar(code(label), bytes(total(i)),
       data.bytes.map((part, k) => [part.values[i], fills[k], `${part.name}: ${bytes(part.values[i])}`]), most))));
 }
 
-const MOST_LAYERS = 40;
 function layers() {
   if (!data.layers) return null;
+  const entries = listed(data.layers);
+  if (!entries.length) return empty("layers", "Bytes by layer");
   const body = make("div", { class: "bars" });
   const fill = () => {
-    const { bytes: sizes, way } = data.layers[state.picked.layers];
-    const entries = Object.entries(sizes);
-    const most = Math.max(...entries.map(([, size]) => size), 1);
-    const kept = new Set(entries.slice().sort((a, b) => b[1] - a[1]).slice(0, MOST_LAYERS).map(([name]) => name));
-    const rest = entries.filter(([name]) => !kept.has(name));
+    const { bytes: sizes, way, rest: [smaller, size] } = picked("layers", entries);
+    const most = Math.max(...Object.values(sizes), size, 1);
     const one = (name, size) => bar(make("span", { class: "code" }, name.endsWith("*") ? `${name.slice(0, -1)}all layers as one, and structure` : name),
       bytes(size), [[size, PARTS[way === "up" ? 0 : 2], bytes(size)]], most);
-    body.replaceChildren(...entries.filter(([name]) => kept.has(name)).map(([name, size]) => one(name, size)),
-      ...(rest.length ? [one(`${rest.length} smaller ones`, rest.reduce((sum, [, size]) => sum + size, 0))] : []));
+    body.replaceChildren(...Object.entries(sizes).map(([name, size]) => one(name, size)),
+      ...(smaller ? [one(`${smaller} smaller ones`, size)] : []));
   };
-  const pick = choice("layers", data.layers, (entry) => `${data.methods[entry.method].label}, ${entry.way}`, fill);
+  const pick = choice("layers", entries, (entry) => `${data.methods[entry.method].label}, ${entry.way}`, fill);
   fill();
   return section("layers", "Bytes by layer", make("p", { class: "soft" },
     "Payload of a run, in the mean over seeds: up of replies that were taken, down of all calls."), pick, body);
@@ -375,64 +387,74 @@ function layers() {
 function clients() {
   if (!data.clients) return null;
   const by = new Map(data.clients.map((entry) => [entry.method, entry]));
-  const { frame, draw } = lines("clients", `${data.measure} on a client's own test, %`, narrow() || printing ? 280 : 340, (i) => {
-    const found = by.get(i);
-    return found && { x: found.share, y: found.accuracy };
-  }, { x: `clients in the order of their ${data.measure}, %`, y: `${data.measure} %`, logX: false, logY: false, xaxis: { range: [0, 100] },
+  const { frame, draw } = lines("clients", `${data.measure} on a client's own test, %`, narrow() || printing ? 280 : 340, (i) => by.get(i), { x: `clients in the order of their ${data.measure}, %`, y: `${data.measure} %`, logX: false, logY: false, xaxis: { range: [0, 100] },
     shapes: [{ type: "rect", xref: "x", yref: "paper", x0: 0, x1: 10, y0: 0, y1: 1, line: { width: 0 }, fillcolor: "rgba(200,90,40,.12)" }] });
   later.push(draw);
   const row = (entry) => make("tr", { class: state.hidden.has(entry.method) ? "off" : null },
     make("td", {}, make("span", {}, swatch(entry.method), code(data.methods[entry.method].label))),
-    [entry.mean, entry.median, entry.worst_tenth, entry.worst].map((x) => make("td", {}, `${x.toFixed(1)} %`)),
-    make("td", {}, entry.clients.toLocaleString("en")));
+    [entry.mean, entry.median, entry.lowest_tenth, entry.worst].map((x) => make("td", {}, `${x.toFixed(1)} %`)),
+    make("td", {}, entry.clients));
   return section("clients", `${data.measure[0].toUpperCase()}${data.measure.slice(1)} by client`,
-    make("p", { class: "soft" }, "At the last evaluation, of all clients of all seeds. Shaded: the worst tenth of them."),
+    make("p", { class: "soft" }, "At the last evaluation, over the clients of a seed, in the mean over seeds, as in the table above. "
+      + "Lowest tenth: the 10th percentile. A line has a seed's clients from the worst to the best, its band is from the lowest seed to the highest. Shaded: a tenth of the clients."),
     make("div", { class: "charts several" }, frame, make("div", { class: "wide", tabindex: "0", style: { alignSelf: "start" } }, make("table", {},
-      make("thead", {}, make("tr", {}, ["method", "mean", "median", "worst 10 %", "worst", "clients"].map((text) => make("th", { scope: "col" }, text)))),
+      make("thead", {}, make("tr", {}, ["method", "mean", "median", "lowest tenth", "worst client", "clients"].map((text) => make("th", { scope: "col" }, text)))),
       make("tbody", {}, data.clients.map(row))))));
 }
 
 /** Two lists, of methods and of the seeds of the one that is chosen. A method that is chosen keeps the seed if it has it. */
 function whose(name, entries, redraw) {
-  state.picked[name] = Math.min(state.picked[name] || 0, entries.length - 1);
-  const picked = () => entries[state.picked[name]];
   const of = (number) => entries.filter((entry) => entry.method === number);
   const numbers = [...new Set(entries.map((entry) => entry.method))];
-  const seed = make("select", { onchange: () => { state.picked[name] = entries.indexOf(of(picked().method)[seed.selectedIndex]); redraw(); } });
-  const refill = () => seed.replaceChildren(...of(picked().method).map((entry) => make("option", { selected: entry === picked() }, String(entry.seed))));
+  const take = (entry) => { state.picked[name] = mark(entry); refill(); redraw(); };
+  const seed = make("select", { onchange: () => take(of(picked(name, entries).method)[seed.selectedIndex]) });
+  const refill = () => {
+    const chosen = picked(name, entries);
+    seed.replaceChildren(...of(chosen.method).map((entry) => make("option", { selected: entry === chosen }, String(entry.seed))));
+  };
   const method = make("select", { onchange: () => {
     const own = of(numbers[method.selectedIndex]);
-    state.picked[name] = entries.indexOf(own.find((entry) => entry.seed === picked().seed) || own[0]);
-    refill();
-    redraw();
-  } }, numbers.map((number) => make("option", { selected: number === picked().method }, data.methods[number].label)));
+    take(own.find((entry) => entry.seed === picked(name, entries).seed) || own[0]);
+  } }, numbers.map((number) => make("option", { selected: number === picked(name, entries).method }, data.methods[number].label)));
   refill();
   return make("div", { class: "controls" }, make("label", {}, "Method", method), make("label", {}, "Seed", seed));
 }
 
+const LEVELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"; // of a cell, as in report/heat.py
+const WHOLE = 60; // the level of a share of 1
+
+/** What a cell stands for where it is several clients, or layers, and rounds. */
+function shared([together, rounds], what, shows) {
+  const parts = [together > 1 ? `${together} ${what}` : null, rounds > 1 ? `${rounds} rounds` : null].filter(Boolean);
+  return parts.length ? ` A cell is ${parts.join(" and ")}, and shows ${shows}.` : "";
+}
+
 /** A heat map of one run at a time. */
-function heat(id, title, words, entries, describe, options) {
-  if (!entries) return null;
+function heat(id, title, words, all, describe, options) {
+  if (!all) return null;
+  const entries = listed(all);
+  if (!entries.length) return empty(id, title);
   const { div, frame } = chart(id, "", 360);
   const said = make("p", { class: "soft" });
   const fill = () => {
-    const entry = entries[state.picked[id]];
+    const entry = picked(id, entries);
     const [together, rounds] = entry.by;
-    const z = options.cells ? options.cells(entry) : entry.cells;
+    const value = (character) => (character === "." ? null : LEVELS.indexOf(character) / options.steps);
+    const z = entry.cells.map((row) => Array.from(row, value));
+    const when = z[0].map((_, i) => (rounds > 1 ? `rounds ${1 + i * rounds} to ${(i + 1) * rounds}` : `round ${i + 1}`));
     const names = entry.rows || z.map((_, i) => (together > 1 ? `clients ${i * together} to ${(i + 1) * together - 1}` : `client ${i}`));
     const short = names.map((name) => (name.length > (narrow() ? 14 : 34) ? `…${name.slice(narrow() ? -13 : -33)}` : name));
     const height = Math.max(170, Math.min(620, 70 + z.length * (entry.rows ? 22 : 14)));
     div.style.height = `${height}px`;
     frame.firstChild.textContent = `${data.methods[entry.method].label}, seed ${entry.seed}`;
     said.textContent = describe(entry);
-    const hover = options.hover(entry);
     const rows = entry.rows ? { tickmode: "array", tickvals: names.map((_, i) => i), ticktext: short } : { title: { text: "client", standoff: 8 }, nticks: 10 };
     plot(div, [{
       type: "heatmap", z, x: z[0].map((_, i) => 1 + i * rounds), y: entry.rows ? names.map((_, i) => i) : names.map((_, i) => i * together),
-      text: z.map((row, i) => row.map((x) => `${folded(names[i])}<br>${hover(x)}`)), hovertemplate: "round %{x}<br>%{text}<extra></extra>",
+      text: z.map((row, i) => row.map((x, k) => `${when[k]}<br>${folded(names[i])}<br>${options.hover(x)}`)), hovertemplate: "%{text}<extra></extra>",
       xgap: z[0].length < 80 ? 1 : 0, ygap: z.length < 60 ? 1 : 0, showscale: false, zmin: options.low, zmax: options.high, colorscale: options.scale(), hoverongaps: false,
     }], { xaxis: { title: { text: "round", standoff: 8 }, showgrid: false, zeroline: false, nticks: narrow() ? 5 : 12 },
-      yaxis: { autorange: "reversed", showgrid: false, zeroline: false, ...rows }, uirevision: `${id}${state.picked[id]}` });
+      yaxis: { autorange: "reversed", showgrid: false, zeroline: false, ...rows }, uirevision: mark(entry) });
   };
   const pick = whose(id, entries, fill);
   later.push(fill);
@@ -444,20 +466,20 @@ const stateFills = () => [theme().blank, "#5b9bd5", "#d1495b", "#edae49"];
 const takingPart = () => heat("taking-part", "Who took part",
   "Clients that were called in a round, and what became of it.", data.taking_part,
   (entry) => `${entry.answered.toLocaleString("en")} answers, ${entry.lost.toLocaleString("en")} lost, ${entry.late.toLocaleString("en")} too late.`
-    + (entry.by[0] * entry.by[1] > 1 ? ` A cell is ${entry.by[0]} clients and ${entry.by[1]} rounds, and shows the worst of them.` : ""),
-  { low: -0.5, high: 3.5, cells: (entry) => entry.cells.map((row) => Array.from(row, Number)), hover: () => (x) => STATES[x],
+    + shared(entry.by, "clients", "the worst of them"),
+  { low: -0.5, high: 3.5, steps: 1, hover: (x) => STATES[x],
     scale: () => stateFills().flatMap((fill, i) => [[i / 4, fill], [(i + 1) / 4, fill]]), key: () => stateFills().map((fill, i) => [fill, STATES[i]]) });
 
 const shade = () => [[0, theme().blank], [1, "#cc6644"]];
 const share = (x) => (x === null ? "" : `${Math.round(100 * x)} % of its layers recycled`);
 const unsent = () => heat("unsent", "Layers that were not sent",
   "What replies left out in each round, such as the layers that LUAR recycles.", data.unsent,
-  (entry) => (entry.by[1] > 1 ? `A cell is ${entry.by[1]} rounds.` : ""),
-  { low: 0, high: 1, hover: () => (x) => (x ? "not sent" : "sent"), scale: shade, key: () => [[theme().blank, "sent"], ["#cc6644", "not sent"]] });
+  (entry) => shared(entry.by, "layers", "whether one of them was not sent in one of the rounds"),
+  { low: 0, high: 1, steps: WHOLE, hover: (x) => (x ? "not sent" : "sent"), scale: shade, key: () => [[theme().blank, "sent"], ["#cc6644", "not sent"]] });
 const recycled = () => heat("recycled", "Clients whose updates were recycled",
   "The share of a client's layers for which LBGM sent one number.", data.recycled,
-  (entry) => (entry.by[0] * entry.by[1] > 1 ? `A cell is ${entry.by[0]} clients and ${entry.by[1]} rounds, and shows the largest share.` : ""),
-  { low: 0, high: 1, hover: () => share, scale: shade, key: () => [[theme().blank, "sent whole"], ["#cc6644", "all layers recycled"]] });
+  (entry) => shared(entry.by, "clients", "the largest share"),
+  { low: 0, high: 1, steps: WHOLE, hover: share, scale: shade, key: () => [[theme().blank, "sent whole"], ["#cc6644", "all layers recycled"]] });
 
 function expressions() {
   const copy = (text) => async (event) => {
@@ -476,7 +498,7 @@ function expressions() {
   };
   return section("expressions", "Complete expressions",
     make("p", { class: "soft" }, "With every field, as they can be given to thinwire again."),
-    data.expressions.map((method) => make("div", { class: "expression" }, code(method.expression),
+    listed(data.expressions).map((method) => make("div", { class: "expression" }, code(method.expression),
       make("button", { class: "plain", type: "button", onclick: copy(method.expression) }, "Copy"))));
 }
 
@@ -488,10 +510,14 @@ const missing = () => (data.missing.length ? section("missing", "Not recorded",
 let later = []; // what draws charts, once they have a width
 function redraw() {
   later = [];
-  const active = document.activeElement && document.activeElement.id;
+  // What has the focus is made anew too: it is found again by its place in the part of the page that has an id.
+  const active = document.activeElement, part = active && active.closest("[id]");
+  const within = (element) => [...element.querySelectorAll("button, input, select, [tabindex]")];
+  const at = part ? within(part).indexOf(active) : -1;
   page.replaceChildren(...[heading, warnings, settings, legend, table, curves, sent, targets, directions, layers, clients,
     takingPart, unsent, recycled, expressions, missing].map((part) => part()).filter((part) => part !== null));
-  if (active) document.getElementById(active)?.focus({ preventScroll: true });
+  const again = part && document.getElementById(part.id);
+  if (again) (at < 0 ? again : within(again)[at])?.focus({ preventScroll: true });
   later.forEach((draw) => draw());
 }
 
@@ -503,7 +529,11 @@ async function load() {
   document.head.append(script);
 }
 
+/** Whether a list is open, which would close if the page were made anew. Older browsers cannot tell. */
+const choosing = () => CSS.supports("selector(select:open)") && document.querySelector("select:open") !== null;
+
 async function follow() {
+  if (choosing()) return;
   try {
     const answer = await fetch(`contents.json?known=${encodeURIComponent(data.changed)}`);
     if (answer.status === 200) {
