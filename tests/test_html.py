@@ -770,6 +770,20 @@ def test_a_page_opens_and_its_legend_slider_and_table_work(browser: Any, trained
 
 
 @pytest.mark.deployment
+def test_the_last_cell_of_a_heat_map_names_no_client_or_round_that_is_not_there(browser: Any, tmp_path: Path) -> None:
+    run = made(tmp_path / "a", DENSE, 0, [line(r, 0.5) for r in range(1, 442)], clients=481)
+    call = {"direction": "down", "payload": 1, "framing": 1}
+    calls = [{"round": r, "client": c, **call} for r, c in ((1, 0), (441, 480))]
+    (run / "ledger.jsonl").write_text("".join(json.dumps(each) + "\n" for each in calls))
+    opened(browser, html.write([tmp_path], tmp_path / "report.html").as_uri())
+    texts = "document.querySelector('#taking-part [data-chart]').data[0].text"
+    wait(browser, f"return {texts}[0][0].slice(0, 32)", "rounds 1 to 2<br>clients 0 to 2<")
+    assert browser.execute_script(f"return {texts}.at(-1).at(-1)").startswith(
+        "rounds 441 to 441<br>clients 480 to 480<"
+    )
+
+
+@pytest.mark.deployment
 def test_a_heat_map_shows_the_seed_that_is_chosen_and_keeps_it_for_another_method(browser: Any, tmp_path: Path) -> None:
     call = {"round": 1, "direction": "down", "payload": 1, "framing": 1}
     for name, method, seeds in (("a", DENSE, (0, 7)), ("b", TOPK, (0, 7)), ("c", "FedAvg(up=SignSGD())", (0,))):

@@ -61,9 +61,13 @@ def _runs(found: Sequence[Arm]) -> list[tuple[int, Run]]:
 
 
 def _heat(grid: Any, found: Sequence[Arm]) -> Record:
-    """Cells of a heat map, a text by row, and how many rows and rounds share one. Below 0 there is nothing."""
+    """Cells of a heat map, a text by row, how many rows and rounds share one, and how many there are of both.
+
+    Below 0 there is nothing.
+    """
     cells, by = coarse(grid, most(len(_runs(found))))
-    return {"cells": ["".join("." if x < 0 else LEVELS[x] for x in row) for row in cells.tolist()], "by": by}
+    text = ["".join("." if x < 0 else LEVELS[x] for x in row) for row in cells.tolist()]
+    return {"cells": text, "by": by, "size": list(grid.shape)}
 
 
 def most(runs: int) -> tuple[int, int]:

@@ -441,8 +441,8 @@ function heat(id, title, words, all, describe, options) {
     const [together, rounds] = entry.by;
     const value = (character) => (character === "." ? null : LEVELS.indexOf(character) / options.steps);
     const z = entry.cells.map((row) => Array.from(row, value));
-    const when = z[0].map((_, i) => (rounds > 1 ? `rounds ${1 + i * rounds} to ${(i + 1) * rounds}` : `round ${i + 1}`));
-    const names = entry.rows || z.map((_, i) => (together > 1 ? `clients ${i * together} to ${(i + 1) * together - 1}` : `client ${i}`));
+    const when = z[0].map((_, i) => (rounds > 1 ? `rounds ${1 + i * rounds} to ${Math.min((i + 1) * rounds, entry.size[1])}` : `round ${i + 1}`));
+    const names = entry.rows || z.map((_, i) => (together > 1 ? `clients ${i * together} to ${Math.min((i + 1) * together, entry.size[0]) - 1}` : `client ${i}`));
     const short = names.map((name) => (name.length > (narrow() ? 14 : 34) ? `…${name.slice(narrow() ? -13 : -33)}` : name));
     const height = Math.max(170, Math.min(620, 70 + z.length * (entry.rows ? 22 : 14)));
     div.style.height = `${height}px`;
