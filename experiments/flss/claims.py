@@ -192,6 +192,8 @@ def arms() -> list[Arm]:
         arm("Dirichlet(.1)", "Sign+EF+FLSS", partial(flss, inner=signs), paper=81.32, **pictures, **one),
         *(news(row, method, paper=paper, **words, **one) for row, (method, paper) in COMPARED.items()),
         news("FetchSGD, a quarter of the floats up", sketched, rates=[0.1, 0.3, 1.0], **one),
+        news("Sign+EF", signs, **words, **one),
+        news("Sign+EF+FLSS", partial(flss, inner=signs), **words, **one),
         ablation("fixed subspace", partial(flss, every=None)),
         ablation("lambda .7", partial(flss, decay=0.7)),
         ablation("lambda .5", partial(flss, decay=0.5)),
