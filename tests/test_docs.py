@@ -779,6 +779,53 @@ def trained(group):
     return found
 
 
+def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
+    page, found = said("docs/claims/intrinsic.md"), trained("intrinsic")
+    whole = {row: lines for row, lines in found.items() if sorted(lines) == [0, 1, 2]}
+    reached = {row: [100 * lines[k]["accuracy_mean_of_last_5"] for k in (0, 1, 2)] for row, lines in whole.items()}
+
+    def ahead(ours, other):  # with each seed, in points, from the least to the most
+        far = sorted(x - y for x, y in zip(reached[ours], reached[other], strict=True))
+        return " to ".join(f"{x:.1f}".removeprefix("0") for x in (far[0], far[-1]))
+
+    def down(ours, other):  # bytes, of the other's
+        return statistics.mean(found[ours][k]["bytes_down"] / found[other][k]["bytes_down"] for k in (0, 1, 2))
+
+    many, words = ({row: (name, row) for name, row in whole if name == at} for at in ("10,000 clients", "SST-2"))
+    thirtieth, one, eight = (many[row] for row in ("static, D / 30", "static, D / 475", "K = 8, D / 475"))
+    moving, fedavg, top = (many[row] for row in ("time-varying, D / 475", "FedAvg", "top-k, D / 475"))
+    far = [x - y for x, y in zip(reached[thirtieth], reached[fedavg], strict=True)]
+    assert f"within {max(map(abs, far)):.1f} points of FedAvg with each seed".replace(" 0.", " .") in page
+    for row in (thirtieth, one, top):
+        assert "{} MB up and {} MB down".format(*sent(*found[row].values())) in page
+    assert sent(*found[fedavg].values()) == ["39,426", "39,426"]
+    assert f"One of a 475th is {ahead(fedavg, one)} points behind FedAvg" in page
+    assert f"and {ahead(one, top)} ahead of top-k" in page
+    assert max(reached[many["FetchSGD, D / 475"]]) < 16  # of ten classes
+    static, varying = (
+        [words[f"{way}, d = {d}"] for d in ("6,400", "25,600", "102,400")] for way in ("static", "time-varying")
+    )
+    told = (
+        "time-varying subspaces are {} points ahead of static ones with d = 6,400, {} with 25,600 and {} with 102,400."
+    )
+    assert told.format(*map(ahead, varying, static)) in page
+    far = [x - y for x, y in zip(reached[varying[1]], reached[words["FedAvg"]], strict=True)]
+    assert f"they end within {max(map(abs, far)):.1f} points of FedAvg".replace(" 0.", " .") in page
+    gains = ahead(words["K = 8, d = 6,400"], static[0]), ahead(eight, one)
+    assert "{} points ahead of one for the same upload there, and {} with 10,000 clients".format(*gains) in page
+    times = sorted(map(down, varying, static))
+    assert f"are sent {times[0]:.1f} to {times[-1]:.1f} times what static ones are" in page
+    (_, ours), (_, theirs) = (sent(*found[row].values()) for row in (varying[2], words["FedAvg"]))
+    assert f"more than FedAvg, {ours} MB for {theirs}" in page
+    assert f"they are sent {down(moving, one):.0f} times as much" in page
+    for row, other in ((words["K = 8, d = 6,400"], static[0]), (eight, one)):
+        assert round(down(row, other)) == 8
+    assert f"ahead of eight subspaces too, by {ahead(moving, eight)} points for twice as much" in page
+    assert down(moving, eight) == pytest.approx(2, abs=0.15)
+    both = many["K = 8, time-varying, D / 475"]
+    assert statistics.mean(reached[both]) < statistics.mean(reached[moving])
+
+
 def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
     page, found = said("docs/claims/flss.md"), trained("flss")
     news = {row: lines for (name, row), lines in found.items() if name == "AG News"}
