@@ -580,6 +580,24 @@ def test_a_page_is_written_into_a_folder_or_as_a_file_that_ends_with_html(out: s
         shutil.rmtree(tmp_path / "runs")
 
 
+@pytest.mark.parametrize("out", ["file", "file/page.html", "file/new"])
+def test_a_page_is_not_written_where_a_file_is_in_the_way(out: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = called("report", two_methods(tmp_path / "runs"), "--out", f"{tmp_path}/{out}")
+    assert f"{tmp_path / 'file'} is a file; name a folder" in str(done.exception)
+
+
+def test_damaged_files_of_clients_are_named(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", DENSE, 0, [line(1, 0.5)])
+    (run / "clients.jsonl").write_text('{"round": 1, "accuracy": [0.5]}\n{}\n')
+    with pytest.raises(RunError, match=r"clients.jsonl is damaged: line 2 has no round"):
+        html.gather([tmp_path])
+    (run / "clients.jsonl").unlink()
+    (run / "ledger.jsonl").write_text('{"round": 1, "client": 4, "direction": "up", "payload": 1, "framing": 1}\n')
+    with pytest.raises(RunError, match=r"ledger.jsonl is damaged: it has client 4, and the run has 4"):
+        html.gather([tmp_path])
+
+
 def test_the_title_of_a_run_that_belongs_to_no_study_names_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -220,6 +222,22 @@ def test_a_run_that_diverges_has_failed_and_those_after_it_have_not(
     assert ended == {"01": "failed", "02": "finished"}
 
 
+def test_a_run_that_is_complete_is_finished_whatever_ends_the_study_and_one_without_a_line_may_fail(
+    out: Path, mlflow: Callable[[], dict[str, Any]]
+) -> None:
+    def ended(*, rounds: int) -> dict[str, str]:
+        (out / "01-a/seed-0/summary.json").write_text(json.dumps({"rounds": rounds}))
+        with pytest.raises(KeyboardInterrupt):
+            left(out, "mlflow", ["01-a/seed-0"], KeyboardInterrupt)
+        return {name: runs[0][1] for name, runs in mlflow().items()}
+
+    assert ended(rounds=2) == {"01-a/seed-0": "FINISHED"}  # Ctrl-C before the first line of the next run
+    assert ended(rounds=1) == {"01-a/seed-0": "KILLED"}  # of a run that was to become longer
+    with Log(["mlflow"], out) as log:
+        log.failed("02-b/seed-0")
+    assert mlflow()["02-b/seed-0"][0][:2] == ([], "FAILED")
+
+
 @pytest.mark.slow
 def test_wandb_writes_offline_runs_into_the_study_that_have_each_round_once(
     out: Path, monkeypatch: pytest.MonkeyPatch
@@ -247,3 +265,19 @@ def test_wandb_writes_offline_runs_into_the_study_that_have_each_round_once(
     assert all(b"FedAvg()" in data and b"up_bytes" in data for data in (first, second))
     names = [path.name.rpartition("-")[2] for path in out.glob("wandb/offline-run-*")]
     assert names[0] == names[1]  # one run, whose files `wandb sync` uploads one after another
+
+
+@pytest.mark.slow
+def test_wandb_loses_no_round_of_a_process_that_was_killed(out: Path) -> None:
+    pytest.importorskip("wandb")
+    script = (
+        "import os, signal, sys; from pathlib import Path; from thinwire.report.loggers import Log\n"
+        "log = Log(['wandb'], Path(sys.argv[1]))\n"
+        "for n in map(int, sys.argv[2:]): log('01-a/seed-0', {'round': n, 'accuracy': n / 8})\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if '3' in sys.argv[2:] and '4' not in sys.argv else log.end()"
+    )
+    env = {**os.environ, "WANDB_SILENT": "true", "WANDB_MODE": "offline"}
+    for rounds in ("1 2 3", "1 2 3 4"):
+        subprocess.run([sys.executable, "-W", "ignore", "-c", script, str(out), *rounds.split()], env=env, check=False)
+    *_, last = sorted(out.glob("wandb/offline-run-*/*.wandb"))
+    assert all(b"%g" % n in last.read_bytes() for n in (0.125, 0.25, 0.375, 0.5))

@@ -200,9 +200,25 @@ def test_methods_and_seeds_that_have_not_begun_are_said(kind: str, copied: Calla
     (out / begun / "seed-1/summary.json").unlink()
     (row,) = table.rows(arms([out]))
     assert (row["seeds"], row["seeds_left_out"]) == ([0], [1, 2])
+    assert f"{first.label} has not begun with seed 2." in html.gather([out / begun / "seed-0"])["warnings"]
     said = html.gather([out / begun])["warnings"]  # of one method nothing is said of the other
     assert f"{first.label} has not begun with seed 2." in said
     assert not any(second.label in words for words in said)
+
+
+@each_kind
+def test_a_seed_has_not_begun_where_no_study_has_it(kind: str, copied: Callable[[str], Path], tmp_path: Path) -> None:
+    out, (begun, ahead) = copied(kind), STUDIES[kind].folders
+    other = tmp_path / "other"
+    shutil.copytree(out, other)
+    replanned(out, seeds=[0, 1, 2])
+    replanned(other, seeds=[2, 3])
+    shutil.rmtree(other / ahead)
+    about = json.loads((other / begun / "seed-0/run.json").read_text())
+    (other / begun / "seed-0").rename(other / begun / "seed-2")
+    (other / begun / "seed-2/run.json").write_text(json.dumps({**about, "seed": 2}))
+    first = arms([out, other])[0]
+    assert f"{first.label} has not begun with seeds 1 and 3." in html.gather([out, other])["warnings"]
 
 
 @each_kind

@@ -204,20 +204,27 @@ def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
 
 
 def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, str]:
-    """By method: the seeds that its study plans below these folders and that have not begun, in words."""
+    """By method: the seeds that its studies plan and that have not begun anywhere, in words.
+
+    Of methods without a run those below these folders.
+    """
     named = [folder.resolve() for folder in folders]
-    begun = {run.path.resolve().parent: arm.label for arm in found for run in arm.runs}
-    studies = {run.path.resolve().parents[1]: run for arm in found for run in arm.runs}
-    said: dict[str, str] = {}
+    begun = {run.path.resolve().parent: arm for arm in found for run in arm.runs}
+    studies = {run.path.resolve().parent.parent: run for arm in found for run in arm.runs}
+    ahead: dict[str, set[int]] = {}
     for place, run in studies.items():
         names = _names(study_of_run(run))
         for folder, seeds in not_begun(run).items():
-            paths = {str(seed): place / folder / f"seed-{seed}" for seed in seeds}
-            left = [seed for seed, path in paths.items() if any(path.is_relative_to(one) for one in named)]
-            if left:
-                label = begun.get(place / folder) or names.get(folder, folder)
-                said[label] = f"seed{'s' if len(left) > 1 else ''} {_listed(left)}"
-    return said
+            arm = begun.get(place / folder)
+            if arm is not None:
+                ahead.setdefault(arm.label, set()).update(set(seeds) - {each.seed for each in arm.runs})
+            elif any((place / folder).is_relative_to(one) for one in named):
+                ahead.setdefault(names.get(folder, folder), set()).update(seeds)
+    return {
+        label: f"seed{'s' if len(seeds) > 1 else ''} {_listed(list(map(str, sorted(seeds))))}"
+        for label, seeds in ahead.items()
+        if seeds
+    }
 
 
 def _names(study: Record) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .read import Arm, Record, Run, read_lines
+from .read import Arm, Record, Run, damaged, read_lines
 
 CELLS = 240, 400  # rows and columns of a heat map
 FULL = 4  # runs whose heat maps have as many; more runs share the cells of so many
@@ -35,6 +35,8 @@ def taking_part(found: Sequence[Arm]) -> list[Record] | None:
         rounds = max(round for round, _ in states)
         grid = np.full((clients, rounds), NOT_CALLED, dtype=np.int8)
         for (round, client), state in states.items():
+            if client >= clients:
+                raise damaged(run.path / "ledger.jsonl", f"it has client {client}, and the run has {clients}")
             grid[client, round - 1] = state
         said = {
             name: int((grid == state).sum()) for name, state in (("answered", ANSWERED), ("lost", LOST), ("late", LATE))

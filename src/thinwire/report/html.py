@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 
+from ..errors import require
 from ..run.folder import write_atomic
 from ..version import code_version
 from . import about, heat, numbers, table
@@ -39,6 +40,8 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     Raises :class:`RunError` where there is no run to read.
     """
     out = out if out.suffix == ".html" and not out.is_dir() else out / "report.html"
+    there = next(one for one in (out.parent, *out.parent.resolve().parents) if one.exists())
+    require(there.is_dir(), f"--out {out}: {there} is a file; name a folder, which need not exist, or a file in one")
     write_atomic(out, page(gather(folders)).encode())
     return out
 

@@ -78,7 +78,8 @@ class TensorBoard(Tool):
 class Wandb(Tool):
     """A run of Weights & Biases each, in the project "thinwire"; offline ones lie in ``wandb/`` of the study.
 
-    Offline there is nobody to ask for what a run has: its last round is beside it, in a file named as the run.
+    Offline there is nobody to ask for what a run has: its last round is beside it, in a file named as the run, once W&B
+    has written it. After a kill rounds are told again: one may be there twice, none is lost.
     """
 
     def __init__(self, out: Path) -> None:
@@ -99,15 +100,17 @@ class Wandb(Tool):
             **online,
         )
         self.last = self.out / "wandb" / f"{own}.last"
+        self.at = 0
         return int(self.run.step) - 1 if online else int(self.last.read_text()) if self.last.exists() else 0
 
     def line(self, at: int, values: dict[str, float]) -> None:
         self.run.log(values, step=at)
-        if self.mode == "offline":
-            write_atomic(self.last, str(at).encode())
+        self.at = at
 
     def end(self, outcome: Outcome) -> None:
         self.run.finish(exit_code=0 if outcome == "finished" else 1)
+        if self.mode == "offline" and self.at:
+            write_atomic(self.last, str(self.at).encode())
 
 
 class MLflow(Tool):
@@ -148,7 +151,8 @@ class MLflow(Tool):
 def identity(folder: Path, about: Record) -> str:
     """What a run is found by when it goes on: a name made of where it lies and of what it is.
 
-    So a study that replaces another in its folder has runs of its own. Of all versions of the code the first counts.
+    So a study that replaces another in its folder has runs of its own, where its methods, data or seeds differ. Of all
+    versions of the code the first counts.
     """
     said = {**about, "versions": about.get("versions", [])[:1]}
     return hashlib.sha256(f"{folder.resolve()} {json.dumps(said, sort_keys=True)}".encode()).hexdigest()[:16]
@@ -168,7 +172,7 @@ class Log:
     """
 
     def __init__(self, tools: Sequence[str], out: Path) -> None:
-        self.out, self.name = out, ""
+        self.out, self.name, self.at = out, "", 0
         self.tools, self.had = list[Tool](), list[int]()  # and the last round that each has
         for tool in dict.fromkeys(tools):
             require(tool in TOOLS, f"--log {tool}{nearest(tool, TOOLS)}: it is one of {', '.join(TOOLS)}")
@@ -181,27 +185,35 @@ class Log:
 
     def __call__(self, name: str, record: Record) -> None:
         at = int(record["step"] if "step" in record else record["round"])
-        if name != self.name:
-            self.end()
-            about = read(self.out / name / "run.json")
-            self.had = [tool.begin(name, about, at) for tool in self.tools]
-            self.name = name
+        self._open(name, at)
+        self.at = at
         values = {key: float(value) for key, value in record.items() if _number(value) and key not in ("round", "step")}
         for tool, had in zip(self.tools, self.had, strict=True):
             if at > had:
                 tool.line(at, values)
 
     def failed(self, name: str) -> None:
-        """The run in ``out / name`` ended with an error, and others may follow."""
-        if name == self.name:
-            self.end("failed")
+        """The run in ``out / name`` ended with an error, maybe before its first line, and others may follow."""
+        self._open(name, 1)
+        self.end("failed")
+
+    def _open(self, name: str, at: int) -> None:
+        """Begin a run at its round or step ``at``, if another one is open or none."""
+        if name != self.name:
+            self.end()
+            about = read(self.out / name / "run.json")
+            self.had = [tool.begin(name, about, at) for tool in self.tools]
+            self.name, self.at = name, 0
 
     def end(self, outcome: Outcome = "finished") -> None:
-        """Close the run that is open, if any."""
+        """Close the run that is open, if any. One that is complete is finished, whatever happened after it."""
         if self.name:
+            ended = self.out / self.name / "summary.json"
+            said = read(ended) if ended.exists() else {}
+            complete = self.at in (said.get("rounds"), said.get("steps"))
             self.name = ""
             for tool in self.tools:
-                tool.end(outcome)
+                tool.end("finished" if complete else outcome)
 
     def __enter__(self) -> Log:
         return self

@@ -188,5 +188,5 @@ def clients(found: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
 def _own(run: Run, measure: str) -> list[float]:
     """Each client's own value of a run at its last evaluation, in percent, from the worst to the best."""
     path = run.path / "clients.jsonl"
-    lines = [line for line in read_lines(path) if line["round"] <= run.length] if path.exists() else []
+    lines = [line for line in read_lines(path, ("round",)) if line["round"] <= run.length] if path.exists() else []
     return sorted(100 * x for x in lines[-1].get(measure, ()) if x is not None) if lines else []

@@ -169,7 +169,7 @@ def planned(run: Run) -> int | None:
 
 def not_begun(run: Run) -> dict[str, list[int]]:
     """Of the study that a run is a part of: by each method's folder the seeds with which it has not begun."""
-    place, found = run.path.resolve().parents[1], study(run)
+    place, found = run.path.resolve().parent.parent, study(run)
     return {
         folder: [seed for seed in found["seeds"] if not (place / folder / f"seed-{seed}" / "rounds.jsonl").exists()]
         for folder in found.get("folders", ())
