@@ -139,7 +139,7 @@ def arms() -> list[Arm]:
     }
     for row, (method, tried, seeds) in rows.items():
         found.append(Federated(row=row, method=method, rates=tried, **{**many, "seeds": seeds}))
-    sketched: dict[str, Any] = {"row": "FetchSGD, D / 475", "rates": [0.03, 0.1, 0.3], **many}
+    sketched: dict[str, Any] = {"row": "FetchSGD, D / 475", "rates": [0.05, 0.1, 0.2], **many}
     sketches = [
         Federated(method=partial(fetched, k=k), **{**sketched, "seeds": ()}) for k in (COLS // 10, COLS // 2, 5 * COLS)
     ]
