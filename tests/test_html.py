@@ -727,6 +727,8 @@ def opened(browser: Any, place: str, width: int = 1280) -> None:
     """A page, drawn. Fails with what the browser's console says."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get("about:blank")  # a page that was served may still ask for news of a server that is gone
+    browser.get_log("browser")
     browser.get(place)
     wait(browser, "return document.documentElement.dataset.drawn", "yes")
     assert [entry["message"] for entry in browser.get_log("browser")] == []
