@@ -811,6 +811,20 @@ def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
     assert told.format(*map(ahead, varying, static)) in page
     far = [x - y for x, y in zip(reached[varying[1]], reached[words["FedAvg"]], strict=True)]
     assert f"they end within {max(map(abs, far)):.1f} points of FedAvg".replace(" 0.", " .") in page
+    read = {row: (name, row) for name, row in whole if name == "SST-2, transformer"}
+    small, wide, own, dense = (
+        read[row] for row in ("static, d = 25,600", "static, d = 102,400", "time-varying, d = 25,600", "FedAvg")
+    )
+    shown = {row: mean([x / 100 for x in reached[row]]) for row in read.values()}
+    told = "ends at {} with d = 25,600, for {} MB each way, where FedAvg ends at {} for {}."
+    assert (
+        told.format(shown[small], sent(*found[small].values())[0], shown[dense], sent(*found[dense].values())[0])
+        in page
+    )
+    for row, words_of in ((wide, "are {} points better there"), (own, "time-varying subspaces {}, which is")):
+        far = [x - y for x, y in zip(reached[row], reached[small], strict=True)]
+        assert words_of.format(f"{statistics.mean(far):.1f}".removeprefix("0")) in page
+        assert statistics.mean(far) < statistics.stdev(far)
     gains = ahead(words["K = 8, d = 6,400"], static[0]), ahead(eight, one)
     assert "{} points ahead of one for the same upload there, and {} with 10,000 clients".format(*gains) in page
     times = sorted(map(down, varying, static))
