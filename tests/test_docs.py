@@ -802,6 +802,9 @@ def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
     assert f"One of a 475th is {ahead(fedavg, one)} points behind FedAvg" in page
     assert f"and {ahead(one, top)} ahead of top-k" in page
     assert max(reached[many["FetchSGD, D / 475"]]) < 16  # of ten classes
+    fetched = [line for line in of_experiments("intrinsic", "claims") if line["row"] == "FetchSGD, D / 475"]
+    lost = {x["expression"] for x in fetched if (x["kind"], x["rate"]) == ("run", 0.3) and "diverged" in x}
+    assert (len(lost), {x["rate"] for x in fetched if x["kind"] == "run"}) == (3, {0.1, 0.3})
     static, varying = (
         [words[f"{way}, d = {d}"] for d in ("6,400", "25,600", "102,400")] for way in ("static", "time-varying")
     )

@@ -131,6 +131,20 @@ def test_tensorboard_forgets_rounds_after_the_checkpoint_that_a_run_goes_on_from
     assert shown == [(1, pytest.approx(0.1)), (2, pytest.approx(0.9)), (3, pytest.approx(0.9))]
 
 
+def test_a_run_that_fails_after_its_checkpoint_keeps_its_rounds_and_without_tools_nothing_is_read(out: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with Log(["tensorboard"], out) as log:
+        for record in RECORDS:
+            log("01-a/seed-0", record)
+    (out / "01-a/seed-0/rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    with Log(["tensorboard"], out) as log:
+        log.failed("01-a/seed-0")  # in round 3
+    found = events.EventAccumulator(str(out / "tensorboard/01-a/seed-0")).Reload()
+    assert [(event.step, event.value) for event in found.Scalars("accuracy")] == [(1, 0.25), (2, 0.5)]
+    with Log([], out) as log:
+        log.failed("03-c/seed-0")  # which has no folder yet
+
+
 def left(out: Path, tool: str, runs: Sequence[str], error: type[BaseException]) -> None:
     """Two rounds of each run, and then an error."""
     with Log([tool], out) as log:

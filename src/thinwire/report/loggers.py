@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from ..errors import nearest, require
 from ..run.folder import write_atomic
-from .read import Record, read
+from .read import Record, read, read_lines
 
 Outcome = Literal["finished", "failed", "killed"]  # "killed" is Ctrl-C's
 
@@ -194,7 +194,12 @@ class Log:
 
     def failed(self, name: str) -> None:
         """The run in ``out / name`` ended with an error, maybe before its first line, and others may follow."""
-        self._open(name, 1)
+        folder = self.out / name
+        if not self.tools or not (folder / "run.json").exists():
+            return
+        lines = list(read_lines(folder / "rounds.jsonl")) if (folder / "rounds.jsonl").exists() else []
+        done = max((int(line.get("step", line.get("round", 0))) for line in lines), default=0)
+        self._open(name, done + 1)  # what a tool has of the rounds before stays
         self.end("failed")
 
     def _open(self, name: str, at: int) -> None:
