@@ -184,7 +184,7 @@ class Log:
                 ) from error
 
     def __call__(self, name: str, record: Record) -> None:
-        at = int(record["step"] if "step" in record else record["round"])
+        at = _at(record)
         self._open(name, at)
         self.at = at
         values = {key: float(value) for key, value in record.items() if _number(value) and key not in ("round", "step")}
@@ -198,7 +198,7 @@ class Log:
         if not self.tools or not (folder / "run.json").exists():
             return
         lines = list(read_lines(folder / "rounds.jsonl")) if (folder / "rounds.jsonl").exists() else []
-        done = max((int(line.get("step", line.get("round", 0))) for line in lines), default=0)
+        done = max(map(_at, lines), default=0)
         self._open(name, done + 1)  # what a tool has of the rounds before stays
         self.end("failed")
 
@@ -228,6 +228,11 @@ class Log:
     ) -> None:
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         self.end("finished" if kind is None else "killed" if interrupted else "failed")
+
+
+def _at(record: Record) -> int:
+    """The round or step of a line."""
+    return int(record["step"] if "step" in record else record["round"])
 
 
 def _number(value: Any) -> bool:
