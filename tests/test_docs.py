@@ -801,10 +801,14 @@ def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
     assert sent(*found[fedavg].values()) == ["39,426", "39,426"]
     assert f"One of a 475th is {ahead(fedavg, one)} points behind FedAvg" in page
     assert f"and {ahead(one, top)} ahead of top-k" in page
-    assert max(reached[many["FetchSGD, D / 475"]]) < 16  # of ten classes
+    fetch = many["FetchSGD, D / 475"]
+    told = f"ends {ahead(eight, fetch)} points behind eight subspaces, for {{}} MB up and {{}} MB down"
+    assert told.format(*sent(*found[fetch].values())) in page
     fetched = [line for line in of_experiments("intrinsic", "claims") if line["row"] == "FetchSGD, D / 475"]
-    lost = {x["expression"] for x in fetched if (x["kind"], x["rate"]) == ("run", 0.3) and "diverged" in x}
-    assert (len(lost), {x["rate"] for x in fetched if x["kind"] == "run"}) == (3, {0.1, 0.3})
+    assert {(line["rate"], ", k=1380," in line["expression"]) for line in found[fetch].values()} == {(0.2, True)}
+    assert len({line["expression"].split("k=")[1].split(",")[0] for line in fetched}) == 3
+    lost = {line["rate"] for line in fetched if line["kind"] == "run" and "diverged" in line}
+    assert (lost, "rate of .2, and diverges at .4." in page) == ({0.4}, True)
     static, varying = (
         [words[f"{way}, d = {d}"] for d in ("6,400", "25,600", "102,400")] for way in ("static", "time-varying")
     )
