@@ -887,6 +887,10 @@ def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
     assert len(changed) == 5
     assert all(max(map(abs, ahead(lines, streaming))) < 0.2 for lines in changed.values())
     assert share(changed["L = R = 50"], streaming, "up") == pytest.approx([0.5] * 3, abs=0.005)
+    over, signs = ahead(news["Sign+EF+FLSS"], news["Sign+EF"]), [news[f"Sign+EF{over}"] for over in ("+FLSS", "")]
+    told = f"Over signs it ends {-max(over):.1f} to {-min(over):.1f} points behind them, for ".replace(" 0.", " .")
+    told += "{} MB up and {} MB down where they send {} and {}."
+    assert told.format(*sent(*signs[0].values()), *sent(*signs[1].values())) in page
     lbgm, fetch, stc = (news[row] for row in news if row.startswith(("LBGM", "FetchSGD", "STC")))
     assert all(min(ahead(lines, dense)) > -1.35 for lines in (lbgm, fetch, stc))
     shares = share(lbgm, dense, "up")
@@ -912,20 +916,22 @@ def test_what_the_page_of_flss_says_of_pictures_in_words_is_in_its_lines():
         ]
 
     texts = {
-        "Dirichlet(.1)": "{} to {} points behind it with Dirichlet(.1)",
-        "pathological": "and {} to {} with two classes",
+        "Dirichlet(.1)": (0.05, "{} to {} points behind it with Dirichlet(.1)"),
+        "pathological": (0.1, "and {} to {} with two classes"),
     }
-    for name, text in texts.items():
-        far = behind(name, ("FedAvg+FLSS", 0.05), ("FedAvg", 0.1))
+    for name, (rate, text) in texts.items():
+        far = behind(name, ("FedAvg+FLSS", rate), ("FedAvg", 0.1))
         assert len(far) == 3
         assert text.format(min(far, key=float), max(far, key=float)) in page
-        pair = found[name, "FedAvg+FLSS", 0.05], found[name, "FedAvg", 0.1]
+        pair = found[name, "FedAvg+FLSS", rate], found[name, "FedAvg", 0.1]
         for way in ("up", "down"):
             assert pair[0][0][f"bytes_{way}"] / pair[1][0][f"bytes_{way}"] == pytest.approx(0.6, abs=0.005)
-    far = behind("Dirichlet(.1)", ("Sign+EF+FLSS", 0.05), ("Sign+EF", 0.05))
+    far = sorted(map(float, behind("Dirichlet(.1)", ("Sign+EF+FLSS", 0.1), ("Sign+EF", 0.05))))
     assert len(far) == 3
-    assert f"{min(far, key=float)} to {max(far, key=float)} points behind them" in page
-    signs = [found["Dirichlet(.1)", row, 0.05].values() for row in ("Sign+EF+FLSS", "Sign+EF")]
+    assert f"it ends from {far[-1]:.1f} points behind them to {-far[0]:.1f} ahead".replace(" 0.", " .") in page
+    signs = [found["Dirichlet(.1)", *row].values() for row in (("Sign+EF+FLSS", 0.1), ("Sign+EF", 0.05))]
+    for row in (("pathological", "FedAvg+FLSS"), ("Dirichlet(.1)", "Sign+EF+FLSS")):
+        assert len([line for line in found[*row, 0.1].values() if "diverged" not in line]) == 3
     told = "for {} MB up and {} MB down where they send {} MB up and {} MB down"
     assert told.format(*sent(*signs[0]), *sent(*signs[1])) in page
     for row in ("FedAvg+FLSS", "Sign+EF"):
