@@ -847,6 +847,14 @@ def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
     assert statistics.mean(reached[both]) < statistics.mean(reached[moving])
 
 
+def test_a_row_that_came_back_to_a_rate_has_the_seeds_from_before_too():
+    def line(rate, seed):
+        return {"setting": {"name": "a"}, "row": "b", "rate": rate, "seed": seed}
+
+    tried = [line(0.1, 0), line(0.2, 0), line(0.1, 1), line(0.1, 2)]  # it diverged at .2
+    assert of_last_rate(tried) == {("a", "b"): [tried[0], *tried[2:]]}
+
+
 def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
     page, found = said("docs/claims/flss.md"), trained("flss")
     news = {row: lines for (name, row), lines in found.items() if name == "AG News"}

@@ -60,9 +60,8 @@ def of_last_rate(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
     """By setting and row, those of the rate that a row was trained with last: at others a seed had diverged."""
     found: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        same = found.setdefault((line["setting"]["name"], line["row"]), [])
-        same[:] = [*(old for old in same if old.get("rate") == line.get("rate")), line]
-    return found
+        found.setdefault((line["setting"]["name"], line["row"]), []).append(line)
+    return {row: [one for one in some if one.get("rate") == some[-1].get("rate")] for row, some in found.items()}
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,)) -> list[str]:
