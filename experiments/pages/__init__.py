@@ -57,11 +57,15 @@ def read(path: str, command: str) -> Results:
 
 
 def of_last_rate(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
-    """By setting and row, those of the rate that a row was trained with last: at others a seed had diverged."""
+    """By setting and row, those of the rate and the method that it was trained with last: at others a seed diverged."""
     found: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         found.setdefault((line["setting"]["name"], line["row"]), []).append(line)
-    return {row: [one for one in some if one.get("rate") == some[-1].get("rate")] for row, some in found.items()}
+
+    def tried(line: Line) -> tuple[Any, Any]:
+        return line.get("rate"), line.get("expression")
+
+    return {row: [one for one in some if tried(one) == tried(some[-1])] for row, some in found.items()}
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,)) -> list[str]:
