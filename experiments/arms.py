@@ -21,6 +21,8 @@ import record
 import torch
 from record import Line
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 import thinwire as tw
 from thinwire.compare import DataParallel
@@ -226,16 +228,43 @@ class Ranks(Arm):
 
 
 class Narrow(nn.Module):
-    """A model that computes in bfloat16, with parameters in 32 bits."""
+    """A model that computes in bfloat16, with parameters in 32 bits, as within ``torch.autocast``.
+
+    A processor without AVX-512 is eight times slower in bfloat16 than in 32 bits. There :class:`Rounding` computes in
+    32 bits, with numbers that are those of bfloat16.
+    """
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
         self.whole = whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type == "cpu" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+            with Rounding():
+                rounded: torch.Tensor = self.whole(x).bfloat16()
+                return rounded
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             found: torch.Tensor = self.whole(x)
             return found
+
+
+class Rounding(TorchFunctionMode):
+    """Rounds to bfloat16, in 32 bits: what goes into a convolution or a product, and what comes out of any function.
+
+    Gradients are rounded at the same places on their way back. Sums within a product are in 32 bits, as those of
+    processors that know bfloat16 are; only the order of these sums differs.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in (functional.conv2d, functional.linear):
+            args, kwargs = [_rounded(x) for x in args], {name: _rounded(x) for name, x in (kwargs or {}).items()}
+        return _rounded(function(*args, **(kwargs or {})))
+
+
+def _rounded(x: Any) -> Any:
+    return x.bfloat16().float() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
 
 
 def _narrow(build: Callable[[], nn.Module]) -> nn.Module:

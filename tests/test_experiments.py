@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import thinwire as tw
+from thinwire import models
 from thinwire.key import Key
 from thinwire.params import Params
 from thinwire.wire import dumps, loads
@@ -758,6 +759,33 @@ def test_rows_at_one_percent_are_shown_beside_fedavg_and_those_that_diverged_by_
     assert auto == "| `auto()` | 0 | 5 | 100 s | 0.025 | 1.00 | 3.00 | 2.00 | 4.00 |"
     assert never == "| `auto()` | 1 | | not reached | | 1.00 | 3.00 | 2.00 | 4.00 |"
     assert fedavg == "| `fedavg()` | 0 | 5 | 4,000 s | 1.000 | 1.00 | 3.00 | 2.00 | 4.00 |"
+
+
+def normalised() -> torch.nn.Module:
+    conv, norm = torch.nn.Conv2d(1, 16, 3), torch.nn.BatchNorm2d(16)
+    return torch.nn.Sequential(conv, norm, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 26 * 26, 10))
+
+
+@pytest.mark.parametrize("build", [models.lbgm_cnn, normalised])
+def test_a_model_rounds_to_bfloat16_where_the_processor_does_not_know_it(
+    build: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gradients are those of autocast but for a rounding here and there; without rounding they are not."""
+    with alone([str(ROOT / "experiments/tables.py")]):
+        import arms
+
+    inputs, targets = torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.arange(8)
+    found: dict[str, torch.Tensor] = {}
+    for what, capability in (("whole", "AVX512"), ("autocast", "AVX512"), ("rounded", "AVX2")):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        torch.manual_seed(0)
+        module = build() if what == "whole" else arms.Narrow(build())
+        outputs = module(inputs)
+        assert outputs.dtype == (torch.float32 if what == "whole" else torch.bfloat16)
+        torch.nn.functional.cross_entropy(outputs.float(), targets).backward()
+        found[what] = torch.cat([p.grad.flatten() for p in module.parameters()])
+    off = {what: (found[what] - found["autocast"]).norm() / found["autocast"].norm() for what in ("whole", "rounded")}
+    assert off["rounded"] < off["whole"] / 3 < 0.05
 
 
 def test_every_claim_compares_rows_that_its_script_trains() -> None:
