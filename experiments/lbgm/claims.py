@@ -17,7 +17,7 @@ bits.
   whole vector there
 
 Each row has a rate of its own, and LBGM that of the row without it. Rates of "half sampled, iid", and of "beneath" but
-for signs, are tried for all rounds: the best rate of 30 rounds was not that of 100.
+for signs, are tried for all rounds.
 
     python experiments/lbgm/claims.py --list
     python experiments/lbgm/claims.py
