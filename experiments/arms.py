@@ -228,10 +228,10 @@ class Ranks(Arm):
 
 
 class Narrow(nn.Module):
-    """A model that computes in bfloat16, with parameters in 32 bits, as within ``torch.autocast``.
+    """A model that computes in bfloat16, by ``torch.autocast``, with parameters in 32 bits.
 
-    A processor without AVX-512 is eight times slower in bfloat16 than in 32 bits. There :class:`Rounding` computes in
-    32 bits, with numbers that are those of bfloat16.
+    Convolutions and linear layers are several times slower in bfloat16 than in 32 bits on a processor without AVX-512.
+    There they are those of :class:`Widened`.
     """
 
     def __init__(self, whole: nn.Module) -> None:
@@ -239,32 +239,33 @@ class Narrow(nn.Module):
         self.whole = whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cpu" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-            with Rounding():
-                rounded: torch.Tensor = self.whole(x).bfloat16()
-                return rounded
-        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+        slow = x.device.type == "cpu" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        with (
+            torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False),
+            Widened() if slow else contextlib.nullcontext(),
+        ):
             found: torch.Tensor = self.whole(x)
             return found
 
 
-class Rounding(TorchFunctionMode):
-    """Rounds to bfloat16, in 32 bits: what goes into a convolution or a product, and what comes out of any function.
+class Widened(TorchFunctionMode):
+    """Convolutions and linear layers of numbers in bfloat16, computed in 32 bits and rounded to bfloat16.
 
-    Gradients are rounded at the same places on their way back. Sums within a product are in 32 bits, as those of
-    processors that know bfloat16 are; only the order of these sums differs.
+    So are their gradients. Processors that know bfloat16 sum within a product in 32 bits too, in another order.
     """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function in (functional.conv2d, functional.linear):
-            args, kwargs = [_rounded(x) for x in args], {name: _rounded(x) for name, x in (kwargs or {}).items()}
-        return _rounded(function(*args, **(kwargs or {})))
+        if function not in (functional.conv2d, functional.linear):
+            return function(*args, **(kwargs or {}))
+        wide, named = [_widened(x) for x in args], {name: _widened(x) for name, x in (kwargs or {}).items()}
+        with torch.autocast("cpu", enabled=False):
+            return function(*wide, **named).bfloat16()
 
 
-def _rounded(x: Any) -> Any:
-    return x.bfloat16().float() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
+def _widened(x: Any) -> Any:
+    return x.bfloat16().float() if isinstance(x, torch.Tensor) else x
 
 
 def _narrow(build: Callable[[], nn.Module]) -> nn.Module:

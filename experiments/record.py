@@ -39,8 +39,9 @@ def processor() -> str:
 
 
 def hardware() -> str:
-    """What the numbers were made on."""
-    return ", ".join([f"{os.cpu_count()} cores of {processor()}, torch {torch.__version__}", *gpu()])
+    """What the numbers were made on, with the vector instructions that torch uses there."""
+    kind = torch.backends.cpu.get_cpu_capability()
+    return ", ".join([f"{os.cpu_count()} cores of {processor()} with {kind}, torch {torch.__version__}", *gpu()])
 
 
 def gpu() -> list[str]:

@@ -1,11 +1,11 @@
 """The trainings of a group of claims: each writes one JSON line, once, whatever stops the process that makes them.
 
 A group is a list of arms (``arms.py``): a row of a table in one setting. An arm that is tried with several learning
-rates is first trained with each of them, for fewer rounds and on a split and a start of their own (seed 100). While the
-best of them is the smallest or the largest, one more beyond it is tried, up to three. The rate of the best mean of the
-last five evaluations is taken for the seeds that count, and the best of the smaller ones where one of these diverges at
-it. What is best is judged on the same test set. A method's settings are chosen likewise: an arm with ``best_of`` is the
-best of some others.
+rates is first trained with each of them, on a split and a start of their own (seed 100), and for a share of the rounds
+that the arm says. While the best of them is the smallest or the largest, one more beyond it is tried, up to three. The
+rate of the best mean of the last five evaluations is taken for the seeds that count, and the best of the smaller ones
+where one of these diverges at it. What is best is judged on the same test set. A method's settings are chosen likewise:
+an arm with ``best_of`` is the best of some others.
 
 Units are made in the order of the list. A unit whose line is there is not trained again. Nothing is trained by code
 that is in no commit, since its lines would not count. Two processes with the same command share the units: each takes

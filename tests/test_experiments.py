@@ -402,9 +402,9 @@ def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> 
         "ctivations=Int8(), gradients=Int8())",
     ]
     assert [line["held"] for line in lines] == [[4, 3, 1]] * 3  # of 4 batches
-    assert lines[0]["bytes_up"] > 1.9 * lines[1]["bytes_up"] > 3.5 * lines[2]["bytes_up"]
     assert all([point[0] for point in line["curve"]] == [1, 2, 3, 4] for line in lines)
-    if not lines[0]["dirty"]:  # of code that is in no commit a line is trained anew
+    if not lines[0]["dirty"]:  # with code that is in no commit each row is cut and trained anew, perhaps elsewhere
+        assert lines[0]["bytes_up"] > 1.9 * lines[1]["bytes_up"] > 3.5 * lines[2]["bytes_up"]
         assert shown[1].count("there already") == 3
 
 
@@ -766,8 +766,12 @@ def normalised() -> torch.nn.Module:
     return torch.nn.Sequential(conv, norm, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 26 * 26, 10))
 
 
-@pytest.mark.parametrize("build", [models.lbgm_cnn, normalised])
-def test_a_model_rounds_to_bfloat16_where_the_processor_does_not_know_it(
+def factored() -> torch.nn.Module:
+    return tw.FedPara(tw.FedAvg(), ratio=0.25).prepare(models.lbgm_cnn())
+
+
+@pytest.mark.parametrize("build", [models.lbgm_cnn, normalised, factored])
+def test_layers_computed_in_32_bits_and_rounded_are_those_of_bfloat16(
     build: Callable[[], torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gradients are those of autocast but for a rounding here and there; without rounding they are not."""
@@ -785,7 +789,7 @@ def test_a_model_rounds_to_bfloat16_where_the_processor_does_not_know_it(
         torch.nn.functional.cross_entropy(outputs.float(), targets).backward()
         found[what] = torch.cat([p.grad.flatten() for p in module.parameters()])
     off = {what: (found[what] - found["autocast"]).norm() / found["autocast"].norm() for what in ("whole", "rounded")}
-    assert off["rounded"] < off["whole"] / 3 < 0.05
+    assert off["rounded"] < off["whole"] / 10 < 0.05
 
 
 def test_every_claim_compares_rows_that_its_script_trains() -> None:
