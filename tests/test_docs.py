@@ -1021,6 +1021,8 @@ def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
     assert f"EF at dense's rate ends there at {low:.1f} to {high:.1f} %, which is chance" in page
     for row in ("over blocks", "over blocks, dense's rate"):
         assert all("diverged" in found["EF21", row][seed] for seed in (0, 1, 2))
+    top = ("EF21", "over top-k 1 %")
+    assert f"it trains, for {mb(top)} MB each way, and ends {ahead(two['DEF'], top)} points behind DEF" in page
     swept = {
         (of, lam): (f"lambda, {of} ranks", f"lambda {lam}") for of in ("two", "four") for lam in (0.3, 0.5, 0.7, 1.0)
     }

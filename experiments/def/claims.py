@@ -103,7 +103,7 @@ def arms() -> list[Arm]:
         resnet,
         arm("ResNet-20", "DEF", DEF(64), paper=[94.34, 94.66], **tried, **deep),
         arm("ResNet-20", "EF, dense's rate", EF(64), paper="diverges", follows=resnet, **deep),
-        arm("ResNet-20", "EF", EF(64), paper="diverges", further=8, **smaller, **deep),
+        arm("ResNet-20", "EF", EF(64), paper="diverges", further=8, rates=[0.0005, 0.001, 0.002], **deep),
         arm("ResNet-20", "SAEF, averaged every 100 steps", SAEF(64, average=100), paper=92.95, **tried, **deep),
         arm("ResNet-20", "PSync", PSync(64), paper=92.26, **tried, **deep),
         arm("four ranks, longer", "dense", Hook(tw.Dense()), follows=dense, **longer),
