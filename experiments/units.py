@@ -58,8 +58,11 @@ def unit(arm: Arm, rate: float, seed: int) -> Unit:
 
 
 def thrice(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms, and after all of them once more those that lack seeds, with these: what says most comes first."""
-    rest = [(one, [seed for seed in SEEDS if seed not in one.seeds]) for one in arms]
+    """The arms, and after all of them once more those that lack seeds, with these: what says most comes first.
+
+    An arm with no seeds at all is left so: its rates are tried, and no more.
+    """
+    rest = [(one, [seed for seed in SEEDS if seed not in one.seeds]) for one in arms if one.seeds]
     return [*arms, *(replace(one, seeds=seeds) for one, seeds in rest if seeds)]
 
 

@@ -270,7 +270,7 @@ def test_what_the_page_of_auto_says_of_rates_is_in_the_results():
     tested = {x["setting"]["name"]: x["setting"]["tested"] for x in lines}
     assert tested.pop("Shakespeare") == 1000
     assert set(tested.values()) == {4000}
-    runs = of_last_rate(line for line in lines if line["kind"] == "run")
+    runs = of_best_rate(line for line in lines if line["kind"] == "run")
     for (name, row), some in runs.items():
         if row == "DeComFL, 100":
             assert {line["rate"] for line in some} == {0.001}
@@ -358,7 +358,7 @@ tables = sys.modules["printed_tables"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tables)
 from pages import (  # noqa: E402
     mean,
-    of_last_rate,
+    of_best_rate,
     sent,
 )
 from pages.pipelined import over_plan  # noqa: E402
@@ -771,12 +771,9 @@ def test_what_the_page_of_experiments_says_of_table_2_is_in_the_results():
 
 
 def trained(group):
-    """The runs of a group's claims, by setting and row, then by seed."""
-    found = {}
-    for line in of_experiments(group, "claims"):
-        if line["kind"] == "run":
-            found.setdefault((line["setting"]["name"], line["row"]), {})[line["seed"]] = line
-    return found
+    """The runs of a group's claims at the best rate of each row, by setting and row, then by seed."""
+    best = of_best_rate(line for line in of_experiments(group, "claims") if line["kind"] == "run")
+    return {row: {line["seed"]: line for line in lines} for row, lines in best.items()}
 
 
 def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
@@ -848,12 +845,18 @@ def test_what_the_page_of_intrinsic_compression_says_in_words_is_in_its_lines():
     assert statistics.mean(reached[both]) < statistics.mean(reached[moving])
 
 
-def test_a_row_that_came_back_to_a_rate_has_the_seeds_from_before_too():
-    def line(rate, seed):
-        return {"setting": {"name": "a"}, "row": "b", "rate": rate, "seed": seed}
+def test_a_row_that_was_trained_at_several_rates_is_shown_at_the_best():
+    def line(rate, seed, reached):
+        about = {"setting": {"name": "a"}, "row": "b", "rate": rate, "seed": seed}
+        return about | ({"diverged": 3} if reached is None else {"accuracy_mean_of_last_5": reached})
 
-    tried = [line(0.1, 0), line(0.2, 0), line(0.1, 1), line(0.1, 2)]  # it diverged at .2
-    assert of_last_rate(tried) == {("a", "b"): [tried[0], *tried[2:]]}
+    tried = [line(0.1, 0, 0.5), line(0.2, 0, None), line(0.1, 1, 0.7), line(0.1, 2, 0.6)]
+    assert of_best_rate(tried) == {("a", "b"): [tried[0], *tried[2:]]}
+    lost = [line(0.4, 0, 0.9), line(0.4, 1, None), line(0.4, 2, 0.9)]  # better where it trains, which is not always
+    missing = [line(0.3, 0, 0.9), line(0.3, 1, 0.9)]
+    better = [line(0.05, seed, reached) for seed, reached in enumerate((0.9, 0.4, 0.6))]
+    assert of_best_rate([*tried, *lost, *missing]) == {("a", "b"): [tried[0], *tried[2:]]}
+    assert of_best_rate([*better, *tried, *lost, *missing]) == {("a", "b"): better}
 
 
 def test_what_the_page_of_flss_says_of_news_in_words_is_in_its_lines():
@@ -1011,14 +1014,25 @@ def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
     assert f"for {mb(two['DEF'])} MB each way where dense sends {mb(two['dense'])}" in page
     far = [ahead(two["DEF"], two[row]) for row in (saef, "PSync", "EF")]
     assert "it is ahead of SAEF by {} points, of PSync by {} and of EF by {}".format(*far) in page
-    tried = {x["rate"] for x in of_experiments("def", "claims") if (x["kind"], x["row"]) == ("rate", "EF")}
-    assert (len(tried), "EF was tried at seven rates" in page) == (7, True)
+    tried = {}
+    for line in of_experiments("def", "claims"):
+        if line["kind"] == "rate":
+            row = tried.setdefault((line["setting"]["name"], line["row"]), {})
+            row[line["rate"]] = 0.0 if "diverged" in line else 100 * line["accuracy_mean_of_last_5"]
+            assert line["steps"] == (900 if line["setting"]["name"] == "ResNet-20" else 1800)
+    assert (len(tried[two["EF"]]), "EF was tried at seven rates" in page) == (7, True)
     assert f"On ResNet-20 it ends {ahead(deep['dense'], deep['DEF'])} points behind dense" in page
     assert f"for {mb(deep['DEF'])} MB each way in place of {mb(deep['dense'])}" in page
     far = [ahead(deep["DEF"], deep[row]) for row in (saef, "PSync")]
     assert "ahead of SAEF by {} points and of PSync by {}".format(*far) in page
     low, *_, high = sorted(reached[deep[ef]])
     assert f"EF at dense's rate ends there at {low:.1f} to {high:.1f} %, which is chance" in page
+    small, others = tried["ResNet-20", "EF"], [max(tried[deep[row]].values()) for row in deep if row != ef]
+    rates = min(small), max(small), max(small, key=lambda rate: small[rate])
+    first, last, best = (f"{rate:g}".removeprefix("0") for rate in rates)
+    assert len(small) == 6
+    assert f"of six from {first} to {last} the best is {best}, with {max(small.values()):.1f} %" in page
+    assert f"where the other rows' best trials end at {min(others):.1f} to {max(others):.1f} %" in page
     for row in ("over blocks", "over blocks, dense's rate"):
         assert all("diverged" in found["EF21", row][seed] for seed in (0, 1, 2))
     top = ("EF21", "over top-k 1 %")
@@ -1101,6 +1115,25 @@ def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
     ended = [round(100 * found[collapsed][seed]["accuracy_mean_of_last_5"]) for seed in (0, 1, 2)]
     assert ended[0] == 11
     assert "collapses, to 11 %. The other two end at {} and {} %".format(*ended[1:]) in page
+    # What trials of one seed chose.
+    rates, tried = {}, {}
+    for line in of_experiments("lbgm", "claims"):
+        reached, at = 100 * line.get("accuracy_mean_of_last_5", 0.0), rates if line["kind"] == "run" else tried
+        at.setdefault((line["setting"]["name"], line["row"]), {}).setdefault(line["rate"], {})[line["seed"]] = reached
+    two = {row: each for row, each in rates.items() if len(each) == 2}
+    assert all(sorted(seeds) == [0, 1, 2] for each in two.values() for seeds in each.values())
+    shown = {row: found[row][0]["rate"] for row in two}
+    alone = [row for row in two if row in tried]
+    worse = [row for row in alone if max(tried[row], key=lambda rate: tried[row][rate][100]) != shown[row]]
+    assert (len(alone), len(worse)) == (6, 4)
+    assert "Of the six rows without LBGM four do worse at it" in page
+    for name, row in two:
+        assert shown[name, row] == shown[name, row.removeprefix("LBGM over ").replace("delta .2", "dense")]
+    fallen, *rest = sorted(two[beneath("LBGM over rank 3")][0.08].values())
+    assert (round(fallen), min(rest) > 90) == (10, True)
+    for row in ("top-k 0.1 %, error feedback", "LBGM over top-k 0.1 %, error feedback"):
+        least, _, most = sorted(two[beneath(row)][0.08].values())
+        assert f"error feedback ends at {least:.0f} to {most:.0f} % there, with LBGM and without" in page
     # What the pages of methods say.
     steps = [saved((name, "delta .2"), (name, "dense")) for name in ("half sampled", "mini-batches")]
     assert steps[1] < steps[0]

@@ -958,7 +958,7 @@ def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_
             (200.0, [pytest.approx(70), pytest.approx(72)], [pytest.approx(75), pytest.approx(75)]),
         ]
         other = [line | {"rate": 0.1, "accuracy_mean_of_last_5": 0.8} for line in lines if line["row"] == "Auto, 0.1"]
-        assert curve.points([*lines, *other], "Fashion-MNIST")["Auto"][1][1] == [80, 80]  # the last rate is the one
+        assert curve.points([*lines, *other], "Fashion-MNIST")["Auto"][1][1] == [80, 80]  # the better rate is the one
 
         def settings(arm) -> list:
             return [arm, *(each for one in arm.best_of for each in settings(one))]

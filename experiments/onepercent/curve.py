@@ -58,7 +58,7 @@ import record
 import torch
 import units
 from arms import Arm, Federated, patient
-from pages import of_last_rate
+from pages import of_best_rate
 from torch import nn
 
 import thinwire as tw
@@ -388,7 +388,7 @@ Points = dict[str, list[tuple[float, list[float], list[float]]]]
 def points(lines: list[record.Line], name: str) -> Points:
     """By method: megabytes of a run both ways, L5 and EMA in percent, a value a seed; in the order of bytes."""
     found: dict[str, dict[str, list[record.Line]]] = {}
-    runs = of_last_rate(line for line in lines if line["setting"]["name"] == name and line["kind"] == "run")
+    runs = of_best_rate(line for line in lines if line["setting"]["name"] == name and line["kind"] == "run")
     for (_, row), some in runs.items():
         method = max((m for m in METHODS if row.startswith(m)), key=len)
         more = row.partition(" times the rounds")

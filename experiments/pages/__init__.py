@@ -56,16 +56,21 @@ def read(path: str, command: str) -> Results:
     return Results([line for line in lines if not line.get("tiny")], command)
 
 
-def of_last_rate(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
-    """By setting and row, those of the rate and the method that it was trained with last: at others a seed diverged."""
-    found: dict[tuple[str, str], list[Line]] = {}
+def of_best_rate(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    """By setting and row, those of the rate and the method that did best of those that it was trained with.
+
+    That is where most seeds did not diverge, and of several such where these reached most on average.
+    """
+    found: dict[tuple[str, str], dict[tuple[Any, Any], list[Line]]] = {}
     for line in lines:
-        found.setdefault((line["setting"]["name"], line["row"]), []).append(line)
+        tried = found.setdefault((line["setting"]["name"], line["row"]), {})
+        tried.setdefault((line.get("rate"), line.get("expression")), []).append(line)
 
-    def tried(line: Line) -> tuple[Any, Any]:
-        return line.get("rate"), line.get("expression")
+    def did(some: list[Line]) -> tuple[int, float]:
+        ended = {line["seed"]: line["accuracy_mean_of_last_5"] for line in some if "diverged" not in line}
+        return len(ended), sum(ended.values())
 
-    return {row: [one for one in some if tried(one) == tried(some[-1])] for row, some in found.items()}
+    return {row: max(tried.values(), key=did) for row, tried in found.items()}
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,)) -> list[str]:

@@ -5,10 +5,10 @@ Rows without lines are said to be missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from . import TABLES, Line, Missing, markdown, mean, personal, pipelined, sent
-from .verdict import Claim, Row, lines, number, verdict
+from .verdict import Claim, Row, lines, number, trained, verdict
 
 OURS = " (no claim of the paper)"
 PAPERS = {  # folder of results -> page, title
@@ -333,22 +333,36 @@ def rows_of(group: str) -> Callable[[], list[str]]:
     """Every row that has lines, with the mean of the last five evaluations."""
 
     def made() -> list[str]:
-        by_row: dict[Row, list[Line]] = {}
-        for line in lines(group):
-            by_row.setdefault((line["setting"]["name"], line["row"]), []).append(line)
-        if not by_row:
+        if not lines(group):
             raise Missing(f"python experiments/{group}/claims.py")
-        rows, settings = [], list(dict.fromkeys(name for name, _ in by_row))
-        for (name, row), some in sorted(by_row.items(), key=lambda each: settings.index(each[0][0])):
-            ended = [line for line in some if "accuracy" in line]
-            shown = mean(line["accuracy_mean_of_last_5"] for line in ended) if ended else ""
-            if lost := len(some) - len(ended):
-                shown += f"{', ' if shown else ''}{lost} of {len(some)} diverged"
-            seeds = ", ".join(str(line["seed"]) for line in sorted(some, key=lambda line: line["seed"]))
-            rows.append([name, row, shown, seeds, f"{some[0]['rate']:g}", *(sent(*ended) if ended else ["", ""])])
-        return markdown(["setting", "row", "accuracy", "seeds", "rate", "MB up", "MB down"], rows, (0, 1, 3))
+        return _rows(lines(group))
 
     return made
+
+
+def other_rates_of(group: str) -> Callable[[], list[str]]:
+    """The rows that were trained at another rate too, at which they do worse."""
+
+    def made() -> list[str]:
+        best = lines(group)
+        return _rows([line for line in trained(group) if line not in best])
+
+    return made
+
+
+def _rows(some: Iterable[Line]) -> list[str]:
+    by_row: dict[tuple[Row, float], list[Line]] = {}
+    for line in some:
+        by_row.setdefault(((line["setting"]["name"], line["row"]), line["rate"]), []).append(line)
+    rows, settings = [], list(dict.fromkeys(name for (name, _), _ in by_row))
+    for ((name, row), rate), found in sorted(by_row.items(), key=lambda each: settings.index(each[0][0][0])):
+        ended = [line for line in found if "accuracy" in line]
+        shown = mean(line["accuracy_mean_of_last_5"] for line in ended) if ended else ""
+        if lost := len(found) - len(ended):
+            shown += f"{', ' if shown else ''}{lost} of {len(found)} diverged"
+        seeds = ", ".join(str(line["seed"]) for line in sorted(found, key=lambda line: line["seed"]))
+        rows.append([name, row, shown, seeds, f"{rate:g}", *(sent(*ended) if ended else ["", ""])])
+    return markdown(["setting", "row", "accuracy", "seeds", "rate", "MB up", "MB down"], rows, (0, 1, 3))
 
 
 def all_claims() -> list[str]:
@@ -365,3 +379,4 @@ for _group in PAPERS:
     TABLES[f"claims-{_group}"] = of_group(_group)
     if _group not in ("personal", "dsp"):  # whose rows have tables of their own, in docs/personal.md and pipeline.md
         TABLES[f"rows-{_group}"] = rows_of(_group)
+TABLES["other-rates-lbgm"] = other_rates_of("lbgm")

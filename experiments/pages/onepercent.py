@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from . import Line, Results, markdown, mean, number, of_last_rate, read, table
+from . import Line, Results, markdown, mean, number, of_best_rate, read, table
 
 CURVE = "experiments/onepercent/results/curve.jsonl", "python experiments/onepercent/curve.py"
 SEARCH = "experiments/onepercent/results/search.jsonl", "python experiments/onepercent/search.py"
@@ -22,8 +22,8 @@ def ema(line: Line) -> float:
 
 
 def grouped(results: Results) -> Runs:
-    """Lines by setting and row, those of the last rate alone."""
-    return of_last_rate(results.all(kind="run"))
+    """Lines by setting and row, those of its best rate alone."""
+    return of_best_rate(results.all(kind="run"))
 
 
 def ahead(lines: Sequence[Line], others: Sequence[Line], of: Callable[[Line], float]) -> str:

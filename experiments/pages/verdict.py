@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from . import ROOT, Line, of_last_rate, personal, pipelined, read
+from . import ROOT, Line, of_best_rate, personal, pipelined, read
 
 UNTRIED = "not tried yet fairly"
 LEAST, LITTLE = 0.5, 0.2  # points: a difference that appears, or that is there in kind, is no smaller
@@ -48,7 +48,7 @@ class Claim:
 
 
 @cache
-def lines(group: str) -> tuple[Line, ...]:
+def trained(group: str) -> tuple[Line, ...]:
     """Those that count, not those that a rate was chosen by."""
     if group == "personal":
         return tuple(personal.reached())
@@ -57,8 +57,15 @@ def lines(group: str) -> tuple[Line, ...]:
     if not (ROOT / f"experiments/{group}/results/claims.jsonl").exists():
         return ()
     found = read(f"experiments/{group}/results/claims.jsonl", "").lines
-    counted = (line for line in found if line["kind"] == "run" and not line["dirty"])
-    return tuple(line for some in of_last_rate(counted).values() for line in some)
+    return tuple(line for line in found if line["kind"] == "run" and not line["dirty"])
+
+
+@cache
+def lines(group: str) -> tuple[Line, ...]:
+    """Of those the ones at the best of each row's rates."""
+    if group in ("personal", "dsp"):
+        return trained(group)
+    return tuple(line for some in of_best_rate(trained(group)).values() for line in some)
 
 
 def runs(group: str, row: Row) -> dict[int, Line]:
