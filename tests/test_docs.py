@@ -1027,12 +1027,14 @@ def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
     assert "ahead of SAEF by {} points and of PSync by {}".format(*far) in page
     low, *_, high = sorted(reached[deep[ef]])
     assert f"EF at dense's rate ends there at {low:.1f} to {high:.1f} %, which is chance" in page
-    small, others = tried["ResNet-20", "EF"], [max(tried[deep[row]].values()) for row in deep if row != ef]
-    rates = min(small), max(small), max(small, key=lambda rate: small[rate])
-    first, last, best = (f"{rate:g}".removeprefix("0") for rate in rates)
-    assert len(small) == 6
-    assert f"of six from {first} to {last} the best is {best}, with {max(small.values()):.1f} %" in page
-    assert f"where the other rows' best trials end at {min(others):.1f} to {max(others):.1f} %" in page
+    rates, quarter = tried["ResNet-20", "EF"], {row: ("ResNet-20, 3,000 steps", row) for row in ("EF", "DEF")}
+    assert len(rates) == 6
+    assert max(rates, key=lambda rate: rates[rate]) == 0.001
+    assert "At .001, the best of six smaller rates, it does not diverge" in page
+    (least, _, most), (low, _, high) = (sorted(reached[quarter[row]]) for row in ("EF", "DEF"))
+    told = f"ends at {least:.1f} to {most:.1f} % and DEF at {low:.1f} to {high:.1f} %, for {mb(quarter['EF'])} MB"
+    assert told in page
+    assert mb(quarter["DEF"]) == mb(quarter["EF"])
     for row in ("over blocks", "over blocks, dense's rate"):
         assert all("diverged" in found["EF21", row][seed] for seed in (0, 1, 2))
     top = ("EF21", "over top-k 1 %")

@@ -192,7 +192,7 @@ def _claims() -> list[Claim]:
         what = f"ResNet: DEF is {gap:g} points ahead of {row}"
         add("def", deep, what, ("ResNet-20", "DEF"), ("ResNet-20", row), gap)
     diverging = [("ResNet-20", "EF, dense's rate"), ("EF21", "over blocks")]
-    add("def", deep, "EF diverges on a ResNet", ("ResNet-20", "dense"), diverging[0], None, fails=True)
+    add("def", deep, "EF diverges on a ResNet, at dense's rate", ("ResNet-20", "dense"), diverging[0], None, fails=True)
     add("def", DEF, "EF21 does not converge over blocks", dense, diverging[1], None, fails=True)
 
     family = ("FedAvg", "FedAvgSM", "FedAvgSLM-Z", "FedAvgSLM", "FedAvgLM", "FedAvgLM-Z")
