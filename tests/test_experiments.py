@@ -596,6 +596,8 @@ def test_a_setting_is_chosen_by_a_seed_of_its_own_and_the_best_of_those_by_anoth
     known, whole = units.units(both, [])
     assert {one.name for one in known} == {one.name for one in units.trials(slow, [])}
     assert not whole
+    again = [(one.row, tuple(one.seeds)) for one in units.thrice([good, slow, both])]
+    assert again == [(good.row, (0,)), (slow.row, ()), (both.row, (1, 2)), (good.row, (1, 2)), (both.row, (0,))]
     assert units.make([good, both], into)
     assert [(line["row"], line["seed"]) for line in written(into)] == [
         ("slow", 100),

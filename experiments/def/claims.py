@@ -86,7 +86,8 @@ def arms() -> list[Arm]:
     deep: dict[str, Any] = {"model": "resnet20", "minutes": 10.0, "tuning": 0.075, **one}
     resnet = arm("ResNet-20", "dense", Hook(tw.Dense()), paper=94.73, **tried, **deep)
     ours = arm("ResNet-20", "DEF", DEF(64), paper=[94.34, 94.66], **tried, **deep)
-    small = arm("ResNet-20", "EF", EF(64), further=8, rates=[0.0005, 0.001, 0.002], **deep | {"seeds": ()})
+    slow = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02]
+    small = arm("ResNet-20", "EF", EF(64), further=8, rates=slow, **deep | {"seeds": ()})
     quarter = deep | {"steps": STEPS // 4, "minutes": 2.5}
     return [
         dense,

@@ -57,20 +57,23 @@ def read(path: str, command: str) -> Results:
 
 
 def of_best_rate(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
-    """By setting and row, those of the rate and the method that did best of those that it was trained with.
+    """By setting and row, those of its best rate, and of the method that was trained last at it.
 
-    That is where most seeds did not diverge, and of several such where these reached most on average.
+    The best rate is the one where most seeds did not diverge, and of several such where these reached most on average.
     """
-    found: dict[tuple[str, str], dict[tuple[Any, Any], list[Line]]] = {}
+    found: dict[tuple[str, str], dict[Any, list[Line]]] = {}
     for line in lines:
-        tried = found.setdefault((line["setting"]["name"], line["row"]), {})
-        tried.setdefault((line.get("rate"), line.get("expression")), []).append(line)
+        rates = found.setdefault((line["setting"]["name"], line["row"]), {})
+        rates.setdefault(line.get("rate"), []).append(line)
+
+    def last(some: list[Line]) -> list[Line]:
+        return [line for line in some if line.get("expression") == some[-1].get("expression")]
 
     def did(some: list[Line]) -> tuple[int, float]:
         ended = {line["seed"]: line["accuracy_mean_of_last_5"] for line in some if "diverged" not in line}
         return len(ended), sum(ended.values())
 
-    return {row: max(tried.values(), key=did) for row, tried in found.items()}
+    return {row: max(map(last, rates.values()), key=did) for row, rates in found.items()}
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], left: Iterable[int] = (0,)) -> list[str]:
