@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import sys
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import jaxtyping
 import pytest
+from beartype._check.code import codemain
 
 SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
 UNCHECKED = {"__init__", "errors", "wire"}  # of the last two small functions are called a million times a run
@@ -71,6 +73,8 @@ def install() -> None:
     """Import modules of thinwire with checks from here on. The tower lets an int stand for a float, as mypy does."""
     assert "thinwire" not in sys.modules, "thinwire was imported before its annotations could be checked"
     jaxtyping.jaxtyped = checked
+    # What of a list is checked is drawn: from a generator of its own, since thinwire looks after the shared one.
+    codemain.getrandbits = random.Random(0).getrandbits
     stems = {path.stem for path in SOURCE.iterdir() if path.name != "__pycache__"} - UNCHECKED
     jaxtyping.install_import_hook(
         [f"thinwire.{stem}" for stem in sorted(stems)],

@@ -940,9 +940,11 @@ def test_float_buffers_are_averaged_like_the_model_and_sent_out_again(weights: A
         for level in levels:
             run.step()
             assert run.buffers is not None
-            assert run.buffers.flat.tolist() == [pytest.approx(level)]
-    assert [e.floats for e in run.ledger.of("up")] == [7.0] * 4  # 6 parameters and a statistic
-    assert run.result().module.level.tolist() == [pytest.approx(levels[-1])]  # type: ignore[union-attr,operator]
+            assert run.buffers.flat.tolist() == [pytest.approx(level), run.round]  # a call in each round
+    assert [e.floats for e in run.ledger.of("up")] == [8.0] * 4  # 6 parameters, a statistic and a counter
+    module = run.result().module
+    assert module.level.tolist() == [pytest.approx(levels[-1])]  # type: ignore[union-attr,operator]
+    assert torch.equal(module.calls, torch.tensor([2]))  # type: ignore[arg-type]
 
 
 def test_local_buffers_stay_with_their_client() -> None:
@@ -952,7 +954,7 @@ def test_local_buffers_stay_with_their_client() -> None:
             run.step()
             assert run.buffers is None
             held = [run.states.get(i).own.buffers.flat.tolist() for i in (0, 1)]  # type: ignore[union-attr]
-            assert held == [[2.0 * t], [6.0 * t]]
+            assert held == [[2.0 * t, t], [6.0 * t, t]]
     assert [e.floats for e in run.ledger] == [6.0] * 8
 
 

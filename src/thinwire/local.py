@@ -22,7 +22,7 @@ from .errors import require
 from .key import Key
 from .params import Layout, Params
 from .schedules import Schedule, at
-from .task import Batch, Task
+from .task import Batch, Ratio, Task
 
 __all__ = ["Local", "LocalAdam", "LocalAdamW", "LocalSGD", "Memory", "Trained", "Trainer"]
 
@@ -286,8 +286,8 @@ class Loss(ABC):
     """What is minimised in place of the task's own loss: a frozen dataclass of numbers and Params, data only."""
 
     @abstractmethod
-    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
-        """One value an example."""
+    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"] | Ratio:
+        """One value an example, or a ratio."""
 
 
 class Trained(NamedTuple):

@@ -4,20 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .data.augment import Augment
 from .data.dataset import VOID
+from .dice import seeded
 from .errors import require
 
-__all__ = ["Supervised", "Task"]
+__all__ = ["Perplexity", "Ratio", "Supervised", "Task"]
 
 Batch = Any  # whatever `batch` returns and `loss` understands; moved to the device by the runner
+
+
+class Ratio(NamedTuple):
+    """A loss or a metric whose mean is sum(totals) / sum(counts): of examples that count unequally, such as texts of
+    different lengths.
+
+    ``totals`` and ``counts`` are of one shape, [b] of a loss: what an example adds up to (nats, say), and over how much
+    (tokens). An example whose count is 0 does not count. Batches, clients and chunks of a test add up: the mean over a
+    test is that over all its tokens.
+    """
+
+    totals: Tensor
+    counts: Tensor
+
+    def check(self, who: str) -> None:
+        """Raise ``ValueError``, beginning with ``who``, unless both parts are tensors of one shape."""
+        fits = all(isinstance(part, Tensor) for part in self) and self.totals.shape == self.counts.shape
+        require(fits, f"{who} is a ratio of unlike parts: give a total and a count of each example, both of shape [b]")
+
+    def each(self) -> Tensor:
+        """Values an example, [b], whose plain mean is the ratio's: for what adds something to each."""
+        return self.totals * (len(self.totals) / self.counts.sum().clamp_min(TINY))
+
+
+class Perplexity(Ratio):
+    """A metric of which exp(sum(totals) / sum(counts)) is shown: ``Perplexity(nats, tokens)``."""
+
+
+TINY = 1e-30  # what is divided by where nothing counts
+
+
+def mean_loss(losses: Tensor | Ratio) -> Tensor:
+    """The mean that is minimised: over examples, or over what they count. 0 where nothing counts."""
+    if isinstance(losses, Ratio):
+        return losses.totals.sum() / losses.counts.sum().clamp_min(TINY)
+    return losses.mean()
+
+
+def per_example(losses: Tensor | Ratio) -> Tensor:
+    """Values an example, [b], whose mean is :func:`mean_loss`."""
+    return losses.each() if isinstance(losses, Ratio) else losses
 
 
 @runtime_checkable
@@ -25,7 +68,8 @@ class Task(Protocol):
     """A client's examples and what to do with a batch of them.
 
     ``loss`` gives one value an example, so that unequal clients can be masked and trained
-    together. ``metrics`` gives one value an example too, by name.
+    together. ``metrics`` gives one value an example too, by name. Where examples count unequally both give a
+    :class:`Ratio`.
 
     A task may have an attribute ``order``, the batches that its client trains on in place of those that are drawn: see
     :class:`Supervised`.
@@ -37,28 +81,71 @@ class Task(Protocol):
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The examples at these positions; ``generator`` is there for augmentation, None when evaluating."""
 
-    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """One value an example, shape [b]."""
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor | Ratio:
+        """One value an example, shape [b]; or a ratio."""
 
-    def metrics(self, module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Values an example, each of shape [b]: ``accuracy``, ``loss``..."""
+    def metrics(self, module: nn.Module, batch: Batch) -> Mapping[str, Tensor | Ratio]:
+        """Values an example, each of shape [b]: ``accuracy``, ``loss``...; or ratios."""
 
 
-LossOf = Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> one value an example
+LossOf = Callable[[Tensor, Tensor], Tensor | Ratio]  # outputs, targets -> one value an example, or a ratio
+
+IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
+
+
+def counted(targets: Tensor) -> Tensor:
+    """The share of each example's targets that count, 0 to 1, [b]: those that are not ``IGNORED``."""
+    counts = (targets != IGNORED).float()
+    return counts if counts.ndim == 1 else counts.flatten(1).mean(1)
+
+
+def weighed(values: Tensor | Ratio, targets: Tensor) -> Tensor | Ratio:
+    """Values an example, [b], each as good as the share of its targets that count; others as they are."""
+    whole = not (targets.is_floating_point() or masks(targets))
+    if not whole or not isinstance(values, Tensor) or values.ndim != 1:
+        return values
+    shares = counted(targets)
+    return Ratio(values * shares, shares)
+
+
+_ignoring = WeakIdKeyDictionary()  # whether targets that many clients share have any that is ignored
+
+
+def ignores(targets: Tensor, ignored: int = IGNORED) -> bool:
+    """Whether any of these whole numbers does not count. Looked up once for each tensor."""
+    if targets.is_floating_point() or masks(targets):
+        return False
+    known: dict[int, bool] = _ignoring.get(targets) or {}  # type: ignore[no-untyped-call]
+    if ignored not in known:
+        known[ignored] = bool((targets == ignored).any())
+        _ignoring[targets] = known
+    return known[ignored]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One value an example; a sequence counts as one example, the mean over its tokens."""
+    """One value an example; a sequence counts as one example, the mean over its tokens.
+
+    Targets of -100 do not count: the mean is over a sequence's others, and 0 where there are none.
+    """
     outputs = wide_enough(outputs)
     if outputs.ndim == 2:
         return F.cross_entropy(outputs, targets, reduction="none")
-    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(len(targets), -1).mean(1)
+    losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(len(targets), -1)
+    return losses.mean(1) if targets.is_floating_point() else _mean_counted(losses, targets)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest output is the target; for a sequence the share of its tokens."""
+    """1 where the largest output is the target; for a sequence the share of its tokens. Targets of -100 do not count:
+    see :func:`cross_entropy`.
+    """
     right = (outputs.argmax(-1) == targets).float()
-    return right if right.ndim == 1 else right.flatten(1).mean(1)
+    return right if right.ndim == 1 else _mean_counted(right.flatten(1), targets)
+
+
+def _mean_counted(values: Tensor, targets: Tensor) -> Tensor:
+    """The mean over an example's targets that count, of values that are 0 where they do not. [b, n] to [b]."""
+    counts = (targets != IGNORED).flatten(1).sum(1)
+    return values.sum(1) / counts.clamp_min(1)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -144,7 +231,7 @@ def each_mask(targets: Tensor) -> Tensor:
     return targets.unsqueeze(1) if targets.ndim == 3 else targets
 
 
-def suited(outputs: Tensor, targets: Tensor) -> Tensor:
+def suited(outputs: Tensor, targets: Tensor) -> Tensor | Ratio:
     """The loss that the targets' type says: of masks, of floats, and of whole numbers."""
     return _loss_of(targets)(outputs, targets)
 
@@ -183,6 +270,12 @@ class Supervised:
     A round in which the client does not take part has a list as well, which may be empty. A method's look at a
     gradient aside from training (:func:`look`) draws as before, and so does what adapts a model to a client (FT). A
     method that asks for several trainings in a round (pFedMe, Per-FedAvg, FedRep) refuses it.
+
+    Classes that are ``ignore_index`` do not count: losses and metrics are means over the others, of a batch or a test
+    over all that count in it (:class:`Ratio`). A loss of one's own in ``loss_of`` gets them as -100.
+
+    ``inputs`` and ``targets`` may be numpy arrays; ``indices`` a list, a range, an array, or a mask of truth values
+    over all examples. Raises ``ValueError`` for positions that there are not.
     """
 
     inputs: Tensor
@@ -194,8 +287,18 @@ class Supervised:
     std: Sequence[float] | None = None
     augment: tuple[Augment, ...] = ()
     order: Sequence[Sequence[Sequence[int] | Tensor]] | None = None
+    ignore_index: int = IGNORED
 
     def __post_init__(self) -> None:
+        for name in ("inputs", "targets"):
+            if not isinstance(given := getattr(self, name), Tensor):
+                object.__setattr__(self, name, _numbers(given, f"the {name}"))
+        if self.indices is not None:
+            object.__setattr__(self, "indices", positions(self.indices, len(self.inputs)))
+        sizes = [len(x) if x.ndim else 0 for x in (self.inputs, self.targets)]
+        require(
+            sizes[0] == sizes[1], f"{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input"
+        )
         found = _loss_of(self.targets)
         if self.loss_of is suited:
             object.__setattr__(self, "loss_of", found)
@@ -219,18 +322,33 @@ class Supervised:
         """Whether only the indices differ."""
         same = (
             type(self) is type(other),
-            self.inputs is other.inputs,
-            self.targets is other.targets,
+            _same_memory(self.inputs, other.inputs),
+            _same_memory(self.targets, other.targets),
             self.loss_of is other.loss_of,
+            self.ignore_index == other.ignore_index,
         )
         return all(same) and (self.mean, self.std, self.augment) == (other.mean, other.std, other.augment)
 
+    @property
+    def counts_all(self) -> bool:
+        """Whether every target counts: none is ``ignore_index``, nor -100."""
+        return not (ignores(self.targets, self.ignore_index) or ignores(self.targets))
+
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         where = indices if self.indices is None else self.indices[indices]
-        inputs, targets = self.inputs[where], self.targets[where]
+        inputs, targets = self.inputs[where], self._classes(self.targets[where])
         if generator is not None and self.augment:
             inputs, targets = self._augmented(inputs, targets, generator)
         return self.normalised(inputs), targets
+
+    def _classes(self, targets: Tensor) -> Tensor:
+        """Whole numbers as torch's losses take them: int64, and those that do not count -100."""
+        if targets.is_floating_point() or masks(targets):
+            return targets
+        targets = targets.long()
+        if self.ignore_index == IGNORED or self.counts_all:
+            return targets
+        return targets.masked_fill(targets == self.ignore_index, IGNORED)
 
     def _augmented(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         own = inputs.shape[1]
@@ -251,15 +369,50 @@ class Supervised:
         mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
         return x.float().div_(255).sub_(mean).div_(std)
 
-    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor | Ratio:
         inputs, targets = batch
-        return self.loss_of(module(inputs), targets)
+        return self._weighed(self.loss_of(module(inputs), targets), targets)
 
-    def metrics(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def metrics(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor | Ratio]:
         inputs, targets = batch
         outputs = module(inputs)
-        named = {name: of(outputs, targets) for name, of in self.metrics_of.items()}
-        return {"loss": self.loss_of(outputs, targets), **named}
+        named = {name: self._weighed(of(outputs, targets), targets) for name, of in self.metrics_of.items()}
+        return {"loss": self._weighed(self.loss_of(outputs, targets), targets), **named}
+
+    def _weighed(self, values: Tensor | Ratio, targets: Tensor) -> Tensor | Ratio:
+        """Values an example, each as good as what of its targets counts."""
+        return values if self.counts_all else weighed(values, targets)
+
+
+def positions(indices: Any, examples: int) -> Tensor:
+    """Positions among so many examples as int64: of a tensor, an array, a list, a range, or a mask of truth values.
+
+    Raises ``ValueError`` for what is none of these, and for a position that there is not.
+    """
+    given = indices if isinstance(indices, Tensor) else torch.from_numpy(np.array(indices, order="C"))
+    who = f"indices of {len(given) if given.ndim else 0}"
+    require(given.ndim == 1, f"indices are of shape {list(given.shape)}: positions are one list, [n]")
+    if given.dtype == torch.bool:
+        require(len(given) == examples, f"{who} truth values for {examples} examples: a mask has one for each")
+        return given.nonzero()[:, 0]
+    whole = not given.is_floating_point() and not given.is_complex()
+    require(whole or not len(given), f"indices are of type {given.dtype}: positions are whole numbers, or a mask")
+    where = given if given.dtype == torch.int64 else given.long()
+    if len(where):
+        low, high = (int(end) for end in torch.aminmax(where))
+        require(
+            -examples <= low and high < examples,
+            f"{who} go from {low} to {high}: there are {examples} examples, at 0 to {examples - 1}",
+        )
+    return where
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers at the same place."""
+    if one is other:
+        return True
+    about = [(x.data_ptr(), x.shape, x.stride(), x.dtype, x.device) for x in (one, other)]
+    return about[0] == about[1]
 
 
 def labels(batch: Batch, who: str) -> Tensor:
@@ -273,6 +426,8 @@ def labels(batch: Batch, who: str) -> Tensor:
             f"{who} needs batches of (inputs, targets) with whole numbers (int64) as targets: classification; this "
             f"task's batch is {_described(batch)}"
         )
+    if (targets < 0).any():
+        raise ValueError(f"{who} needs a class for every example, and some targets do not count ({IGNORED})")
     return targets
 
 
@@ -321,8 +476,7 @@ def as_task(x: Any, who: str = "", floats: torch.dtype = torch.float32) -> Task:
         inputs, targets = (_numbers(part, f"{said}the {name}") for part, name in zip(x, PARTS, strict=True))
         return _paired(inputs, targets, said, floats)
     if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, tuple | type):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):
             pairs = [x[i] for i in range(len(x))]
         require(len(pairs) > 0, f"{said}the data set has no examples: leave it out, or give it some")
         if all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):

@@ -29,7 +29,7 @@ from ..key import Key
 from ..links import Dense
 from ..local import Local, LocalSGD, Loss, Net
 from ..params import Layout, Params
-from ..task import Batch, Task
+from ..task import Batch, Task, per_example
 from ..wire import State
 from .base import Algorithm, Client, Message, Start
 
@@ -71,7 +71,7 @@ class Forward(Loss):
 
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
         with torch.no_grad():
-            losses = task.loss(net.module, batch)
+            losses = per_example(task.loss(net.module, batch))
         return losses + 0 * next(net.module.parameters()).reshape(-1)[0]  # what is asked for a gradient: it is zero
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import nearest
-from ..task import Batch, Task
+from ..task import Batch, Task, per_example
 
 
 def layer(module: nn.Module, name: str, where: str) -> nn.Module:
@@ -38,7 +38,7 @@ def passed(
         lambda _, inputs, output: seen.append(_first(inputs if side == "input" else output))
     )
     try:
-        losses = task.loss(module, batch)
+        losses = per_example(task.loss(module, batch))
     finally:
         hook.remove()
     if not seen:

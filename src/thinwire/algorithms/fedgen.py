@@ -30,7 +30,7 @@ from ..key import Key
 from ..local import Local, LocalSGD, Loss, Net, Trainer
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
-from ..task import Batch, Task, labels, wide_enough
+from ..task import Batch, Task, labels, per_example, wide_enough
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Sum
 from .features import last_linear, layer
@@ -74,7 +74,7 @@ class Taught(Loss):
     head: str
 
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
-        losses = task.loss(net.module, batch)
+        losses = per_example(task.loss(net.module, batch))
         drawn, features = generated(self.generator, self.labels, len(losses), net.generator)
         device, head = losses.device, net.module.get_submodule(self.head)
         scores = wide_enough(head(features.to(device, next(head.parameters()).dtype)))

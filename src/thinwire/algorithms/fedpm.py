@@ -31,7 +31,7 @@ from ..key import Key
 from ..links import STC, Dense, Link
 from ..local import Local, LocalAdam, Loss, Net, Trainer
 from ..params import Layout, Params
-from ..task import Batch, Task
+from ..task import Batch, Ratio, Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Weights
 
@@ -75,7 +75,7 @@ class Sampled(Loss):
 
     base: Params  # kernels
 
-    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
+    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"] | Ratio:
         logits = dict(net.module.named_parameters())
         weights = {}
         for name, w in self.base.items():

@@ -84,7 +84,7 @@ def losses(module: nn.Module, task: Task, examples: int) -> tuple[Params, Callab
 
     def loss(x: Params) -> float:
         slot.load(x)
-        return evaluate(slot, task, 0, count)["loss"] / count
+        return evaluate(slot, task, 0, count)["loss"].mean
 
     return Params(slot.layout, slot.flat.clone()), loss
 

@@ -28,7 +28,7 @@ from ..params import Params
 from ..problem import Problem
 from ..report.table import draw
 from ..run.chosen import Chosen
-from ..run.client import Job, Reply, Round
+from ..run.client import Job, Reply, Round, drawing
 from ..run.ledger import Direction, Ledger
 from ..run.network import Network, transfer
 from ..run.pool import Pool, Work
@@ -149,14 +149,14 @@ class Rehearsal(Pool):
         """What comes of a training that does not take place."""
         if self.change is None:
             self.slot.load_buffers(round.buffers)
-            with torch.random.fork_rng(devices=[]):
+            with drawing(self.slot, round.key):
                 self.change = train(self.slot, round.task, request, round.draws()).x - request.x
             self.statistics = self.slot.buffers()
         change = self.change
         if self.turning:
             signs = torch.rand(change.flat.numel(), generator=round.draws().generator("rehearsal")) - 0.5
             change = Params(change.layout, change.flat.copysign(signs))
-        fewest = 2 if self.slot.batch_norm else 1  # the number of steps is in the answer, and may be a byte longer
+        fewest = self.slot.fewest  # the number of steps is in the answer, and may be a byte longer
         steps, rate = request.trainer.num_steps(len(round.task), fewest), request.trainer.rate(round.key)
         memory = request.memory or Memory((change,) * request.trainer.num_vectors, 0)
         return Trained(request.x + change, steps, 0.0, memory, rate * steps)

@@ -42,7 +42,7 @@ from ..problem import Problem
 from ..report.read import Record
 from ..run.ranks import placed, rank, shared, size
 from ..task import Supervised
-from ..train.one import made
+from ..train.one import made, mean_metrics, portions, tally
 from ..version import code_version
 from ..wire import Packet, State
 from .steps import Steps, Told
@@ -380,16 +380,15 @@ class _Computed(nn.Module):
 
 def _tested(training: Simulation | Pipeline, test: Supervised) -> dict[str, float | None]:
     """Means over the test, at the last part; nothing elsewhere. What is on its way stays there."""
-    sums: dict[str, float] = {}
-    for first in range(0, len(test), LOOKED):
-        x, y = test.batch(torch.arange(first, min(first + LOOKED, len(test))))
+    parts = []
+    for first, last in portions(0, len(test), LOOKED):
+        x, y = test.batch(torch.arange(first, last))
         out = training.predict(x)
         if out is not None:
-            for name, values in test.metrics(_Computed(out), (x, y.to(out.device))).items():
-                sums[name] = sums.get(name, 0.0) + float(values.double().sum())
-    found = {("test_loss" if name == "loss" else name): total / len(test) for name, total in sums.items()}
+            parts.append(tally(test, _Computed(out), (x, y.to(out.device)), last - first))
+    values = {("test_loss" if name == "loss" else name): value for name, value in mean_metrics(parts).items()}
     # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _states(training: Simulation | Pipeline) -> list[State]:

@@ -28,7 +28,7 @@ from ..config import complete
 from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
-from ..task import Task
+from ..task import Task, mean_loss
 from ..train.one import means, to_device, usable
 from ..train.threads import one_thread, single
 from ..wire import Packet, State, restore
@@ -116,7 +116,7 @@ class Worker:
         self.leave()
         self.optimizer.zero_grad()
         batch = to_device(task.batch(indices, key.generator("augment")), self.vector.flat.device)
-        loss = task.loss(self.module, batch).mean()
+        loss = mean_loss(task.loss(self.module, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         self.loss = float(loss.detach())
         if not math.isfinite(self.loss):

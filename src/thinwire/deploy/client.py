@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
+from ..dice import seeded, untouched
 from ..errors import OutOfSync, RunError, WireError, check, require
 from ..key import Key
 from ..params import Params
@@ -35,7 +35,7 @@ from ..run.own_tests import Model, packed, tested
 from ..run.stream import Logged, Parcel, View, begun, catch_up
 from ..task import Task, as_task
 from ..train.fitting import fitting
-from ..train.one import Slot, evaluate, floats, made
+from ..train.one import Slot, evaluate, floats, made, mean_metrics
 from ..train.threads import one_thread
 from ..wire import restore
 
@@ -150,7 +150,7 @@ class Node:
         """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
         began, call = time.perf_counter(), read_call(data)
         other = "another process that answers for this client: a client is one process, and has a folder of its own"
-        with one_thread(), locked(self.folder, other), torch.random.fork_rng(devices=[]):
+        with one_thread(), locked(self.folder, other), untouched():
             return self._answer(call, mark(data), began).write()
 
     def _answer(self, call: Call, number: int, began: float) -> Answer:
@@ -215,14 +215,15 @@ class Node:
         def means(x: Params, buffers: Params | None) -> dict[str, float]:
             slot.load(x)
             slot.load_buffers(buffers)
-            return {name: total / len(test) for name, total in evaluate(slot, test).items()}
+            with seeded(0):
+                return mean_metrics([evaluate(slot, test)])
 
         return packed(tested(means, model, held, shared if shared and algorithm.personal_models else held))
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""
         fitting(slot, [("this client", self.task)] + ([] if self.test is None else [("its test", self.test)]))
-        slot.probe(self.task)
+        slot.probe([self.task])
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
         """The client's half of the method."""

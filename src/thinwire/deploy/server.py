@@ -126,11 +126,7 @@ class Deployment(Rounds):
         tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
-            slot.probe(tested)
-        require(
-            tested is not None or not any(b.is_floating_point() for b in slot.first.values()),
-            "the model has buffers: give test=..., on which the server sees which of them training moves",
-        )
+        slot.probe([] if tested is None else [tested], trains=False)
         self.clip, self.most_examples, self.mbit = clip, bounds, mbit
         super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy, start == "known")
         if clip is not None:

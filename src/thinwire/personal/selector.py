@@ -22,7 +22,7 @@ from ..errors import require
 from ..local import Loss, Net
 from ..params import Layout, Params
 from ..problem import imported
-from ..task import Batch, Task, wide_enough
+from ..task import Batch, Ratio, Task, per_example, wide_enough
 from ..wire import dumps
 
 MODEL, SELECTOR = "model.", "selector."
@@ -172,7 +172,7 @@ class Nearest(Loss):
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
         with torch.no_grad():
             others = [net.other(x, b) for x, b in zip(self.models, self.buffers, strict=True)]
-            losses = torch.stack([task.loss(other, batch) for other in others])
+            losses = torch.stack([per_example(task.loss(other, batch)) for other in others])
         return F.cross_entropy(scored(net, batch), losses.argmin(0), reduction="none")
 
 
@@ -183,7 +183,7 @@ class Mixed(Loss):
     models: Sequence[Params]
     buffers: Sequence[Params | None]
 
-    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
+    def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"] | Ratio:
         others = [net.other(x, b) for x, b in zip(self.models, self.buffers, strict=True)]
         return task.loss(Mixture(others, net.module.get_submodule("selector")), batch)
 

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from ..key import Key
+from ..train.precision import uncached
 from ..wire import State
-from .memory import is_channels_last, ordered, uncached
+from .memory import is_channels_last, ordered
 
 
 class Auxiliary:

@@ -1,4 +1,4 @@
-"""Copies for checkpoints, the order in which pictures lie in memory, and copies of parameters in narrower types.
+"""Copies for checkpoints, and the order in which pictures lie in memory.
 
 Sums over pictures in another order in memory have other bits.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,15 +34,3 @@ def copied(x: Any) -> Any:
     if isinstance(x, list | tuple | deque):
         return [copied(value) for value in x]
     return copy.copy(x)
-
-
-def uncached(device: torch.device) -> AbstractContextManager[Any]:
-    """``torch.autocast`` as the script has it, if it does, but parameters are narrowed at each forward pass anew.
-
-    Torch keeps narrowed copies until the script leaves its ``with``. Within one step those would be without a graph, of
-    a forward pass without one, or of parameters before the optimiser moved them.
-    """
-    kind = device.type
-    if not torch.is_autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)

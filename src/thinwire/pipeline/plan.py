@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import require
+from ..train.precision import uncached
 from ..train.threads import one_thread
 from . import law
 from .frames import LEAST
-from .memory import uncached
+from .losses import Loss, mean_loss, scaled
 from .schedule import DNI, DSP, GPipe, Schedule
 from .simulate import Simulation
 from .split import _now, repeats
-from .stage import Loss, mean_loss
 from .stored import AQSGD
 
 __all__ = ["Profile", "costs", "least", "measure", "memory", "messages", "seconds"]
@@ -86,7 +86,7 @@ def _same(out: Tensor) -> Tensor:
 
 
 def _lost(loss: Loss, targets: Tensor, out: Tensor) -> Tensor:
-    return loss(out, targets)
+    return scaled(loss, out, targets, 1.0, 1)
 
 
 def _kept(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> int:

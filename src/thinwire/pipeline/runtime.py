@@ -23,8 +23,9 @@ from ..links import Dense
 from ..wire import Packet, dumps, loads
 from .frames import Inbox, Lost, Outbox, Room, first_line
 from .handle import Training, modules, settle, whole
+from .losses import Loss, mean_loss
 from .schedule import Schedule
-from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
+from .stage import Give, Optimizers, Settings, Stage, Take
 
 __all__ = ["Pipeline", "pipeline"]
 

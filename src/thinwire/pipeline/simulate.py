@@ -23,8 +23,9 @@ from ..train.threads import one_thread
 from ..wire import length
 from .frames import HEAD, LEAST
 from .handle import Training, modules, settle, whole
+from .losses import Loss, mean_loss
 from .schedule import Schedule
-from .stage import Give, Loss, Optimizers, Settings, Stage, Take, mean_loss
+from .stage import Give, Optimizers, Settings, Stage, Take
 
 __all__ = ["Simulation", "simulate_pipeline"]
 

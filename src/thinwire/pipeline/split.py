@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..ddp.collectives import Group, Traffic
 from ..ddp.handle import gather
 from ..errors import OutOfSync, RankLost, require
+from ..train.precision import uncached
 from ..wire import dumps, loads
-from .memory import uncached
 from .schedule import Schedule
 
 __all__ = ["split"]

@@ -28,17 +28,17 @@ from ..ddp.simulate import Worker
 from ..errors import NonFinite, WireError, check, require
 from ..key import Key
 from ..links import Dense
-from ..task import suited
+from ..train.precision import uncached
 from ..wire import Packet, State
 from .auxiliary import Auxiliary
-from .memory import copied, is_channels_last, ordered, uncached
+from .losses import Loss, mean_loss, scaled, share
+from .memory import copied, is_channels_last, ordered
 from .messages import Messages, opened, plain
 from .schedule import Op, Schedule
 from .watch import Watch
 
 T = TypeVar("T")
 Way = Literal["forward", "backward", "look"]
-Loss = Callable[[Tensor, Tensor], Tensor]
 Optimizers = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -79,6 +79,7 @@ class Kept:
     y: Tensor | None  # the targets, at the last part
     out: Tensor | None  # the output with its graph, or the loss; None: it is computed again
     version: int | None = None  # of the parameters that the graph is of; None: those of the module itself
+    share: float = 1.0  # of what counts in its batch, at the last part
 
 
 @dataclass
@@ -88,11 +89,6 @@ class Batch:
     x: Tensor | None = None
     y: Tensor | None = None
     examples: list[int] | None = None
-
-
-def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over examples of what the targets' type says: cross entropy, or the squared error for floats."""
-    return suited(outputs, targets).mean()
 
 
 @dataclass(frozen=True)
@@ -249,6 +245,8 @@ class Stage:
             y = y.to(self.device)
             y = y.clone() if op.keep != "graph" else y
         kept = Kept(op.batch, op.micro, x.to(self.device), y, None)
+        if y is not None and batch.y is not None:
+            kept.share = share(y, batch.y, self.schedule.pieces)
         if op.keep == "input":
             # The last part has nothing to hand on, and computes when it goes back.
             out = None if self.last else self._apart(kept)
@@ -355,8 +353,7 @@ class Stage:
             out = self._call(x.clone() if self.fresh else x, {**weights, **(self._buffers() if still else {})})
             if self.last:
                 assert kept.y is not None
-                out = self.settings.loss(out, kept.y)
-                out = out if out.ndim == 0 else out.mean()
+                out = scaled(self.settings.loss, out, kept.y, kept.share, self.schedule.pieces)
         kept.out = out
 
     def plain(self, x: Tensor, batch: int, micro: int) -> Tensor:
@@ -455,6 +452,7 @@ class Stage:
             # Of a batch whose other micro-batches go back later.
             "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
             "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
+            "shares": [k.share for k in self.queue],
             "queue_channels_last": [is_channels_last(k.x) for k in self.queue],
             "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
@@ -499,9 +497,10 @@ class Stage:
                 store.held.clear()
                 store.held.update((e, h) for e, h in held)
             self.queue, lasts = deque(), state.get("queue_channels_last", [])
-            for (batch, micro, x, y, version), last in zip_longest(state["queue"], lasts):
+            shares = state.get("shares") or [1 / self.schedule.pieces] * len(state["queue"])
+            for (batch, micro, x, y, version), last, own in zip_longest(state["queue"], lasts, shares):
                 x, y = ordered(x.to(self.device), last), None if y is None else y.to(self.device)
-                kept = Kept(batch, micro, x, y, None, version)
+                kept = Kept(batch, micro, x, y, None, version, own)
                 if version is not None:
                     self._graph(kept, still=True)
                 self.queue.append(kept)

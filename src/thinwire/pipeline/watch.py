@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..wire import State
+from .losses import scaled, share
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -89,7 +90,8 @@ def backpropagated(stages: Sequence[Stage], part: int, batch: int, x: Tensor, y:
     for micro, (h, targets) in enumerate(zip(x.chunk(pieces), y.chunk(pieces), strict=True)):
         for stage in stages:
             h = stage.plain(h.to(stage.device), batch, micro)
-        loss = stages[-1].settings.loss(h, targets.to(h.device)).mean() / pieces
+        own = share(targets, y, pieces)
+        loss = scaled(stages[-1].settings.loss, h, targets.to(h.device), own, pieces) / pieces
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         flat = _flat(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True))
         total = flat if total is None else total + flat

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..algorithms.base import Algorithm, Start
+from ..dice import Dice, seeded
 from ..errors import NonFinite, require
 from ..key import Key
 from ..local import Local, Memory, Trained
@@ -233,8 +235,38 @@ def played(
     answer: Training | None = None,
 ) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
-    if slot.random:  # dropout draws from torch's own generator: a process, or a fork of it, for this client alone
-        torch.manual_seed(key.number("layers"))
+    with drawing(slot, key):
+        return _played(algorithm, form, slot, task, view, own, key, answer)
+
+
+@contextlib.contextmanager
+def drawing(slot: Slot, key: Key) -> Iterator[None]:
+    """A client's work, which may draw from the generators that a process shares where ``slot.random`` says so.
+
+    What it draws is a function of the key: dropout, and what a ``batch`` or a loss of the user's draws. Then nobody
+    else works in this process. Raises ``ValueError`` for draws that nobody expected: they would be others each time.
+    """
+    with seeded(key.number("layers"), slot.random):
+        before = None if slot.random else Dice.now()
+        yield
+        if before is not None and before.thrown():
+            raise ValueError(
+                f"round {key.round}, client {key.client}: its work drew from the generators of torch, numpy or Python "
+                f"that all share, and its first two examples did not, so that two runs would differ: draw from the "
+                f"generator that `batch` is given, or draw for every example"
+            )
+
+
+def _played(
+    algorithm: Algorithm,
+    form: Form,
+    slot: Slot,
+    task: Task,
+    view: View,
+    own: ClientState,
+    key: Key,
+    answer: Training | None = None,
+) -> Round:
     round = Round(algorithm, form, task, view, own, key)
     slot.load_buffers(round.buffers)
     while (request := round.request) is not None:
@@ -278,9 +310,7 @@ def adapted(
     except StopIteration as done:
         return done.value, statistics
     slot.load_buffers(statistics)
-    with torch.random.fork_rng(devices=[], enabled=slot.random):
-        if slot.random:
-            torch.manual_seed(key.number("layers"))
+    with drawing(slot, key):
         while True:
             own, before = key.at(f"training{batches_of(asked, request)}"), slot.buffers()
             trained = train(slot, task, request, own) if answer is None else answer(request, task, own)

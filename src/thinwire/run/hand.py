@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm, Message, Start
@@ -174,8 +173,7 @@ def client_round(
     if letter is not None:
         job = Job(key, state, letter.blob, client not in view.alone.kept)
         held, state = taken(algorithm, private(algorithm, view.setup.begun), held, job)
-    with torch.random.fork_rng(devices=[], enabled=slot.random):
-        round = played(algorithm, up, slot, task, held, state, key, train)
+    round = played(algorithm, up, slot, task, held, state, key, train)
     reply = round.reply(slot.buffers(), 0.0, Manner(looks=True))
     message, buffers = round.seen
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks

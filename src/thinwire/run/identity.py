@@ -12,7 +12,8 @@ from torch import nn
 
 from ..algorithms.base import Algorithm
 from ..config import complete
-from ..task import Supervised, Task
+from ..dice import seeded
+from ..task import IGNORED, Supervised, Task
 from ..train.one import to_device
 from ..wire import dumps
 
@@ -44,10 +45,11 @@ def data_digest(tasks: Sequence[Task]) -> str:
                 digest.update(task.indices.contiguous().numpy().data)
             functions = [name_of(task.loss_of), *((name, name_of(of)) for name, of in task.metrics_of.items())]
             digest.update(repr([task.mean, task.std, task.augment, functions]).encode())
+            if task.ignore_index != IGNORED:
+                digest.update(f"ignore_index={task.ignore_index}".encode())
         if (order := getattr(task, "order", None)) is not None:
             digest.update(repr([[torch.as_tensor(batch).tolist() for batch in batches] for batches in order]).encode())
-    with torch.random.fork_rng(devices=[]):  # a task may draw from torch's own generator
-        torch.manual_seed(0)
+    with seeded(0):  # a task may draw from the generators that a process shares
         for task in tasks[:: max(1, len(tasks) // 10)]:
             with contextlib.suppress(TypeError):  # a batch of something else than tensors
                 digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))

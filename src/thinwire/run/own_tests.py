@@ -18,6 +18,7 @@ from ..params import Params
 from ..wire import MOST, dumps, loads
 
 Metrics = dict[str, float]
+LOW = ("loss", "mae", "perplexity")  # metrics of which less is better
 PARTS = ("_spread", "_p10", "_worst")  # of clients, in a record
 MANY = 24  # metrics in one answer, at most
 NAME = re.compile("[a-z][a-z0-9_]{0,31}")
@@ -64,7 +65,7 @@ def over_clients(found: Mapping[int, Metrics], num_clients: int) -> tuple[dict[s
         if not name.endswith(("_before", "_shared")):
             values[f"client_{name}_spread"] = float(column.std(correction=0))  # over all the clients there are
             values[f"client_{name}_p10"] = float(column.quantile(0.1))
-            values[f"client_{name}_worst"] = float(column.max() if name == "loss" else column.min())
+            values[f"client_{name}_worst"] = float(column.max() if name in LOW else column.min())
     return values, by_client
 
 

@@ -23,16 +23,17 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm, Start
+from ..dice import Dice, seeded
 from ..errors import NonFinite
 from ..key import Key
 from ..params import Params
 from ..task import Task
 from ..train.many import batchable, chained, train_many
-from ..train.one import Slot, evaluate, train
+from ..train.one import Part, Slot, evaluate, mean_metrics, portions, train
+from ..train.precision import Precision
 from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
 from .client import PLAIN, ClientState, Job, Manner, Reply, Round, many_rounds, one_round, taken
@@ -116,6 +117,7 @@ class Pool:
         self.work, self.slot = work, slot
         self.plan: Plan = "each"
         self.random = slot.random  # then everyone is trained alone
+        self.drawing = dict[type, bool]()  # by kind of task: whether its evaluation throws dice too
         forks = "fork" in multiprocessing.get_all_start_methods()
         alone = slot.device.type != "cpu" or (slot.random and not forks) or work.manner.train is not None
         self.workers = 1 if alone else workers
@@ -206,13 +208,19 @@ class Pool:
 
     def evaluate(self, x: Params, buffers: Params | None, task: Task) -> dict[str, float]:
         """The mean of every metric over a task."""
-        starts = range(0, len(task), CHUNK)
-        parts = list(self._ordered(self.crew.threads, [(self._evaluate, x, buffers, task, start) for start in starts]))
-        return {name: sum(part[name] for part in parts) / len(task) for name in parts[0]}
+        calls = [(self._evaluate, x, buffers, task, *chunk) for chunk in portions(0, len(task), CHUNK, 2)]
+        if self.drawing.get(type(task), True):  # it is not known yet, or one after the other
+            parts = [next(self._ordered(self.crew.threads, [call])) for call in calls[:1]]
+            more = calls[1:]
+            if self.drawing[type(task)]:
+                parts += [next(self._ordered(self.crew.threads, [call])) for call in more]
+                return mean_metrics(parts)
+            return mean_metrics([*parts, *self._ordered(self.crew.threads, more)])
+        return mean_metrics(self._ordered(self.crew.threads, calls))
 
     def _round(self, view: View, job: Job) -> Reply:
         work = self.work
-        with _Borrowed(self.crew.slots) as slot, torch.random.fork_rng(devices=[], enabled=slot.random):
+        with _Borrowed(self.crew.slots) as slot:
             return one_round(work.algorithm, work.form, slot, *work.taken(view, job), work.manner)
 
     def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
@@ -221,15 +229,24 @@ class Pool:
         with _Borrowed(self.crew.slots) as slot:
             return many_rounds(work.algorithm, work.form, slot, tasks, views, owns, keys, work.manner)
 
-    def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int) -> dict[str, float]:
+    def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int, stop: int) -> dict[str, Part]:
         with _Borrowed(self.crew.slots) as slot:
             slot.load(x)
             slot.load_buffers(buffers)
-            return evaluate(slot, task, start, min(start + CHUNK, len(task)))
+            if not self.drawing.get(type(task), True):
+                return evaluate(slot, task, start, stop)
+            with seeded(start):
+                before = Dice.now()
+                parts = evaluate(slot, task, start, stop)
+                self.drawing[type(task)] = before.thrown()
+            return parts
 
-    @staticmethod
-    def _ordered(executor: futures.Executor, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        waiting = [executor.submit(function, *arguments) for function, *arguments in calls]
+    def precision(self) -> Precision:
+        """That of the thread that asks: whoever runs a simulation under autocast means its workers too."""
+        return Precision.now(self.slot.device.type)
+
+    def _ordered(self, executor: futures.Executor, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        waiting = [executor.submit(self.precision().call, function, *arguments) for function, *arguments in calls]
         try:
             for future in waiting:
                 yield future.result()

@@ -27,7 +27,7 @@ from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import Task
-from ..train.one import Slot, sums
+from ..train.one import Slot, mean_metrics, sums
 from ..version import code_version
 from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
 from .client import statistics_of, unheard
@@ -362,8 +362,7 @@ class Rounds(ABC):
 
     def predicted(self, test: Task) -> Metrics:
         """Every metric of what the method predicts for examples of no named client: of FedSM by its selector."""
-        found = sums(Predicting(self.result()), test, partial(self.slot.batch, test), 0, len(test))
-        return {name: total / len(test) for name, total in found.items()}
+        return mean_metrics([sums(Predicting(self.result()), test, partial(self.slot.batch, test), 0, len(test))])
 
     def tested(self, client: int) -> Metrics:
         """What a client's test says."""

@@ -197,7 +197,7 @@ class Simulation(Rounds):
         fitting(slot, ((f"client {client}", task) for client, task in enumerate(self.tasks)))
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
-        slot.probe(max(self.tasks[:100], key=len))
+        slot.probe(self.tasks, trains=train is None)
         known = setting.start == "known"
         super().__init__(algorithm, slot, len(tasks), sample, setting.seed, tested, setting.privacy, known)
         self.scales = Scales()

@@ -76,7 +76,7 @@ class Chain(NamedTuple):
         if not (rows and known and there and y.dtype == torch.int64 and y.ndim == 1 and task.loss_of is cross_entropy):
             return False
         low, high = torch.aminmax(y)
-        return int(low) >= 0 and int(high) < self.layers[-1].outputs
+        return task.counts_all and int(low) >= 0 and int(high) < self.layers[-1].outputs
 
     def trains(self, trainer: Trainer) -> bool:
         """Whether the loops know this trainer: SGD, one learning rate for all steps, gradients as they are."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..data.dataset import VOID
+from ..dice import Dice
 from ..errors import require
-from ..task import Supervised, Task, cross_entropy, dice_loss, each_mask, squared_error
+from ..task import IGNORED, Supervised, Task, cross_entropy, dice_loss, each_mask, squared_error
 from .one import Slot
-
-IGNORED = -100  # a target that torch's cross-entropy leaves out
+from .precision import uncached
 
 
 def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
@@ -68,12 +68,12 @@ def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
             low, high = torch.aminmax(targets)
             within[place] = int(low) >= 0 and int(high) < classes
         if not within[place]:
-            _labelled(targets if task.indices is None else targets[task.indices], classes, who)
+            _labelled(targets if task.indices is None else targets[task.indices], classes, task.ignore_index, who)
 
 
-def _labelled(own: Tensor, classes: int, who: str) -> None:
+def _labelled(own: Tensor, classes: int, ignored: int, who: str) -> None:
     """Raise ``ValueError`` for a label that is not one of the classes."""
-    bad = ((own < 0) & (own != IGNORED)) | (own >= classes)
+    bad = ((own < 0) | (own >= classes)) & (own != IGNORED) & (own != ignored)
     if bad.any():
         place = bad.nonzero()[0].tolist()
         raise ValueError(
@@ -84,11 +84,11 @@ def _labelled(own: Tensor, classes: int, who: str) -> None:
 
 def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
     """What the model makes of a task's first examples. Torch's generator and the buffers stay as they were."""
-    inputs = slot.batch(task, torch.arange(min(2, len(task))))[0]
-    before = torch.get_rng_state()
+    inputs = slot.batch(task, torch.arange(2) % len(task))[0]
+    dice = Dice.now()
     try:
         slot.module.eval()  # norms cannot train on one example
-        with torch.no_grad():
+        with torch.no_grad(), uncached(slot.device):
             found = slot.module(inputs)
     except Exception as error:
         if not _of_torch(error):
@@ -96,7 +96,8 @@ def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
         kind, why = str(inputs.dtype).removeprefix("torch."), str(error).partition("\n")[0]
         raise ValueError(f"{who}: the model does not take inputs of {list(inputs.shape)} ({kind}): {why}") from error
     finally:
-        torch.set_rng_state(before)
+        dice.restore()
+        slot.attributes.restore()
         slot.load_buffers(None)
     require(isinstance(found, Tensor), f"{who}: the model gives a {type(found).__name__}, a tensor is expected")
     assert isinstance(found, Tensor)

@@ -20,7 +20,7 @@ from ..kernels import native
 from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Layout, Params
-from ..task import Supervised, Task
+from ..task import LossOf, Ratio, Supervised, Task
 from .compiled import Chain, chain, train_chains
 from .one import Slot, bent, diverged, order
 
@@ -32,6 +32,9 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
         return False  # a task of one's own may have its own loss; augmentation draws client by client
     if slot.random or slot.begins != torch.float32 or slot.rounded or any(True for _ in slot.module.buffers()):
         return False  # of bfloat16 every client would need a stack of its own, and masks and sums are 32-bit floats
+    narrowed = first.inputs.is_floating_point() and first.inputs.dtype != slot.begins
+    if narrowed or not first.counts_all:
+        return False  # inputs become what the first layer is, and losses are weighed, batch by batch
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
     alike = len({tuple(field is None for field in request) for request in requests}) == 1  # stacks have no holes
     clocks = {r.memory.steps for r in requests if r.memory is not None}  # warm-up and Adam go by the step
@@ -42,7 +45,8 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
 
 def chained(slot: Slot, task: Task) -> Chain | None:
     """The model as the loops in C take it, where they know it and the task."""
-    known = chain(slot.module, slot.layout) if slot.device.type == "cpu" else None
+    plain = slot.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    known = chain(slot.module, slot.layout) if plain else None
     return known if known is not None and isinstance(task, Supervised) and known.takes(task) else None
 
 
@@ -136,7 +140,6 @@ def _stack(params: Sequence[Params | None], device: torch.device) -> Tensor | No
 
 
 Layers = dict[str, Tensor]  # each [models, *shape]
-LossOf = Callable[[Tensor, Tensor], Tensor]  # one value an example
 Gradients = Callable[[Layers, Tensor, Tensor, Tensor, Layers], Tensor]
 """(layers, inputs, targets, mask, into) -> the summed loss of every model, [models].
 
@@ -152,7 +155,10 @@ def gradients(module: nn.Module, loss_of: LossOf) -> Gradients:
     frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
 
     def loss(layers: Layers, inputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        losses = loss_of(functional_call(module, {**layers, **frozen}, (inputs,)), targets) * mask
+        values = loss_of(functional_call(module, {**layers, **frozen}, (inputs,)), targets)
+        if isinstance(values, Ratio):
+            raise ValueError("a loss that is a Ratio is trained client by client: plan='each'")
+        losses = values * mask
         return losses.sum() / mask.sum().clamp_min(1), losses.detach().sum()
 
     # The gradient inside of vmap, not around it: so it comes out in the order of the weights.

@@ -8,22 +8,34 @@ is not used: its first optimiser costs a second of imports.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..dice import seeded, untouched
 from ..errors import NonFinite, require
 from ..key import Key
 from ..local import Local, Memory, Trained, Trainer
 from ..params import Layout, Params, is_finite
-from ..task import Batch, Supervised, Task
+from ..task import Batch, Perplexity, Ratio, Supervised, Task, mean_loss
+from .given import (
+    Attributes,
+    Written,
+    aliases,
+    by_batch,
+    copy_module,
+    moving_buffers,
+    refuse_module,
+    values_a_channel,
+)
+from .modes import Modes
+from .precision import uncached
 
 
 class Slot:
@@ -35,7 +47,11 @@ class Slot:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.module = copy.deepcopy(module).to(device).train()
+        refuse_module(module)
+        self.module = copy_module(module).to(device)
+        self.aliases = aliases(self.module)
+        self.modes = Modes(self.module)  # a layer that its user froze stays so
+        self.modes.train()
         self.device = torch.device(device)
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         if not trained:
@@ -63,17 +79,26 @@ class Slot:
                 self.masters.append(own)
                 p.grad = None
             self.slopes.append((p, home))
-        self.begins = next(self.module.parameters()).dtype  # of the first layer
-        self.batch_norm = any(isinstance(m, _BatchNorm) for m in self.module.modules())
+        self.begins = next(p.dtype for p in self.module.parameters() if p.is_floating_point())  # of the first layer
+        self.fewest = 1  # examples that it trains on: batch norm needs two values a channel
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
-        self.moving: tuple[str, ...] = ()  # float buffers that training changes: the statistics of norm layers
+        self.moving: tuple[str, ...] = ()  # buffers that training changes: the statistics of norm layers, counters
         self.spares: list[Slot] = []
-        self.random = False  # whether training draws from torch's global generator
+        self.random = False  # whether training draws from the generators that a process shares
+        self.attributes = Attributes(self.module)
 
     def twin(self) -> Slot:
         """Another slot for the same module, for another worker."""
-        other = Slot(self.module, self.device)
-        other.first, other.moving, other.random = self.first, self.moving, self.random
+        left = self.attributes.now()  # a client may be in the middle of its training
+        self.attributes.restore()
+        mode = self.module.training
+        self.modes.train()
+        try:
+            other = Slot(self.module, self.device)
+        finally:
+            self.module.train(mode) if not mode else None
+            self.attributes.put(left)
+        other.first, other.moving, other.random, other.fewest = self.first, self.moving, self.random, self.fewest
         return other
 
     def spare(self, number: int, x: Params, buffers: Params | None = None) -> nn.Module:
@@ -89,9 +114,10 @@ class Slot:
         return spare.module
 
     def load(self, x: Params) -> None:
-        """Put a model into the module: one copy."""
+        """Put a model into the module, whose attributes are as they were given, whoever trained here: one copy."""
         if x.layout != self.layout:
             raise ValueError("these parameters are of another model: names or shapes of layers differ")
+        self.attributes.restore()
         self.flat.copy_(x.flat)
         self.round()
 
@@ -101,19 +127,23 @@ class Slot:
             torch._foreach_copy_(self.rounded, self.masters)
 
     def training(self) -> None:
-        """Put the module into training mode, all of it, unless it is: a walk through every layer."""
+        """Put the module into training mode, as it was given, unless it is: a walk through every layer."""
         if not self.module.training:
-            self.module.train()
+            self.modes.train()
 
+    @torch.no_grad()
     def load_buffers(self, buffers: Params | None) -> None:
-        """Put norm statistics into the module; every other buffer is as at the start, whoever trained here before."""
+        """Put norm statistics into the module; every other buffer is as at the start, whoever trained here before.
+
+        Whole numbers travel among the statistics as floats, whose mean over clients is rounded to the nearest.
+        """
         if not self.first:
             return
         there = dict(self.module.named_buffers())
         for name, value in self.first.items():
             there[name].copy_(value)
         for name, value in buffers.items() if buffers is not None else ():
-            there[name].copy_(value)
+            there[name].copy_(value if there[name].is_floating_point() else value.round())
 
     def collect(self) -> None:
         """Bring gradients home that lie elsewhere: narrower ones, and all where a loss has called ``zero_grad``."""
@@ -123,11 +153,11 @@ class Slot:
                 p.grad = home if p.dtype == home.dtype else None
 
     def batch(self, task: Task, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """A task's examples where the module is. Inputs in float32 become what the first layer is."""
+        """A task's examples where the module is. Inputs in floats become what the first layer is."""
         batch = to_device(task.batch(indices, generator), self.device)
-        if self.begins != torch.float32 and isinstance(task, Supervised) and type(batch) is tuple:
+        if isinstance(task, Supervised) and type(batch) is tuple:
             inputs, *rest = batch
-            batch = (inputs.to(self.begins) if inputs.dtype == torch.float32 else inputs, *rest)
+            batch = (inputs.to(self.begins) if inputs.is_floating_point() else inputs, *rest)
         return batch
 
     def params(self) -> Params:
@@ -135,31 +165,130 @@ class Slot:
         return Params(self.layout, self.flat.detach().to("cpu", copy=True))
 
     def buffers(self) -> Params | None:
-        """A copy of the norm statistics, as they are now; None for a model without."""
+        """A copy of the buffers that move, as they are now; None for a model without. Raises ``ValueError`` for a
+        counter that has become too large.
+        """
         if not self.moving:
             return None
         there = dict(self.module.named_buffers())  # by name: a forward pass may have put another tensor there
+        for name in self.moving:
+            self._travels(name, there[name])
         return Params.of((name, there[name].cpu()) for name in self.moving)
 
-    def probe(self, task: Task) -> None:
-        """Find out, by one forward pass in training mode, which buffers move and whether dice are thrown."""
-        before = torch.get_rng_state()
+    def _travels(self, name: str, value: Tensor) -> None:
+        """Raise ``ValueError`` for a buffer that cannot be averaged and sent, naming it."""
+        first, advice = self.first[name], "freeze its layer (eval()), or keep it out of the module"
+        require(
+            value.shape == first.shape,
+            f"buffer {name!r} grew from {list(first.shape)} to {list(value.shape)} in training: statistics keep their "
+            f"shape from round to round; let the module see a batch before, or {advice}",
+        )
+        require(not value.is_complex(), f"buffer {name!r} moves in training and is complex: {advice}")
+        if not value.is_floating_point() and value.dtype != torch.bool:
+            require(
+                value.numel() == 0 or int(value.abs().max()) <= EXACT,
+                f"buffer {name!r} counted beyond {EXACT}, above which whole numbers do not travel exactly: {advice}",
+            )
+
+    def probe(self, tasks: Sequence[Task] = (), trains: bool = True) -> None:
+        """Find out, by a forward pass in training mode for each kind of task, which buffers move, whether dice are
+        thrown, and how few examples can be trained on.
+
+        What the module says of its buffers counts, and what a pass writes to, whatever the examples are. Raises
+        ``ValueError`` where no gradient reaches a trained parameter, unless the module is not to train here
+        (``trains``), and for a moving buffer that cannot be sent.
+        """
+        self.modes.train()
+        moving, largest = moving_buffers(self.module), dict[type, Task]()
+        for task in tasks:
+            kind = type(task)
+            largest[kind] = max(largest.get(kind, task), task, key=len)
+        for task in largest.values():
+            moving |= self._pass(task, trains)
+        self.moving = tuple(name for name in self.first if name in moving)
+        for name in self.moving:
+            first = self.first[name]
+            require(
+                not first.is_floating_point() or is_finite(first),
+                f"buffer {name!r} moves in training and begins at NaN or infinity, which has no mean over clients: let "
+                f"the module see a batch before, or freeze its layer (eval())",
+            )
+            self._travels(name, first)
+
+    def _pass(self, task: Task, trains: bool) -> set[str]:
+        """One forward and backward pass over two examples; returns the buffers that it wrote to."""
+        hooks = [m.register_forward_pre_hook(self._narrow) for m in self.module.modules() if by_batch(m)]
+        rows, written = torch.arange(2) % len(task), Written(self.module)
+        views = [place[key] for _, place, key in self.aliases]
         try:
-            self.module.train()
-            with torch.no_grad():
-                losses = task.loss(self.module, self.batch(task, torch.arange(min(2, len(task)))))
-            self.random = not torch.equal(before, torch.get_rng_state())
+            with untouched() as dice:
+                losses = task.loss(self.module, self.batch(task, rows, Key(0).generator("probe")))
+                check_loss(losses, task, len(rows))
+                self.random = self.random or dice.thrown()
+                names = written.names()
+                for (name, place, key), view in zip(self.aliases, views, strict=True):
+                    require(
+                        place.get(key) is not view,
+                        f"{name!r} is a tensor in the memory of a parameter that is trained, which moves to other "
+                        f"memory: keep no view of it, or make it anew in every forward pass",
+                    )
+                if trains:
+                    self._reached(mean_loss(losses))
+            if self.device.type != "cpu":  # whose generator was not looked at
+                layers = self.module.modules()
+                self.random = self.random or any(getattr(m, "p", 0.0) or getattr(m, "dropout", 0.0) for m in layers)
+            there = dict(self.module.named_buffers())
+            strange = sorted(names - self.first.keys())
+            require(
+                not strange,
+                f"buffer {strange[0] if strange else ''!r} appears in training: register it when the module is made",
+            )
+            for name in sorted(names):
+                self._travels(name, there[name])
         finally:
-            torch.set_rng_state(before)
-        if not isinstance(losses, Tensor) or losses.ndim != 1:
-            raise ValueError(f"{type(task).__name__}.loss must give one value an example, of shape [b]: do not average")
-        if self.device.type != "cpu":  # whose generator was not looked at
-            layers = self.module.modules()
-            self.random = any(getattr(m, "p", 0.0) or getattr(m, "dropout", 0.0) for m in layers)
-        there = dict(self.module.named_buffers())
-        floats = [name for name, b in self.first.items() if b.is_floating_point()]
-        self.moving = tuple(name for name in floats if not torch.equal(there[name], self.first[name]))
-        self.load_buffers(None)
+            for hook in hooks:
+                hook.remove()
+            self.grad.zero_()
+            self.attributes.restore()
+            self.load_buffers(None)
+        return names
+
+    def _reached(self, loss: Tensor) -> None:
+        """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot."""
+        for p, _ in self.slopes:
+            p.grad = None
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        reached = any(p.grad is not None for p, _ in self.slopes)
+        for p, home in self.slopes:
+            p.grad = home if p.dtype == home.dtype else None
+        require(
+            reached,
+            "no gradient of the loss reaches a parameter that is trained: the model would stay as it is. Does its "
+            "forward pass compute with the parameters that named_parameters() gives, and under no_grad nowhere?",
+        )
+
+    def _narrow(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """A batch-norm layer is about to see two examples: with one value a channel of each, fewer are not enough."""
+        if values_a_channel(layer, inputs) < 2:
+            self.fewest = 2
+
+
+EXACT = 1 << 24  # whole numbers up to this are 32-bit floats
+
+
+def check_loss(losses: Any, task: Task, examples: int) -> None:
+    """Raise ``ValueError`` unless a loss is one value an example, or a :class:`Ratio` of them."""
+    if isinstance(losses, Ratio):
+        losses.check(f"{type(task).__name__}.loss")
+        return
+    who = f"{type(task).__name__}.loss must give one value an example, of shape [b]"
+    require(isinstance(losses, Tensor) and losses.ndim == 1, f"{who}: do not average")
+    require(
+        len(losses) == examples,
+        f"{who}, and gives {len(losses)} for {examples} examples: average over what an example is made of, or give "
+        f"Ratio(totals, counts) where some count more than others",
+    )
 
 
 def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -177,26 +306,34 @@ def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
         ) from None
     except ValueError:  # there is no signature to be had
         pass
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Key(seed).number("model"))
+    with seeded(Key(seed).number("model")):
         module = factory()
     require(isinstance(module, nn.Module), f"model={name}: it made {module!r}, which is no module")
     return module
 
 
 def floats(module: nn.Module) -> torch.dtype:
-    """The type of a model's vector: 64-bit floats if any of its trainable parameters is one, else 32-bit floats."""
+    """The type of a model's vector: 64-bit floats if any of its trainable parameters is one, else 32-bit floats.
+
+    Raises ``ValueError`` for a module that cannot be trained here.
+    """
+    refuse_module(module)
     return Layout.of((name, p) for name, p in module.named_parameters() if p.requires_grad).dtype
 
 
 def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     """Local training from ``request.x``, as its :class:`Trainer` says. Raises :class:`NonFinite`."""
+    with uncached(slot.device):
+        return _train(slot, task, request, key)
+
+
+def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     trainer, w, g = request.trainer, slot.flat, slot.grad
     slot.load(request.x)
     if request.buffers is not None:
         slot.load_buffers(request.buffers)
     slot.training()
-    fewest = 2 if slot.batch_norm else 1
+    fewest = slot.fewest
     if len(task) < fewest:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
     if trainer.batch is not None and trainer.batch < fewest:
@@ -209,10 +346,10 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
     begun = request.memory or trainer.begin(slot.layout)
     vectors, taken = [v.flat.to(slot.device, copy=True) for v in begun.vectors], begun.steps
-    loss_of = partial(task.loss, slot.module)
+    loss_of: Callable[[Batch], Tensor | Ratio] = partial(task.loss, slot.module)
     if request.loss is not None:
         loss_of = partial(request.loss, _Net(slot, key), task)
-    lr, total, steps, seen, shares = trainer.rate(key), w.new_zeros(()), 0, 0, 0.0
+    lr, total, steps, seen, shares = trainer.rate(key), w.new_zeros(()), 0, 0.0, 0.0
     mask = None if request.mask is None else request.mask.flat.to(slot.device)
     part = None
     if request.shift is not None:
@@ -223,11 +360,11 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         g.zero_()
         with without_gradients(still):
             losses = loss_of(slot.batch(task, indices, generator))
-            losses.mean().backward()  # type: ignore[no-untyped-call]  # adds into g
+            mean_loss(losses).backward()  # type: ignore[no-untyped-call]  # adds into g
         slot.collect()
-        total += losses.detach().sum()
+        total += (losses.totals if isinstance(losses, Ratio) else losses).detach().sum()
         steps += 1
-        seen += len(losses)
+        seen += float(losses.counts.sum()) if isinstance(losses, Ratio) else len(losses)
         step = bent(g, w, trainer, offset, anchor, vectors, taken + steps)
         if request.basis is not None:
             step = projected(step, request.basis)
@@ -239,7 +376,7 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         if part is not None:
             w.add_(part)
         slot.round()
-    loss = float(total) / seen
+    loss = float(total) / max(seen, 1)  # of examples that all do not count it is 0
     x = slot.params()
     if not math.isfinite(loss) or not x.finite():
         raise NonFinite(diverged(task, trainer, loss, key))
@@ -250,12 +387,12 @@ def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
 def _looked(slot: Slot, task: Task, request: Local, key: Key, batch: Batch) -> Trained:
     """The gradient of a batch at the model that the slot holds, with weight decay: :func:`thinwire.local.look`."""
     slot.grad.zero_()
-    losses = task.loss(slot.module, batch)
-    losses.mean().backward()  # type: ignore[no-untyped-call]
+    mean = mean_loss(task.loss(slot.module, batch))
+    mean.backward()  # type: ignore[no-untyped-call]
     slot.collect()
     if request.trainer.coupled:
         slot.grad.add_(slot.flat, alpha=request.trainer.coupled)
-    loss, g = float(losses.detach().mean()), Params(slot.layout, slot.grad.to("cpu", copy=True))
+    loss, g = float(mean.detach()), Params(slot.layout, slot.grad.to("cpu", copy=True))
     if not math.isfinite(loss) or not g.finite():
         raise NonFinite(diverged(task, request.trainer, loss, key))
     return Trained(request.x, 1, loss, Memory((g,), 1), request.trainer.rate(key), slot.buffers())
@@ -391,28 +528,98 @@ def drawn(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 
     return orders.view(-1, size)[:steps]
 
 
-def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None) -> dict[str, float]:
-    """The sum of every metric over examples ``start`` to ``stop`` of a task."""
-    return sums(slot.module, task, partial(slot.batch, task), start, len(task) if stop is None else stop)
+class Part(NamedTuple):
+    """A metric over some examples: what it adds up to, and over how much. 64-bit floats."""
+
+    total: float
+    weight: float
+    exp: bool = False  # whether the mean's exponential is shown (perplexity)
+
+    def plus(self, other: Part) -> Part:
+        """Over the examples of both."""
+        return Part(self.total + other.total, self.weight + other.weight, self.exp)
+
+    @property
+    def mean(self) -> float:
+        """NaN where nothing was counted."""
+        mean = self.total / self.weight if self.weight else math.nan
+        if not self.exp:
+            return mean
+        return math.exp(mean) if mean < 700 else math.inf
+
+
+def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None) -> dict[str, Part]:
+    """Every metric over examples ``start`` to ``stop`` of a task, in parts that can be added."""
+    with uncached(slot.device):
+        return sums(slot.module, task, partial(slot.batch, task), start, len(task) if stop is None else stop)
 
 
 def means(module: nn.Module, task: Task, device: torch.device | str) -> dict[str, float]:
-    """The mean of every metric (``loss`` as ``test_loss``) over a task. The module is in training mode afterwards."""
-    found = sums(module, task, lambda rows: to_device(task.batch(rows), torch.device(device)), 0, len(task))
-    module.train()
-    return {("test_loss" if name == "loss" else name): total / len(task) for name, total in found.items()}
+    """The mean of every metric (``loss`` as ``test_loss``) over a task. The module's layers keep their modes."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        parts = sums(module, task, lambda rows: to_device(task.batch(rows), torch.device(device)), 0, len(task))
+    finally:
+        for part, training in modes:
+            part.training = training
+    return {("test_loss" if name == "loss" else name): part.mean for name, part in parts.items()}
+
+
+def mean_metrics(parts: Iterable[Mapping[str, Part]]) -> dict[str, float]:
+    """The means of metrics over several parts of a task."""
+    return {name: part.mean for name, part in add_parts(parts).items()}
+
+
+def add_parts(parts: Iterable[Mapping[str, Part]]) -> dict[str, Part]:
+    """Metrics over the examples of all parts."""
+    whole: dict[str, Part] = {}
+    for part in parts:
+        for name, value in part.items():
+            whole[name] = whole[name].plus(value) if name in whole else value
+    return whole
 
 
 @torch.no_grad()
-def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start: int, stop: int) -> dict[str, float]:
-    """The sum of every metric over examples ``start`` to ``stop``, of which ``batch`` gives those at some positions."""
+def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start: int, stop: int) -> dict[str, Part]:
+    """Every metric over examples ``start`` to ``stop``, of which ``batch`` gives those at some positions.
+
+    Raises ``ValueError`` for a metric that is a mean already.
+    """
     module.eval()
-    found: dict[str, float] = {}
-    for first in range(start, stop, LOOKED):
-        values: Mapping[str, Tensor] = task.metrics(module, batch(torch.arange(first, min(first + LOOKED, stop))))
-        for name, value in values.items():
-            found[name] = found.get(name, 0.0) + float(value.double().sum())
-    return found
+    fewest = 2 if any(map(by_batch, module.modules())) else 1  # batch norm without running statistics
+    chunks = portions(start, stop, LOOKED, fewest)
+    return add_parts(tally(task, module, batch(torch.arange(*chunk)), chunk[1] - chunk[0]) for chunk in chunks)
+
+
+def tally(task: Task, module: nn.Module, batch: Batch, examples: int) -> dict[str, Part]:
+    """Every metric of a batch of so many examples. Raises ``ValueError`` for one that is a mean already."""
+    metrics: Mapping[str, Tensor | Ratio] = task.metrics(module, batch)
+    who = type(task).__name__
+    return {name: _part(value, f"metric {name!r} of {who}", examples) for name, value in metrics.items()}
+
+
+def portions(start: int, stop: int, size: int, fewest: int = 1) -> Iterator[tuple[int, int]]:
+    """``start`` to ``stop`` in portions of ``size``; a last one of fewer than ``fewest`` goes with the one before."""
+    edges = [*range(start, stop, size), stop]
+    if len(edges) > 2 and edges[-1] - edges[-2] < fewest:
+        del edges[-2]
+    yield from pairwise(edges)
+
+
+def _part(value: Any, who: str, examples: int) -> Part:
+    """A metric of a batch as what it adds up to. Raises ``ValueError`` unless it is a value an example, or a ratio."""
+    if isinstance(value, Ratio):
+        value.check(who)
+        exp = isinstance(value, Perplexity)
+        return Part(float(value.totals.double().sum()), float(value.counts.double().sum()), exp)
+    fits = isinstance(value, Tensor) and value.ndim == 1 and len(value) == examples
+    shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    require(
+        fits,
+        f"{who} gives {shape} for {examples} examples: a metric is one value an example, of shape [b], whose mean is "
+        f"reported; do not average. Where examples count unequally give Ratio(totals, counts)",
+    )
+    return Part(float(value.double().sum()), examples)
 
 
 def usable(device: str) -> bool:
