@@ -130,8 +130,8 @@ def refuse_shared_memory(module: nn.Module) -> None:
             )
 
 
-def aliases(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Attributes that are tensors in the memory of a trained parameter: name, the module's attributes, and the key."""
+def aliases(module: nn.Module) -> list[tuple[str, str]]:
+    """Attributes that are tensors in the memory of a trained parameter: the name of the layer, and the attribute."""
     own = {id(t) for t in (*module.parameters(), *module.buffers())}
     spans = [_span(p) for p in module.parameters() if p.requires_grad and _lies(p)]
     places = []
@@ -141,7 +141,7 @@ def aliases(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
                 continue
             first, last = _span(value)
             if any(begin < last and first < end for begin, end in spans):
-                places.append((_path(name, key), vars(part), key))
+                places.append((name, key))
     return places
 
 
@@ -191,7 +191,7 @@ def _assigned(kind: Any) -> frozenset[str]:
         function = inspect.unwrap(getattr(kind, method, None) or _nothing)
         if inspect.isfunction(function) and not (function.__module__ or "").startswith("torch.nn"):
             tree = _tree(function)
-            names |= _written(tree)
+            names |= _written(tree, function.__code__.co_varnames[0] if function.__code__.co_argcount else "self")
             waiting |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} & _methods(kind) - methods
     return frozenset(names)
 
@@ -214,8 +214,8 @@ def _tree(function: Any) -> ast.AST:
         return ast.Module([], [])
 
 
-def _written(tree: ast.AST) -> set[str]:
-    """The attributes of ``self`` that are assigned, added to, or whose methods in place are called."""
+def _written(tree: ast.AST, own: str) -> set[str]:
+    """The attributes of the module, ``own``, that are assigned, added to, or of which a method in place is called."""
     names = set()
     for node in ast.walk(tree):
         targets: Sequence[ast.AST] = []
@@ -227,17 +227,17 @@ def _written(tree: ast.AST) -> set[str]:
             if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and node.func.attr[0] != "_":
                 targets = [node.func.value]
             targets = [*targets, *(word.value for word in node.keywords if word.arg == "out")]
-        names |= {name for target in targets for name in _attributes(target)}
+        names |= {name for target in targets for name in _attributes(target, own)}
     return names
 
 
-def _attributes(target: ast.AST) -> Iterator[str]:
-    """The attributes of ``self`` that a target of an assignment writes to: self.x, self.x[...], self.x.data."""
+def _attributes(target: ast.AST, own: str) -> Iterator[str]:
+    """The attributes of ``own`` that a target of an assignment writes to: self.x, self.x[...], self.x.data."""
     if isinstance(target, ast.Tuple | ast.List):
         for part in target.elts:
-            yield from _attributes(part)
+            yield from _attributes(part, own)
     while isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
-        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == own:
             yield target.attr
             return
         target = target.value
@@ -251,18 +251,19 @@ class Written:
         self.before = {name: (b, _version(b)) for name, b in module.named_buffers()}
 
     def names(self) -> set[str]:
-        """Their names; of those that are new too. Those of torch's norm layers are known by the layer alone."""
+        """Their names, and those of buffers that are new."""
         now = dict(self.module.named_buffers())
-        layers = dict(self.module.named_modules())
-        return {
-            name
-            for name, b in now.items()
-            if not (self._same(name, b) or isinstance(layers[name.rpartition(".")[0]], _NormBase))
-        } | (self.before.keys() - now.keys())
+        return {name for name, b in now.items() if not self._same(name, b)} | (self.before.keys() - now.keys())
 
     def _same(self, name: str, b: Tensor) -> bool:
         known, version = self.before.get(name, (None, 0))
         return known is b and _version(b) == version
+
+
+def norm_buffers(module: nn.Module) -> set[str]:
+    """The buffers of torch's norm layers, of which the layer alone says whether they move."""
+    layers = [(name, part) for name, part in module.named_modules() if isinstance(part, _NormBase)]
+    return {_path(name, buffer) for name, part in layers for buffer in part._buffers}
 
 
 def _version(x: Tensor) -> int:

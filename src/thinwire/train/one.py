@@ -31,6 +31,7 @@ from .given import (
     by_batch,
     copy_module,
     moving_buffers,
+    norm_buffers,
     refuse_module,
     values_a_channel,
 )
@@ -49,7 +50,7 @@ class Slot:
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         refuse_module(module)
         self.module = copy_module(module).to(device)
-        self.aliases = aliases(self.module)
+        self.aliases = aliases(module)  # a copy has them no more
         self.modes = Modes(self.module)  # a layer that its user froze stays so
         self.modes.train()
         self.device = torch.device(device)
@@ -66,6 +67,7 @@ class Slot:
         self.flat = self.layout.zeros(device).flat
         self.grad = torch.zeros_like(self.flat)
         self.slopes: list[tuple[nn.Parameter, Tensor]] = []  # every parameter, and where its gradient lies
+        self.places: list[tuple[nn.Parameter, int]] = []  # every parameter, and where it lies
         self.rounded: list[Tensor] = []  # the parameters of a narrower type than flat, and
         self.masters: list[Tensor] = []  # what they are rounded from
         for name, p in trained:
@@ -79,10 +81,12 @@ class Slot:
                 self.masters.append(own)
                 p.grad = None
             self.slopes.append((p, home))
+            self.places.append((p, p.data_ptr()))
         self.begins = next(p.dtype for p in self.module.parameters() if p.is_floating_point())  # of the first layer
         self.fewest = 1  # examples that it trains on: batch norm needs two values a channel
         self.first = {name: b.detach().clone() for name, b in self.module.named_buffers()}
         self.moving: tuple[str, ...] = ()  # buffers that training changes: the statistics of norm layers, counters
+        self.still: tuple[str, ...] = ()  # buffers that nobody is to write to, but for norm layers to theirs
         self.spares: list[Slot] = []
         self.random = False  # whether training draws from the generators that a process shares
         self.attributes = Attributes(self.module)
@@ -98,7 +102,8 @@ class Slot:
         finally:
             self.module.train(mode) if not mode else None
             self.attributes.put(left)
-        other.first, other.moving, other.random, other.fewest = self.first, self.moving, self.random, self.fewest
+        other.first, other.moving, other.still = self.first, self.moving, self.still
+        other.random, other.fewest = self.random, self.fewest
         return other
 
     def spare(self, number: int, x: Params, buffers: Params | None = None) -> nn.Module:
@@ -206,6 +211,7 @@ class Slot:
         for task in largest.values():
             moving |= self._pass(task, trains)
         self.moving = tuple(name for name in self.first if name in moving)
+        self.still = tuple(name for name in self.first if name not in moving | norm_buffers(self.module))
         for name in self.moving:
             first = self.first[name]
             require(
@@ -219,18 +225,19 @@ class Slot:
         """One forward and backward pass over two examples; returns the buffers that it wrote to."""
         hooks = [m.register_forward_pre_hook(self._narrow) for m in self.module.modules() if by_batch(m)]
         rows, written = torch.arange(2) % len(task), Written(self.module)
-        views = [place[key] for _, place, key in self.aliases]
+        views = [(layer, key, getattr(self.module.get_submodule(layer), key)) for layer, key in self.aliases]
         try:
             with untouched() as dice:
                 losses = task.loss(self.module, self.batch(task, rows, Key(0).generator("probe")))
                 check_loss(losses, task, len(rows))
+                self._in_place()
                 self.random = self.random or dice.thrown()
-                names = written.names()
-                for (name, place, key), view in zip(self.aliases, views, strict=True):
+                names = written.names() - norm_buffers(self.module)
+                for layer, key, view in views:
                     require(
-                        place.get(key) is not view,
-                        f"{name!r} is a tensor in the memory of a parameter that is trained, which moves to other "
-                        f"memory: keep no view of it, or make it anew in every forward pass",
+                        getattr(self.module.get_submodule(layer), key) is not view,
+                        f"attribute {key!r} of layer {layer!r} is a tensor in the memory of a trained parameter, which "
+                        f"moves to other memory: keep no view of it, or make it anew in every forward pass",
                     )
                 if trains:
                     self._reached(mean_loss(losses))
@@ -252,6 +259,33 @@ class Slot:
             self.attributes.restore()
             self.load_buffers(None)
         return names
+
+    def watched(self) -> Callable[[], None]:
+        """A check for the end of a training that begins now: what is taken to stay where it is has stayed.
+
+        It raises ``ValueError`` with the name of a buffer that moved, or of a parameter that was put elsewhere.
+        """
+        written = Written(self.module) if self.still else None
+
+        def check() -> None:
+            moved = sorted(written.names() & set(self.still)) if written is not None else []
+            require(
+                not moved,
+                f"buffer {moved[0] if moved else ''!r} moved in training, which nothing said before, so that it would "
+                f"be lost between rounds: write to it in every forward pass in training, or in the module's own class",
+            )
+            self._in_place()
+
+        return check
+
+    def _in_place(self) -> None:
+        """Raise ``ValueError`` where a forward pass gave a parameter other memory."""
+        away = [n for n, (p, at) in zip(self.layout.names, self.places, strict=True) if p.data_ptr() != at]
+        require(
+            not away,
+            f"parameter {away[0] if away else ''!r} was given other memory in training (p.data = ...), where it is "
+            f"not trained: write into it, p.data.copy_(...)",
+        )
 
     def _reached(self, loss: Tensor) -> None:
         """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot."""
@@ -333,6 +367,7 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     if request.buffers is not None:
         slot.load_buffers(request.buffers)
     slot.training()
+    check = slot.watched()
     fewest = slot.fewest
     if len(task) < fewest:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
@@ -376,6 +411,7 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         if part is not None:
             w.add_(part)
         slot.round()
+    check()
     loss = float(total) / max(seen, 1)  # of examples that all do not count it is 0
     x = slot.params()
     if not math.isfinite(loss) or not x.finite():

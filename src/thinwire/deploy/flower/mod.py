@@ -11,7 +11,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ...algorithms.base import Algorithm
 from ...errors import CombinationError, require
@@ -66,14 +65,8 @@ class Theirs(Node):
         self.message, self.context, self.call_next = message, context, call_next
 
     def probe(self, slot: Slot) -> None:
-        """Norm layers say which buffers move: there is nothing here to train on."""
-        norms = [
-            f"{name}.{buffer}" if name else buffer
-            for name, layer in slot.module.named_modules()
-            if isinstance(layer, _NormBase) and layer.track_running_stats
-            for buffer in ("running_mean", "running_var")
-        ]
-        slot.moving = tuple(name for name in slot.first if name in norms)
+        """The module says which buffers move: there is nothing here to train on."""
+        slot.probe()
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
         """The client's half of the method, where each request for training goes to their function."""
@@ -111,6 +104,12 @@ class Theirs(Node):
         require("num-examples" in metrics, "the train function must answer with a metric num-examples")
         require(len(reply.content.array_records) == 1, "the train function must answer with the model's arrays")
         found = next(iter(reply.content.array_records.values())).to_torch_state_dict()
+        for name in slot.still:
+            require(
+                name not in found or torch.equal(found[name].to(slot.first[name]), slot.first[name].cpu()),
+                f"the train function moved buffer {name!r}, which is taken for one that stays and would be lost: write "
+                f"to it in the forward pass of the module's own class",
+            )
         slot.module.load_state_dict(found)
         self.unseen.examples = int(metrics["num-examples"])
         steps = int(metrics.get("num-steps", trainer.num_steps(self.unseen.examples)))
