@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -250,6 +250,13 @@ MEASURE: dict[LossOf, dict[str, LossOf]] = {
 """By the loss that targets' type says: what the model is judged by."""
 
 
+if TYPE_CHECKING:  # what the fields are, once the object is made
+    Array: TypeAlias = Tensor
+    Positions: TypeAlias = Tensor | None
+else:  # and what they may be given as
+    Array, Positions = Tensor | np.ndarray, Any
+
+
 @dataclass(frozen=True)
 class Supervised:
     """Inputs and targets in memory, shared by all clients; ``indices`` are this client's.
@@ -278,9 +285,9 @@ class Supervised:
     over all examples. Raises ``ValueError`` for positions that there are not.
     """
 
-    inputs: Tensor
-    targets: Tensor
-    indices: Tensor | None = None
+    inputs: Array
+    targets: Array
+    indices: Positions = None
     loss_of: LossOf = suited
     metrics_of: Mapping[str, LossOf] = field(default_factory=lambda: {"": suited})  # by type, too
     mean: Sequence[float] | None = None
@@ -482,15 +489,22 @@ def as_task(x: Any, who: str = "", floats: torch.dtype = torch.float32) -> Task:
         if all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             inputs, targets = (_stacked([pair[i] for pair in pairs], f"{said}the {n}") for i, n in enumerate(PARTS))
             return _paired(inputs, targets, said, floats)
+        if isinstance(pairs[0], dict):
+            keys = ", ".join(map(str, list(pairs[0])[:4]))
+            raise ValueError(
+                f"{said}its examples are dicts ({keys}), of which nobody says what is lost: write a Task, a class with "
+                f"__len__, batch, loss and metrics; {OWN_TASK} has one for dicts in twenty lines"
+            )
     if isinstance(x, type):
         raise ValueError(f"{said}{x.__name__} is a class: give one of its objects, {x.__name__}(...)")
     raise ValueError(
         f"{said}{type(x).__name__} is not a task: give a Task, a Dataset of (input, target) pairs, or two tensors or "
-        f"arrays"
+        f"arrays; {OWN_TASK} says how to write a Task"
     )
 
 
 PARTS = ("inputs", "targets")
+OWN_TASK = "docs/own-task.md"  # of this repository
 
 
 def _paired(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> Supervised:

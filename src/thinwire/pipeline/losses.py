@@ -6,6 +6,7 @@ whole numbers that are -100 do not count, as torch's cross-entropy has it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,8 +17,9 @@ from ..task import IGNORED, Ratio, masks, suited, weighed
 from ..task import mean_loss as mean_of
 
 Loss = Callable[[Tensor, Tensor], Tensor | Ratio]
-CLOSE = 1e-3  # how far, of its size, a loss may be from that of two halves: sums of 32-bit floats differ by less
-NARROW = 5e-2  # the same where outputs are of 16 bits
+CLOSE = 2e-5  # how far, of its size, a loss may be from that of two halves: sums of 32-bit floats differ by less
+NARROW = 2e-2  # the same of a loss of 16 bits
+LEAST = 0.1  # of smaller losses that far of this
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor | Ratio:
@@ -51,13 +53,13 @@ def scaled(loss: Loss, outputs: Tensor, targets: Tensor, own: float, pieces: int
         return value.mean()
     if pieces == 1:
         return mean_of(value)
-    _check_halves(loss, outputs, targets, float(mean_of(value).detach()))
     value = mean_of(value)
+    _check_halves(loss, outputs, targets, value.detach())
     return value if own == 1 / pieces else value * (own * pieces)
 
 
 @torch.no_grad()
-def _check_halves(loss: Loss, outputs: Tensor, targets: Tensor, value: float) -> None:
+def _check_halves(loss: Loss, outputs: Tensor, targets: Tensor, value: Tensor) -> None:
     """Raise ``CombinationError`` unless the loss of a micro-batch is that of its halves, each by its share."""
     whole, middle = counting(targets), len(targets) // 2
     if not middle or not whole:
@@ -66,10 +68,10 @@ def _check_halves(loss: Loss, outputs: Tensor, targets: Tensor, value: float) ->
     for half in (slice(middle), slice(middle, None)):
         if own := counting(targets[half]):
             expected += own / whole * float(mean_of(loss(outputs[half], targets[half])))
-    near = CLOSE if outputs.dtype in (torch.float32, torch.float64) else NARROW
-    if not abs(expected - value) <= near * max(abs(value), near):
+    near, size = CLOSE if value.dtype in (torch.float32, torch.float64) else NARROW, float(value)
+    if math.isfinite(size) and not abs(expected - size) <= near * max(abs(size), LEAST):
         raise CombinationError(
-            f"the loss of a micro-batch is {value:.6g}, and {expected:.6g} from its two halves: it is no mean over "
+            f"the loss of a micro-batch is {size:.6g}, and {expected:.6g} from its two halves: it is no mean over "
             f"examples, or over targets that are not {IGNORED}, and micro-batches would train something else. Let it "
             f"return one value an example (reduction='none'), mark what does not count by {IGNORED}, or take a "
             f"schedule without micro-batches"
