@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
 FLOORS = [
     "errors",
     "key",
+    "dice",
     "version",
     "params",
     "config",
