@@ -14,16 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
 import thinwire as tw
+from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
 from thinwire.ddp import Hook
 from thinwire.ddp.simulate import simulate as ddp_sim
+from thinwire.deploy import flower
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
+from thinwire.pipeline import BPK, simulate_pipeline, split
 from thinwire.run.folder import Folder
+from thinwire.train.given import copy_module
 
 STEPS = 4
 LOCAL = tw.LocalSGD(0.1, batch=None, steps=1)
@@ -83,12 +89,56 @@ def data_parallel(module: nn.Module, folder: Path) -> nn.Module:
     return ddp_sim(Hook(tw.Dense()), module, task, optimizer=sgd, **options).module
 
 
+def over_flower(module: nn.Module, folder: Path) -> nn.Module:
+    def make(context: Any) -> Any:
+        return Node(tw.FedAvg(LOCAL), module, (X, Y), flower.folder_of(context))
+
+    return served(flower.client_app(make), module, folder)
+
+
+def with_mod(module: nn.Module, folder: Path) -> nn.Module:
+    """A train function of the user's own, which trains a module of its own for a step."""
+
+    def theirs(message: Any, context: Any) -> Any:
+        own = copy_module(module)
+        own.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], 0.1)
+        F.cross_entropy(own(X), Y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        metrics = MetricRecord({"num-examples": len(X)})
+        return Message(RecordDict({"arrays": ArrayRecord(own.state_dict()), "metrics": metrics}), reply_to=message)
+
+    app = ClientApp(mods=[flower.mod(tw.FedAvg(LOCAL), module)])
+    app.train()(theirs)
+    return served(app, module, folder)
+
+
+def served(app: Any, module: nn.Module, folder: Path) -> nn.Module:
+    """A federation of one client."""
+    post = Post({11: app}, {11: {"partition-id": 0, "folder": str(folder / "client")}})
+    return flower.serve(post, tw.FedAvg(LOCAL), module, 1, STEPS, poll=0.0, test=(X, Y)).module
+
+
+def pipelined(module: nn.Module, folder: Path) -> nn.Module:
+    if not isinstance(module, nn.Sequential):
+        pytest.skip("a pipeline takes chains")
+    own = copy_module(module)
+    assert isinstance(own, nn.Sequential)
+    parts = 1 if sum(any(p.requires_grad for p in m.parameters()) for m in own) < 2 else 2
+    stages = split(own, parts, costs=[1.0] * len(own))
+    simulate_pipeline(stages, lambda p: torch.optim.SGD(p, 0.1), BPK(), [(X, Y)] * STEPS)
+    return own
+
+
 RUNNERS: dict[str, Run] = {
     "simulate": simulated,
     "resumed": resumed,
     "by hand": by_hand,
     "deployment": deployed,
+    "flower": over_flower,
+    "mod": with_mod,
     "ddp-sim": data_parallel,
+    "pipeline": pipelined,
 }
 
 
@@ -187,11 +237,13 @@ AS_TORCH: dict[str, Callable[[], nn.Module]] = {
     "its last output": LastOutput,
     "the old weight_norm": weight_normed,
     "the old spectral_norm": spectral_normed,
+    "spectral_norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(192, 3))),
     "pruned": pruned,
     "traced by torch.fx": lambda: torch.fx.symbolic_trace(net(nn.BatchNorm2d(4))),
 }
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", AS_TORCH)

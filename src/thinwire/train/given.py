@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 STANDARD = frozenset(vars(nn.Module()))  # attributes that every module has
 FIXED = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, type)
@@ -176,7 +177,9 @@ def moving_buffers(module: nn.Module) -> set[str]:
             written: Iterable[str] = statistics & part._buffers.keys() if part.track_running_stats else ()
         else:
             kind: Any = type(part)
-            written = _assigned(kind) & part._buffers.keys()
+            hooks = [hook for hook in part._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+            vectors = {f"{hook.name}_{vector}" for hook in hooks for vector in "uv"}  # of its power iteration
+            written = (_assigned(kind) | vectors) & part._buffers.keys()
         names |= {_path(name, buffer) for buffer in written if part._buffers[buffer] is not None}
     return names
 
@@ -189,7 +192,7 @@ def _assigned(kind: Any) -> frozenset[str]:
         method = waiting.pop()
         methods.add(method)
         function = inspect.unwrap(getattr(kind, method, None) or _nothing)
-        if inspect.isfunction(function) and not (function.__module__ or "").startswith("torch.nn"):
+        if inspect.isfunction(function) and not (function.__module__ or "").startswith("torch.nn.modules"):
             tree = _tree(function)
             names |= _written(tree, function.__code__.co_varnames[0] if function.__code__.co_argcount else "self")
             waiting |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} & _methods(kind) - methods
