@@ -149,7 +149,7 @@ class Rehearsal(Pool):
         """What comes of a training that does not take place."""
         if self.change is None:
             self.slot.load_buffers(round.buffers)
-            with drawing(self.slot, round.key):
+            with drawing(self.slot, round.task, round.key):
                 self.change = train(self.slot, round.task, request, round.draws()).x - request.x
             self.statistics = self.slot.buffers()
         change = self.change

@@ -235,19 +235,20 @@ def played(
     answer: Training | None = None,
 ) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
-    with drawing(slot, key):
+    with drawing(slot, task, key):
         return _played(algorithm, form, slot, task, view, own, key, answer)
 
 
 @contextlib.contextmanager
-def drawing(slot: Slot, key: Key) -> Iterator[None]:
+def drawing(slot: Slot, task: Task, key: Key) -> Iterator[None]:
     """A client's work, which may draw from the generators that a process shares where ``slot.random`` says so.
 
     What it draws is a function of the key: dropout, and what a ``batch`` or a loss of the user's draws. Then nobody
-    else works in this process. Raises ``ValueError`` for draws that nobody expected: they would be others each time.
+    else works in this process. Raises ``ValueError`` for draws of a task of the user's that nobody expected: they would
+    be others each time.
     """
     with seeded(key.number("layers"), slot.random):
-        before = None if slot.random else Dice.now()
+        before = None if slot.random or type(task) is Supervised else Dice.now()
         yield
         if before is not None and before.thrown():
             raise ValueError(
@@ -310,7 +311,7 @@ def adapted(
     except StopIteration as done:
         return done.value, statistics
     slot.load_buffers(statistics)
-    with drawing(slot, key):
+    with drawing(slot, task, key):
         while True:
             own, before = key.at(f"training{batches_of(asked, request)}"), slot.buffers()
             trained = train(slot, task, request, own) if answer is None else answer(request, task, own)
