@@ -6,8 +6,9 @@ An algorithm is a frozen dataclass; its states go in and come out. Most need onl
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import (
@@ -30,6 +31,7 @@ from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trained, Trainer
+from ..optimizers import Optimizer, Past
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -229,6 +231,23 @@ class Algorithm(Config, ABC):
     @abstractmethod
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         """The server's round, given the mean reply."""
+
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        """The method for a round in which these layers go past what its server keeps of them, as LUAR recycles them.
+
+        Its ``server`` steps them by the mean update as it is, at the server's rate, and leaves the momentum and moments
+        that are kept of them as they were. Its ``see`` takes the step from a model to the next one as such a step. By
+        default the optimisers among the attributes, and the method that this one goes around, are told so. A method
+        whose server has a momentum in another way writes this; one that keeps vectors of the model which are none of an
+        optimiser's returns ``self``.
+        """
+        method = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Optimizer):
+                object.__setattr__(method, name, Past(value, tuple(layers)))
+            elif isinstance(value, Algorithm):
+                object.__setattr__(method, name, value.bypass(layers))
+        return method
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         """What is evaluated and saved: by default ``server.x``.
