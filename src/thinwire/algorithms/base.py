@@ -238,8 +238,8 @@ class Algorithm(Config, ABC):
         Its ``server`` steps them by the mean update as it is, at the server's rate, and leaves the momentum and moments
         that are kept of them as they were. Its ``see`` takes the step from a model to the next one as such a step. By
         default the optimisers among the attributes, and the method that this one goes around, are told so. A method
-        whose server has a momentum in another way writes this; one that keeps vectors of the model which are none of an
-        optimiser's returns ``self``.
+        whose server has a momentum in another way writes this. So does one whose server keeps other vectors like the
+        model, to say that they are none: ``return super().bypass(layers)``.
         """
         method = copy.copy(self)
         for name, value in vars(self).items():

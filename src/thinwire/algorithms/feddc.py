@@ -94,8 +94,8 @@ class FedDC(Algorithm):
             g_i = g_i - g - step / y.rates
         return Reply(step + h_i, g_i), Own(h_i, g_i)
 
-    def bypass(self, layers: Sequence[str]) -> FedDC:
-        return self  # g is the clients' mean, and no momentum of the server's
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        return super().bypass(layers)  # g is the clients' mean, and no momentum of the server's
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         return Server(server.x + mean.update, mean.gradient)

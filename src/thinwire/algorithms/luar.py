@@ -6,7 +6,7 @@ Federated Learning", NeurIPS 2025, arXiv:2503.11146, Algorithms 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -157,7 +157,7 @@ class LUAR(Around):
                 f"(Each[...]), and no aggregate of it"
             )
         if self.past:
-            _passable(self.inner, inner.server, shared)
+            _passable(self.inner, inner.server, shared, lambda method: method.init_with(x, buffers, num_clients, key))
         num = len(self.units(shared))
         require(num > 0, f"LUAR(layers={self.layers!r}): the model has no {self.layers}; try layers='tensors'")
         require(
@@ -297,23 +297,34 @@ def _repeatable(inner: Algorithm) -> bool:
     return same and isinstance(inner, FedAvg) and isinstance(inner.opt, SGD) and all(link == Dense() for link in links)
 
 
-def _passable(inner: Algorithm, server: State, shared: Layout) -> None:
-    """Raise :class:`CombinationError` where a layer cannot go past what a method's server keeps."""
-    while isinstance(inner, Around):
-        inner = inner.inner
-    optimizers = [value for value in vars(inner).values() if isinstance(value, Optimizer)]
-    for optimizer in optimizers:
-        passable(optimizer, shared.zeros())
-    if optimizers or type(inner).bypass is not Algorithm.bypass:
-        return
-    kept = [name for name, part in _leaves(server) if isinstance(part, Params) and _layers_of(shared, part.layout)]
-    if len(kept) > 1:
+def _passable(method: Algorithm, server: State, shared: Layout, init: Callable[[Algorithm], Start]) -> None:
+    """Raise :class:`CombinationError` where a layer cannot go past what a method's server keeps.
+
+    ``init`` makes the start of a method. Known are the model, what the optimisers in fields keep, and where a method
+    goes around another one what that keeps.
+    """
+    known = 1
+    for value in vars(method).values():
+        if isinstance(value, Optimizer):
+            passable(value, shared.zeros())
+            known += len(_like(shared, value.init(shared.zeros())))
+    if isinstance(method, Around):
+        inner = init(method.inner).server
+        _passable(method.inner, inner, shared, init)
+        known = len(_like(shared, inner))
+    kept = _like(shared, server)
+    if len(kept) > known and type(method).bypass is Algorithm.bypass:
+        name = type(method).__name__
         raise CombinationError(
-            f"LUAR over {type(inner).__name__}: its server keeps {' and '.join(kept)}, all like the model, and does "
-            f"not say what becomes of them where a layer is recycled: make its momentum an optimizer in a field, or "
-            f"write {type(inner).__name__}.bypass (return self, if none of them is a momentum), or "
-            f"LUAR(..., past=False)"
+            f"LUAR over {name}: its server keeps {' and '.join(kept)}, each like the model, and does not say what "
+            f"becomes of them where a layer is recycled: keep a momentum by an optimizer in a field (opt=Momentum()), "
+            f"write {name}.bypass (`return super().bypass(layers)` if there is none), or LUAR(..., past=False)"
         )
+
+
+def _like(layout: Layout, state: State) -> list[str]:
+    """The fields of a state that hold a vector with these layers."""
+    return [name for name, part in _leaves(state) if isinstance(part, Params) and _layers_of(layout, part.layout)]
 
 
 def _leaves(state: State, name: str = "") -> Iterator[tuple[str, Any]]:
