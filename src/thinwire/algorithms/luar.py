@@ -169,7 +169,7 @@ class LUAR(Around):
         if self.both:
             blank = Steps(inner.view, shared.zeros(), nothing, 0)
             view = Held(inner.view, shared.zeros(), nothing, 0)
-            return Start(Both(*server, nothing, 0), view, inner.client, inner.reply, blank)
+            return Start(Both(*server, nothing, 0), view, inner.client, inner.reply, blank, inner.alone)
         message = None if inner.message is None else Broadcast(inner.message, nothing)
         return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply, message, inner.alone)
 

@@ -121,8 +121,11 @@ class PruneFL(Around):
         return round <= self.initial or round % self.every == 0
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return self.init_with(x, None, num_clients, key)
+
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         everything = torch.ones(x.layout.size, dtype=torch.bool)
-        start = self.inner.init(pruned(x, everything), num_clients, key)
+        start = self.inner.init_with(pruned(x, everything), buffers, num_clients, key)
         return start._replace(reply=Reply(x.zeros(), x.zeros()))
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:

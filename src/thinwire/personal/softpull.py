@@ -187,6 +187,9 @@ class SoftPull(Around):
     def supersedes(self, older: Message, newer: Message) -> bool:
         return True
 
+    def afresh(self, view: State) -> Message | None:
+        return None  # everyone's view is nothing, whatever was heard
+
     def alone(self, server: State, client: int) -> Message:
         held = self.held(server, client)
         return Own(self.inner.broadcast(held.inner, None), held.buffers)
@@ -238,6 +241,9 @@ class SoftPull(Around):
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x if client is None else self.held(server, client).inner.x
         return x
+
+    def served(self, server: State) -> Params | None:
+        return None  # the inner server is kept once for each client, and none of them for all
 
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         buffers: Params | None = server.buffers if client is None else self.held(server, client).buffers
