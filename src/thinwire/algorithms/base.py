@@ -213,6 +213,16 @@ class Algorithm(Config, ABC):
         """The client's state once it knows what the server will see of its reply."""
         return state
 
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        """The layers that clients' replies have in a round: ``blank`` (``Start.reply``) with these alone in its fields.
+
+        A reply that has other ones is refused. Several outlines are those that a client may choose among. ``view`` is
+        what all clients hold, ``key`` that of the client in the round. By default every field has all layers. A method
+        whose clients leave layers out writes this, as LUAR does of those that it recycles: a layer that comes from some
+        and not from others counts as zero in these.
+        """
+        return (blank,)
+
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         """A client's reply after checks, for clients that need not be honest. By default the reply as it is.
 

@@ -246,6 +246,12 @@ class FLSS(Around):
         layout = Layout(("coefficients",), (Size([self.rank]),), coefficients.dtype)
         return Reply(reply._replace(update=reply.update.only(())), Params(layout, coefficients)), state
 
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        inner = self.inner.outlines(view.inner, blank.inner, key)
+        if self.full(view.round):
+            return [Reply(one, blank.coefficients.only(())) for one in inner]
+        return [Reply(one._replace(update=one.update.only(())), blank.coefficients) for one in inner]
+
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return reply._replace(inner=self.inner.admit(view.inner, reply.inner, examples, clip))
 

@@ -217,6 +217,11 @@ class LUAR(Around):
         reply, state = yield from self.inner.client(view.inner, state, task, key)
         return reply._replace(update=reply.update.drop(reply.update.layout.named(view.recycled))), state
 
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        recycled = blank.update.layout.named(view.recycled)
+        inner = self.inner.outlines(view.inner, blank, key)
+        return [one._replace(update=one.update.only(set(one.update.names) - set(recycled))) for one in inner]
+
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return self.inner.admit(view.inner, reply, examples, clip)
 

@@ -23,6 +23,7 @@ largest entry, so that no layer dies.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -136,6 +137,9 @@ class PruneFL(Around):
             return Reply(reply.update, view.x.zeros().only(())), state
         seen = yield look(view.x, LocalSGD(1e-6), self.batch)  # a step too short to leave what can be represented
         return Reply(reply.update, seen.gradient), state
+
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        return (blank if self.reconfigures(key.round) else blank._replace(gradient=blank.gradient.only(())),)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         mask = kept(server.x)

@@ -213,6 +213,9 @@ class SoftPull(Around):
     def sent(self, state: State, seen: Message) -> State:
         return self.inner.sent(state, seen.inner)
 
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        return [blank._replace(inner=one) for one in self.inner.outlines(view, blank.inner, key)]
+
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return reply._replace(inner=self.inner.admit(view, reply.inner, examples, clip))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from ..params import Params
 from ..task import Supervised, Task
 from ..train.many import batchable, train_many
 from ..train.one import Slot, train
-from ..wire import MOST, Packet, State, dumps, modest
+from ..wire import MOST, Packet, State, dumps, largest, modest
 from .changes import noted
 from .messages import Form, heard, private
 from .stream import Parcel, View, catch_up
@@ -186,10 +187,13 @@ class Round:
         algorithm, form, key = self.algorithm, self.form, self.key
         values = form.values(self.message, statistics)
         for leaf, value in zip(form.leaves, values, strict=True):
-            if isinstance(value, Params) and not modest(value):
-                raise NonFinite(
-                    f"round {key.round}, client {key.client}: {leaf.name} has numbers beyond {MOST:.0e}; lower lr"
-                )
+            if not modest(value):
+                what = "NaN or infinity in it"
+                if math.isfinite(largest(value)):
+                    what = f"numbers beyond {MOST:.0e}"
+                layers = value.items() if isinstance(value, Params) else ()
+                where = next((f" (the first in layer {name!r})" for name, layer in layers if not modest(layer)), "")
+                raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} has {what}; lower lr{where}")
         found = form.look(values, self.own.tx, key) if manner.looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
