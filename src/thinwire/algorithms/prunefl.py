@@ -169,7 +169,7 @@ class PruneFL(Around):
         kernels = torch.zeros(x.layout.size, dtype=torch.bool)
         largest = []
         for start, size, shape in x.layout.spans.values():
-            if len(shape) > 1:
+            if len(shape) > 1 and size:
                 kernels[start : start + size] = True
                 largest.append(start + int(x.flat[start : start + size].abs().argmax()))
         inside = (kernels & mask).nonzero().view(-1)

@@ -114,7 +114,7 @@ def _side_by_side(
 def _stacked(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Every layer of all clients, as a view."""
     spans = layout.spans.items()
-    return {name: flat[:, start : start + size].view(-1, *shape) for name, (start, size, shape) in spans}
+    return {name: flat[:, start : start + size].view(len(flat), *shape) for name, (start, size, shape) in spans}
 
 
 def _places(tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequence[Key]) -> Tensor:
