@@ -6,10 +6,12 @@ import contextlib
 import logging
 import multiprocessing
 import random
+import re
 import resource
 import shutil
 import tracemalloc
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +23,10 @@ from torch import Tensor, nn
 import thinwire as tw
 from problems import LAYOUT
 from tables import LINKS
+from tables import METHODS as FEDERATED
 from test_simulate import Chosen, blobs, mlp, normed, random_layers
 from thinwire import FedAvg, Key, Simulation
+from thinwire.algorithms import fedavg
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, NonFinite, OutOfSync, RunError, WireError
@@ -693,18 +697,237 @@ def test_a_reply_that_is_longer_than_the_clip_counts_as_if_it_were_that_long(
 
 
 def test_a_round_that_the_server_cannot_use_leaves_it_as_it_was(tmp_path: Path, caplog: Any) -> None:
-    parties = Parties("FedAvg()", tmp_path)
+    parties = Parties("FedAvg(opt=Adam(0.03))", tmp_path)
     parties.round()
     before = parties.held()
     call = parties.server.begin([2])[2]
-    answer = read_answer(parties.node(2).answer(call), 10_000)
-    parties.server.accept(2, answer._replace(blob=tw.dumps([[0, torch.zeros(48)]])).write())  # one layer alone
+    parties.server.accept(2, forged(parties.node(2).answer(call), huge(1e20)))
     record = parties.end()
     assert record["lost_replies"] == 1
-    assert "the answer of client 2 was refused, the server cannot use it: different layers" in caplog.text
+    assert "the answer of client 2 was refused, the server cannot use it: round 2: the server's state" in caplog.text
     after = parties.held()
     assert (after[0], after[3]) == (before[0], before[3])
     parties.round()
+
+
+# -- layers that are there or not ---------------------------------------------------------
+
+
+LEAVING = [  # of which each round some layers or fields stay away, as the server knows
+    "LUAR(FedAvg(), recycle=2, layers='tensors')",
+    "LUAR(SCAFFOLD(), recycle=1)",
+    "LUAR(FedProx(), recycle=1, layers='tensors', both=True)",
+    "PruneFL(FedAvg(), every=2)",
+    "LUAR(PruneFL(FedAvg(), every=2), recycle=1)",
+    "FLSS(FedAvg(), rank=2, start=2, every=2)",
+    "Averaged(FLSS(FedAvg(), rank=2, start=2, every=2))",
+    "Intrinsic(20, subspaces=3)",
+    "ClusteredLBGM(2, threshold=0.9)",
+    "FedSMExtra(start=2)",
+    "Ensemble(start=1)",
+]
+FITTING = {"FedPara": "FedPara(FedAvg(), rank=1)", "FedBN": "FedBN(stay=('1.*',))", "Intrinsic": "Intrinsic(20)"}
+WHOLE = [text for row in FEDERATED if (text := FITTING.get(row.name, row.trained[0])) not in LEAVING]  # this model
+UPWARDS = [row for row in LINKS if row.name not in ("EF21", "PerClient")]
+THROUGH = [f"FedAvg(up={next(iter(row.laws))})" for row in UPWARDS]
+
+
+def other_masks(server: Deployment, client: int, answer: bytes) -> Iterator[tuple[str, bytes]]:
+    """Answers with a layer less or more than the one that is given, each encoded as its link encodes such a message."""
+    found = read_answer(answer, 1 << 24)
+    rx, key = server.states.get(client).rx, server.at(client, found)
+    form = server.up
+    values = form.recv(tw.loads(found.blob), rx, key)[0]
+    for i, leaf in enumerate(form.leaves):
+        if leaf.link is None:
+            continue
+        names = values[i].names
+        for some in {names[1:], names[:-1], (), *((*names, name) for name in leaf.blank.names if name not in names)}:
+            if set(some) != set(names):
+                other = leaf.blank.replace(values[i]).only(some)
+                forged_ = [*values[:i], other, *values[i + 1 :]]
+                body = form.send(forged_, form.open()[0], key)[0]
+                yield f"{leaf.name}: {', '.join(some)}", found._replace(blob=tw.dumps(body)).write()
+
+
+@pytest.mark.parametrize("expression", [*LEAVING, *WHOLE, *THROUGH])
+def test_a_reply_with_other_layers_than_its_clients_send_in_a_round_is_refused_when_it_arrives(
+    expression: str, tmp_path: Path
+) -> None:
+    parties, tried = Parties(expression, tmp_path, normed), 0
+    for number in (1, 2, 3, 4) if expression in LEAVING else (1,):
+        for client, call in parties.server.begin([1, 2, 4]).items():
+            answer = parties.node(client).answer(call)
+            before = parties.held()
+            for what, other in other_masks(parties.server, client, answer):
+                if client == 2:
+                    tried += 1
+                    with pytest.raises(WireError) as caught:
+                        parties.server.accept(2, other)
+                    ours = r"its \S+ (lacks|has) layer '\S+', which .*in this round|an update, or what .*expected"
+                    said = rf"round {number}, client 2: (a packet of another shape: )?({ours})"
+                    assert re.fullmatch(said, str(caught.value)), (what, str(caught.value))
+            assert parties.held() == before
+            assert parties.server.accept(client, answer)
+        record = parties.end()
+        assert record["lost_replies"] == 0
+    assert tried >= 2
+
+
+def test_layers_that_a_reply_left_out_do_not_count_as_zeros(tmp_path: Path) -> None:
+    # Six clients at x = 0, five of which pull by 1 and one of which leaves its second layer out.
+    parties = Parties("FedAvg()", tmp_path)
+    calls = parties.server.begin()
+    for client, call in calls.items():
+        answer = parties.node(client).answer(call)
+        if client == 2:
+            whole = tw.loads(read_answer(answer, 1 << 24).blob)[0][1]
+            mask = torch.tensor([True, False, True, True])
+            blob = tw.dumps([[mask, torch.cat([whole[:48], whole[54:]])]])
+            with pytest.raises(WireError, match=r"round 1, client 2: its update lacks layer '0.bias', which no client"):
+                parties.server.accept(2, read_answer(answer, 1 << 24)._replace(blob=blob).write())
+        else:
+            assert parties.server.accept(client, answer)
+    parties.end()
+    assert parties.held() == without("FedAvg()", 2, [1], 1)
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    """A method of one's own, whose clients leave out their first layer."""
+
+    def client(self, view: Any, state: Any, task: Any, key: Key) -> Any:
+        reply, state = yield from super().client(view, state, task, key)
+        return reply._replace(update=reply.update.drop(reply.update.names[:1])), state
+
+
+@dataclass(frozen=True)
+class Candid(Forgetful):
+    """The same, which says so."""
+
+    def outlines(self, view: Any, blank: Any, key: Key) -> Any:
+        return [blank._replace(update=blank.update.drop(blank.update.names[:1]))]
+
+    def server(self, server: Any, view: Any, mean: Any, key: Key) -> Any:
+        whole = server.x.zeros().replace(mean.update)
+        return super().server(server, view, mean._replace(update=whole), key)
+
+
+def test_a_method_of_ones_own_says_which_layers_its_clients_leave_out() -> None:
+    said = r"round 1, client 0: its update lacks layer '0.weight', .* says which in Forgetful\.outlines"
+    with pytest.raises(CombinationError, match=said):
+        tw.simulate(Forgetful(), mlp, blobs(), 1)
+    assert tw.simulate(Candid(), mlp, blobs(), 2).rounds[-1]["up_bytes"] > 0
+
+
+# -- numbers that are none ------------------------------------------------------------------
+
+
+def with_nan_in(link: str, answer: bytes, value: float) -> bytes:
+    """The answer of a client of `FedAvg`, whose update has one such number in its second layer, of six entries."""
+    found = read_answer(answer, 1 << 24)
+    body = tw.loads(found.blob)
+    packet = body[0][1]
+    if link == "Dense()":
+        packet = packet.clone()
+        packet[50] = value
+    else:  # one packet a layer
+        packet = [packet[0], value_in(packet[1], value), *packet[2:]]
+    return found._replace(blob=tw.dumps([[None, packet]])).write()
+
+
+def value_in(packet: Any, value: float) -> Any:
+    """A layer's packet whose first floating-point number is another."""
+    if isinstance(packet, Tensor) and packet.is_floating_point():
+        packet = packet.clone()
+        packet.view(-1)[0] = value
+        return packet
+    if isinstance(packet, list):
+        for i, part in enumerate(packet):
+            other = value_in(part, value)
+            if other is not part:
+                return [*packet[:i], other, *packet[i + 1 :]]
+    return packet
+
+
+@pytest.mark.parametrize("link", ["Dense()", "Half()", "TopK(0.5)", "Int8()", "QSGD(16)", "ErrorFeedback(STC(0.5))"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_none_is_refused_with_its_client_round_field_and_layer(
+    link: str, value: float, tmp_path: Path
+) -> None:
+    parties = Parties(f"FedAvg(up={link})", tmp_path)
+    answer = parties.node(2).answer(parties.server.begin()[2])
+    said = r"^round 1, client 2: NaN or infinity in a message: in update, layer '0.bias'$"
+    with pytest.raises(WireError, match=said):
+        parties.server.accept(2, with_nan_in(link, answer, value))
+    assert parties.server.accept(2, answer)
+
+
+class Warm(NamedTuple):
+    """A broadcast or a reply with a number beside the model."""
+
+    x: tw.Params
+    heat: float
+
+
+class Warmth(NamedTuple):
+    """A reply with a number beside the update."""
+
+    update: tw.Params
+    heat: float
+
+
+@dataclass(frozen=True)
+class Warming(FedAvg):
+    """FedAvg that sends a number in either direction."""
+
+    down_heat: float = 0.0
+    up_heat: float = 0.0
+
+    def init(self, x: tw.Params, num_clients: int, key: Key) -> tw.Start:
+        begun = super().init(x, num_clients, key)
+        return begun._replace(view=Warm(x.zeros(), 0.0), reply=Warmth(x.zeros(), 0.0))
+
+    def broadcast(self, server: Any, view: Any) -> Any:
+        return Warm(server.x, self.down_heat)
+
+    def client(self, view: Any, state: Any, task: Any, key: Key) -> Any:
+        reply, state = yield from super().client(view, state, task, key)
+        return Warmth(reply.update, self.up_heat if key.client == 3 else 1.0), state
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_beside_the_model_that_is_none_is_named_in_either_direction(value: float) -> None:
+    with pytest.raises(WireError, match=r"^round 1, broadcast: NaN or infinity in a message: in heat$"):
+        tw.simulate(Warming(down_heat=value), mlp, blobs(), 1)
+    with pytest.raises(NonFinite, match=r"^round 1, client 3: heat has NaN or infinity in it; lower lr$"):
+        tw.simulate(Warming(up_heat=value), mlp, blobs(), 1)
+
+
+@pytest.mark.parametrize("down", ["Dense()", "EF21(TopK(0.5))", "Half()"])
+def test_a_broadcast_with_numbers_that_are_none_names_field_and_layer(down: str) -> None:
+    @dataclass(frozen=True)
+    class Broken(FedAvg):
+        def broadcast(self, server: Any, view: Any) -> Any:
+            x = server.x.clone()
+            x["2.weight"][0, 0] = float("nan")
+            return fedavg.Broadcast(x)
+
+    with pytest.raises((WireError, NonFinite), match=r"^round 1.*\bx, layer '2\.weight'"):
+        tw.simulate(Broken(down=tw.parse(down)), mlp, blobs(), 1)
+
+
+def test_an_update_with_numbers_that_are_none_names_its_first_layer() -> None:
+    @dataclass(frozen=True)
+    class Broken(FedAvg):
+        def client(self, view: Any, state: Any, task: Any, key: Key) -> Any:
+            reply, state = yield from super().client(view, state, task, key)
+            reply.update["2.bias"][0] = float("nan")
+            return reply, state
+
+    said = r"^round 1, client 0: update has NaN or infinity in it; lower lr \(the first in layer '2\.bias'\)$"
+    with pytest.raises(NonFinite, match=said):
+        tw.simulate(Broken(), mlp, blobs(), 1)
 
 
 # -- one hostile client among honest ones -----------------------------------------------

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from problems import LOCAL, ONCE, Quadratic, approx, handwriting, mlp, normed, trained
-from thinwire import LUAR, SGD, ErrorFeedback, FedAvg, FedProx, Key, Params, Simulation, TopK, simulate
+from thinwire import (
+    LUAR,
+    SGD,
+    Adagrad,
+    Adam,
+    Averaged,
+    ErrorFeedback,
+    FedAvg,
+    FedProx,
+    Key,
+    Momentum,
+    Params,
+    Simulation,
+    Start,
+    TopK,
+    Yogi,
+    parse,
+    simulate,
+)
 from thinwire.algorithms import fedavg
+from thinwire.errors import CombinationError
+from thinwire.optimizers import Optimizer
 
 COMPRESSED = ErrorFeedback(TopK(0.1))
 
@@ -263,3 +284,227 @@ def test_a_client_that_was_away_is_sent_no_more_than_the_model_and_what_is_recyc
         method.__class__(FedAvg(LOCAL), 1, select="round-robin"), mlp, handwriting()[0], 6, cohort=cohort
     )
     assert torch.equal(run.params.flat, plainly.params.flat)
+
+
+# -- past what the server keeps ------------------------------------------------------------------
+
+STATEFUL = {  # a method whose server keeps something of each layer: its rate, and where in its state that is
+    "FedAvg({}, opt=Momentum(0.5, beta=0.9))": (0.5, "opt"),
+    "FedAvg({}, opt=Adam(0.03))": (0.03, "opt"),
+    "FedAvg({}, opt=Yogi(0.02))": (0.02, "opt"),
+    "FedAvg({}, opt=Adagrad(0.01, beta1=0.5))": (0.01, "opt"),
+    "FedAvgSM({})": (1.0, "opt"),
+    "FedAvgSLM({})": (1.0, "opt"),
+    "FedAvgSLMZ({})": (1.0, "opt"),
+    "FedProx({}, opt=Adam(0.03))": (0.03, "opt"),
+    "FedNTD({}, opt=Momentum(1.0, beta=0.5))": (1.0, "opt"),
+    "MOON({}, opt=Yogi(0.02))": (0.02, "opt"),
+    "FedACG({}, momentum=0.7)": (1.0, "m"),
+    "DOMO(0.5, {}, opt=Momentum(0.5, beta=0.5))": (0.5, "momentum"),
+    "DOMO(0.5, {}, opt=Momentum(0.5, beta=0.5), momentum='sent')": (0.5, "momentum"),
+    "DOMO(0.5, {}, intra=True)": (1.0, "momentum"),
+    "SCAFFOLD(LocalSGD(0.1, batch=16), opt=Adam(0.03))": (0.03, "opt"),
+    "PruneFL(FedAvg({}, opt=Momentum(0.5, beta=0.9)), every=99)": (0.5, "opt"),
+    "FedPara(FedAvg({}, opt=Momentum(0.5, beta=0.9)), rank=4)": (0.5, "opt"),
+    "FT(FedAvg({}, opt=Momentum(0.5, beta=0.9)))": (0.5, "opt"),
+    "Averaged(FedACG({}))": (1.0, "m"),
+    "FedPer({}, stay=('3.bias',), opt=Adam(0.03))": (0.03, "opt"),
+    "Ditto({}, opt=Momentum(0.5, beta=0.9))": (0.5, "opt"),
+    "APFL({}, opt=Adam(0.03))": (0.03, "opt"),
+}
+
+
+def vectors(state: Any) -> list[Params]:
+    """Those in what a server keeps of its optimiser."""
+    return [state] if isinstance(state, Params) else list(state)
+
+
+def looked_at(expression: str, **fields: Any) -> Any:
+    """Rounds of LUAR over a method: before and after each the model, what the server keeps beside it, what was last."""
+    rate, where = STATEFUL[expression]
+    inner = parse(expression.format("LocalSGD(0.1, batch=16, momentum=0.6)"))
+    method = LUAR(inner, 2, layers="tensors", select="round-robin", **fields)
+    run = Simulation(method, mlp, handwriting()[0], sample=4, workers=1, plan="each")
+
+    def kept() -> Any:
+        state = run.server.inner
+        while hasattr(state, "inner"):
+            state = state.inner
+        return vectors(getattr(state, where))
+
+    with run.pool:
+        for _ in range(5):
+            x, last, before = method.model(run.server), run.server.last, kept()
+            unsent = last.layout.named(run.server.recycled)
+            run.step()
+            yield rate, x, last, before, unsent, method.model(run.server), run.server.last, kept()
+
+
+@pytest.mark.parametrize("expression", STATEFUL)
+def test_a_recycled_layer_steps_by_its_last_raw_update_and_nothing_else_that_is_kept_of_it_moves(
+    expression: str,
+) -> None:
+    recycled = 0
+    for rate, x, last, before, unsent, y, again, after in looked_at(expression):
+        for name in unsent:
+            recycled += 1
+            assert torch.equal(again[name], last[name])
+            assert last[name].any()
+            assert torch.allclose(y[name], x[name] + rate * last[name], rtol=1e-6, atol=1e-8)
+            assert all(torch.equal(a[name], b[name]) for a, b in zip(after, before, strict=True))
+        for name in set(last.names) - set(unsent):
+            assert any(not torch.equal(a[name], b[name]) for a, b in zip(after, before, strict=True))
+    assert recycled == 8
+
+
+@pytest.mark.parametrize("expression", STATEFUL)
+def test_with_past_false_what_is_recycled_goes_through_the_momentum_again(expression: str) -> None:
+    moved = 0
+    for _, _, last, before, unsent, _, _, after in looked_at(expression, past=False):
+        for name in unsent:
+            moved += any(not torch.equal(a[name], b[name]) for a, b in zip(after, before, strict=True))
+            assert last[name].any()
+    assert moved == 8
+
+
+def test_three_rounds_over_momentum_are_those_worked_out_by_hand() -> None:
+    # One client whose update is what it is told: kernel a (x = 1) and kernel b (x = 10); m <- .5 m + d, x + .1 m.
+    #   round 1: a sent 2: m = 2, x = 1.2; b sent 4: m = 4, x = 10.4
+    #   round 2: a recycled: x = 1.2 + .1 * 2 = 1.4, m = 2; b sent 6: m = 8, x = 11.2
+    #   round 3: a sent 8: m = 9, x = 2.3; b recycled: x = 11.2 + .1 * 6 = 11.8, m = 8
+    # Through the momentum: a 1.2, 1.5 (m = 3), 2.45 (m = 9.5); b 10.4, 11.2, 12.2 (m = 10).
+    names = ("a", "b")
+    start = Params.of([("a", torch.tensor([[1.0]])), ("b", torch.tensor([[10.0]]))])
+    for past, expected in (
+        (True, [(1.2, 10.4), (1.4, 11.2), (2.3, 11.8)]),
+        (False, [(1.2, 10.4), (1.5, 11.2), (2.45, 12.2)]),
+    ):
+        luar = LUAR(FedAvg(opt=Momentum(0.1, beta=0.5)), 1, past=past)
+        begun = luar.init(start, 1, Key(0))
+        server = begun.server
+        for sent, point in zip(({"a": 2.0, "b": 4.0}, {"b": 6.0}, {"a": 8.0}), expected, strict=True):
+            update = Params.of((name, torch.tensor([[sent[name]]])) for name in names if name in sent)
+            server = luar.server(server, begun.view, fedavg.Reply(update), Key(0, 1))
+            assert luar.model(server).flat.tolist() == pytest.approx(point)
+
+
+def test_clients_of_domo_infer_the_momentum_that_the_server_keeps_where_layers_are_recycled() -> None:
+    method = LUAR(parse("DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5))"), 1, select="round-robin")
+    run = Simulation(method, mlp, handwriting()[0], sample=4, workers=1, plan="each")
+    with run.pool:
+        run.step()
+        for _ in range(4):
+            kept = run.server.inner.momentum
+            run.step()  # which begins with a broadcast of the model that this momentum made
+            held = run.stream.view.state.inner.momentum
+            assert torch.allclose(held.flat, kept.flat, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "inner", ["FedAvg(opt=SGD(0.7))", "FedAvg(opt=MajorityVote(0.01))", "FedMut()", "SCAFFOLD()", "FedDC()", "FedGen()"]
+)
+def test_over_a_server_that_keeps_nothing_of_the_kind_both_ways_are_one_run_bit_for_bit(inner: str) -> None:
+    runs = [
+        trained(LUAR(parse(inner, {"lr": 0.1, "batch": 16}), 1, past=past), mlp, rounds=4) for past in (True, False)
+    ]
+    assert torch.equal(runs[0].params.flat, runs[1].params.flat)
+
+
+@dataclass(frozen=True)
+class Heavy(FedAvg):
+    """Of one's own, with a momentum that is no optimiser in a field."""
+
+    def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return super().init(x, num_clients, key)._replace(server=HeavyServer(x, x.zeros()))
+
+    def server(self, server: Any, view: Any, mean: Any, key: Key) -> Any:
+        m = server.m * 0.5 + mean.update
+        return HeavyServer(server.x + m, m)
+
+
+class HeavyServer(NamedTuple):
+    """What the server keeps."""
+
+    x: Params
+    m: Params
+
+
+@dataclass(frozen=True)
+class Counting(Optimizer):
+    """Of one's own: a state with a number and a vector, and a rate under another name."""
+
+    step_size: float = 0.5
+
+    @property
+    def rate(self) -> float:
+        return self.step_size
+
+    def init(self, x: Params) -> Any:
+        return {"steps": 0, "m": [x.zeros()]}
+
+    def step(self, x: Params, delta: Params, state: Any) -> Any:
+        steps, m = state["steps"] + 1, state["m"][0] * 0.9 + delta
+        return x + m * (self.step_size / steps), {"steps": steps, "m": [m]}
+
+
+@dataclass(frozen=True)
+class Nameless(Counting):
+    """The same, which does not say its rate."""
+
+    rate = Optimizer.rate
+
+
+@dataclass(frozen=True)
+class Loose(Counting):
+    """The same, with a vector that is no Params."""
+
+    def init(self, x: Params) -> Any:
+        return x.flat.clone()
+
+
+def test_an_optimiser_of_ones_own_is_gone_past_by_its_rate_and_its_vectors_alone() -> None:
+    #   round 1: a sent 2: m = 2, x = 1 + 2 * .5 = 2; b sent 4: m = 4, x = 10 + 4 * .5 = 12
+    #   round 2, step 2: a recycled: x = 2 + .5 * 2 = 3, m = 2; b sent 6: m = 9.6, x = 12 + 9.6 * .25 = 14.4
+    start = Params.of([("a", torch.tensor([[1.0]])), ("b", torch.tensor([[10.0]]))])
+    luar = LUAR(FedAvg(opt=Counting()), 1)
+    begun = luar.init(start, 1, Key(0))
+    server = luar.server(begun.server, begun.view, fedavg.Reply(updates(2.0, 4.0)), Key(0, 1))
+    server = luar.server(server, begun.view, fedavg.Reply(updates(2.0, 6.0).only(["b"])), Key(0, 2))
+    assert luar.model(server).flat.tolist() == pytest.approx([3.0, 14.4])
+    assert server.inner.opt["steps"] == 2
+    assert server.inner.opt["m"][0].flat.tolist() == pytest.approx([2.0, 9.6])
+
+
+def updates(*values: float) -> Params:
+    return Params.of((name, torch.tensor([[value]])) for name, value in zip("ab", values, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (
+            Heavy(),
+            r"LUAR over Heavy: its server keeps x and m, each like the model, .* write Heavy\.bypass .*past=False",
+        ),
+        (
+            FedAvg(opt=Nameless()),
+            r"Nameless\(0\.5\) does not say at which rate .* a field lr, or a property rate",
+        ),
+        (
+            FedAvg(opt=Loose()),
+            r"Loose\(0\.5\) keeps a tensor, .* keep Params like the model, or .*past=False",
+        ),
+    ],
+)
+def test_what_does_not_say_how_a_layer_goes_past_it_is_refused_at_once(inner: Any, said: str) -> None:
+    for method in (LUAR(inner, 1), LUAR(Averaged(inner), 1)):
+        with pytest.raises(CombinationError, match=said):
+            Simulation(method, mlp, handwriting()[0])
+    Simulation(LUAR(inner, 1, past=False), mlp, handwriting()[0])
+
+
+def test_clients_repeat_no_step_of_a_server_that_keeps_something() -> None:
+    for opt in (Momentum(), Adam(), Yogi(), Adagrad()):
+        for past in (True, False):
+            with pytest.raises(CombinationError, match=r"clients repeat the server's step, which they can over FedAvg"):
+                LUAR(FedAvg(opt=opt), 1, both=True, past=past)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .config import Config
-from .errors import require
+from .errors import CombinationError, require
 from .params import Params
 from .wire import State
 
@@ -30,6 +32,24 @@ class Optimizer(Config, ABC):
     """``init`` gives the state for a model like ``x``; ``step`` the next model and state."""
 
     example = "Adam(0.03)"
+
+    past: ClassVar[tuple[str, ...]] = ()
+    """The layers that go past it: those that LUAR recycles in a round (:class:`Past`)."""
+
+    @property
+    def rate(self) -> float:
+        """What multiplies the mean update of a layer that goes past it: ``lr``.
+
+        Raises :class:`~thinwire.errors.CombinationError` where there is none: an optimiser without ``lr`` says its rate
+        here.
+        """
+        lr = getattr(self, "lr", None)
+        if not isinstance(lr, int | float):
+            raise CombinationError(
+                f"{self!r} does not say at which rate a layer steps that goes past it, as LUAR has it: give the class "
+                f"a field lr, or a property rate"
+            )
+        return lr
 
     def init(self, x: Params) -> State:
         return None
@@ -179,3 +199,63 @@ class Adagrad(_Adaptive):
 
 def _rate(self: SGD | MajorityVote | Momentum | _Adaptive) -> None:
     require(0 < self.lr < math.inf, f"{type(self).__name__}(lr={self.lr}): lr must be positive and finite")
+
+
+@dataclass(frozen=True)
+class Past(Optimizer):
+    """``inner`` for all layers but some, which go past it: x + rate * delta, and what it keeps of them stays as it is.
+
+    So the authors of LUAR have it for layers that are recycled. An optimiser without a state has nothing to go past:
+    all layers take its step. It is made for one round
+    (:meth:`Algorithm.bypass <thinwire.algorithms.base.Algorithm.bypass>`), and is no configuration of a run.
+    """
+
+    inner: Optimizer
+    past: tuple[str, ...]  # type: ignore[misc]  # a field here alone
+
+    @property
+    def rate(self) -> float:
+        return self.inner.rate
+
+    def init(self, x: Params) -> State:
+        return self.inner.init(x)
+
+    def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
+        layers = [name for name in self.past if name in x.layout.spans]
+        if state is None or not layers:
+            return self.inner.step(x, delta, state)
+        rest = _parts(self.inner, x, state, lambda one: one.drop(layers))
+        stepped, ended = self.inner.step(x.drop(layers), delta.drop(layers), rest)
+        raw = x.only(layers) + delta.only(layers) * self.rate
+        return x.replace(stepped).replace(raw), _parts(self.inner, x, state, Params.replace, ended)
+
+
+def passable(optimizer: Optimizer, x: Params) -> None:
+    """Raise :class:`~thinwire.errors.CombinationError` where layers of ``x`` cannot go past an optimiser."""
+    if (state := optimizer.init(x)) is not None:
+        _parts(optimizer, x, state, lambda one: one)
+        _ = optimizer.rate  # which raises
+
+
+def _parts(optimizer: Optimizer, x: Params, state: State, make: Callable[..., Params], *new: State) -> State:
+    """An optimiser's state with what ``make`` makes of its vectors of the model; of all else that of ``new``, if given.
+
+    Raises :class:`~thinwire.errors.CombinationError` for a tensor of which nothing says what belongs to which layer.
+    """
+
+    def walk(part: Any, *given: Any) -> Any:
+        if isinstance(part, Params) and part.layout == x.layout:
+            return make(part, *given)
+        if isinstance(part, dict):
+            return {name: walk(one, *(other[name] for other in given)) for name, one in part.items()}
+        if isinstance(part, tuple | list):
+            inside = [walk(*row) for row in zip(part, *given, strict=True)]
+            return type(part)(*inside) if hasattr(part, "_fields") else type(part)(inside)
+        if isinstance(part, Params) or (isinstance(part, Tensor) and part.ndim):
+            raise CombinationError(
+                f"{optimizer!r} keeps a tensor, and nothing says what of it belongs to a layer that goes past it, as "
+                f"LUAR has it: keep Params like the model, or write LUAR(..., past=False)"
+            )
+        return given[0] if given else part
+
+    return walk(state, *new)

@@ -143,7 +143,7 @@ def loads(
         container[place] = reader.section(section)
     if reader.position != len(data):
         raise WireError(f"{len(data) - reader.position} bytes too many at the end")
-    if finite and not _finite(value):
+    if finite and not all_finite(value):
         raise WireError("NaN or infinity in a message")
     return value
 
@@ -366,14 +366,15 @@ class _Reader:
         return torch.frombuffer(self.data, dtype=dtype, count=entries, offset=start).view(section.shape)
 
 
-def _finite(x: Any) -> bool:
+def all_finite(x: Any) -> bool:
+    """Whether no number in what was read is NaN or infinite."""
     if isinstance(x, Tensor):
         return is_finite(x)
     if isinstance(x, float):
         return x - x == 0.0
     if isinstance(x, list):
-        return all(map(_finite, x))
-    return all(map(_finite, x.values())) if isinstance(x, dict) else True
+        return all(map(all_finite, x))
+    return all(map(all_finite, x.values())) if isinstance(x, dict) else True
 
 
 def modest(x: Any) -> bool:

@@ -11,6 +11,7 @@ those of the trained model go with the average.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from ..errors import require
 from ..key import Key
 from ..params import Params
 from ..wire import State
-from .base import Around, Message, Start
+from .base import Algorithm, Around, Message, Start
 
 
 class Server(NamedTuple):
@@ -68,6 +69,9 @@ class Averaged(Around):
             return Server(inner, x, rounds)
         share = (1 - self.decay) / (1 - self.decay**rounds)
         return Server(inner, server.average + (x - server.average) * share, rounds)
+
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        return super().bypass(layers)  # the average is none of what the inner server keeps
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         return self.inner.model(server.inner, client, own)

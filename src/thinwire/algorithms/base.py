@@ -6,8 +6,9 @@ An algorithm is a frozen dataclass; its states go in and come out. Most need onl
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import (
@@ -30,7 +31,9 @@ from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trained, Trainer
+from ..optimizers import Optimizer, Past
 from ..params import Params
+from ..passing import Inner, passing_on
 from ..task import Task
 from ..wire import State
 
@@ -210,6 +213,16 @@ class Algorithm(Config, ABC):
         """The client's state once it knows what the server will see of its reply."""
         return state
 
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        """The layers that clients' replies have in a round: ``blank`` (``Start.reply``) with these alone in its fields.
+
+        A reply that has other ones is refused. Several outlines are those that a client may choose among. ``view`` is
+        what all clients hold, ``key`` that of the client in the round. By default every field has all layers. A method
+        whose clients leave layers out writes this, as LUAR does of those that it recycles: a layer that comes from some
+        and not from others counts as zero in these.
+        """
+        return (blank,)
+
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         """A client's reply after checks, for clients that need not be honest. By default the reply as it is.
 
@@ -229,6 +242,23 @@ class Algorithm(Config, ABC):
     @abstractmethod
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         """The server's round, given the mean reply."""
+
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        """The method for a round in which these layers go past what its server keeps of them, as LUAR recycles them.
+
+        Its ``server`` steps them by the mean update as it is, at the server's rate, and leaves the momentum and moments
+        that are kept of them as they were. Its ``see`` takes the step from a model to the next one as such a step. By
+        default the optimisers among the attributes, and the method that this one goes around, are told so. A method
+        whose server has a momentum in another way writes this. So does one whose server keeps other vectors like the
+        model, to say that they are none: ``return super().bypass(layers)``.
+        """
+        method = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Optimizer):
+                object.__setattr__(method, name, Past(value, tuple(layers)))
+            elif isinstance(value, Algorithm):
+                object.__setattr__(method, name, value.bypass(layers))
+        return method
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         """What is evaluated and saved: by default ``server.x``.
@@ -306,22 +336,15 @@ class Algorithm(Config, ABC):
         return type(self).see is Algorithm.see
 
 
-class Inner:
-    """An attribute that is the inner algorithm's."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, around: Around | None, owner: type | None = None) -> Any:
-        return self if around is None else getattr(around.inner, self.name)
-
-
 @dataclass(frozen=True)
+@passing_on(Algorithm, assemble=("prepare",), init_with=("init",), weigh=("weights", "local"))
 class Around(Algorithm):
     """An algorithm around another one, ``inner``: what it does not write is the inner one's, given what it was given.
 
     So a wrapper that keeps the inner one's states and messages writes only what it changes. One that holds them in
-    states and messages of its own, as LUAR does, writes every method that is given one of those.
+    states and messages of its own, as LUAR does, writes every method that is given one of those. ``assemble``,
+    ``init_with``, ``weigh`` and ``whole`` are made of ``prepare``, ``init``, ``weights``, ``local`` and ``see``, where
+    it writes these.
     """
 
     inner: Algorithm
@@ -340,88 +363,23 @@ class Around(Algorithm):
     weights: ClassVar[Any] = Inner()  # type: ignore[misc]
     buffers: ClassVar[Any] = Inner()  # type: ignore[misc]
 
+    bypass = Algorithm.bypass  # a wrapper around what that of ``inner`` returns
+
     @property
     def whole(self) -> bool:
         return type(self).see is Around.see and self.inner.whole
 
-    def prepare(self, module: nn.Module) -> nn.Module:
-        return self.inner.prepare(module)
-
-    def finish(self, module: nn.Module) -> nn.Module:
-        return self.inner.finish(module)
-
-    def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
-        if type(self).prepare is Around.prepare:
-            return self.inner.assemble(module, num_clients)
-        return self.prepare(module)
-
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         return self.inner.init(x, num_clients, key)
-
-    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
-        if type(self).init is Around.init:
-            return self.inner.init_with(x, buffers, num_clients, key)
-        return self.init(x, num_clients, key)
 
     def broadcast(self, server: State, view: State) -> Message:
         return self.inner.broadcast(server, view)
 
-    def see(self, view: State, msg: Message, key: Key) -> State:
-        return self.inner.see(view, msg, key)
-
-    def afresh(self, view: State) -> Message | None:
-        return self.inner.afresh(view)
-
-    def supersedes(self, older: Message, newer: Message) -> bool:
-        return self.inner.supersedes(older, newer)
-
-    def alone(self, server: State, client: int) -> Message:
-        return self.inner.alone(server, client)
-
-    def take(self, view: State, msg: Message) -> State:
-        return self.inner.take(view, msg)
-
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         return self.inner.client(view, state, task, key)
 
-    def sent(self, state: State, seen: Message) -> State:
-        return self.inner.sent(state, seen)
-
-    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
-        return self.inner.admit(view, reply, examples, clip)
-
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         return self.inner.server(server, view, mean, key)
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        return self.inner.model(server, client, own)
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return self.inner.statistics(server, client)
-
-    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
-        return self.inner.at_client(view, client, own)
-
-    def statistics_at_client(self, view: State, client: int) -> Params | None:
-        return self.inner.statistics_at_client(view, client)
-
-    def own_statistics(self, own: State) -> bool:
-        return self.inner.own_statistics(own)
-
-    def beside(self, module: nn.Module) -> Mapping[str, nn.Module]:
-        return self.inner.beside(module)
-
-    def predict(self, models: Models, inputs: Any) -> Any:
-        return self.inner.predict(models, inputs)
-
-    def selected(self, models: Models, inputs: Any) -> Tensor:
-        return self.inner.selected(models, inputs)
-
-    def served(self, server: State) -> Params | None:
-        return self.inner.served(server)
-
-    def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
-        return self.inner.adapt(x, task, key)
 
 
 def adapts(algorithm: Algorithm) -> bool:

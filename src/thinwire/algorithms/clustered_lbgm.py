@@ -6,6 +6,7 @@ Gradient Subspaces Low-Rank?", ICLR 2022, Appendix C.1, "LBG Clustering".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,6 +122,9 @@ class ClusteredLBGM(Algorithm):
         rho = multiplier(g, centroids[j], self.threshold)
         recycled = Several([] if rho is None else [Recycled(j, rho)], Recycled(0, g.flat.new_zeros(())))
         return Reply(g if rho is None else g.only(()), recycled, len(task)), state
+
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        return blank, blank._replace(whole=blank.whole.only(()))
 
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         check(reply.examples == examples, f"{examples} examples, as the header says,")

@@ -72,7 +72,8 @@ class Forward(Loss):
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
         with torch.no_grad():
             losses = per_example(task.loss(net.module, batch))
-        return losses + 0 * next(net.module.parameters()).reshape(-1)[0]  # what is asked for a gradient: it is zero
+        one = next(p for p in net.module.parameters() if p.requires_grad and p.numel())
+        return losses + 0 * one.reshape(-1)[0]  # what is asked for a gradient: it is zero
 
 
 @dataclass(frozen=True)

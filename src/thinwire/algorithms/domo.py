@@ -105,7 +105,10 @@ class DOMO(Algorithm):
             return View(msg.x, msg.x.zeros(), 0)
         if msg.round == view.round:  # nobody answered: the model is the same, and so is the momentum
             return view
-        return View(msg.x, (msg.x - view.x) / self.opt.lr, msg.round)  # line 5
+        momentum = (msg.x - view.x) / self.opt.rate  # line 5
+        if self.opt.past:  # these layers' step was no momentum, which is as it was
+            momentum = momentum.replace(view.momentum.only(self.opt.past))
+        return View(msg.x, momentum, msg.round)
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         return self.momentum == "sent"

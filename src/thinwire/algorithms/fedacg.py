@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ..errors import require
 from ..key import Key
 from ..local import Local, LocalSGD, Trainer
+from ..optimizers import Momentum, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
@@ -44,13 +45,16 @@ class FedACG(Algorithm):
     momentum: float = 0.85
     beta: float = 0.01
 
+    opt: ClassVar[Optimizer]  # the server's step is FedAvgM's: each object has that of its momentum
+
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, f"FedACG(momentum={self.momentum}): momentum must be in [0, 1)")
         require(0 <= self.beta < math.inf, f"FedACG(beta={self.beta}): beta must not be negative")
         own_pull(self, self.local, "beta")
+        object.__setattr__(self, "opt", Momentum(1.0, beta=self.momentum))
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return Start(Server(x, x.zeros()), Broadcast(x.zeros()), None, Reply(x.zeros()))
+        return Start(Server(x, self.opt.init(x)), Broadcast(x.zeros()), None, Reply(x.zeros()))
 
     def broadcast(self, server: State, view: State) -> Message:
         return Broadcast(server.x + server.m * self.momentum)  # the lookahead
@@ -60,5 +64,4 @@ class FedACG(Algorithm):
         return Reply(update=y.x - view.x), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        m = server.m * self.momentum + mean.update
-        return Server(server.x + m, m)
+        return Server(*self.opt.step(server.x, mean.update, server.m))

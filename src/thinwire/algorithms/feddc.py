@@ -19,6 +19,7 @@ tell the mean of the drifts.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -92,6 +93,9 @@ class FedDC(Algorithm):
         if y.rates > 0:  # else a schedule's last round: the client went nowhere and learned nothing
             g_i = g_i - g - step / y.rates
         return Reply(step + h_i, g_i), Own(h_i, g_i)
+
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        return super().bypass(layers)  # g is the clients' mean, and no momentum of the server's
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         return Server(server.x + mean.update, mean.gradient)

@@ -176,7 +176,7 @@ def _signed(x: Params, names: list[str]) -> Params:
     kernels = []
     for name in names:
         w = x[name]
-        kernels.append((name, torch.where(w < 0, -1.0, 1.0).to(w.dtype) * math.sqrt(2 / max(1, w[0].numel()))))
+        kernels.append((name, torch.where(w < 0, -1.0, 1.0).to(w.dtype) * math.sqrt(2 / max(1, w.shape[1:].numel()))))
     return x.replace(Params.of(kernels))
 
 

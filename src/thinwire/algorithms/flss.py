@@ -176,7 +176,10 @@ class FLSS(Around):
         return self.every is not None and (round - self.start) % self.every == 0
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        inner = self.inner.init(x, num_clients, key)
+        return self.init_with(x, None, num_clients, key)
+
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
+        inner = self.inner.init_with(x, buffers, num_clients, key)
         zero = Layout(("coefficients",), (Size([self.rank]),), x.layout.dtype).zeros()
         rows = Several([], torch.zeros(x.layout.size, dtype=getattr(torch, self.store)))
         first, mix, sigma = (
@@ -186,7 +189,7 @@ class FLSS(Around):
         server = Server(inner.server, rows, sigma, x.zeros(), zero, first, mix, 0)
         message = self.inner.broadcast(inner.server, inner.view) if inner.message is None else inner.message
         blank = Broadcast(message, x.zeros(), zero, Several([], first), Several([], mix), 0)
-        return Start(server, View(inner.view, rows, 0), inner.client, Reply(inner.reply, zero), blank)
+        return Start(server, View(inner.view, rows, 0), inner.client, Reply(inner.reply, zero), blank, inner.alone)
 
     def broadcast(self, server: State, view: State) -> Message:
         inner, last = self.inner.broadcast(server.inner, view.inner), server.round - 1
@@ -217,6 +220,18 @@ class FLSS(Around):
     def supersedes(self, older: Message, newer: Message) -> bool:
         return False  # each moves the model or the basis by a step
 
+    def afresh(self, view: State) -> Message | None:
+        return None  # the basis is in no message
+
+    def alone(self, server: State, client: int) -> Message:
+        return self.inner.alone(server.inner, client)
+
+    def take(self, view: State, msg: Message) -> State:
+        return view._replace(inner=self.inner.take(view.inner, msg))
+
+    def sent(self, state: State, seen: Message) -> State:
+        return self.inner.sent(state, seen.inner)
+
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         if self.full(view.round):
             reply, state = yield from self.inner.client(view.inner, state, task, key)
@@ -230,6 +245,12 @@ class FLSS(Around):
         coefficients = torch.stack([torch.dot(row.to(g.dtype), g) for row in view.rows])  # P^T g
         layout = Layout(("coefficients",), (Size([self.rank]),), coefficients.dtype)
         return Reply(reply._replace(update=reply.update.only(())), Params(layout, coefficients)), state
+
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        inner = self.inner.outlines(view.inner, blank.inner, key)
+        if self.full(view.round):
+            return [Reply(one, blank.coefficients.only(())) for one in inner]
+        return [Reply(one._replace(update=one.update.only(())), blank.coefficients) for one in inner]
 
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return reply._replace(inner=self.inner.admit(view.inner, reply.inner, examples, clip))
@@ -261,6 +282,12 @@ class FLSS(Around):
 
     def at_client(self, view: State, client: int | None, own: State) -> Params | None:
         return self.inner.at_client(view.inner, client, own)
+
+    def statistics(self, server: State, client: int | None = None) -> Params | None:
+        return self.inner.statistics(server.inner, client)
+
+    def statistics_at_client(self, view: State, client: int) -> Params | None:
+        return self.inner.statistics_at_client(view.inner, client)
 
     @property
     def rounding(self) -> float:

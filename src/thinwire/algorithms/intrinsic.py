@@ -26,6 +26,7 @@ pre-trained model). The mean is weighted as ``weights`` says, by examples unless
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -143,10 +144,16 @@ class Intrinsic(Algorithm):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x = self._point(view.base, view.sigma, view.seed, self._epoch(view.round))
         y = yield Local(x, self.local)
-        k = key.at("subspace").number("choice") % self.subspaces
-        name = f"subspace{k}"
+        name = self._choice(key)
         s = self.basis.project_model(y.x - x, self.dim, self._matrix(view.seed, self._epoch(view.round), name))
         return Reply(Params(view.sigma.layout.only([name]), s)), state
+
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        return (Reply(blank.update.only([self._choice(key)])),)
+
+    def _choice(self, key: Key) -> str:
+        """The subspace of a client in a round."""
+        return f"subspace{key.at('subspace').number('choice') % self.subspaces}"
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         step = server.sigma.zeros().replace(mean.update)

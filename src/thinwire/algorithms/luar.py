@@ -6,9 +6,9 @@ Federated Learning", NeurIPS 2025, arXiv:2503.11146, Algorithms 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense
-from ..optimizers import SGD
+from ..optimizers import SGD, Optimizer, passable
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
@@ -88,19 +88,27 @@ class LUAR(Around):
     whichever is fewer bytes. So it saves where clients take part in most rounds: with a share s of the bytes recycled,
     one that missed m rounds is sent (m + 1) (1 - s) models, at most 1 + s, where ``both=False`` sends it one.
 
-    Works over any algorithm whose reply has an ``update``: the inner server, whatever its
-    optimiser, gets the update as if all layers had been sent.
+    Works over any algorithm whose reply has an ``update``. Where the server's optimiser has a state (Momentum, Adam,
+    Yogi, Adagrad, and the momentum of FedACG and DOMO), a recycled layer goes ``past`` it, as in the authors' code: it
+    steps by its last update as it was averaged, times the server's rate, and its momentum and moments stay as they are.
+    With ``past=False`` the optimiser gets the last update again, as if all layers had been sent. A momentum beta then
+    counts an update that is recycled for long 1 / (1 - beta) times. Optimisers without a state (SGD, MajorityVote) make
+    the same step either way. :meth:`~thinwire.algorithms.base.Algorithm.bypass` is how a method says what goes past.
 
     Raises ``ValueError`` where ``recycle`` is negative or leaves no layer to be sent, and
     :class:`~thinwire.errors.CombinationError` over a method without one averaged update of the model,
     and over one whose server remembers every update that was sent (FedDyn). ``both`` raises it over anything but FedAvg
     and what its arguments make of it with ``opt=SGD(...)`` and ``down=Dense()``: clients could not repeat the step.
+    ``past`` raises it over a method or an optimiser of one's own that does not say how a layer goes past its state.
 
     Differences from the paper: nothing is recycled in the first round, because there is no earlier
     update (the listing's R_0 is all layers). The score of a layer is that of the last round in which
     it was sent. A layer with a low score is likelier to be recycled, as equation (2) has it;
     section 3.2 says "less likely". The mean is weighted as the inner method's ``weights`` says, by
-    examples unless told otherwise; the paper averages uniformly. ``both`` is not in the paper.
+    examples unless told otherwise; the paper averages uniformly. ``both`` and ``past=False`` are not in the paper.
+    The momentum of the authors' clients goes on over the rounds, one for each worker of the cohort, whichever client it
+    trains; here it begins at zero in every round, or goes on with its client (``LocalSGD(keep=True)``). The LBGM that
+    they compare with tests the whole vector against a threshold of .95; ``Layerwise(LBGM(...))`` tests layer by layer.
     """
 
     paper = "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"
@@ -112,6 +120,7 @@ class LUAR(Around):
     select: Literal["metric", "uniform", "round-robin", "gradient-norm"] = "metric"
     drop: bool = False
     both: bool = False
+    past: bool = True
 
     def __post_init__(self) -> None:
         require(self.recycle >= 0, f"LUAR(recycle={self.recycle}): recycle is a number of layers, 0 or more")
@@ -147,6 +156,8 @@ class LUAR(Around):
                 f"LUAR recycles layers of one aggregated update; {self.inner!r} has an update of each client's own "
                 f"(Each[...]), and no aggregate of it"
             )
+        if self.past:
+            _passable(self.inner, inner.server, shared, lambda method: method.init_with(x, buffers, num_clients, key))
         num = len(self.units(shared))
         require(num > 0, f"LUAR(layers={self.layers!r}): the model has no {self.layers}; try layers='tensors'")
         require(
@@ -158,7 +169,7 @@ class LUAR(Around):
         if self.both:
             blank = Steps(inner.view, shared.zeros(), nothing, 0)
             view = Held(inner.view, shared.zeros(), nothing, 0)
-            return Start(Both(*server, nothing, 0), view, inner.client, inner.reply, blank)
+            return Start(Both(*server, nothing, 0), view, inner.client, inner.reply, blank, inner.alone)
         message = None if inner.message is None else Broadcast(inner.message, nothing)
         return Start(server, Broadcast(inner.view, nothing), inner.client, inner.reply, message, inner.alone)
 
@@ -173,7 +184,7 @@ class LUAR(Around):
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         if not self.both:
-            return Broadcast(self.inner.see(view.inner, msg.inner, key), msg.recycled)
+            return Broadcast(self._seeing(view, msg).see(view.inner, msg.inner, key), msg.recycled)
         if msg.round == view.round and not msg.inner.x.names:
             return view  # the same again: nobody answered in the round before
         if msg.inner.x.names:
@@ -206,6 +217,11 @@ class LUAR(Around):
         reply, state = yield from self.inner.client(view.inner, state, task, key)
         return reply._replace(update=reply.update.drop(reply.update.layout.named(view.recycled))), state
 
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        recycled = blank.update.layout.named(view.recycled)
+        inner = self.inner.outlines(view.inner, blank, key)
+        return [one._replace(update=one.update.only(set(one.update.names) - set(recycled))) for one in inner]
+
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return self.inner.admit(view.inner, reply, examples, clip)
 
@@ -218,10 +234,10 @@ class LUAR(Around):
         score = torch.where(torch.tensor(sent), self._score(update, x, units), server.score)
         chosen = self._select(score, key)
         recycled = x.layout.mask(name for unit in chosen for name in units[unit])  # line 8
-        inner = self.inner.server(server.inner, view.inner, mean._replace(update=update), key)
+        left_out = x.layout.mask(set(x.names) - set(mean.update.names))
+        inner = self._past(x.layout.named(left_out)).server(server.inner, view.inner, mean._replace(update=update), key)
         if self.both:
-            unsent = x.layout.mask(set(x.names) - set(mean.update.names))
-            return Both(inner, update, score, recycled, unsent, server.round + 1)
+            return Both(inner, update, score, recycled, left_out, server.round + 1)
         return Server(inner, update, score, recycled)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
@@ -249,6 +265,17 @@ class LUAR(Around):
         shapes = zip(layout.names, layout.shapes, strict=True)
         return [[name] for name, shape in shapes if self.layers == "tensors" or len(shape) > 1]
 
+    def _past(self, layers: Sequence[str]) -> Algorithm:
+        """The inner method for a round in which these layers are recycled."""
+        return self.inner.bypass(layers) if self.past and layers else self.inner
+
+    def _seeing(self, view: State, msg: Message) -> Algorithm:
+        """The inner method for a message after which a client has recycled the layers that ``view`` names."""
+        x = getattr(msg.inner, "x", None)
+        if self.inner.whole or not isinstance(x, Params) or len(x.names) != len(view.recycled):
+            return self.inner  # no step is read off it
+        return self._past(x.layout.named(view.recycled))
+
     def _score(self, update: Params, x: Params, units: Sequence[Sequence[str]]) -> Tensor:
         """s_l of equation (1), or the plain norm."""
         moved = [update.only(unit).norm() for unit in units]
@@ -273,6 +300,46 @@ def _repeatable(inner: Algorithm) -> bool:
     same = (type(inner).server, type(inner).broadcast) == (FedAvg.server, FedAvg.broadcast)
     links = inner.down.values() if isinstance(inner.down, dict) else [inner.down]
     return same and isinstance(inner, FedAvg) and isinstance(inner.opt, SGD) and all(link == Dense() for link in links)
+
+
+def _passable(method: Algorithm, server: State, shared: Layout, init: Callable[[Algorithm], Start]) -> None:
+    """Raise :class:`CombinationError` where a layer cannot go past what a method's server keeps.
+
+    ``init`` makes the start of a method. Known are the model, what the optimisers in fields keep, and where a method
+    goes around another one what that keeps.
+    """
+    known = 1
+    for value in vars(method).values():
+        if isinstance(value, Optimizer):
+            passable(value, shared.zeros())
+            known += len(_like(shared, value.init(shared.zeros())))
+    if isinstance(method, Around):
+        inner = init(method.inner).server
+        _passable(method.inner, inner, shared, init)
+        known = len(_like(shared, inner))
+    kept = _like(shared, server)
+    if len(kept) > known and type(method).bypass is Algorithm.bypass:
+        name = type(method).__name__
+        raise CombinationError(
+            f"LUAR over {name}: its server keeps {' and '.join(kept)}, each like the model, and does not say what "
+            f"becomes of them where a layer is recycled: keep a momentum by an optimizer in a field (opt=Momentum()), "
+            f"write {name}.bypass (`return super().bypass(layers)` if there is none), or LUAR(..., past=False)"
+        )
+
+
+def _like(layout: Layout, state: State) -> list[str]:
+    """The fields of a state that hold a vector with these layers."""
+    return [name for name, part in _leaves(state) if isinstance(part, Params) and _layers_of(layout, part.layout)]
+
+
+def _leaves(state: State, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The parts of a state that hold a value, and what their fields are called."""
+    if isinstance(state, tuple | list | dict):
+        names = getattr(state, "_fields", None) or (state if isinstance(state, dict) else [name] * len(state))
+        for own, part in zip(names, state.values() if isinstance(state, dict) else state, strict=True):
+            yield from _leaves(part, str(own))
+    else:
+        yield name, state
 
 
 def _layers_of(part: Layout, whole: Layout) -> bool:

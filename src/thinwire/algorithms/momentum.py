@@ -22,6 +22,7 @@ that is broadcast is the mean over those who replied (thesis, appendix D.3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,6 +123,9 @@ class FedAvgLM(Algorithm):
         y = yield Local(view.x, self.local, memory=Memory((view.momentum,), 0))
         assert y.momentum is not None
         return Reply(y.x - view.x, y.momentum), state
+
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        return super().bypass(layers)  # the momentum that is averaged is the clients', of all layers
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x, opt = self.opt.step(server.x, mean.update, server.opt)

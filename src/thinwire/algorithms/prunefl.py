@@ -23,6 +23,7 @@ largest entry, so that no layer dies.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -121,8 +122,11 @@ class PruneFL(Around):
         return round <= self.initial or round % self.every == 0
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        return self.init_with(x, None, num_clients, key)
+
+    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         everything = torch.ones(x.layout.size, dtype=torch.bool)
-        start = self.inner.init(pruned(x, everything), num_clients, key)
+        start = self.inner.init_with(pruned(x, everything), buffers, num_clients, key)
         return start._replace(reply=Reply(x.zeros(), x.zeros()))
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
@@ -133,6 +137,9 @@ class PruneFL(Around):
             return Reply(reply.update, view.x.zeros().only(())), state
         seen = yield look(view.x, LocalSGD(1e-6), self.batch)  # a step too short to leave what can be represented
         return Reply(reply.update, seen.gradient), state
+
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        return (blank if self.reconfigures(key.round) else blank._replace(gradient=blank.gradient.only(())),)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         mask = kept(server.x)
@@ -162,7 +169,7 @@ class PruneFL(Around):
         kernels = torch.zeros(x.layout.size, dtype=torch.bool)
         largest = []
         for start, size, shape in x.layout.spans.values():
-            if len(shape) > 1:
+            if len(shape) > 1 and size:
                 kernels[start : start + size] = True
                 largest.append(start + int(x.flat[start : start + size].abs().argmax()))
         inside = (kernels & mask).nonzero().view(-1)

@@ -12,6 +12,7 @@ layers alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -93,6 +94,9 @@ class SCAFFOLD(Algorithm):
 
     def sent(self, state: State, seen: Message) -> State:
         return state + seen.control
+
+    def bypass(self, layers: Sequence[str]) -> Algorithm:
+        return super().bypass(layers)  # c is the clients' mean, of all layers, and no momentum of the server's
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x, opt = self.opt.step(server.x, mean.update, server.opt)  # line 16

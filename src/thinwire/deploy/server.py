@@ -39,7 +39,7 @@ from ..run.setting import Setting
 from ..run.storage import Disk, Ends, Memory
 from ..task import as_task
 from ..train.one import Slot, made
-from ..wire import Packet, State, count, length, loads, restore
+from ..wire import Packet, State, count, length, restore
 
 FEW = 64  # values of an answer beyond twice those of noise
 
@@ -237,7 +237,8 @@ class Deployment(Rounds):
                 raise OutOfSync(f"client {client} does not hold what it held after round {sent.base}")
             if self.most_examples and answer.examples > self.most_examples[client]:
                 raise WireError(f"{answer.examples} examples, of which {self.most_examples[client]} are believed")
-            body = loads(answer.blob, max_bytes=self.most, max_values=self._sizes[1])
+            body = self.up.read(answer.blob, max_bytes=self.most, max_values=self._sizes[1])
+            self.outlined(self.at(client, answer), body)
             self.admit(answer.examples, self.mean.check(body, self.states.get(client).rx, self.at(client, answer)))
             floats = self.up.floats(body)
             unpacked(answer.metrics)  # which checks them

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Size, Tensor
@@ -14,7 +14,10 @@ from ..config import Config
 from ..errors import NonFinite, check
 from ..key import Key
 from ..params import Layout, Params, fold, is_finite
+from ..passing import passing_on
 from ..wire import MOST, Packet, State, conform, modest
+
+SEVERAL = ("open", "send", "recv", "look", "by_layer", "floats")  # what a link that holds several has to write
 
 
 class Look(NamedTuple):
@@ -186,14 +189,32 @@ class Codec(Link):
         return floats(packet)
 
 
+@passing_on(Link, check=("recv",), by_layer=("recv",), shape=("open", "send"), mean=("fold", "scale"), look=("open",))
 class Wrapper(Link):
     """A link around another one, ``inner``: what it does not write, flags and methods, is the inner link's.
 
+    Where it writes ``recv``, packets may have a form of its own: ``check`` asks ``recv`` then, and ``by_layer`` takes a
+    packet for that of several layers. Where it writes ``open``, states may be of its own: ``look`` then says that
+    nothing is tested. ``shape`` and ``mean`` are made of ``open``, ``send``, ``fold`` and ``scale`` where it writes one
+    of these. What is right beyond that it writes itself.
+
     One that holds several links names them in ``held`` and writes the methods itself. It is linear, a contraction or
-    absolute if all of them are, and it has a memory if one of them has.
+    absolute if all of them are, and it has a memory if one of them has. Raises ``TypeError`` when such a class is made
+    that lacks one.
     """
 
     inner: Link
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        needed = (*SEVERAL, "fold", "scale") if cls.linear is Wrapper.linear else SEVERAL
+        several = cls.held is not Wrapper.held
+        lacking = [name for name in needed if several and getattr(cls, name) is getattr(Wrapper, name)]
+        if lacking:
+            raise TypeError(
+                f"{cls.__name__} holds several links, and does not write {' and '.join(lacking)}: none of them is the "
+                f"one to be asked"
+            )
 
     @property
     def held(self) -> Iterable[Link]:
@@ -224,15 +245,6 @@ class Wrapper(Link):
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(packet, layout, rx, key)
-
-    def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:
-        return self.inner.fold(total, packet, weight)
-
-    def scale(self, total: Packet, whole: float) -> Packet:
-        return self.inner.scale(total, whole)
-
-    def floats(self, packet: Packet) -> float:
-        return self.inner.floats(packet)
 
 
 def floats(packet: Packet) -> float:

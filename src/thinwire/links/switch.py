@@ -10,7 +10,7 @@ from ..errors import CombinationError, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, Wrapper
+from .base import Link, Look, Wrapper
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ class Switch(Wrapper):
 
     def check(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.of(key).check(packet, layout, rx, key)
+
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+        return self.of(key).look(x, tx, key)
 
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
         return self.first.by_layer(packet, layout)  # a packet shows of which numbers it is

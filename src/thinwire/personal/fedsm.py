@@ -391,6 +391,11 @@ class FedSMExtra(FedSM):
         s = yield Local(x, self.selecting, loss=self.target(each, [None, *(model.buffers for model in models[1:])]))
         return LateReply((s.x - x).only(part(x.layout, SELECTOR)), Change(*nothing(own))), state
 
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        layout, late = blank.update.layout, view.round >= self.start
+        update = blank.update.only(part(layout, SELECTOR if late else MODEL))
+        return (LateReply(update, Change(*nothing(Model(*blank.own))) if late else blank.own),)
+
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         names, after = mean.update.names, server._replace(round=server.round + 1)
         if server.round >= self.start:

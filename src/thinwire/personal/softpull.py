@@ -187,6 +187,9 @@ class SoftPull(Around):
     def supersedes(self, older: Message, newer: Message) -> bool:
         return True
 
+    def afresh(self, view: State) -> Message | None:
+        return None  # everyone's view is nothing, whatever was heard
+
     def alone(self, server: State, client: int) -> Message:
         held = self.held(server, client)
         return Own(self.inner.broadcast(held.inner, None), held.buffers)
@@ -209,6 +212,9 @@ class SoftPull(Around):
 
     def sent(self, state: State, seen: Message) -> State:
         return self.inner.sent(state, seen.inner)
+
+    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
+        return [blank._replace(inner=one) for one in self.inner.outlines(view, blank.inner, key)]
 
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         return reply._replace(inner=self.inner.admit(view, reply.inner, examples, clip))
@@ -238,6 +244,9 @@ class SoftPull(Around):
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x if client is None else self.held(server, client).inner.x
         return x
+
+    def served(self, server: State) -> Params | None:
+        return None  # the inner server is kept once for each client, and none of them for all
 
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         buffers: Params | None = server.buffers if client is None else self.held(server, client).buffers

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +20,14 @@ from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Supervised, Task
-from ..train.many import batchable, train_many
+from ..train.many import Apart, batchable, train_many
 from ..train.one import Slot, train
-from ..wire import MOST, Packet, State, dumps, modest
+from ..wire import MOST, Packet, State, dumps, largest, modest
 from .changes import noted
 from .messages import Form, heard, private
 from .stream import Parcel, View, catch_up
+
+log = logging.getLogger("thinwire")
 
 
 class ClientState(NamedTuple):
@@ -188,10 +193,13 @@ class Round:
         algorithm, form, key = self.algorithm, self.form, self.key
         values = form.values(self.message, statistics)
         for leaf, value in zip(form.leaves, values, strict=True):
-            if isinstance(value, Params) and not modest(value):
-                raise NonFinite(
-                    f"round {key.round}, client {key.client}: {leaf.name} has numbers beyond {MOST:.0e}; lower lr"
-                )
+            if not modest(value):
+                what = "NaN or infinity in it"
+                if math.isfinite(largest(value)):
+                    what = f"numbers beyond {MOST:.0e}"
+                layers = value.items() if isinstance(value, Params) else ()
+                where = next((f" (the first in layer {name!r})" for name, layer in layers if not modest(layer)), "")
+                raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} has {what}; lower lr{where}")
         found = form.look(values, self.own.tx, key) if manner.looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
@@ -324,6 +332,22 @@ def adapted(
                 return done.value, slot.buffers()
 
 
+def _trained(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> Sequence[Trained]:
+    """What many clients' training came to: of all at once, or where that cannot be had of one after the other."""
+    if batchable(slot, tasks, requests):
+        try:
+            return train_many(slot, tasks, requests, keys)
+        except Apart as why:
+            _noted(str(why).partition("\n")[0][:200])
+    return [train(slot, *one) for one in zip(tasks, requests, keys, strict=True)]
+
+
+@cache
+def _noted(why: str) -> None:
+    """Log once why clients are trained one by one."""
+    log.warning("plan='together': the clients are trained one by one, because they cannot be trained as one: %s", why)
+
+
 def many_rounds(
     algorithm: Algorithm,
     form: Form,
@@ -341,11 +365,7 @@ def many_rounds(
     rounds = [Round(algorithm, form, *client) for client in clients]
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
-        if batchable(slot, [round.task for round in waiting], requests):
-            found = train_many(slot, [r.task for r in waiting], requests, [r.draws() for r in waiting])
-        else:
-            pairs = zip(waiting, requests, strict=True)
-            found = [train(slot, round.task, request, round.draws()) for round, request in pairs]
+        found = _trained(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
         for round, trained in zip(waiting, found, strict=True):
             round.take(trained)
     each = (time.perf_counter() - began) / len(rounds)

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..algorithms.base import Algorithm, Message, Start
-from ..errors import NonFinite, require
+from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import as_task
 from ..train.one import Slot
 from ..train.threads import one_thread
-from ..wire import MOST, State, loads, modest
+from ..wire import MOST, State, modest
 from .client import ClientState, Job, Manner, Training, played, taken
 from .messages import Form, Letter, Mean, forms, private, written
 from .simulate import Simulation
@@ -202,7 +202,12 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
         weight = algorithm.weigh(reply.examples)
         end = rx[reply.client] if reply.client in rx else up.open()[1]
         own = key._replace(client=reply.client, mbit=reply.mbit)
-        rx[reply.client] = mean.add(reply.client, weight, loads(reply.blob), end, own)
+        try:
+            body = up.read(reply.blob)
+            up.outlined(body, algorithm.outlines(server.view.state, up.blank, own))
+        except WireError as error:
+            raise WireError(f"round {own.round}, client {own.client}: {error}") from error
+        rx[reply.client] = mean.add(reply.client, weight, body, end, own)
         letter = setup.letter(algorithm, alone, own)
         letters |= {} if letter is None else {reply.client: letter.tx}
         parcel = _own(algorithm, server.view, reply.client)

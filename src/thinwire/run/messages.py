@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, Start, exact, kinds
-from ..errors import CombinationError, check
+from ..errors import CombinationError, NonFinite, WireError, check
 from ..key import Key
 from ..links import Dense, Link, PerClient, Wrapper
 from ..links.base import floats
-from ..params import Layout, Params, fold
-from ..wire import MOST, Packet, State, clone, conform, dumps, largest, loads, modest, restore
+from ..params import Layout, Params, fold, is_finite
+from ..wire import MOST, Packet, State, all_finite, clone, conform, dumps, largest, loads, modest, restore
 
 Message = Any  # a NamedTuple
 BUFFERS = "buffers"  # the name of a field of norm statistics
@@ -130,12 +130,24 @@ class Form:
             if leaf.link is not None:
                 which, packet = _which(value.layout, leaf.blank.layout), None
                 if value.names or not leaf.blank.names:  # of a field without layers nothing is sent, no end moves
-                    packet, value, end = leaf.link.send(value, end, key.at(f"{self.where}/{leaf.name}"))
+                    packet, value, end = self._coded(leaf, value, end, key)
                 packet = [which, packet]
             body.append(packet)
             seen.append(value)
             ends.append(end)
         return body, seen, ends
+
+    def _coded(self, leaf: Leaf, value: Params, end: State, key: Key) -> tuple[Packet, Params, State]:
+        """What a field's link makes of its value. Raises :class:`NonFinite`, which names the field."""
+        assert leaf.link is not None
+        try:
+            return leaf.link.send(value, end, key.at(f"{self.where}/{leaf.name}"))
+        except NonFinite as error:
+            client = "" if key.client is None else f", client {key.client}"
+            layer = next((name for name, one in value.items() if not is_finite(one)), "")
+            raise NonFinite(
+                f"round {key.round}{client}: {leaf.name}{layer and f', layer {layer!r}'}: {error}"
+            ) from error
 
     def look(self, values: Sequence[Any], tx: State, key: Key) -> list[dict[str, Any]]:
         """How links test what :meth:`send` is given the same: a line for each field and layer. No state changes."""
@@ -169,10 +181,41 @@ class Form:
             ends.append(end)
         return values, ends
 
+    def read(self, blob: bytes, **bounds: Any) -> list[Any]:
+        """The body of a message; ``bounds`` are arguments of :func:`~thinwire.wire.loads`.
+
+        Raises ``WireError``, which names the field, and the layer where it can be told, if a number is NaN or infinite.
+        """
+        body = self.check(loads(blob, finite=False, **bounds))
+        for leaf, packet in zip(self.leaves, body, strict=True):
+            if not all_finite(packet):
+                layer = _flawed(leaf, packet)
+                raise WireError(f"NaN or infinity in a message: in {leaf.name}{layer and f', layer {layer!r}'}")
+        return body
+
     def check(self, body: Packet) -> list[Any]:
         check(isinstance(body, list) and len(body) == len(self.leaves), f"{len(self.leaves)} fields")
         packets: list[Any] = body
         return packets
+
+    def outlined(self, body: Packet, outlines: Sequence[Message]) -> None:
+        """Raise ``WireError`` where the fields of a body have other layers than each of some ``outlines`` has."""
+        pairs = zip(self.leaves, self.check(body), strict=True)
+        sent = [None if leaf.link is None else present(packet, leaf)[0].names for leaf, packet in pairs]
+        wanted = []
+        for outline in outlines:
+            values = [value.names if isinstance(value, Params) else None for _, value, _ in _walk(outline)]
+            values += [leaf.blank.names for leaf in self.leaves[len(values) :]]  # norm statistics
+            if values == sent:
+                return
+            wanted.append(values)
+        for leaf, names, expected in zip(self.leaves, sent, wanted[0], strict=True):
+            for name in expected or ():
+                if name not in (names or ()):
+                    raise WireError(f"its {leaf.name} lacks layer {name!r}, which no client leaves out in this round")
+            for name in names or ():
+                if name not in (expected or ()):
+                    raise WireError(f"its {leaf.name} has layer {name!r}, which clients leave out in this round")
 
     def floats(self, body: Packet) -> float:
         """The papers' figure for a body that was sent here, or checked: what each link counts."""
@@ -264,14 +307,14 @@ def heard(
         return first, form.open(form.filled(form.values(first)))[1]
     if anew and form.memory:
         values = []
-        for leaf, packet in zip(form.leaves, form.check(loads(blob)), strict=True):
+        for leaf, packet in zip(form.leaves, form.read(blob), strict=True):
             if leaf.link is None:
                 values.append(restore(packet, leaf.blank))
             else:
                 layout, flat = present(packet, leaf)
                 values.append(restore(flat, layout.zeros()) if layout.names else leaf.blank.only(()))
         return form.build(values)[0], form.open(form.filled(values))[1]
-    values, rx = form.recv(loads(blob), rx, key)
+    values, rx = form.recv(form.read(blob), rx, key)
     return form.build([clone(value) for value in values])[0], clone(rx)
 
 
@@ -288,6 +331,21 @@ def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
         layout = layout.only(layout.named(which))
     check(layout.names or not leaf.blank.names or packet[1] is None, f"nothing for no layers of {leaf.name}")
     return layout, packet[1]
+
+
+def _flawed(leaf: Leaf, packet: Packet) -> str:
+    """The layer of a field's packet in which a number is NaN or infinite; empty where that cannot be told."""
+    if leaf.link is None:
+        return ""
+    try:
+        layout, inner = present(packet, leaf)
+        if isinstance(inner, Tensor) and inner.shape == (layout.size,):
+            parts = dict(Params(layout, inner).items())
+        else:
+            parts = leaf.link.by_layer(inner, layout)
+    except Exception:  # a packet of any shape, that nobody has checked
+        return ""
+    return next((name for name, part in parts.items() if name in layout.spans and not all_finite(part)), "")
 
 
 def _which(layers: Layout, whole: Layout) -> Packet:

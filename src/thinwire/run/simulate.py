@@ -19,7 +19,7 @@ from torch import nn
 from ..algorithms.auto import Auto, runnable
 from ..algorithms.base import Algorithm
 from ..config import differing
-from ..errors import RunError, require
+from ..errors import CombinationError, RunError, WireError, require
 from ..key import Key
 from ..links import PerClient
 from ..links.base import Link
@@ -27,7 +27,7 @@ from ..task import as_task, as_tasks
 from ..train.fitting import fitting
 from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
-from ..wire import loads
+from ..wire import Packet
 from .changes import MODELS, Changes, keep
 from .client import Job, Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
@@ -259,7 +259,8 @@ class Simulation(Rounds):
             looks += [{"client": client, **look} for look in reply.looks]
             if changes is not None:
                 changes.add(reply.noted, self.algorithm.weigh(reply.examples))
-            body = loads(answer.blob)
+            body = self.up.read(answer.blob)
+            self._outlined_here(key._replace(client=client), body)
             rx = self.add(answer, body, ends[client].rx)
             if self.layers is not None:
                 self.layers.replied(body, answer.payload)
@@ -335,6 +336,17 @@ class Simulation(Rounds):
         if self.layers is not None:
             self.layers.called(parcel)
         return call, parcel
+
+    def _outlined_here(self, key: Key, body: Packet) -> None:
+        """Raise :class:`CombinationError` for a method whose clients leave out layers of which it does not say so."""
+        try:
+            self.outlined(key, body)
+        except WireError as error:
+            name = type(self.algorithm).__name__
+            raise CombinationError(
+                f"round {key.round}, client {key.client}: {error}; a layer that a client leaves out counts as zero in "
+                f"its reply: a method whose clients leave layers out says which in {name}.outlines"
+            ) from error
 
     def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
         """Enter an answer's bytes; whether it came in time, and after how many seconds."""

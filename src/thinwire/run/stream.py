@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..algorithms.base import Algorithm
-from ..errors import check
+from ..errors import WireError, check
 from ..key import Key
 from ..links.base import floats
 from ..params import Params
@@ -154,14 +154,19 @@ class Stream:
         self._snapshot = None
         self.whole = self._length(key._replace(round=self.log[-1].round)) if self.log else length(packed(self.view))
         if not self.form.memory and self.log:
-            values, _ = self.form.recv(loads(self.log[-1].blob), self.view.rx, key._replace(round=self.log[-1].round))
+            body, key = self.form.read(self.log[-1].blob), key._replace(round=self.log[-1].round)
+            values, _ = self.form.recv(body, self.view.rx, key)
             self.last, _ = self.form.build(values)
 
 
 def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: Key) -> View:
     """A client's half: one broadcast taken in."""
     key = key._replace(round=message.round, client=None)
-    values, rx = form.recv(loads(message.blob), view.rx, key)
+    try:
+        body = form.read(message.blob)
+    except WireError as error:
+        raise WireError(f"round {message.round}, broadcast: {error}") from error
+    values, rx = form.recv(body, view.rx, key)
     # Own memory: what is a view of the message lies where the message left it, and the bits of a
     # product may depend on how its factors are aligned.
     msg, buffers = form.build([clone(value) for value in values])

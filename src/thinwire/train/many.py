@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import NonFinite
 from ..kernels import native
@@ -25,8 +26,16 @@ from .compiled import Chain, chain, train_chains
 from .one import Slot, bent, diverged, order
 
 
+class Apart(RuntimeError):
+    """Why the clients of a model are not trained side by side, though :func:`batchable` knew nothing against it."""
+
+
 def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> bool:
-    """Whether these can be trained as one: one data set, one trainer, a model without buffers or dice."""
+    """Whether these can be trained as one: one data set, one trainer, a model without buffers or dice.
+
+    Nor with modules that torch.func does not batch (sparse gradients of words), or that do more with an example which
+    only fills up a batch than to compute its loss: norms over a batch, words that are shortened when they are read.
+    """
     first, trainer = tasks[0], requests[0].trainer
     if type(first) is not Supervised or first.augment:
         return False  # a task of one's own may have its own loss; augmentation draws client by client
@@ -35,12 +44,20 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     narrowed = first.inputs.is_floating_point() and first.inputs.dtype != slot.begins
     if narrowed or not first.counts_all:
         return False  # inputs become what the first layer is, and losses are weighed, batch by batch
+    if any(map(_apart, slot.module.modules())):
+        return False
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
     alike = len({tuple(field is None for field in request) for request in requests}) == 1  # stacks have no holes
     clocks = {r.memory.steps for r in requests if r.memory is not None}  # warm-up and Adam go by the step
     if not (same and alike) or len(clocks) > 1:
         return False
     return all(r.trainer == trainer and r.basis is None and r.loss is None for r in requests)
+
+
+def _apart(module: nn.Module) -> bool:
+    """Whether a module is one of those that :func:`batchable` leaves out."""
+    sparse, shortens = getattr(module, "sparse", False) is True, getattr(module, "max_norm", None) is not None
+    return isinstance(module, _NormBase) or sparse or shortens
 
 
 def chained(slot: Slot, task: Task) -> Chain | None:
@@ -51,7 +68,11 @@ def chained(slot: Slot, task: Task) -> Chain | None:
 
 
 def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> list[Trained]:
-    """:func:`thinwire.train.one.train` for clients that are :func:`batchable`. Raises :class:`NonFinite`."""
+    """:func:`thinwire.train.one.train` for clients that are :func:`batchable`.
+
+    Raises :class:`NonFinite`, and :class:`Apart` where torch.func cannot take the model, or an example's loss depends
+    on the others of its batch.
+    """
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
     known = chained(slot, own[0])
     if known is not None and known.trains(requests[0].trainer):
@@ -89,12 +110,17 @@ def _side_by_side(
     steps, active = (places[:, :, 0] >= 0).sum(0).tolist(), (places[:, :, 0] >= 0).all(1).tolist()
     if part is not None:
         part /= torch.tensor(steps, device=device)[:, None]
+    if bool((places[:, :, :1] >= 0).logical_and(places < 0).any()):  # batches that others fill up
+        _alone(slot.module, everyone, places, {name: layer[0] for name, layer in layers.items()}, device)
     total, seen = torch.zeros(num, device=device), (places >= 0).sum((0, 2)).tolist()
     for done, (indices, all_active) in enumerate(zip(places, active, strict=True), taken + 1):
         mask = (indices >= 0).to(device).float()
         inputs, targets = everyone.batch(indices.clamp_min(0).view(-1))
         inputs, targets = (t.to(device).view(*indices.shape, *t.shape[1:]) for t in (inputs, targets))
-        total += slopes_of(layers, inputs, targets, mask, slopes)
+        try:
+            total += slopes_of(layers, inputs, targets, mask, slopes)
+        except Exception as error:  # torch.func's own, of as many kinds as there are operations it does not know
+            raise Apart(str(error)) from error
         before = [] if all_active else [v.clone() for v in vectors]
         step = bent(g, w, trainer, offset, anchor, vectors, done)
         for v, old in zip(vectors, before, strict=False):
@@ -115,10 +141,25 @@ def _side_by_side(
     return results
 
 
+def _alone(module: nn.Module, task: Supervised, places: Tensor, layers: Layers, device: torch.device) -> None:
+    """Raise :class:`Apart` unless an example has the same loss by itself as beside another one."""
+    from torch.func import functional_call
+
+    some = torch.unique(places[places >= 0])[:2]
+    with torch.no_grad():
+        try:
+            batches = [[t.to(device) for t in task.batch(some[:n])] for n in (1, len(some))]
+            one, two = (task.loss_of(functional_call(module, layers, (x,)), y)[0] for x, y in batches)
+        except Exception as error:  # norms over a batch refuse a single example
+            raise Apart(str(error)) from error
+    if not torch.allclose(one, two, rtol=1e-3, atol=1e-5):
+        raise Apart("the loss of an example depends on the other examples of its batch")
+
+
 def _stacked(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Every layer of all clients, as a view."""
     spans = layout.spans.items()
-    return {name: flat[:, start : start + size].view(-1, *shape) for name, (start, size, shape) in spans}
+    return {name: flat[:, start : start + size].view(len(flat), *shape) for name, (start, size, shape) in spans}
 
 
 def _places(tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequence[Key]) -> Tensor:

@@ -1,0 +1,66 @@
+"""What a wrapper does not write is that of what it goes around: every public name, without a list of them."""
+
+from __future__ import annotations
+
+from abc import update_abstractmethods
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+from .config import Config
+
+C = TypeVar("C", bound=type)
+
+
+class Inner:
+    """An attribute that is the inner object's."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, around: Any, owner: type | None = None) -> Any:
+        return self if around is None else getattr(around.inner, self.name)
+
+
+def public(kind: type) -> list[str]:
+    """The names that a kind of object has itself and that others may ask for: methods, properties, attributes.
+
+    What every configuration has, such as ``example``, says something of a class and of nothing that is in it.
+    """
+    names = dict.fromkeys((*vars(kind), *vars(kind).get("__annotations__", {})))
+    return [name for name in names if not name.startswith("_") and not hasattr(Config, name)]
+
+
+def passing_on(kind: type, **made_of: Sequence[str]) -> Callable[[C], C]:
+    """A class decorator for what goes around one of a ``kind``: it passes on what the class does not write itself.
+
+    ``made_of`` names methods that ``kind`` makes of others: where a subclass writes one of these others, such a method
+    is made of them as in ``kind``.
+    """
+
+    def decorate(cls: C) -> C:
+        for name in public(kind):
+            if name not in vars(cls):
+                setattr(cls, name, _passed(cls, kind, name, made_of.get(name, ())))
+        update_abstractmethods(cls)
+        return cls
+
+    return decorate
+
+
+def _passed(cls: type, kind: Any, name: str, parts: Sequence[str]) -> Any:
+    """The attribute ``name`` of a wrapper: the inner object's, or made of ``parts`` where a subclass writes them."""
+    written = getattr(kind, name, None)
+    if not callable(written):
+        return Inner(name)
+
+    @wraps(written)
+    def passed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(getattr(type(self), part) is not getattr(cls, part) for part in parts):
+            return written(self, *args, **kwargs)
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    return passed
