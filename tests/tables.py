@@ -836,6 +836,8 @@ RECYCLED = [  # what LUAR goes around
     f"FedDC({PLAIN})",
     f"FedGen({PLAIN}, hidden=8, noise=2, steps=2)",
     f"FedAvg({PLAIN}, opt=Momentum(1.0))",
+    f"FedAvg({PLAIN}, opt=Adagrad(0.03))",
+    f"FedAvgSLM({HEAVY})",
     f"DOMO(0.8, {HEAVY}, opt=Momentum(0.5, beta=0.9))",
     f"DOMO(0.8, {HEAVY}, opt=Momentum(0.5, beta=0.9), intra=True, momentum='sent')",
     f"FedAvgLM({HEAVY})",
@@ -1396,6 +1398,8 @@ METHODS = [
             "LUAR(FedGen(hidden=4, noise=2, steps=3), recycle=1)",
             "LUAR(DOMO(0.5, LocalSGD(0.1, momentum=0.6), opt=Momentum(0.5, beta=0.5)), recycle=1)",
             "LUAR(FedAvgLM(LocalSGD(0.1, momentum=0.6)), recycle=2, layers='tensors')",
+            "LUAR(FedAvg(opt=Yogi(0.03)), recycle=2, layers='tensors', past=False)",
+            "LUAR(Averaged(FedAvgSLM(LocalSGD(0.1, momentum=0.6))), recycle=1)",
         ),
         same={f"LUAR that recycles nothing is {inner}": (f"LUAR({inner}, recycle=0)", inner) for inner in RECYCLED}
         | {
@@ -1434,6 +1438,7 @@ METHODS = [
             "luar": f"LUAR(FedAvg({GOLD}, opt=Yogi(0.03)), recycle=2, layers='tensors')",
             "luar_scaffold": f"LUAR(SCAFFOLD({GOLD}, up=RandK(0.3)), recycle=1, select='gradient-norm')",
             "luar_fedacg": f"LUAR(FedACG({GOLD}, momentum=0.7), recycle=1)",
+            "luar_through": f"LUAR(FedACG({GOLD}, momentum=0.7), recycle=1, past=False)",
             "luar_domo_s": "LUAR(DOMO(0.9, LocalSGD(lr=0.1, batch=16, momentum=0.6), intra=True), recycle=1)",
         },
     ),
