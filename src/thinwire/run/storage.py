@@ -142,7 +142,7 @@ class Disk(Memory):
     kind = "disk"
 
     def state(self) -> State:
-        for path in {part for file in self.written for part in (file, *file.parents[:2])}:
+        for path in {part for file in self.written for part in (file, *file.parents[:3])}:  # up to where this folder is
             to_disk(path)  # before a checkpoint refers to it
         self.written.clear()
         return {self.kind: self.versions}
