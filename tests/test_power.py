@@ -57,9 +57,16 @@ STUDIES: dict[str, Study] = {
         ("Hook(ErrorFeedback(TopK(0.1)))",), workers=2, steps=5, batch=4, evaluate_every=1, checkpoint_every=2
     ),
     "pipelined": Pipelined(
-        *(("BPK()",), ("01-BPK",)),
-        **{"parts": 2, "cut": (2,), "forward": (0.01, 0.02), "backward": (0.01, 0.02)},
-        **{"steps": 5, "batch": 4, "evaluate_every": 1, "checkpoint_every": 2},
+        ("BPK()",),
+        ("01-BPK",),
+        parts=2,
+        cut=(2,),
+        forward=(0.01, 0.02),
+        backward=(0.01, 0.02),
+        steps=5,
+        batch=4,
+        evaluate_every=1,
+        checkpoint_every=2,
     ),
 }
 
