@@ -4,7 +4,7 @@
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
 # make docs   the site of docs/, into site/; a warning or a broken link is an error
-# make sanitize   the tests of the kernels in C, which are compiled to stop at the first wrong access (gcc)
+# make sanitize   the tests of the kernels in C, by eight threads too, compiled to stop at the first wrong access (gcc)
 # make pipeline   a small GPT in four processes for a minute: loss, bytes, and what a batch took beside the law
 # make federation   a Flower deployment on this machine: FedLUAR and LBGM on three SuperNodes, and what crossed the wire
 # make wheel  dist/*.whl for this machine's kind, with the kernels compiled; THINWIRE_PURE=1 leaves them out
@@ -117,7 +117,7 @@ SANITIZED := THINWIRE_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 \
   $(BIN)/pytest -p no:faulthandler --timeout 3600
 sanitize: .venv/.installed-dev
 	CC=gcc THINWIRE_SANITIZE=1 $(BIN)/python src/thinwire/kernels/native/build.py
-	$(SANITIZED) tests/test_kernels.py tests/test_adaptive.py tests/test_levels.py tests/test_outer.py tests/test_rans.py tests/test_chain.py $(addprefix tests/test_,$(addsuffix .py,\
+	$(SANITIZED) tests/test_native.py tests/test_kernels.py tests/test_adaptive.py tests/test_levels.py tests/test_outer.py tests/test_rans.py tests/test_chain.py $(addprefix tests/test_,$(addsuffix .py,\
 	  block dropout entropy quantize sign sparse stc transform))
 	$(SANITIZED) tests/test_every_link.py -k "receiver_sees or zeros or whatever_a_packet"
 

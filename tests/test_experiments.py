@@ -480,6 +480,10 @@ def test_every_extra_can_be_installed_under_the_constraints() -> None:
     assert (found["pfl"], found["dp-accounting"]) == ("0.6.0", "0.5.1")
     assert SpecifierSet("<24,>=22").contains(found["attrs"])
     assert SpecifierSet("<3.0,>=1.21").contains(found["numpy"])
+    # flwr 1.42.0 asks for certifi>=2026.10.19 and uv<0.14,>=0.13.5.
+    assert found["flwr"] == "1.42.0"
+    assert SpecifierSet(">=2026.10.19").contains(found["certifi"])
+    assert SpecifierSet("<0.14,>=0.13.5").contains(found["uv"])
 
 
 def test_a_site_that_is_left_out_comes_with_a_tenth_of_its_examples(tmp_path: Path) -> None:

@@ -372,6 +372,97 @@ def test_a_client_whose_disk_is_lost_is_opened_anew_with_one_full_message(tmp_pa
     assert parties.server.records[-1]["clients"] == 6
 
 
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "a bit": flip_a_bit,
+    "its end": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+    "all of it": Path.unlink,
+    "its owner": lambda path: shutil.copy(next(path.parents[1].glob("003/*.thinwire")), path),
+}
+WITH_ENDS = [  # which keep of each client: nothing, an end of `up`, of `down`, of `personal`
+    "FedAvg()",
+    "FedAvg(up=LBGM(threshold=1.0), down=EF21(TopK(0.1)))",
+    "FedAvg(up=ErrorFeedback(TopK(0.2)), down=PerClient(TopK(0.3)))",
+    "SoftPull(FedAvg(), lam=0.6, personal=EF21(TopK(0.3)))",
+]
+
+
+WHEN = ["before its call", "before its answer", "before the round ends"]
+
+
+def lost(whose: str, damage: str, when: str, expression: str, folder: Path) -> list[bytes]:
+    """What the server holds after four rounds. In the third what it, or client 2, keeps of the two of them is lost."""
+    parties = Parties(expression, folder)
+    late = when == WHEN[2]
+
+    def come(now: str) -> None:
+        if whose == "server" and now == when:
+            (path,) = parties.path.glob("server/states/002/2-*.thinwire")
+            DAMAGED[damage](path)
+        elif whose == "client" and now == ("after it" if late else WHEN[0]):
+            shutil.rmtree(parties.path / "client-2")
+
+    def accept(client: int, answer: bytes) -> None:
+        try:
+            assert parties.server.accept(client, answer)
+        except OutOfSync:
+            assert client == 2
+            assert parties.server.accept(2, parties.node(2).answer(parties.server.reopen(2)))
+
+    parties.round()
+    parties.round()
+    come(WHEN[0])
+    answers = {client: parties.node(client).answer(call) for client, call in parties.server.begin().items()}
+    come(WHEN[1])
+    for client, answer in answers.items():
+        if not (whose == "client" and late and client == 2):  # then it is lost on its way
+            accept(client, answer)
+    come(WHEN[2])
+    record = parties.end()
+    assert (record["refused_replies"], record["lost_replies"]) == (0, int(late))
+    come("after it")
+    parties.serve()  # again, with what is on its disk
+    for client, call in parties.server.begin().items():
+        accept(client, parties.node(client).answer(call))
+    assert parties.end()["lost_replies"] == 0
+    return parties.held()
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(
+    ("damage", "expression"),
+    [*((damage, WITH_ENDS[1]) for damage in DAMAGED), *(("a bit", each) for each in WITH_ENDS)],
+)
+def test_a_damaged_state_of_the_servers_opens_the_client_anew_as_if_the_clients_disk_were_lost(
+    damage: str, expression: str, when: str, tmp_path: Path, caplog: Any
+) -> None:
+    found = lost("server", damage, when, expression, tmp_path / "a")
+    (said,) = (line.getMessage() for line in caplog.records if line.levelno == logging.ERROR)
+    assert "round 3: the server lost what it kept of client 2, which is not the client's fault" in said
+    assert found == lost("client", damage, when, expression, tmp_path / "b")
+
+
+def test_a_late_answer_of_a_client_that_the_server_lost_is_dropped_and_the_next_one_counts(tmp_path: Path) -> None:
+    parties = Parties("FedAvg(up=LBGM(threshold=1.0))", tmp_path)
+    parties.round()
+    calls = parties.server.begin()
+    answers = {client: parties.node(client).answer(call) for client, call in calls.items()}
+    for client in set(ALL) - {2}:
+        assert parties.server.accept(client, answers[client])
+    parties.end()
+    parties.server.begin(set(ALL) - {2})
+    flip_a_bit(next(parties.path.glob("server/states/002/2-*.thinwire")))
+    assert not parties.server.accept(2, answers[2])
+    record = parties.end()
+    assert (record["late_replies"], record["dropped_replies"], record["refused_replies"]) == (0, 1, 0)
+    assert parties.round()["lost_replies"] == 0
+
+
 def test_of_a_method_without_memory_nothing_is_lost_with_a_clients_disk(tmp_path: Path) -> None:
     parties = Parties("FedAvg()", tmp_path)
     parties.round()

@@ -99,9 +99,7 @@ class Steps(Study):
         files.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
         def record(line: Record) -> None:
-            if files.writes:
-                with open(folder / "rounds.jsonl", "a") as file:
-                    file.write(json.dumps(line) + "\n")
+            files.add("rounds.jsonl", json.dumps(line) + "\n")
             if job.on_record is not None:
                 job.on_record(line)
             if shown is not None:

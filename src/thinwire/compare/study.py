@@ -31,7 +31,7 @@ from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, r
 from ..expression import configurations, parse, settings, vocabulary
 from ..problem import Problem, imported
 from ..report.read import UNITS, Record, read
-from ..run.folder import locked, write_atomic
+from ..run.folder import locked, make_folder, write_atomic
 from ..run.ranks import rank
 
 FORMAT = 3  # of study.json
@@ -257,7 +257,7 @@ class Study(ABC):
         if resume:
             self.agree(out)
             return
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and any(entry.name != ".study.json.draft" for entry in out.iterdir()):  # which a kill leaves
             if not (out / "study.json").exists():
                 raise RunError(f"{out} is not empty and holds no study: choose another --out")
             if not overwrite:
@@ -268,7 +268,7 @@ class Study(ABC):
                         shutil.rmtree(entry)
                     elif entry.name != ".lock":
                         entry.unlink()
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         self.save(out)
 
     def agree(self, out: Path) -> None:

@@ -36,7 +36,7 @@ from ..run.privacy import Privacy
 from ..run.result import Record
 from ..run.rounds import Pending, Rounds, clippable
 from ..run.setting import Setting
-from ..run.storage import Disk, Ends, Memory
+from ..run.storage import Disk, Ends, Memory, Unreadable
 from ..task import as_task
 from ..train.one import Slot, made
 from ..wire import Packet, State, count, length, restore
@@ -196,7 +196,11 @@ class Deployment(Rounds):
     def call(self, client: int) -> bytes:
         """What a client is sent in this round: a call to train from what it acknowledged."""
         self._key()  # raises where no round has begun
-        call, parcel = self.call_to(client)
+        try:
+            call, parcel = self.call_to(client)
+        except Unreadable as error:
+            self._forget(client, error)
+            call, parcel = self.call_to(client)
         data = call.write()
         self.sent[client] = Sent(call.round, call.base, call.mbit, mark(data))
         self.enter_call(client, parcel, len(data) - parcel.size)
@@ -204,9 +208,20 @@ class Deployment(Rounds):
 
     def reopen(self, client: int) -> bytes:
         """Forget what was kept of a client, which is out of step, and call it with one full message."""
-        self.states.put(client, self.ends())
-        self.marks.pop(client, None)
+        self._forget(client)
         return self.call(client)
+
+    def _forget(self, client: int, error: Unreadable | None = None) -> None:
+        """Open the pair of a client anew. ``error`` is what is wrong with what was kept of it here, if that is why."""
+        if error is not None:
+            log.error(
+                "round %d: the server lost what it kept of client %d, which is not the client's fault; the client is "
+                "opened anew: %s",
+                *(self._key().round, client, error),
+            )
+        self.states.put(client, self.ends())
+        self.unanswered.drop(client)
+        self.marks.pop(client, None)
 
     def accept(self, client: int, data: bytes, seconds: float | None = None, sending: float | None = None) -> bool:
         """Check an answer and keep it for the mean; False where it comes too late to be of use.
@@ -214,8 +229,8 @@ class Deployment(Rounds):
         ``seconds`` are those since the client was called, from which its uplink is measured, and
         ``sending`` those that the answer was on its way at most, where that is known.
         Raises ``WireError`` where it is no answer to what this client was asked, and
-        :class:`OutOfSync` where the client does not hold the base: :meth:`reopen` it. Either
-        way nothing has changed.
+        :class:`OutOfSync` where the client does not hold the base, or the server cannot read what it kept of the
+        client: :meth:`reopen` it. Either way nothing has changed.
         """
         key = self._key()
         try:
@@ -238,8 +253,17 @@ class Deployment(Rounds):
             if self.most_examples and answer.examples > self.most_examples[client]:
                 raise WireError(f"{answer.examples} examples, of which {self.most_examples[client]} are believed")
             body = self.up.read(answer.blob, max_bytes=self.most, max_values=self._sizes[1])
+            try:
+                rx = self.states.get(client).rx
+            except Unreadable as error:
+                self._forget(client, error)
+                if late:
+                    del self.sent[client]
+                    return self._drop(client, data, answer, "the server cannot read what it kept of this client")
+                self.enter_answer(client, b"", len(data), used=False)
+                raise OutOfSync(f"client {client} has to be opened anew: the server lost what it kept of it") from error
             self.outlined(self.at(client, answer), body)
-            self.admit(answer.examples, self.mean.check(body, self.states.get(client).rx, self.at(client, answer)))
+            self.admit(answer.examples, self.mean.check(body, rx, self.at(client, answer)))
             floats = self.up.floats(body)
             unpacked(answer.metrics)  # which checks them
         except OutOfSync:
@@ -302,16 +326,28 @@ class Deployment(Rounds):
         """Begin the mean anew with the answers of these clients; their next ends."""
         key, moved = self._key(), dict[int, Ends]()
         self.gather()
-        for client in clients:
+        for client in [client for client in clients if client in self.taken]:
             answer, body = self.taken[client]
-            rx = self.add(answer, body, self.states.get(client).rx, late=answer.round < key.round)
-            moved[client] = Ends(answer.round, rx, self.ends().own, *self.after_call(client))
+            try:
+                ends, pending = self.states.get(client), self.after_call(client)
+            except Unreadable as error:
+                self._forget(client, error)
+                del self.taken[client]  # it says nothing without what was kept
+                continue
+            rx = self.add(answer, body, ends.rx, late=answer.round < key.round)
+            moved[client] = Ends(answer.round, rx, self.ends().own, *pending)
         return moved
 
     def after_call(self, client: int) -> Pending:
         """The sending ends that are committed with the answer to a client's newest call."""
+        if client in self.pending:
+            return self.pending[client]
         ends = self.unanswered.get(client)
-        return self.pending.get(client) or Pending(ends.tx, ends.down)
+        return Pending(ends.tx, ends.down)
+
+    def own(self, client: int) -> ClientState:
+        """What a client keeps, none of which is here."""
+        return self.ends().own
 
     def _mended(self, clients: list[int]) -> dict[int, Ends]:
         """The server's step without those whose answers it cannot use; the others' next ends."""

@@ -92,8 +92,8 @@ class Writer(_Coder):
         if self.lib is None:
             self._put(*_questions(own, about, row, negative))
         else:
-            places = self.models.ctypes.data, self.state.ctypes.data, self.out.ctypes.data
-            self.lib.tw_adaptive_put(own.ctypes.data, about.ctypes.data, own.size, row, negative, *places, self.room)
+            coder = self.models, self.state, self.out
+            self.lib.tw_adaptive_put(own, about, own.size, row, negative, *coder, self.room)
         return not self.state[3]
 
     def bytes(self) -> UInt8[Tensor, " bytes"] | None:
@@ -104,7 +104,7 @@ class Writer(_Coder):
         if self.lib is None:
             size = _end(low, width, at, self.out, self.room)
         else:
-            size = self.lib.tw_adaptive_end(low, width, at, self.out.ctypes.data, self.room)
+            size = self.lib.tw_adaptive_end(low, width, at, self.out, self.room)
         self.state[3] = 1  # the end is written: nothing more can be put
         return None if size < 0 else torch.from_numpy(self.out[:size].copy())
 
@@ -156,8 +156,8 @@ class Reader(_Coder):
         if self.lib is None:
             values[:] = self._get(about.tolist(), row, negative)
         else:
-            places = self.models.ctypes.data, self.state.ctypes.data, self.data.ctypes.data
-            self.lib.tw_adaptive_get(values.ctypes.data, about.ctypes.data, n, row, negative, *places, self.data.size)
+            coder = self.models, self.state, self.data
+            self.lib.tw_adaptive_get(values, about, n, row, negative, *coder, self.data.size)
         return found
 
     def end(self) -> None:

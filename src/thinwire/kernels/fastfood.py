@@ -47,8 +47,8 @@ def fastfood(s: Float[Tensor, " d"], size: int, seed: int) -> Float[Tensor, " si
     dim, n, threads = s.numel(), padded(size, s.numel()), torch.get_num_threads()
     inner, work = torch.zeros(power(dim)), native.empty(lib, n)
     inner[:dim] = s
-    places = inner.data_ptr(), inner.numel(), work.data_ptr(), n, size
-    native.check(lib.tw_fastfood(*places, *_drawn(seed), 1 / math.sqrt(n * dim), threads))
+    about = inner, inner.numel(), work, n, size
+    native.check(lib.tw_fastfood(*about, *_drawn(seed), 1 / math.sqrt(n * dim), threads))
     return work[:size]
 
 
@@ -77,8 +77,8 @@ def fastfood_transpose(x: Float[Tensor, " size"], dim: int, seed: int) -> Float[
     x, size, n, m, threads = x.contiguous(), x.numel(), padded(x.numel(), dim), power(dim), torch.get_num_threads()
     segment = segment_rows(n, m)
     work, sums = native.empty(lib, n), torch.zeros(n // segment, m)
-    places = x.data_ptr(), size, work.data_ptr(), n, sums.data_ptr(), m, segment
-    native.check(lib.tw_fastfood_transpose(*places, *_drawn(seed), threads))
+    about = x, size, work, n, sums, m, segment
+    native.check(lib.tw_fastfood_transpose(*about, *_drawn(seed), threads))
     return sums[0, :dim].mul(1 / math.sqrt(n * dim))
 
 
@@ -151,9 +151,9 @@ def _exp(y: np.ndarray) -> np.ndarray:
     return total
 
 
-def _drawn(seed: int) -> tuple[object, int]:
+def _drawn(seed: int) -> tuple[object, np.ndarray]:
     """What C draws from: keys and the table."""
-    return native.keys(counter.keys(seed, 1 + ROUNDS)), quantiles().ctypes.data
+    return native.keys(counter.keys(seed, 1 + ROUNDS)), quantiles()
 
 
 def power(n: int) -> int:

@@ -36,7 +36,7 @@ def _quotients(positions: Tensor, n: int, count: int) -> list[int]:
         gaps = _gaps(positions, n)
         return [positions.numel() + int((gaps >> b).sum()) for b in range(count)]
     positions, lengths = positions.long().contiguous(), torch.empty(count, dtype=torch.int64)
-    status = lib.tw_gaps_lengths(positions.data_ptr(), positions.numel(), n, count, lengths.data_ptr())
+    status = lib.tw_gaps_lengths(positions, positions.numel(), n, count, lengths)
     _ascending(status == 0, n)
     return lengths.tolist()
 
@@ -54,7 +54,7 @@ def encode(positions: Int64[Tensor, " k"], n: int, b: int) -> tuple[UInt8[Tensor
     length = _quotients(positions, n, b + 1)[b]
     quotients = torch.zeros((length + 7) // 8, dtype=torch.uint8)
     rests = torch.zeros((k * b + 7) // 8, dtype=torch.uint8)
-    lib.tw_gaps_encode(positions.data_ptr(), k, b, quotients.data_ptr(), rests.data_ptr())
+    lib.tw_gaps_encode(positions, k, b, quotients, rests)
     return quotients, rests
 
 
@@ -73,7 +73,7 @@ def count(quotients: UInt8[Tensor, " a"]) -> int:
     if lib is None:
         return int(unpack_bits_reference(quotients, 8 * quotients.numel()).sum())
     quotients = quotients.contiguous()
-    return int(lib.tw_ones(quotients.data_ptr(), quotients.numel()))
+    return int(lib.tw_ones(quotients, quotients.numel()))
 
 
 def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b: int) -> Int64[Tensor, " k"]:
@@ -93,8 +93,8 @@ def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b
     check(k <= n, f"at most {n} gaps below {n}")
     check_bits(rests, k * b)
     positions = torch.empty(k, dtype=torch.int64)
-    sizes = quotients.data_ptr(), quotients.numel(), rests.data_ptr(), rests.numel()
-    check(lib.tw_gaps_decode(*sizes, n, b, positions.data_ptr()) == 0, f"positions below {n}")
+    sizes = quotients, quotients.numel(), rests, rests.numel()
+    check(lib.tw_gaps_decode(*sizes, n, b, positions) == 0, f"positions below {n}")
     return positions
 
 
@@ -117,7 +117,7 @@ def encode_bits(positions: Int64[Tensor, " k"], n: int) -> UInt8[Tensor, " bytes
     if lib is None:
         return encode_bits_reference(positions, n)
     positions, packed = positions.long().contiguous(), torch.zeros((n + 7) // 8, dtype=torch.uint8)
-    _ascending(lib.tw_bits_encode(positions.data_ptr(), positions.numel(), n, packed.data_ptr()) == 0, n)
+    _ascending(lib.tw_bits_encode(positions, positions.numel(), n, packed) == 0, n)
     return packed
 
 
@@ -135,8 +135,8 @@ def decode_bits(packed: UInt8[Tensor, " bytes"], n: int) -> Int64[Tensor, " k"]:
     if lib is None:
         return decode_bits_reference(packed, n)
     packed = packed.contiguous()
-    positions = torch.empty(lib.tw_ones(packed.data_ptr(), packed.numel()), dtype=torch.int64)
-    lib.tw_bits_decode(packed.data_ptr(), packed.numel(), positions.data_ptr())
+    positions = torch.empty(lib.tw_ones(packed, packed.numel()), dtype=torch.int64)
+    lib.tw_bits_decode(packed, packed.numel(), positions)
     return positions
 
 

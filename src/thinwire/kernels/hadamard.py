@@ -25,7 +25,7 @@ def hadamard_(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     lib = native.library(x)
     if lib is None or not x.is_contiguous():
         return hadamard_reference_(x)
-    native.check(lib.tw_hadamard(x.data_ptr(), n, torch.get_num_threads()))
+    native.check(lib.tw_hadamard(x, n, torch.get_num_threads()))
     return x
 
 

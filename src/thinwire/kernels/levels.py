@@ -63,8 +63,8 @@ def pack(
         _walk(ask, own.tolist(), width, negative, most, count=True)
         writer._put(asked, answers)
     else:
-        places = writer.models.ctypes.data, writer.state.ctypes.data, writer.out.ctypes.data
-        native.check(writer.lib.tw_levels_put(own.ctypes.data, n, width, negative, most, *places, writer.room))
+        coder = writer.models, writer.state, writer.out
+        native.check(writer.lib.tw_levels_put(own, n, width, negative, most, *coder, writer.room))
     return writer.bytes()
 
 
@@ -82,8 +82,8 @@ def unpack(
         settle()
         found = torch.tensor(values, dtype=torch.int8) if right else found
     else:
-        places = reader.models.ctypes.data, reader.state.ctypes.data, reader.data.ctypes.data
-        status = reader.lib.tw_levels_get(found.data_ptr(), n, width, negative, most, *places, reader.data.size)
+        coder = reader.models, reader.state, reader.data
+        status = reader.lib.tw_levels_get(found, n, width, negative, most, *coder, reader.data.size)
         native.check(status == 1)
         right = status == 0
     check(right, f"rows of at most {width} numbers up to {most}")

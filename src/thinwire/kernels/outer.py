@@ -24,7 +24,7 @@ def outer_sum(left: Float[Tensor, "rank m"], right: Float[Tensor, "rank n"]) -> 
     left, right = left.contiguous(), right.contiguous()
     (rank, m), n = left.shape, right.shape[1]
     out = native.empty(lib, m, n)
-    lib.tw_outer_sum(left.data_ptr(), right.data_ptr(), rank, m, n, out.data_ptr(), torch.get_num_threads())
+    lib.tw_outer_sum(left, right, rank, m, n, out, torch.get_num_threads())
     return out
 
 

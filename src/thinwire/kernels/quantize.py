@@ -47,7 +47,7 @@ def quantize(
     packed = native.empty(lib, size, dtype=torch.uint8) if out is None else out
     threads = torch.get_num_threads()
     lift, factor = factors(scale, 1 if bits == 1 else levels)
-    lib.tw_quantize(x.data_ptr(), n, lift, factor, levels, bits, key, packed.data_ptr(), threads)
+    lib.tw_quantize(x, n, lift, factor, levels, bits, key, packed, threads)
     return packed
 
 
@@ -97,7 +97,7 @@ def dequantize(
     if lib is None:
         return dequantize_reference(packed, n, scale, levels, bits, out)
     packed, out, threads = packed.contiguous(), native.empty(lib, n) if out is None else out, torch.get_num_threads()
-    high = lib.tw_dequantize(packed.data_ptr(), n, levels, bits, step(scale, levels), out.data_ptr(), threads)
+    high = lib.tw_dequantize(packed, n, levels, bits, step(scale, levels), out, threads)
     check(high <= 2 * levels, f"levels from 0 to {2 * levels}")
     return out
 

@@ -91,8 +91,7 @@ def _encode(symbols: Symbols, frequency: Numbers, start: Numbers) -> tuple[Numbe
 
 def _encode_native(lib: CDLL, symbols: Symbols, frequency: Numbers, start: Numbers) -> tuple[Numbers, Words]:
     states, words = np.empty(lanes(symbols.size), np.uint32), np.empty(symbols.size, np.uint16)
-    arrays = [array.ctypes.data for array in (frequency, start, states, words)]
-    size = lib.tw_rans_encode(symbols.ctypes.data, symbols.size, states.size, *arrays, words.size)
+    size = lib.tw_rans_encode(symbols, symbols.size, states.size, frequency, start, states, words, words.size)
     return states, words[words.size - size :]
 
 
@@ -120,8 +119,7 @@ def _decode_native(
     lib: CDLL, words: Words, n: int, states: Numbers, frequency: Numbers, start: Numbers, value: Symbols
 ) -> tuple[Symbols, int]:
     data = np.empty(n, np.uint8)
-    arrays = [array.ctypes.data for array in (frequency, start, value, states, data)]
-    return data, lib.tw_rans_decode(words.ctypes.data, words.size, n, states.size, *arrays)
+    return data, lib.tw_rans_decode(words, words.size, n, states.size, frequency, start, value, states, data)
 
 
 def _frequencies(symbols: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[np.int16]]:

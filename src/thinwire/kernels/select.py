@@ -31,7 +31,7 @@ def top_k(x: Float[Tensor, " n"], k: int) -> Int64[Tensor, " k"]:
     if lib is None or x.numel() > MOST:
         return top_k_reference(x, k)
     x, positions = x.contiguous(), native.empty(lib, k, dtype=torch.int64)
-    native.check(lib.tw_top_k(x.data_ptr(), x.numel(), k, positions.data_ptr(), torch.get_num_threads()))
+    native.check(lib.tw_top_k(x, x.numel(), k, positions, torch.get_num_threads()))
     return positions
 
 
@@ -58,8 +58,8 @@ def largest(x: Float[Tensor, " n"], k: int) -> Int64[Tensor, " m"]:
         return largest_reference(x, k)
     x, threads = x.contiguous(), torch.get_num_threads()
     low, counts = ctypes.c_uint32(), torch.empty(native.MOST_THREADS, dtype=torch.int64)
-    about = x.data_ptr(), x.numel(), k, _rounding(x)
-    total = lib.tw_count_largest(*about, ctypes.addressof(low), counts.data_ptr(), threads)
+    about = x, x.numel(), k, _rounding(x)
+    total = lib.tw_count_largest(*about, ctypes.byref(low), counts, threads)
     native.check(total < 0)
     return _filled(lib, x, low.value, LARGEST, counts, total, threads)
 
@@ -81,15 +81,15 @@ def _between(lib: ctypes.CDLL, x: Tensor, low: int, high: int) -> Tensor:
     """The positions, ascending, of the magnitudes whose bits are from ``low`` to ``high``."""
     n, threads = x.numel(), torch.get_num_threads()
     counts = torch.empty(native.MOST_THREADS, dtype=torch.int64)
-    total = lib.tw_count(x.data_ptr(), n, low, high - low, counts.data_ptr(), threads)
+    total = lib.tw_count(x, n, low, high - low, counts, threads)
     return _filled(lib, x, low, high, counts, total, threads)
 
 
 def _filled(lib: ctypes.CDLL, x: Tensor, low: int, high: int, counts: Tensor, total: int, threads: int) -> Tensor:
     """Positions as :func:`_between`, once they are counted for as many threads."""
     positions = native.empty(lib, total, dtype=torch.int64)
-    about = x.data_ptr(), x.numel(), low, high - low
-    lib.tw_fill(*about, counts.data_ptr(), positions.data_ptr(), threads)
+    about = x, x.numel(), low, high - low
+    lib.tw_fill(*about, counts, positions, threads)
     return positions
 
 

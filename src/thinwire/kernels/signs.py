@@ -29,7 +29,7 @@ def pack_signs(x: Float[Tensor, " n"], out: UInt8[Tensor, " bytes"] | None = Non
         found = pack_bits_reference(x >= 0)
         return found if out is None else out.copy_(found)
     x, packed = x.contiguous(), native.empty(lib, size, dtype=torch.uint8) if out is None else out
-    lib.tw_pack_signs(x.data_ptr(), x.numel(), packed.data_ptr(), torch.get_num_threads())
+    lib.tw_pack_signs(x, x.numel(), packed, torch.get_num_threads())
     return packed
 
 
@@ -46,7 +46,7 @@ def unpack_signs(
     lib = native.library(bits)
     if lib is not None:
         bits, out = bits.contiguous(), native.empty(lib, n) if out is None else out
-        lib.tw_unpack_signs(bits.data_ptr(), n, scale, out.data_ptr(), torch.get_num_threads())
+        lib.tw_unpack_signs(bits, n, scale, out, torch.get_num_threads())
         return out
     positive = unpack_bits_reference(bits, n)
     value = torch.tensor(scale, dtype=torch.float32, device=bits.device)
@@ -72,7 +72,7 @@ def partial_sums(x: Float[Tensor, " n"]) -> Float64[Tensor, " m"]:
     if lib is None:
         return partial_sums_reference(x)
     x, sums = x.contiguous(), torch.empty((x.numel() + BLOCK - 1) // BLOCK, dtype=torch.float64)
-    lib.tw_partial_sums(x.data_ptr(), x.numel(), sums.data_ptr(), torch.get_num_threads())
+    lib.tw_partial_sums(x, x.numel(), sums, torch.get_num_threads())
     return sums
 
 

@@ -34,7 +34,7 @@ def count_sketch(x: Float[Tensor, " n"], rows: int, cols: int, seed: int) -> Flo
         return count_sketch_reference(x, rows, cols, seed)
     x, sketch, keys = x.contiguous(), native.empty(lib, rows, cols), native.keys(counter.keys(seed, rows))
     threads = torch.get_num_threads()
-    lib.tw_count_sketch(x.data_ptr(), x.numel(), rows, cols, keys, sketch.data_ptr(), threads)
+    lib.tw_count_sketch(x, x.numel(), rows, cols, keys, sketch, threads)
     return sketch
 
 
@@ -59,7 +59,7 @@ def estimate(sketch: Float[Tensor, "rows cols"], n: int, seed: int) -> Float[Ten
     if lib is None:
         return estimate_reference(sketch, n, seed)
     sketch, found, keys = sketch.contiguous(), native.empty(lib, n), native.keys(counter.keys(seed, rows))
-    lib.tw_estimate(sketch.data_ptr(), n, rows, cols, keys, found.data_ptr(), torch.get_num_threads())
+    lib.tw_estimate(sketch, n, rows, cols, keys, found, torch.get_num_threads())
     return found
 
 

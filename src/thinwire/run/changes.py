@@ -108,8 +108,8 @@ class Changes:
         }
 
 
-def keep(folder: Path, round: int, row: Params, what: str = GRADIENTS) -> None:
-    """Write a round's row. It is in the file, and the rows before it are as they were, when this returns."""
+def keep(folder: Path, round: int, row: Params, what: str = GRADIENTS) -> Path:
+    """Write a round's row; the file. It is in there, not yet on disk, and the rows before it are as they were."""
     about, said = folder / f"{what}.json", {"names": row.names, "shapes": row.layout.shapes, "dtype": "<f4"}
     data = (json.dumps(said) + "\n").encode()
     if not about.exists() or about.read_bytes() != data:
@@ -118,6 +118,7 @@ def keep(folder: Path, round: int, row: Params, what: str = GRADIENTS) -> None:
     with open(path, "r+b" if path.exists() else "wb") as file:
         file.seek((round - 1) * row.layout.size * 4)
         file.write(row.flat.cpu().numpy().astype("<f4").tobytes())
+    return path
 
 
 def kept(folder: Path, rounds: Sequence[int], what: str = GRADIENTS) -> tuple[Layout, list[Tensor]]:

@@ -6,8 +6,9 @@ in the order of clients), ``summary.json`` and ``model.safetensors`` (when compl
 has such, ``selector.safetensors``, ``served.safetensors`` and ``personal/<client>.safetensors`` beside it),
 ``checkpoint/``.
 
-Everything is written so that a process killed at any moment leaves a run that can be
-resumed: whole files replace each other, lines past the last checkpoint are cut off.
+Everything is written so that a process killed at any moment, and a loss of power at any moment, leave a run that can
+be resumed: whole files replace each other, lines past the last checkpoint are cut off. What a checkpoint goes by, lines
+above all, is on disk before the checkpoint is. This is done once a checkpoint, and not once a line.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def read_state(path: Path) -> Packet:
 
 def write_atomic(path: Path, write: bytes | Callable[[IO[bytes]], object]) -> None:
     """Replace ``path`` as a whole, by these bytes or by what a function writes, and only once they are on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f".{path.name}.draft")
     with open(draft, "wb") as file:
         file.write(write) if isinstance(write, bytes) else write(file)
@@ -70,6 +71,14 @@ def write_atomic(path: Path, write: bytes | Callable[[IO[bytes]], object]) -> No
         os.fsync(file.fileno())
     os.replace(draft, path)
     to_disk(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it lies in, unless they are there. Their names are on disk then."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        to_disk(folder.parent)
 
 
 def to_disk(path: Path) -> None:
@@ -87,7 +96,7 @@ _held: set[int] = set()  # descriptors of the folders that this process holds
 @contextlib.contextmanager
 def locked(folder: Path, other: str = "another run: choose another folder or wait for it to end") -> Iterator[None]:
     """Hold a folder; :class:`RunError` if another process, ``other``, does. A killed process lets go of it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with open(folder / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,6 +151,7 @@ class Folder:
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
         self.written = {name: hashlib.sha256() for name in LINES}  # what the lines are, for the checkpoint
+        self.owed = dict[Path, None]()  # files that were written to, and would not outlive a loss of power
 
     def write(self, name: str | Path, data: bytes) -> None:
         """Replace a file."""
@@ -166,12 +176,27 @@ class Folder:
         if not self.writes:
             return
         if by_client is not None:
-            with open(self.path / "clients.jsonl", "a") as file:
-                file.write(json.dumps(by_client) + "\n")
+            self.add("clients.jsonl", json.dumps(by_client) + "\n")
         for name, text in zip(LINES, (json.dumps(record) + "\n", ledger), strict=True):
+            self.add(name, text)
+            self.written[name].update(text.encode())
+
+    def add(self, name: str, text: str) -> None:
+        """Write at the end of a file. The next checkpoint, or the summary, sees to it that it is on disk."""
+        if self.writes:
             with open(self.path / name, "a") as file:
                 file.write(text)
-            self.written[name].update(text.encode())
+            self.owe(self.path / name)
+
+    def owe(self, path: Path) -> None:
+        """Note that a file of this folder was written to by other means than these."""
+        self.owed[path] = None
+
+    def settle(self) -> None:
+        """Return once all files that were written to, and the names in this folder, are on disk."""
+        for path in (*self.owed, self.path):
+            to_disk(path)
+        self.owed.clear()
 
     def lines(self) -> dict[str, str]:
         """A digest of the lines of each file, for the checkpoint."""
@@ -220,8 +245,10 @@ class Folder:
         return kept, f" (line {cut[0]} is damaged)" if cut and cut[0] < len(lines) else ""
 
     def save(self, state: State) -> None:
-        """Replace the checkpoint: a checksum, then the state."""
+        """Replace the checkpoint: a checksum, then the state. Whatever was written before it is on disk before it."""
         if self.writes:
+            make_folder((self.path / CHECKPOINT).parent)
+            self.settle()
             write_atomic(self.path / CHECKPOINT, lambda file: write_state(file, state))
 
     def load(self) -> Packet | None:
@@ -235,7 +262,9 @@ class Folder:
             raise RunError(f"{path} is damaged ({error}): delete it to start this run anew") from error
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write ``summary.json``: the run is complete."""
+        """Write ``summary.json``: the run is complete, and all of it on disk."""
+        if self.writes:
+            self.settle()
         self.write("summary.json", (json.dumps(values, indent=2) + "\n").encode())
 
     def model(self, tensors: Mapping[str, Any], metadata: Mapping[str, str], name: str = "model") -> None:

@@ -30,7 +30,7 @@ from ..task import Task
 from ..train.one import Slot, mean_metrics, sums
 from ..version import code_version
 from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
-from .client import statistics_of, unheard
+from .client import ClientState, statistics_of, unheard
 from .envelope import Answer, Call, Piece, key_of
 from .folder import Folder
 from .identity import model_digest, run_digest
@@ -407,9 +407,13 @@ class Rounds(ABC):
         if client is None or not self.personal:
             kept = self.algorithm.statistics(self.server)
             return Model(self.algorithm.model(self.server), statistics if kept is None else kept)
-        own, kept = self.states.get(client).own, self.algorithm.statistics(self.server, client)
+        own, kept = self.own(client), self.algorithm.statistics(self.server, client)
         x = self.algorithm.model(self.server, client, own.state)
         return Model(x, statistics_of(self.algorithm, own, statistics) if kept is None else kept)
+
+    def own(self, client: int) -> ClientState:
+        """What a client keeps, as far as it is here."""
+        return self.states.get(client).own
 
     def whose(self, client: int | None) -> Model:
         """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""

@@ -280,11 +280,11 @@ class Simulation(Rounds):
             moved = self.algorithm.model(self.server) - before
             record |= changes.record(before, moved)
             if self.setting.records("gradients") and self.folder is not None and self.folder.writes:
-                keep(self.folder.path, self.round, changes.mean(moved))
+                self.folder.owe(keep(self.folder.path, self.round, changes.mean(moved)))
         if evaluate and self.setting.records("models") and self.folder is not None:
             record["model"] = True
             if self.folder.writes:
-                keep(self.folder.path, self.round, self.algorithm.model(self.server), MODELS)
+                self.folder.owe(keep(self.folder.path, self.round, self.algorithm.model(self.server), MODELS))
         if self.layers is not None:
             record["layer_bytes"] = self.layers.taken()
         return record

@@ -20,6 +20,10 @@ from .client import ClientState
 from .folder import read_state, to_disk, write_state
 
 
+class Unreadable(RunError):
+    """What was kept of a client is not there any more, damaged, or not what this run wrote."""
+
+
 class Ends(NamedTuple):
     """Both ends of one client's wire: committed together, when its reply was taken."""
 
@@ -52,7 +56,7 @@ class Memory:
         return ends.version if ends else 0
 
     def get(self, client: int) -> Ends:
-        """A client's ends; fresh ones before its first reply."""
+        """A client's ends; fresh ones before its first reply. Raises :class:`Unreadable`."""
         return self.ends.get(client) or self.fresh()
 
     def put(self, client: int, ends: Ends) -> None:
@@ -113,10 +117,10 @@ class Disk(Memory):
         try:
             found: Stored = restore(read_state(path), Stored("", 0, self.fresh()))
         except (OSError, WireError) as error:
-            raise RunError(f"the state of client {client} cannot be read from {path}: {error}") from error
+            raise Unreadable(f"the state of client {client} cannot be read from {path}: {error}") from error
         if (found.run, found.client, found.ends.version) != (self.run, client, self.versions[client]):
             whose = f"client {found.client} after version {found.ends.version}"
-            raise RunError(
+            raise Unreadable(
                 f"{path} is not the state that this run wrote there, but that of {whose} of "
                 f"{'this' if found.run == self.run else 'another'} run: put back what was in {self.folder}, or delete "
                 f"the run's folder to start it anew"
@@ -142,7 +146,7 @@ class Disk(Memory):
     kind = "disk"
 
     def state(self) -> State:
-        for path in {part for file in self.written for part in (file, *file.parents[:2])}:
+        for path in {part for file in self.written for part in (file, *file.parents[:3])}:  # up to where this folder is
             to_disk(path)  # before a checkpoint refers to it
         self.written.clear()
         return {self.kind: self.versions}

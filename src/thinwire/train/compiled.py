@@ -83,7 +83,7 @@ class Chain(NamedTuple):
         return type(trainer) is LocalSGD and not trainer.warmup and trainer.clip is None
 
 
-class Examples(ctypes.Structure):
+class Examples(native.Struct):
     """Where the examples of a task that :meth:`Chain.takes` lie in memory, those of all clients."""
 
     _fields_ = (
@@ -97,21 +97,21 @@ class Examples(ctypes.Structure):
     )
 
     def __init__(self, task: Supervised) -> None:
-        x = task.inputs
-        self.targets, self.held = task.targets.data_ptr(), [x, task.targets]
+        x, targets = task.inputs, task.targets
         if x.dtype == torch.int64:
-            self.words, self.length = x.data_ptr(), x.shape[1]
+            self.point(words=x, targets=targets)
+            self.length = x.shape[1]
             return
         if x.dtype == torch.float32:
-            self.floats = x.data_ptr()
+            self.point(floats=x, targets=targets)
             return
         every = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, x.shape[1], 1, 1)
         table = task.normalised(every).view(256, -1).t().contiguous()  # [channels, 256]
-        self.bytes, self.table, self.plane = x.data_ptr(), table.data_ptr(), x.shape[2] * x.shape[3]
-        self.held.append(table)
+        self.point(bytes=x, table=table, targets=targets)
+        self.plane = x.shape[2] * x.shape[3]
 
 
-class _Client(ctypes.Structure):
+class _Client(native.Struct):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("w", "own", "places")),
         *((name, ctypes.c_int64) for name in ("steps", "size")),
@@ -181,8 +181,8 @@ def train_chains(
     """:func:`thinwire.train.one.train` of clients whose task ``chain`` takes. Numbers may have become infinite."""
     lib = native.library()
     assert lib is not None
-    examples, clients, held = Examples(tasks[0]), (_Client * len(tasks))(), []
-    for client, task, request, key in zip(clients, tasks, requests, keys, strict=True):
+    examples, made, held = Examples(tasks[0]), list[_Client](), []
+    for task, request, key in zip(tasks, requests, keys, strict=True):
         trainer, x = request.trainer, request.x
         w = x.flat.clone(memory_format=torch.contiguous_format)
         places = order(task, request, key, key.generator("batches"))
@@ -191,11 +191,14 @@ def train_chains(
         part = None if request.shift is None else request.shift.flat / len(places)
         anchor = (request.anchor or x).flat.contiguous() if trainer.prox else None
         offset, mask = (None if p is None else p.flat.contiguous() for p in (request.offset, request.mask))
-        tensors = (w, _indices(task), places, anchor, offset, mask, part, velocity)
-        at = [None if t is None else t.data_ptr() for t in tensors]
-        reals = (trainer.rate(key), trainer.weight_decay, trainer.prox, getattr(trainer, "momentum", 0.0))
-        client.__init__(*at[:3], *places.shape, *at[3:], *reals)
-        held.append((tensors, begun.steps + len(places)))
+        steps, size = places.shape
+        reals = {"lr": trainer.rate(key), "decay": trainer.weight_decay, "prox": trainer.prox}
+        client = _Client(steps=steps, size=size, momentum=getattr(trainer, "momentum", 0.0), **reals)
+        client.point(w=w, own=_indices(task), places=places)
+        client.point(anchor=anchor, offset=offset, mask=mask, part=part, velocity=velocity)
+        made.append(client)
+        held.append((w, places, velocity, begun.steps + steps))
+    clients = native.row(made)
     layers = (ctypes.c_int64 * (len(Layer._fields) * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
     size, depth = requests[0].x.layout.size, len(chain.layers)
     words = ctypes.byref(chain.words)
@@ -204,8 +207,7 @@ def train_chains(
         raise IndexError(f"a text has a word that is not one of the model's {chain.words.vocabulary}, 0 and up")
     native.check(status)
     found = []
-    for client, request, key, (tensors, taken) in zip(clients, requests, keys, held, strict=True):
-        w, _, places, *_, velocity = tensors
+    for client, request, key, (w, places, velocity, taken) in zip(clients, requests, keys, held, strict=True):
         layout, seen = request.x.layout, int((places >= 0).sum())
         ended = Memory(() if velocity is None else (Params(layout, velocity),), taken)
         rates = request.trainer.rate(key) * len(places)

@@ -4,6 +4,11 @@ They run where the library was compiled (at install) and the tensors are 32-bit 
 the references in torch do, with the same bits. The environment variable ``THINWIRE_KERNELS`` chooses:
 ``reference``, or the highest instruction set to use, ``plain``, ``avx2`` or ``avx512``.
 As many threads are used as torch would use in the calling thread, and the interpreter's lock is released.
+
+No kernel handles an address. A function takes the tensors and arrays themselves (:class:`Array`), and so the call
+holds them until it has returned; an address is refused. What C reads by a structure of addresses is a :class:`Struct`,
+which holds what they are of. An address by itself keeps nothing alive: another thread may drop the last name of an
+array that C still reads.
 """
 
 from __future__ import annotations
@@ -13,7 +18,9 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +32,58 @@ MOST_THREADS = 64
 LARGE = 1 << 22  # bytes, from which large pages are worth asking for
 ctypes.pythonapi.PyBytes_FromStringAndSize.restype = ctypes.py_object
 ctypes.pythonapi.PyBytes_FromStringAndSize.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
-ctypes.pythonapi.PyBytes_AsString.restype = ctypes.c_void_p
-ctypes.pythonapi.PyBytes_AsString.argtypes = [ctypes.py_object]
-POINTER, LONG, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+
+
+class Array(ctypes.c_void_p):
+    """What a function in C reads or writes: a tensor, a numpy array, bytes, an object of ctypes, or None.
+
+    The caller hands over the object, which ctypes holds until the function has returned. ``ctypes.ArgumentError`` for
+    an address, which would hold nothing, and for what has gaps or is not in the memory of the CPU.
+    """
+
+    @classmethod
+    def from_param(cls, owner: Any) -> Any:
+        return ctypes.c_void_p.from_param(_address(owner))
+
+
+class Struct(ctypes.Structure):
+    """Fields as C has them. Those that :meth:`point` sets are addresses, and it holds what lies there."""
+
+    owners: dict[str, Any] | None = None
+
+    def point(self, **owners: Tensor | None) -> None:
+        """Set these fields to where the tensors lie; None: nowhere."""
+        self.owners = {**(self.owners or {}), **owners}
+        for name, owner in owners.items():
+            setattr(self, name, _address(owner))
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def row(structs: Sequence[S]) -> Any:
+    """One structure after the other, as an array of C, which holds what they hold."""
+    made: Any = (type(structs[0]) * len(structs))(*structs)
+    made.owners = [struct.owners for struct in structs]
+    return made
+
+
+def _address(owner: Any) -> Any:
+    """Where a tensor or a numpy array lies, the one place that says so; what ctypes knows itself is left to it."""
+    if isinstance(owner, Tensor):
+        if not (owner.is_cpu and owner.is_contiguous()):
+            raise TypeError("a tensor without gaps, on the CPU")
+        return owner.data_ptr()
+    if isinstance(owner, np.ndarray):
+        if not owner.flags.c_contiguous:
+            raise TypeError("an array without gaps")
+        return owner.ctypes.data
+    if isinstance(owner, int | ctypes.c_void_p):
+        raise TypeError("the array itself, and not its address, which would not keep it")
+    return owner
+
+
+POINTER, LONG, INT, REAL = Array, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 WORD, KEY = ctypes.c_uint32, ctypes.c_uint64
 SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_use": (INT, [INT]),
@@ -81,7 +137,7 @@ def empty(lib: ctypes.CDLL, *shape: int, dtype: torch.dtype = torch.float32) -> 
     """A tensor to be written to, on large pages where it is long: fresh small ones cost more than most loops."""
     made = torch.empty(shape, dtype=dtype)
     if made.nbytes >= LARGE:
-        lib.tw_large(made.data_ptr(), made.nbytes)
+        lib.tw_large(made, made.nbytes)
     return made
 
 
@@ -103,10 +159,9 @@ def joined(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
     if size < LARGE or found is None or _level() == "reference":
         return b"".join(parts)
     made: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(None, size)  # nobody else has it yet: it may be written
-    address = ctypes.pythonapi.PyBytes_AsString(made)
-    found.tw_large(address, size)
-    room = (ctypes.c_char * size).from_address(address)
-    bytewise, whole, position = memoryview(room).cast("B"), torch.frombuffer(room, dtype=torch.uint8), 0
+    found.tw_large(made, size)
+    whole = torch.frombuffer(made, dtype=torch.uint8)
+    bytewise, position = whole.numpy().data, 0
     for part in parts:
         end = position + len(part)
         if len(part) < LARGE:
