@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
 from .exchange import exchange, leave, output, place, start
-from .handle import Compressed, Named, frozen, mean, parameters, thawed
+from .handle import Compressed, Named, Tie, frozen, mean, parameters, thawed
 from .methods import Feedback
 from .vector import Vector
 
@@ -321,24 +321,3 @@ class AtOptimizer(Compressed):
 
 class _Graph:
     """One that autograd keeps for a backward pass."""
-
-
-class Tie:
-    """What a compressed model calls. A copy of the model, or a pickle of it, has one that does nothing."""
-
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> None:
-        if self.call is not None:
-            self.call(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tie:
-        if self.call is not None:
-            self.call.__self__.copied(memo)  # type: ignore[attr-defined]
-        return Tie()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.call is not None:
-            self.call.__self__.pickled()  # type: ignore[attr-defined]
-        return Tie, ()
