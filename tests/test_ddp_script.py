@@ -264,16 +264,10 @@ def test_evaluation_is_at_x_once_no_backward_pass_is_to_come(quietly):
     assert torch.equal(evaluated(), x)
 
 
-@pytest.mark.parametrize("how", ["load", "averaged", "evaluate first"])
+@pytest.mark.parametrize("how", ["load", "averaged"])
 def test_where_parameters_must_move_autograd_refuses_the_backward_pass(how):
     script = Script(DEF(8))
-    if how == "evaluate first":
-        script.model.eval()
-        loss = script.loss()
-        script.model.train()
-        script.model(X)
-    else:
-        loss = script.loss()
+    loss = script.loss()
     if how == "load":
         script.model.load_state_dict(script.model.state_dict())
     if how == "averaged":

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -86,9 +87,9 @@ class AtGradient(Compressed):
         self.stepped = self.resumed = False
         self.hooks += [optimizer.register_state_dict_post_hook(self.stamped) for optimizer in optimizers]
         for number, (_, p) in enumerate(named):
-            self.hooks.append(p.register_post_accumulate_grad_hook(partial(self._came, number)))
+            self.hooks.append(p.register_post_accumulate_grad_hook(partial(self._came, number)))  # type: ignore[no-untyped-call]
             if self.memory:
-                self.hooks.append(p.register_hook(self._coming))
+                self.hooks.append(p.register_hook(self._coming))  # type: ignore[no-untyped-call]
         self.hooks.append(model.register_forward_hook(Tie(self._forward)))
         for optimizer in optimizers:
             self.hooks.append(optimizer.register_step_pre_hook(self._before))
@@ -106,7 +107,7 @@ class AtGradient(Compressed):
             self.awaited = True
 
     def _coming(self, gradient: Tensor) -> None:
-        """A parameter's gradient is known, and may be added to ``p.grad``; before the first of a pass is the time to look."""
+        """A parameter's gradient is known, and may be added to ``p.grad``: before the first of a pass one can look."""
         task = torch._C._current_graph_task_id()
         if task != self.task:
             self.task = task
@@ -178,7 +179,9 @@ class AtGradient(Compressed):
     def _all_there(self, buckets: list[tuple[Any, Tensor, list[int], list[Tensor]]]) -> None:
         self.remember()
         since, self.awaited = self._since(), False
-        sent = self.always if self.always is not None else self.drive(self._in_use(since), "agreeing on what was used")
+        sent = self.always
+        if sent is None:
+            sent = self.drive(self._in_use(since), "agreeing on what was used")
         self.messages += 1
         self.used.clear()
         self.unaveraged -= sent
@@ -187,10 +190,11 @@ class AtGradient(Compressed):
         if not pairs:
             return
         places, gradients = [self.places[n] for n, _ in pairs], [g for _, g in pairs]
-        if self.always is None:
+        told = self.always is None  # what happened is compared already
+        if told:
             torch._foreach_copy_(places, gradients)
-            self.always, since = None if self.dynamic else sent, None
-        arrived = self._averaged(self.gradient.only(self._named(sent)), since)
+            self.always = None if self.dynamic else sent
+        arrived = self._averaged(self.gradient.only(self._named(sent)), None if told else since)
         if arrived is None:
             for gradient in gradients:
                 gradient.fill_(torch.inf)
@@ -243,8 +247,10 @@ class AtGradient(Compressed):
 
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.enter(optimizer):
+            return
         self.still_trained(optimizer)
-        self.inside, self.asked = optimizer, False
+        self.asked = False
         if not any(map(callable, (*args[1:], *kwargs.values()))):  # a closure clears gradients first
             self._usable(optimizer)
 
@@ -265,7 +271,8 @@ class AtGradient(Compressed):
 
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.inside = None
+        if not self.leave_step():
+            return
         self.steps[optimizer] += 1
         if not self.memory:
             return
@@ -297,8 +304,8 @@ class AtGradient(Compressed):
             return
         require(
             not self.stepped,
-            f"gradients are scaled by another GradScaler than in the step before, or by none, and {self.name} remembers "
-            "gradients of one: let one GradScaler make all steps, or none",
+            f"gradients are scaled by another GradScaler than in the step before, or by none, and {self.name} "
+            "remembers gradients of one: let one GradScaler make all steps, or none",
         )
         self.stepped, self.scaler = True, None if scaler is None else ref(scaler)
         scale = 1.0 if scaler is None else scaler.get_scale()
@@ -342,9 +349,9 @@ def remembers(state: Any) -> bool:
 
 def calling() -> GradScaler | None:
     """The GradScaler whose ``step`` called what is being done. Optimisers are not told."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "step" and isinstance(found := frame.f_locals.get("self"), GradScaler):
             return found if found.is_enabled() else None
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None

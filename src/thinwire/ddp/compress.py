@@ -104,8 +104,8 @@ def _bare(optimizer: Any) -> Optimizer:
         optimizer = optimizer.optimizer
     require(
         isinstance(optimizer, Optimizer) and "_optimizer_step_pre_hooks" in vars(optimizer),
-        f"compress takes an optimiser of torch's, whose step() can be watched, not {type(optimizer).__name__}: give the "
-        "one that it calls",
+        f"compress takes an optimiser of torch's, whose step() can be watched, not {type(optimizer).__name__}: give "
+        "the one that it calls",
     )
     found: Optimizer = optimizer
     return found
@@ -117,7 +117,7 @@ def _whole(optimizers: Sequence[Optimizer], method: Feedback) -> None:
         if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__):
             raise CombinationError(
                 f"{type(method).__name__} sends each rank's step of all parameters, and ZeroRedundancyOptimizer steps "
-                "each on one rank alone, with that rank's gradient: give every rank the whole optimiser, or take Hook(...)"
+                "each on one rank alone, with that rank's gradient: give every rank the whole optimiser, or take a Hook"
             )
 
 

@@ -221,10 +221,8 @@ def _taken(old: State, new: State, names: set[str], layers: set[str]) -> State:
         mine = [name for name in new.names if name in names]
         return old.replace(new.only(mine)) if mine else old
     if isinstance(new, dict):
-        return {
-            key: (new[key] if key in names else old[key]) if key in layers else _taken(old[key], new[key], names, layers)
-            for key in new
-        }
+        own = {key: new[key] if key in names else old[key] for key in new.keys() & layers}
+        return {key: own[key] if key in own else _taken(old[key], new[key], names, layers) for key in new}
     if isinstance(new, list | tuple):
         parts = [_taken(one, other, names, layers) for one, other in zip(old, new, strict=True)]
         return type(new)(*parts) if hasattr(new, "_fields") else type(new)(parts)
@@ -346,8 +344,7 @@ def flag(finite: bool, since: Since | None, kind: torch.dtype) -> Float[Tensor, 
 
 def flagged(since: Since | None, key: Key, mean: Tensor) -> Talk[bool]:
     """Whether all gradients are finite, of the mean of all ranks' flags. What ranks have to say they say here."""
-    mean = float(mean)
-    if mean and math.isfinite(mean):
+    if float(mean) and math.isfinite(mean):
         mine = [] if since is None or since.usual else list(since)
         found = yield Gather(dumps(mine))
         told = [loads(data, max_values=None) for data in found]
@@ -374,7 +371,7 @@ def alike(told: Sequence[Since | None], key: Key) -> None:
             name = sorted({*since.unused, *since.waiting} ^ {*common.unused, *common.waiting})[:1] or since.unused[:1]
             raise OutOfSync(
                 f"message {key.round}: rank {number} did something else with the averaged gradient "
-                f"{f'of {name[0]!r} ' if name else ''}than rank {other}: let all ranks keep it, use it, or throw it away"
+                f"{f'of {name[0]!r} ' if name else ''}than rank {other}: let all keep it, use it, or throw it away"
             )
 
 

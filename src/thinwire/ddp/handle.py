@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -64,6 +66,8 @@ class Compressed(ABC):
         self.named = named
         self.own = {p for p in self.inner.parameters() if p.requires_grad and p not in self.trained}  # DDP ignores them
         self.inside: Optimizer | None = None  # the one that is making its step
+        self.outer: FrameType | None = None  # torch's call of that step
+        self.deeper = 0  # calls of step() in it that have not ended
         self.others: WeakSet[Optimizer] = WeakSet()  # that make steps too, and not of what is trained here
 
     @property
@@ -198,16 +202,37 @@ class Compressed(ABC):
         return True
 
     def copied(self, memo: dict[int, Any]) -> None:
-        """The model is being copied."""
+        """The model is being copied; whatever the copy needs is done here."""
+        return
 
     def pickled(self) -> None:
         """The model is being pickled."""
+        return
 
     def _even(self, module: nn.Module, inputs: Any) -> None:
         even(module)
 
+    def enter(self, optimizer: Optimizer) -> bool:
+        """A call of ``step`` begins. Whether it is a step, and not a part of one: a class's may call its base's."""
+        outer = frame = _step_frame()
+        while frame is not None and frame is not self.outer:
+            frame = frame.f_back
+        if frame is not None:  # else the call before has raised, or there was none
+            self.deeper += 1
+            return False
+        self.inside, self.outer, self.deeper = optimizer, outer, 0
+        return True
+
+    def leave_step(self) -> bool:
+        """A call of ``step`` ends. Whether with it the step does."""
+        if self.deeper:
+            self.deeper -= 1
+            return False
+        self.inside = self.outer = None
+        return True
+
     def beside(self, optimizer: Optimizer) -> None:
-        """Another optimiser is about to step. ``ValueError`` if it steps what is trained here, and nobody would know."""
+        """Another optimiser is about to step: ``ValueError`` if it steps what is trained here, without a word."""
         ours = optimizer in self.optimizers or self.inside is not None or self.removed
         if ours or optimizer in self.others:
             return
@@ -226,9 +251,9 @@ class Compressed(ABC):
             if p.requires_grad and p not in self.trained and p not in self.own:
                 name = next((n for n, q in self.inner.named_parameters() if q is p), "a parameter of no name")
                 raise ValueError(
-                    f"{name!r} was frozen, or not there, when the model was wrapped and compressed, and is trained now: "
-                    "its gradient would stay each rank's own. remove(), wrap the model in DistributedDataParallel "
-                    "anew, and compress it anew"
+                    f"{name!r} was frozen, or not there, when the model was wrapped and compressed, and is trained "
+                    "now: its gradient would stay each rank's own. remove(), wrap the model in "
+                    "DistributedDataParallel anew, and compress it anew"
                 )
 
     def optimised(self) -> list[nn.Parameter]:
@@ -315,6 +340,15 @@ def even(model: nn.Module) -> None:
         )
 
 
+def _step_frame() -> FrameType | None:
+    """Torch's innermost call of an optimiser's step."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _OPTIMIZERS:
+        frame = frame.f_back
+    return frame
+
+
+_OPTIMIZERS = Optimizer.profile_hook_step.__code__.co_filename
 ALIVE: WeakSet[Compressed] = WeakSet()  # those that have to know of every step of what they train
 
 

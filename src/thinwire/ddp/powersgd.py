@@ -30,8 +30,8 @@ def low_rank(
 ) -> Talk[tuple[Params, Sender] | None]:
     """The mean gradient as all ranks see it, and what this rank keeps; None if the gradient of any rank is not finite.
 
-    Two all-reduces: one of P = M Q, of the layers that are sent whole and of ``flag``, a number whose mean is ``heard``,
-    and one of M^T P.
+    Two all-reduces: one of P = M Q, of the layers that are sent whole and of ``flag``, a number whose mean is
+    ``heard``, and one of M^T P.
     """
     owed = g + own.residual.only(g.names)
     thin = {name: owed[name].reshape(len(owed[name]), -1) for name in owed.names if name in own.start}  # [m, n]

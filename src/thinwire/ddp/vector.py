@@ -32,8 +32,8 @@ class Vector:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 if tensor.is_complex():
                     raise ValueError(
-                        f"parameter {name!r} is {kind}, and what is sent is real: keep its real and imaginary parts in a "
-                        "real parameter, and see it through torch.view_as_complex in forward()"
+                        f"parameter {name!r} is {kind}, and what is sent is real: keep its real and imaginary parts in "
+                        "a real parameter, and see it through torch.view_as_complex in forward()"
                     )
                 raise ValueError(
                     f"parameter {name!r} is {kind}: keep parameters in float32 and compute in less under autocast"
