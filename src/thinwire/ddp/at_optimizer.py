@@ -245,6 +245,11 @@ class AtOptimizer(Compressed):
         # The optimiser finds everything done; the scaler deletes both when it is back.
         optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
 
+    def _frozen(self) -> list[tuple[int, int]]:
+        """The runs of entries of parameters that are not trained now: they do not move, and what is owed stays owed."""
+        spans = zip(self.vector.parameters, self.vector.layout.spans.values(), strict=True)
+        return [(first, first + size) for p, (first, size, _) in spans if not p.requires_grad]
+
     def _taken_there(self, args: Any, kwargs: Any) -> None:
         """``ValueError`` for gradients that were not taken where the method takes them."""
         closure = any(map(callable, (*args[1:], *kwargs.values())))  # which takes them in the step
@@ -275,7 +280,8 @@ class AtOptimizer(Compressed):
             self._put(self.method.applied)
             return
         try:
-            self.drive(exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug), "sending")
+            talk = exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug, self._frozen())
+            self.drive(talk, "sending")
         except BaseException:
             self._put(self.method.applied)  # x is there still, for whoever wants to save it
             raise

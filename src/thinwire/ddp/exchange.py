@@ -78,9 +78,17 @@ def leave(rank: Rank, lam: float, w: Float[Tensor, " d"]) -> None:
             w_part.sub_(e_part, alpha=lam)
 
 
-def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, debug: bool = False) -> Talk[None]:
+def exchange(
+    method: Feedback,
+    rank: Rank,
+    w: Float[Tensor, " d"],
+    key: Key,
+    debug: bool = False,
+    still: Sequence[tuple[int, int]] = (),
+) -> Talk[None]:
     """One step of all ranks. ``w`` is where the optimiser went from x - lam * e, and becomes x - applied * e.
 
+    The runs of entries ``still`` are of frozen layers: nothing is sent of them, x stays there, and so does what is owed.
     Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
     :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
     latter.
@@ -92,6 +100,7 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
         torch.add(w_part, e_part, alpha=1 - lam, out=e_part)  # p = u + e
         if resting:
             w_part.copy_(x_part)
+    kept = [_set_aside(rank, w, a, b) for a, b in still]
     runs = [(0, len(e))] if method.link is not None else list(blocks(method, rank.layout, key))
     if debug:
         yield from agreed([key.round, [run[0] for run in runs[:1]], is_finite(e)])
@@ -116,6 +125,9 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
     if rank.total is not None:
         e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
         rank.x.sub_(rank.total)
+    for (a, b), parts in zip(still, kept, strict=True):
+        for vector, part in zip((rank.x, e, rank.total), parts, strict=False):
+            vector[a:b] = part  # type: ignore[index]
     if method.every is not None and (key.round + 1) % method.every == 0:
         yield Mean(e)
     if resting:
@@ -125,6 +137,15 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
         place(rank, method.applied, w)
     if method.detach is None and key.round % EVERY == 0:
         rank.lam = rank.lam_star or rank.lam
+
+
+def _set_aside(rank: Rank, w: Tensor, a: int, b: int) -> list[Tensor]:
+    """What x, e and the mean estimate are to be on a run that is not sent; of e nothing is left there meanwhile."""
+    e = rank.e[a:b].clone()
+    rank.e[a:b] = 0
+    if rank.total is None:
+        return [rank.x[a:b].clone(), e]
+    return [rank.x[a:b].clone(), e.sub_(w[a:b]), rank.total[a:b].clone()]  # the estimate without the step
 
 
 def _with_square(parts: list[Tensor]) -> Float[Tensor, " n"]:
