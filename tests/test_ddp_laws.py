@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from processes import Process
-from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compress
+from thinwire.config import complete
+from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compress, handle
 from thinwire.errors import ThinwireError
+from thinwire.version import code_version
+from thinwire.wire import dumps
 
 # Of links that keep an estimate or an old gradient nothing is owed; these settings lose nothing, in every sequence.
 METHODS: dict[str, Method] = {
@@ -564,3 +569,211 @@ def test_what_was_applied_and_what_is_owed_is_what_plain_training_applies(name, 
         assert mine.keys() == plain.keys() == {"a", "b", "c"}
         for layer, expected in plain.items():
             assert mine[layer] == pytest.approx(expected, rel=1e-4, abs=1e-4 * max(1, *map(abs, expected))), layer
+
+
+# -- what two ranks share, and what they do not ----------------------------------
+
+
+class Own(nn.Module):
+    """Parameters of which DistributedDataParallel is told to leave one each rank's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Parameter(torch.zeros(2))
+        self.one, self.other = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(self.one.weight)
+        nn.init.zeros_(self.other.weight)
+
+    def forward(self, slope: Tensor) -> Tensor:
+        return sum((p * slope).sum() for p in self.parameters())
+
+
+def ignored(method: Method | None, name: str) -> list[list[float]]:
+    """Two steps at rate 1, by (1, 0) on rank 0 and by (0, 10) on rank 1."""
+    module = Own()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [name])
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if method is not None:
+        compress(model, optimizer, method)
+    for _ in range(2):
+        model(torch.tensor([[1.0, 0.0], [0.0, 10.0]][dist.get_rank()])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.reshape(-1).tolist() for p in module.parameters()]
+
+
+def skipped(method: Method) -> None:
+    """Rank 1 leaves out its second step."""
+    script = Script(method)
+    for number in range(4):
+        script.backward()
+        if number != 1 or dist.get_rank() == 0:
+            script.optimizer.step()
+        script.optimizer.zero_grad()
+
+
+def thrown_away(method: Method) -> None:
+    """Rank 1 leaves out a layer's gradient."""
+    script = Script(method)
+    for _ in range(2):
+        script.backward()
+        if dist.get_rank() == 1:
+            script.model.module.b.grad = None
+        script.optimizer.step()
+        script.optimizer.zero_grad()
+
+
+def with_another(attribute: str, value: Any) -> None:
+    """Rank 1 has another library."""
+    before = getattr(handle, attribute)
+    if dist.get_rank() == 1:
+        setattr(handle, attribute, value)
+    try:
+        Script(EF(4))
+    finally:
+        setattr(handle, attribute, before)
+
+
+def uneven(method: Method) -> None:
+    script = Script(method)
+    with Join([script.model]):
+        for _ in range(2 + dist.get_rank()):
+            script.step()
+
+
+def inside_join(method: Method) -> None:
+    model = DistributedDataParallel(Model())
+    with model.join():
+        compress(model, torch.optim.SGD(model.parameters(), lr=1.0), method)
+
+
+def sharded(method: Method | None) -> dict[str, list[float]]:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch's own ways
+
+    script = Script(method, lambda parameters: ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=1.0))
+    for _ in range(3):
+        script.step()
+    return script.ends()
+
+
+IGNORING = {
+    "plain": None,
+    "EF": EF(1),
+    "DEF": DEF(1),
+    "PSync": PSync(1),
+    "dense": Hook(tw.Dense()),
+    "error feedback": Hook(tw.ErrorFeedback(tw.TopK(1.0))),
+}
+SKIPPING = {
+    "dense": Hook(tw.Dense()),
+    "half": Hook(tw.Half()),
+    "qsgd": Hook(tw.QSGD(16)),
+    "powersgd": Hook(tw.PowerSGD(1)),
+    "error feedback": Hook(tw.ErrorFeedback(tw.TopK(0.25))),
+    "look back": Hook(tw.LBGM(tw.SignSGD())),
+}
+
+
+def among_ranks(folder: str, rank: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found: dict[str, Any] = {}
+
+    def say(name: str, play: Callable[..., Any], *arguments: Any) -> None:
+        began = time.monotonic()
+        try:
+            found[name] = play(*arguments)
+        except (ValueError, ThinwireError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        found[f"{name}, seconds"] = time.monotonic() - began
+        dist.barrier()
+
+    for kind, method in IGNORING.items():
+        for name in ("outer", "one.weight", "other.weight"):
+            say(f"ignored {name} {kind}", ignored, method, name)
+    for kind, hook in SKIPPING.items():
+        say(f"skipped {kind}", skipped, hook)
+    say("thrown away", thrown_away, METHODS["error feedback"])
+    old = dumps([complete(EF(4)), 0, False, []])
+    say("version", with_another, "code_version", lambda: "0.0.9+g12345678")
+    say("commit", with_another, "code_version", lambda: code_version().partition("+")[0] + "+g12345678-dirty")
+    say("format", with_another, "VERSION", 9)
+    say("no version", with_another, "dumps", lambda asked: old)
+    say("unreadable", with_another, "dumps", lambda asked: bytes([9]) + old[1:])
+    say("join EF", uneven, EF(4))
+    say("join Hook", uneven, Hook(tw.Half()))
+    say("compress in join", inside_join, EF(4))
+    for kind in ("plain", "EF", "error feedback", "dense"):
+        say(f"zero {kind}", sharded, METHODS.get(kind))
+    (Path(folder) / f"among-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def among(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("among")
+    launched(among_ranks, folder)
+    return [json.loads((folder / f"among-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", IGNORING)
+def test_parameters_that_ddp_was_told_to_ignore_stay_each_ranks_own(method, among):
+    shared = [-1.0, -10.0]
+    for found, own in zip(among, ([-2.0, 0.0], [0.0, -20.0]), strict=True):
+        assert found[f"ignored one.weight {method}"] == [shared, own, shared]
+        assert found[f"ignored other.weight {method}"] == [shared, shared, own]
+        # By such a name torch does not find a parameter of the outermost module, and averages it.
+        assert found[f"ignored outer {method}"] == [shared, shared, shared]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", SKIPPING)
+def test_a_rank_that_skips_its_step_is_named_by_all_at_the_next_message(link, among):
+    for found in among:
+        said = found[f"skipped {link}"]
+        assert said == (
+            "OutOfSync: message 2: since the one before rank 1 has made 0 optimiser step(s), and rank 0 1: their "
+            "models are no longer the same. Let all ranks step, or skip a step, together"
+        )
+
+
+@pytest.mark.slow
+def test_ranks_that_treat_a_gradient_otherwise_are_told_of_which_layer(among):
+    for found in among:
+        assert found["thrown away"].startswith(
+            "OutOfSync: message 1: rank 1 did something else with the averaged gradient of 'b' than rank 0"
+        )
+
+
+@pytest.mark.slow
+def test_ranks_with_other_versions_of_the_library_or_of_its_messages_are_refused(among):
+    number = code_version().partition("+")[0]
+    for found in among:
+        assert found["version"] == (
+            f"OutOfSync: rank 1 has thinwire 0.0.9, messages 1, and rank 0 has thinwire {number}, messages 1: install "
+            "one version on all ranks"
+        )
+        assert found["format"].startswith(f"OutOfSync: rank 1 has thinwire {number}, messages 9, and rank 0 has")
+        assert found["no version"].startswith("OutOfSync: rank 1 has a thinwire that does not say its version, and")
+        assert found["unreadable"].startswith("OutOfSync: rank 1 has a thinwire of other messages, and rank 0 has")
+        assert found["commit"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["join EF", "join Hook", "compress in join"])
+def test_uneven_inputs_under_join_are_refused_at_once(where, among):
+    for found in among:
+        assert found[where].startswith("CombinationError: uneven inputs under Join (model.join()) are not for a comp")
+        assert found[f"{where}, seconds"] < 30  # and not the process group's thirty minutes
+
+
+@pytest.mark.slow
+def test_a_sharded_optimiser_steps_averaged_gradients_and_no_local_ones(among):
+    for found in among:
+        assert found["zero EF"].startswith("CombinationError: EF sends each rank's step of all parameters, and ZeroRed")
+        for kind in ("error feedback", "dense"):
+            for layer, expected in found["zero plain"].items():
+                assert found[f"zero {kind}"][layer] == pytest.approx(expected, rel=1e-5)

@@ -161,8 +161,8 @@ def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
         not strange,
         f"the optimiser has {strange} parameter(s) that are not the model's: build it from model.parameters()",
     )
-    ignored = getattr(model, "parameters_to_ignore", ())  # DistributedDataParallel leaves them each rank's own
-    trained = [(name, p) for p, name in named.items() if p.requires_grad and name not in ignored]
+    averaged = _averaged(model, inner)
+    trained = [(name, p) for p, name in named.items() if p.requires_grad and p in averaged]
     for name, p in trained:
         if p.is_complex():
             raise CombinationError(
@@ -172,6 +172,18 @@ def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
     known = any(p in optimised for _, p in trained)
     require(known, "the model has no trainable parameters that the optimiser knows: nothing would be sent")
     return trained
+
+
+def _averaged(model: nn.Module, inner: nn.Module) -> set[nn.Parameter]:
+    """The parameters that DistributedDataParallel averages. Those that it was told to ignore stay each rank's own."""
+    ignored = getattr(model, "parameters_to_ignore", ())
+    # The names are those that it compares: of a parameter of the outermost module, ".name".
+    return {
+        p
+        for place, module in inner.named_modules()
+        for name, p in module.named_parameters(recurse=False)
+        if f"{place}.{name}" not in ignored
+    }
 
 
 def _stepped(named: Named, optimizers: Sequence[Optimizer], method: Feedback) -> None:

@@ -88,7 +88,7 @@ def exchange(
 ) -> Talk[None]:
     """One step of all ranks. ``w`` is where the optimiser went from x - lam * e, and becomes x - applied * e.
 
-    The runs of entries ``still`` are of frozen layers: nothing is sent of them, x stays there, and so does what is owed.
+    The runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what is owed stay there.
     Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
     :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
     latter.

@@ -214,8 +214,8 @@ def simulate(
     of worker 0, as DistributedDataParallel has them. Every ``evaluate_every`` steps, and at the end, the model that
     the method is judged by is tested, and x itself where that is another (``accuracy_x``). On a CPU as many workers
     train at once as there are cores, but for models that throw dice (dropout). Layers that ``model`` has in evaluation
-    mode (frozen norm layers) stay in it, unless it is in evaluation mode as a whole: then all train. Raises ``NonFinite`` when the loss of
-    a worker does.
+    mode (frozen norm layers) stay in it; where it is in evaluation mode as a whole, all of it trains. Raises
+    ``NonFinite`` when the loss of a worker does.
 
     ``on_record`` is called after each evaluation with its record, a line of ``rounds.jsonl`` (see
     :mod:`thinwire.report.read`). Bytes, the loss and seconds in it are those since the record before. Bytes up are what
