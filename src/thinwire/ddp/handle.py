@@ -271,7 +271,7 @@ class Compressed(ABC):
     def stamped(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """An optimiser's state_dict says at which step it was taken, and by which rank."""
         if state["param_groups"]:
-            state["param_groups"][0][STAMP] = torch.tensor([self.step, self.group.rank, self.group.size])
+            state["param_groups"][0][STAMP] = torch.tensor([self.step, self.group.rank, self.group.size], device="cpu")
 
     def remember(self) -> None:
         """Warn where a script loaded its optimiser's state and not this one's, whichever is loaded first."""

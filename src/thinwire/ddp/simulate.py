@@ -69,7 +69,7 @@ def batches(examples: int, workers: int, size: int, seed: int) -> Iterator[list[
     enough(examples, workers, size)
     epoch = 0
     while True:
-        order = torch.randperm(examples, generator=Key(seed, epoch).generator("order"))
+        order = torch.randperm(examples, generator=Key(seed, epoch).generator("order"), device="cpu")
         for row in order[: examples - examples % (workers * size)].view(-1, size, workers):
             yield list(row.T)
         epoch += 1

@@ -61,7 +61,7 @@ def mean_magnitude(x: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     Extra memory: 8 bytes for 4,096 entries (reference: 1 MB more).
     """
     if x.numel() == 0:
-        return torch.zeros((), device=x.device)
+        return torch.zeros((), device=x.device, dtype=torch.float32)
     mean = math.fsum(partial_sums(x).tolist()) / x.numel()
     return torch.tensor(mean, dtype=torch.float32, device=x.device).clamp_max(torch.finfo(torch.float32).max)
 
@@ -71,7 +71,7 @@ def partial_sums(x: Float[Tensor, " n"]) -> Float64[Tensor, " m"]:
     lib = native.library(x)
     if lib is None:
         return partial_sums_reference(x)
-    x, sums = x.contiguous(), torch.empty((x.numel() + BLOCK - 1) // BLOCK, dtype=torch.float64)
+    x, sums = x.contiguous(), torch.empty((x.numel() + BLOCK - 1) // BLOCK, dtype=torch.float64, device="cpu")
     lib.tw_partial_sums(x.data_ptr(), x.numel(), sums.data_ptr(), torch.get_num_threads())
     return sums
 
