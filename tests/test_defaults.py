@@ -145,3 +145,27 @@ def test_a_module_in_double_precision_is_compressed_as_it_is_or_refused_by_name(
     module = network().double()
     with pytest.raises(ValueError, match=r"parameter '0.weight' is float64: keep parameters in float32"):
         trained(module, EF(4), none)
+
+
+FEDERATED = [
+    "FedAvg(LocalSGD(0.1, batch=4))",
+    "FedAvg(LocalSGD(0.1, batch=4), up=ErrorFeedback(TopK(0.1)), down=EF21(TopK(0.2)))",
+    "FedAvg(LocalSGD(0.1, batch=4), opt=Adam(0.03), up=LBGM())",
+    "SCAFFOLD(LocalSGD(0.1, batch=4))",
+    "FedMut(LocalSGD(0.1, batch=4))",
+    "LUAR(FedAvg(LocalSGD(0.1, batch=4)), recycle=1)",
+]
+
+
+@each
+@pytest.mark.parametrize("text", FEDERATED)
+def test_a_federation_trains_to_the_same_bits_under_other_defaults(text: str, default: Callable[[], Any]) -> None:
+    """Two clients, twice: with dense layers and with a convolution and a norm."""
+    method, tasks = tw.parse(text), [tw.Supervised(X[:6], Y[:6]), tw.Supervised(X[6:], Y[6:])]
+    for make in (network, lambda: nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 2))):
+        model = make()
+        expected = tw.simulate(method, model, tasks, rounds=3, test=task(), workers=2)
+        with default():
+            found = tw.simulate(method, model, tasks, rounds=3, test=task(), workers=2)
+        assert torch.equal(found.params.flat, expected.params.flat)
+        assert (found.accuracy, found.bytes_up) == (expected.accuracy, expected.bytes_up)

@@ -382,7 +382,7 @@ def _tested(training: Simulation | Pipeline, test: Supervised) -> dict[str, floa
     """Means over the test, at the last part; nothing elsewhere. What is on its way stays there."""
     sums: dict[str, float] = {}
     for first in range(0, len(test), LOOKED):
-        x, y = test.batch(torch.arange(first, min(first + LOOKED, len(test))))
+        x, y = test.batch(torch.arange(first, min(first + LOOKED, len(test)), device="cpu"))
         out = training.predict(x)
         if out is not None:
             for name, values in test.metrics(_Computed(out), (x, y.to(out.device))).items():

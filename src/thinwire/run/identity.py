@@ -50,7 +50,7 @@ def data_digest(tasks: Sequence[Task]) -> str:
         torch.manual_seed(0)
         for task in tasks[:: max(1, len(tasks) // 10)]:
             with contextlib.suppress(TypeError):  # a batch of something else than tensors
-                digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))
+                digest.update(dumps(to_device(task.batch(torch.arange(1, device="cpu")), torch.device("cpu"))))
     return digest.hexdigest()[:16]
 
 

@@ -85,7 +85,7 @@ def _side_by_side(
     steps, active = (places[:, :, 0] >= 0).sum(0).tolist(), (places[:, :, 0] >= 0).all(1).tolist()
     if part is not None:
         part /= torch.tensor(steps, device=device)[:, None]
-    total, seen = torch.zeros(num, device=device), (places >= 0).sum((0, 2)).tolist()
+    total, seen = torch.zeros(num, device=device, dtype=torch.float32), (places >= 0).sum((0, 2)).tolist()
     for done, (indices, all_active) in enumerate(zip(places, active, strict=True), taken + 1):
         mask = (indices >= 0).to(device).float()
         inputs, targets = everyone.batch(indices.clamp_min(0).view(-1))
@@ -103,7 +103,7 @@ def _side_by_side(
         shares.append(shares[-1] + trainer.warmed(done))
         if part is not None:
             w.add_(part * mask[:, :1])
-    w, means = w.cpu(), (total.cpu() / torch.tensor(seen)).tolist()
+    w, means = w.cpu(), (total.cpu() / torch.tensor(seen, device="cpu")).tolist()
     results = []
     for i in range(num):
         ended = Memory(tuple(Params(slot.layout, v[i].cpu()) for v in vectors), taken + steps[i])
@@ -124,7 +124,7 @@ def _places(tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequen
         row = order(task, request, key, key.generator("batches"))
         rows.append(row if task.indices is None else torch.where(row < 0, row, task.indices[row]))
     steps, size = max(len(r) for r in rows), max(r.shape[1] for r in rows)
-    places = torch.full((steps, len(rows), size), -1)
+    places = torch.full((steps, len(rows), size), -1, device="cpu")
     for i, row in enumerate(rows):
         places[: len(row), i, : row.shape[1]] = row
     return places

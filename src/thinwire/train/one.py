@@ -147,7 +147,7 @@ class Slot:
         try:
             self.module.train()
             with torch.no_grad():
-                losses = task.loss(self.module, self.batch(task, torch.arange(min(2, len(task)))))
+                losses = task.loss(self.module, self.batch(task, torch.arange(min(2, len(task)), device="cpu")))
             self.random = not torch.equal(before, torch.get_rng_state())
         finally:
             torch.set_rng_state(before)
@@ -284,7 +284,7 @@ def diverged(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
     """What to change where training ended in NaN or infinity: the examples, if they hold any, or the trainer."""
     who = f"round {key.round}, client {key.client}"
     for start in range(0, len(task), CHUNK):
-        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task))))
+        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task)), device="cpu"))
         if what := _flaw(batch):
             return f"{who}: {what}; take these examples out, or mend them"
     advice = "" if trainer.clip is not None else f" or clip the gradients: {type(trainer).__name__}(clip=1.0)"
@@ -385,9 +385,9 @@ def drawn(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 
     """:func:`order` as it is drawn: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     size = n if trainer.batch is None else min(trainer.batch, n)
     epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
-    orders = torch.full((-(-steps // epoch), epoch * size), -1)
+    orders = torch.full((-(-steps // epoch), epoch * size), -1, device="cpu")
     for order in orders:
-        order[:n] = torch.randperm(n, generator=generator)[: epoch * size]
+        order[:n] = torch.randperm(n, generator=generator, device="cpu")[: epoch * size]
     return orders.view(-1, size)[:steps]
 
 
@@ -409,7 +409,9 @@ def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start:
     module.eval()
     found: dict[str, float] = {}
     for first in range(start, stop, LOOKED):
-        values: Mapping[str, Tensor] = task.metrics(module, batch(torch.arange(first, min(first + LOOKED, stop))))
+        values: Mapping[str, Tensor] = task.metrics(
+            module, batch(torch.arange(first, min(first + LOOKED, stop), device="cpu"))
+        )
         for name, value in values.items():
             found[name] = found.get(name, 0.0) + float(value.double().sum())
     return found
@@ -418,7 +420,7 @@ def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start:
 def usable(device: str) -> bool:
     """Whether tensors can be put on a device."""
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=device, dtype=torch.float32)
     except (RuntimeError, AssertionError):  # torch raises the latter where it was built without CUDA
         return False
     return True
