@@ -100,15 +100,20 @@ def _only(future: Any) -> Tensor:  # the kind of future that C++ gives, of which
 
 def _bare(optimizer: Any) -> Optimizer:
     """The optimiser whose hooks are called: the one in a wrapper without hooks, such as accelerate's."""
-    while "_optimizer_step_pre_hooks" not in vars(optimizer) and hasattr(optimizer, "optimizer"):
+    while not _watchable(optimizer) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     require(
-        isinstance(optimizer, Optimizer) and "_optimizer_step_pre_hooks" in vars(optimizer),
+        isinstance(optimizer, Optimizer) and _watchable(optimizer),
         f"compress takes an optimiser of torch's, whose step() can be watched, not {type(optimizer).__name__}: give "
         "the one that it calls",
     )
     found: Optimizer = optimizer
     return found
+
+
+def _watchable(optimizer: Any) -> bool:
+    """Whether torch made it: its class may say so of one that only wraps another."""
+    return "_optimizer_step_pre_hooks" in getattr(optimizer, "__dict__", {})
 
 
 def _whole(optimizers: Sequence[Optimizer], method: Feedback) -> None:
