@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import thinwire as tw
-from thinwire.ddp import DEF, DEFA, EF, SAEF, Compressed, Hook, Method, PSync, compress
+from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Compressed, Hook, Method, PSync, compress
 from thinwire.ddp.collectives import Group, Traffic
 from thinwire.ddp.exchange import average, ends
+from thinwire.ddp.simulate import simulate
 from thinwire.errors import CombinationError, NonFinite, RankLost
 from thinwire.key import Key
 from thinwire.params import Params
@@ -264,16 +265,10 @@ def test_evaluation_is_at_x_once_no_backward_pass_is_to_come(quietly):
     assert torch.equal(evaluated(), x)
 
 
-@pytest.mark.parametrize("how", ["load", "averaged", "evaluate first"])
+@pytest.mark.parametrize("how", ["load", "averaged"])
 def test_where_parameters_must_move_autograd_refuses_the_backward_pass(how):
     script = Script(DEF(8))
-    if how == "evaluate first":
-        script.model.eval()
-        loss = script.loss()
-        script.model.train()
-        script.model(X)
-    else:
-        loss = script.loss()
+    loss = script.loss()
     if how == "load":
         script.model.load_state_dict(script.model.state_dict())
     if how == "averaged":
@@ -544,3 +539,337 @@ def test_an_error_that_is_no_other_ranks_fault_is_not_called_a_lost_rank():
     with pytest.raises(Exception) as error:  # noqa: PT011  torch's own, whatever it says
         group.drive(talk(), "sending")
     assert not isinstance(error.value, RankLost)
+
+
+# -- what is trained, and where ---------------------------------------------------------
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
+MODES: dict[str, Callable[[nn.Module], Any]] = {
+    "evaluation": lambda model: model.eval(),
+    "frozen norms": lambda model: model.train() and model[1].eval(),
+    "training inside": lambda model: model.eval() and model[3].train(),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("method", "detach"), [(DEF(8, lam=0.9), 0.9), (DEFA(8), 1), (EF(8), 0), (SAEF(8), 1)])
+def test_the_gradient_is_taken_where_the_method_says_in_every_mode(method, detach, mode):
+    module, by_hand = normed(), normed()
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    c = compress(model, optimizer, method)
+    MODES[mode](module)
+    MODES[mode](by_hand)
+    for _ in range(8):
+        x, e = flat(p for n, p in module.named_parameters()), c.state_dict()["residual"]
+        fill(by_hand.parameters(), x - detach * e, through_data)
+        optimizer.zero_grad()
+        by_hand.zero_grad()
+        for half in (X[:6], X[6:]):  # added up
+            model(half).sin().sum().backward()
+            by_hand(half).sin().sum().backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        assert torch.allclose(gradient, flat(p.grad for p in by_hand.parameters()), rtol=1e-3, atol=1e-5)
+        optimizer.step()
+    assert float(e.abs().max()) > 0.01
+
+
+def test_a_gradient_through_the_module_inside_is_refused_where_the_method_takes_it_elsewhere():
+    for method, refused in ((DEF(8), True), (SAEF(8), True), (EF(8), False), (PSync(8), False)):
+        script = Script(method)
+        script.optimizer.zero_grad()
+        nn.functional.cross_entropy(script.model.module(X), Y).backward()
+        before = script.held
+        if refused:
+            with pytest.raises(ValueError, match="no forward pass of the model has led there since the last step"):
+                script.optimizer.step()
+            assert torch.equal(script.held, before)
+        else:
+            script.optimizer.step()
+            assert script.c.step == 9
+    script = Script(Hook(tw.Dense()))
+    script.optimizer.zero_grad()
+    nn.functional.cross_entropy(script.model.module(X), Y).backward()
+    with pytest.raises(ValueError, match="the forward pass is of the DistributedDataParallel model, not of the module"):
+        script.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "method", [EF(8), DEF(8), SAEF(8, average=2), PSync(8), DEF(tw.TopK(0.1)), EF(tw.ScaledSign())]
+)
+def test_a_frozen_layer_does_not_move_and_what_it_is_owed_stays_owed(method):
+    model = DistributedDataParallel(net(), find_unused_parameters=True)
+    script = Script(method, 0)
+    script.model, script.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.3)
+    script.c = compress(model, script.optimizer, method)
+    for _ in range(8):
+        script.step()
+
+    def frozen() -> tuple[Tensor, Tensor]:
+        return script.held[:112], script.c.state_dict()["residual"][:112]
+
+    model.module[0].requires_grad_(False)
+    x, e = frozen()
+    assert float(e.abs().max()) > 0.01
+    rest = script.held[112:]
+    for _ in range(4):
+        script.step()
+    assert torch.equal(frozen()[0], x)
+    assert torch.equal(frozen()[1], e)
+    assert not torch.equal(script.held[112:], rest)
+    model.module[0].requires_grad_(True)
+    for _ in range(16):
+        script.step()
+    assert not torch.equal(frozen()[0], x)
+
+
+def test_a_frozen_layers_estimate_stays_too():
+    model = DistributedDataParallel(net(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    c = compress(model, optimizer, EF21(tw.TopK(0.5)))
+    for number in range(8):
+        if number == 4:
+            model.module[0].requires_grad_(False)
+            x, g = flat(model.parameters())[:112], c.state_dict()["residual"][:112]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+    assert float(g.abs().max()) > 0.001
+    assert torch.equal(flat(model.parameters())[:112], x)
+    assert torch.equal(c.state_dict()["residual"][:112], g)
+
+
+@pytest.mark.parametrize("method", [EF(8), Hook(tw.Dense()), Hook(tw.ErrorFeedback(tw.TopK(0.1)))])
+def test_a_layer_that_is_trained_only_later_is_refused_by_name(method):
+    module = net()
+    module[0].requires_grad_(False)
+    model = DistributedDataParallel(module)
+    optimizer = sgd(model.parameters())
+    compress(model, optimizer, method)
+    module[0].requires_grad_(True)
+    nn.functional.cross_entropy(model(X), Y).backward()
+    with pytest.raises(ValueError, match=r"^'0.weight' was frozen, or not there, when the model was wrapped"):
+        optimizer.step()
+
+
+class Turning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((x * self.turn).real)
+
+
+@pytest.mark.parametrize("method", [EF(8), PSync(8), Hook(tw.Dense()), Hook(tw.PowerSGD(1))])
+def test_complex_parameters_are_refused_with_what_to_write(method):
+    model = DistributedDataParallel(Turning())
+    with pytest.raises(CombinationError, match=r"'turn' is complex64, and what is sent is real: .*view_as_complex"):
+        compress(model, sgd(model.parameters()), method)
+    data = tw.Supervised(torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"'turn' is complex64, and what is sent is real: .*view_as_complex"):
+        simulate(method, Turning(), data, workers=2, steps=1, batch=4, optimizer=sgd)
+
+
+class Accelerated(torch.optim.Optimizer):
+    """As accelerate's AcceleratedOptimizer: an optimiser by its class, with none of its parts but those of another."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+ACCELERATED = [DEF(8), EF(8), Hook(tw.ErrorFeedback(tw.TopK(0.1)))]
+
+
+@pytest.mark.parametrize("method", ACCELERATED)
+def test_an_optimiser_in_a_wrapper_without_hooks_is_the_one_that_is_watched(method):
+    script, model = Script(method, 0), DistributedDataParallel(net())
+    optimizer = Accelerated(Accelerated(sgd(model.parameters())))
+    c = compress(model, optimizer, method)
+    for _ in range(5):
+        script.step()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+    assert torch.equal(flat(model.parameters()), script.held)
+    assert c.step == script.c.step == 5
+    with pytest.raises(
+        ValueError, match=r"compress takes an optimiser of torch's, whose step\(\) can be watched, not str"
+    ):
+        compress(DistributedDataParallel(net()), "sgd", method)
+
+
+@pytest.mark.parametrize("method", ACCELERATED)
+def test_the_optimiser_that_accelerate_hands_over_is_unwrapped(method):
+    accelerate = pytest.importorskip("accelerate")
+    script, model = Script(method, 0), DistributedDataParallel(net())
+    optimizer = accelerate.Accelerator(cpu=True).prepare_optimizer(sgd(model.parameters()))
+    compress(model, optimizer, method)
+    for _ in range(5):
+        script.step()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+    assert torch.equal(flat(model.parameters()), script.held)
+
+
+@pytest.mark.parametrize("method", [DEF(8), Hook(tw.Dense())])
+def test_a_model_that_was_compiled_as_a_whole_is_refused_and_one_with_a_compiled_module_trains(method):
+    import torch._dynamo
+
+    whole = torch.compile(DistributedDataParallel(net()), backend="eager")
+    with pytest.raises(CombinationError, match=r"compile the module inside, DistributedDataParallel\(torch.compile"):
+        compress(whole, sgd(whole.parameters()), method)
+    script, model = Script(method, 0), DistributedDataParallel(torch.compile(net(), backend="eager"))
+    optimizer = sgd(model.parameters())
+    compress(model, optimizer, method)
+    for _ in range(5):
+        script.step()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+    assert torch.allclose(flat(model.parameters()), script.held, atol=1e-6)
+    assert torch.equal(flat(model.state_dict().values()), flat(model.parameters()))
+    torch._dynamo.reset()
+
+
+def lbfgs(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(parameters, lr=0.1, max_iter=4)
+
+
+@pytest.mark.parametrize("method", [DEF(1), EF(1), Hook(tw.Dense()), Hook(tw.ErrorFeedback(tw.TopK(0.1)))])
+def test_a_step_of_many_gradients_is_made_or_refused_where_a_link_remembers(method):
+    plain, model = net(), DistributedDataParallel(net())
+    ours, theirs = lbfgs(model.parameters()), lbfgs(plain.parameters())
+    c = compress(model, ours, method)
+
+    def loss(optimizer: torch.optim.Optimizer, module: nn.Module) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            found = nn.functional.cross_entropy(module(X), Y)
+            found.backward()
+            return found
+
+        return closure
+
+    if method == Hook(tw.ErrorFeedback(tw.TopK(0.1))):
+        with pytest.raises(CombinationError, match=r"^LBFGS takes several gradients in one step, and Hook"):
+            ours.step(loss(ours, model))
+        assert c.ends.sender.residual.norm() == 0
+        return
+    for _ in range(3):
+        ours.step(loss(ours, model))
+        theirs.step(loss(theirs, plain))
+    assert torch.allclose(flat(model.parameters()), flat(plain.parameters()), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [DEF(2), EF(2), SAEF(2), Hook(tw.ErrorFeedback(tw.TopK(0.1)))])
+def test_a_step_that_calls_the_step_of_its_base_is_one_step(method):
+    class Derived(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    script, model = Script(method, 0), DistributedDataParallel(net())
+    optimizer = Derived(model.parameters(), lr=0.3, momentum=0.9)
+    c = compress(model, optimizer, method)
+    for _ in range(5):
+        script.step()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+    assert torch.equal(flat(model.parameters()), script.held)
+    assert c.step == 5
+
+
+def test_after_a_step_that_raised_the_next_is_a_step_again():
+    class Failing(torch.optim.SGD):
+        fail = True
+
+        def step(self, closure: Any = None) -> Any:
+            if Failing.fail:
+                raise RuntimeError("no")
+            return super().step(closure)
+
+    for method in (EF(2), Hook(tw.ErrorFeedback(tw.TopK(0.1)))):
+        Failing.fail = True
+        model = DistributedDataParallel(net())
+        optimizer = Failing(model.parameters(), lr=0.3)
+        compress(model, optimizer, method)
+        nn.functional.cross_entropy(model(X), Y).backward()
+        with pytest.raises(RuntimeError, match="no"):
+            optimizer.step()
+        Failing.fail, before = False, flat(model.parameters())
+        optimizer.step()
+        assert not torch.equal(flat(model.parameters()), before)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+
+
+def test_a_link_that_remembers_has_to_know_of_every_optimiser():
+    model = DistributedDataParallel(net())
+    first = sgd(list(model.parameters())[:2])
+    with pytest.raises(ValueError, match=r"^'2.weight' would be trained, and by no optimiser given to compress\(\)"):
+        compress(model, first, Hook(tw.ErrorFeedback(tw.TopK(0.1))))
+    compress(model, first, Hook(tw.TopK(0.1)))
+
+
+def test_what_is_owed_is_saved_without_gradients_that_no_step_has_used_yet():
+    method = Hook(tw.ErrorFeedback(tw.TopK(0.1)))
+    script = Script(method)
+    states = copy.deepcopy([script.model.state_dict(), script.optimizer.state_dict(), script.c.state_dict()])
+    script.loss().backward()
+    assert torch.equal(script.c.state_dict()["link"], states[2]["link"])
+    script.optimizer.step()
+    assert not torch.equal(script.c.state_dict()["link"], states[2]["link"])
+
+
+def test_a_scaled_training_goes_on_from_its_state_at_the_scale_it_had():
+    method = Hook(tw.ErrorFeedback(tw.TopK(0.1)))
+
+    class Scaled(Script):
+        def __init__(self) -> None:
+            super().__init__(method, 0)
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+
+        def step(self) -> None:
+            self.scaler.scale(self.loss()).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    whole, first = Scaled(), Scaled()
+    for _ in range(12):
+        whole.step()
+    for _ in range(7):
+        first.step()
+    assert (first.c.first_scale, first.scaler.get_scale()) == (4.0, 16.0)
+    parts = [copy.deepcopy(part.state_dict()) for part in (first.model, first.optimizer, first.scaler, first.c)]
+    second = Scaled()
+    for part, state in zip((second.model, second.optimizer, second.scaler, second.c), parts, strict=True):
+        part.load_state_dict(state)
+    for _ in range(5):
+        second.step()
+    assert torch.equal(second.held, whole.held)
+    third = Scaled()
+    for part, state in zip((third.model, third.optimizer, third.c), (parts[0], parts[1], parts[3]), strict=True):
+        part.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"gradients come at a scale of 4, and .* is to be used at 16: load the GradScal"
+    ):
+        third.step()

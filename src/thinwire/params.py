@@ -69,7 +69,7 @@ class Layout:
     def mask(self, names: Iterable[str]) -> Bool[Tensor, " layers"]:
         """One bit a layer: true where the layer is among ``names``."""
         keep = set(names)
-        return torch.tensor([n in keep for n in self.names], dtype=torch.bool)
+        return torch.tensor([n in keep for n in self.names], dtype=torch.bool, device="cpu")
 
     def named(self, mask: Bool[Tensor, " layers"]) -> tuple[str, ...]:
         """The names whose bit is set."""
@@ -99,7 +99,7 @@ class Params:
         pairs = list(named)
         layout = Layout.of(pairs, dtype)
         parts = [tensor.detach().reshape(-1).to(layout.dtype) for _, tensor in pairs]
-        return Params(layout, torch.cat(parts) if parts else torch.zeros(0, dtype=layout.dtype))
+        return Params(layout, torch.cat(parts) if parts else torch.zeros(0, dtype=layout.dtype, device="cpu"))
 
     @staticmethod
     def trainable(module: nn.Module) -> Params:

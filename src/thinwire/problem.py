@@ -99,7 +99,7 @@ def standard(
             loaded.inputs, loaded.targets, indices, mean=loaded.mean, std=loaded.std, augment=tuple(augment)
         )
 
-    owners = torch.empty(0) if loaded.test_groups is None else loaded.test_groups
+    owners = torch.empty(0, dtype=torch.float32, device="cpu") if loaded.test_groups is None else loaded.test_groups
 
     def tested(site: int | None) -> Supervised:
         rows = None if site is None else torch.eq(owners, site).nonzero().flatten()

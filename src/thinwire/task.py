@@ -373,7 +373,8 @@ class Supervised:
             return x
         if self.mean is None or self.std is None:
             return x.float().div_(255)
-        mean, std = torch.tensor(self.mean).view(-1, 1, 1), torch.tensor(self.std).view(-1, 1, 1)
+        about = (self.mean, self.std)
+        mean, std = (torch.tensor(x, dtype=torch.float32, device="cpu").view(-1, 1, 1) for x in about)
         return x.float().div_(255).sub_(mean).div_(std)
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor | Ratio:

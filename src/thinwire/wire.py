@@ -180,7 +180,12 @@ def _write(x: Any, out: bytearray, tensors: list[Tensor], depth: int = 0) -> Non
     elif isinstance(x, Params):
         _write(x.flat, out, tensors, depth)
     elif isinstance(x, bytes):
-        _write(torch.frombuffer(x, dtype=torch.uint8) if x else torch.zeros(0, dtype=torch.uint8), out, tensors, depth)
+        _write(
+            torch.frombuffer(x, dtype=torch.uint8) if x else torch.zeros(0, dtype=torch.uint8, device="cpu"),
+            out,
+            tensors,
+            depth,
+        )
     elif isinstance(x, Tensor):
         if x.dtype not in CODES or x.layout != torch.strided:
             kind = x.dtype if x.layout == torch.strided else x.layout
@@ -356,7 +361,7 @@ class _Reader:
             raise WireError(f"a tensor of {length} bytes announced, {len(self.data) - start} are there")
         self.position += length
         if entries == 0:
-            return torch.zeros(section.shape, dtype=dtype)
+            return torch.zeros(section.shape, dtype=dtype, device="cpu")
         if dtype == torch.bool:
             packed = np.frombuffer(self.data, np.uint8, length, start)
             if entries % 8 and packed[-1] >> entries % 8:

@@ -100,7 +100,9 @@ class ClusteredLBGM(Algorithm):
         names = tuple(f"centroid{j}" for j in range(self.clusters))
         centroids = Layout(names, (Size([x.layout.size]),) * self.clusters, x.layout.dtype).zeros()
         down = self.down.get("centroids", Dense()) if isinstance(self.down, dict) else self.down
-        first = torch.full((self.clusters,), down.memory)  # a link that remembers opens on what it carries first
+        first = torch.full(
+            (self.clusters,), down.memory, device="cpu"
+        )  # a link that remembers opens on what it carries first
         blank = Broadcast(x.zeros(), centroids)
         reply = Reply(x.zeros(), Several([], Recycled(0, x.flat.new_zeros(()))), 0)
         return Start(Server(x, self.opt.init(x), centroids, first), blank, None, reply, blank)
@@ -161,7 +163,7 @@ class ClusteredLBGM(Algorithm):
             sides += [centroids[j] * r.rho.abs() for r in used.values() if r.cluster == j]
             moved[j] = params.mean((g.flat for g in sides), [1.0] * len(sides))
         flat = torch.cat([moved.get(j, c.flat) for j, c in enumerate(begun)])
-        changed = torch.tensor([j in moved for j in range(self.clusters)])
+        changed = torch.tensor([j in moved for j in range(self.clusters)], device="cpu")
         return Server(x, opt, Params(view.centroids.layout, flat), changed)
 
     def _begun(self, centroids: list[Params], whole: list[Params]) -> tuple[list[Params], list[list[float]]]:

@@ -126,7 +126,11 @@ class DeComFL(Algorithm):
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         one = LocalSGD(1e-3, batch=self.local.batch, steps=1)
-        x, rate, slopes = view.x, self.local.rate(key), torch.zeros(self.steps, self.directions)
+        x, rate, slopes = (
+            view.x,
+            self.local.rate(key),
+            torch.zeros(self.steps, self.directions, dtype=torch.float32, device="cpu"),
+        )
         for k in range(self.steps):
             here = yield Local(x, one, loss=Forward())
             for p in range(self.directions):
@@ -155,7 +159,7 @@ def moved(x: Params, change: Float[Tensor, "steps directions"], seed: int, round
 def direction(size: int, seed: int, round: int, step: int, number: int) -> Float[Tensor, " size"]:
     """+1 and -1, drawn from the run's seed."""
     generator = Key(seed, round).at("decomfl").generator(f"{step}/{number}")
-    data = torch.randint(0, 256, ((size + 7) // 8,), dtype=torch.uint8, generator=generator)
+    data = torch.randint(0, 256, ((size + 7) // 8,), dtype=torch.uint8, generator=generator, device="cpu")
     if size % 8:
         data[-1] %= 1 << size % 8  # no bits beyond the last
     return unpack_signs(data, size, 1.0)

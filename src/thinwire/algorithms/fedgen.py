@@ -128,7 +128,7 @@ class FedGen(Algorithm):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         classes, features = x[_weight(self._head(x.layout))].shape
         generator = fresh(self.noise, self.hidden, classes, features, key).to(x.layout.dtype)
-        counts = torch.zeros(classes, dtype=torch.int64)
+        counts = torch.zeros(classes, dtype=torch.int64, device="cpu")
         server = Server(x, generator, self.teacher.init(generator), counts)
         return Start(server, Broadcast(x.zeros(), generator.zeros(), counts), None, Reply(x.zeros(), counts))
 
@@ -185,7 +185,7 @@ def fresh(noise: int, hidden: int, classes: int, features: int, key: Key) -> Par
     sizes, draws, named = ((hidden, noise + classes), (features, hidden)), key.generator("generator"), []
     for i, (rows, columns) in enumerate(sizes):
         for name, shape in ((f"layer{i}.weight", (rows, columns)), (f"layer{i}.bias", (rows,))):
-            values = torch.rand(shape, generator=draws)
+            values = torch.rand(shape, generator=draws, dtype=torch.float32, device="cpu")
             named.append((name, (values * 2 - 1) / math.sqrt(columns)))
     return Params.of(named)
 
@@ -197,7 +197,13 @@ def generated(
     classes = len(counts)
     drawn = torch.multinomial(counts.double(), num, replacement=True, generator=draws)
     noise = generator["layer0.weight"].shape[1] - classes
-    inputs = torch.cat([torch.randn(num, noise, generator=draws), F.one_hot(drawn, classes).float()], 1)
+    inputs = torch.cat(
+        [
+            torch.randn(num, noise, generator=draws, dtype=torch.float32, device="cpu"),
+            F.one_hot(drawn, classes).float(),
+        ],
+        1,
+    )
     inputs = inputs.to(generator.flat.dtype)
     inside = F.relu(F.linear(inputs, generator["layer0.weight"], generator["layer0.bias"]))
     return drawn, F.linear(inside, generator["layer1.weight"], generator["layer1.bias"])
@@ -205,9 +211,9 @@ def generated(
 
 def counted(task: Task, classes: int) -> Int64[Tensor, " c"]:
     """How many targets of each class a client has."""
-    total = torch.zeros(classes, dtype=torch.int64)
+    total = torch.zeros(classes, dtype=torch.int64, device="cpu")
     for start in range(0, len(task), CHUNK):
-        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task))))
+        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task)), device="cpu"))
         targets = labels(batch, "FedGen").flatten()
         require(
             int(targets.min()) >= 0 and int(targets.max()) < classes,

@@ -81,6 +81,7 @@ def mutation(view: View, key: Key) -> Params:
         return view.step.zeros()
     pair = key._replace(client=client // 2)
     layout = view.step.layout
-    signs = torch.randint(2, (len(layout.names),), generator=pair.generator("mutation")) * 2.0 - 1.0
+    drawn = torch.randint(2, (len(layout.names),), generator=pair.generator("mutation"), device="cpu")
+    signs = drawn.to(torch.float32) * 2 - 1
     signs = -signs if client % 2 else signs
-    return view.step * signs.repeat_interleave(torch.tensor(layout.sizes))
+    return view.step * signs.repeat_interleave(torch.tensor(layout.sizes, device="cpu"))

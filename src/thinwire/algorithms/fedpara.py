@@ -75,7 +75,7 @@ class Product(nn.Module):
         """Normal numbers of one scale, such that the root mean square of their product is ``scale``."""
         (outputs, inputs, *window), rank = self.shape, self.rank
         shapes = [(outputs, rank), (inputs, rank)] * 2 + [(rank, rank, *window)] * (2 if window else 0)
-        factors = [torch.randn(shape, generator=generator) for shape in shapes]
+        factors = [torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for shape in shapes]
         # The scale of a product varies from draw to draw, which would add up over layers: it is set, not hoped for.
         by = (scale / root_mean_square(self(*factors))) ** (1 / len(factors))
         return [factor * by for factor in factors]

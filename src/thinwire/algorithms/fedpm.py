@@ -80,7 +80,7 @@ class Sampled(Loss):
         weights = {}
         for name, w in self.base.items():
             theta = torch.sigmoid(logits[name])
-            drawn = torch.rand(w.shape, generator=net.generator).to(theta.device)
+            drawn = torch.rand(w.shape, generator=net.generator, dtype=torch.float32, device="cpu").to(theta.device)
             mask = (drawn < theta).to(theta.dtype)
             masked = (theta + (mask - theta).detach()) * w.to(theta.device)  # straight through
             weights[name] = masked.to(logits[name].dtype)
@@ -182,5 +182,8 @@ def _signed(x: Params, names: list[str]) -> Params:
 
 def _drawn(theta: Params, key: Key) -> Params:
     """A mask: each entry is 1 with its probability."""
-    flat = torch.rand(theta.layout.size, generator=key.generator("bernoulli")) < theta.flat
+    flat = (
+        torch.rand(theta.layout.size, generator=key.generator("bernoulli"), dtype=torch.float32, device="cpu")
+        < theta.flat
+    )
     return Params(theta.layout, flat.to(theta.flat.dtype))

@@ -107,7 +107,7 @@ class FetchSGD(Algorithm):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         size = x.layout.size
         require(self.k <= size, f"FetchSGD(k={self.k}): more than the model's {size} parameters")
-        zero, blank = torch.zeros(self.rows, self.cols), x.zeros()
+        zero, blank = torch.zeros(self.rows, self.cols, dtype=torch.float32, device="cpu"), x.zeros()
         server = Server(x, zero, zero, blank, key.seed, 0)
         view = View(x if self.known else blank, key.seed, 0)
         reply = Reply(Layout(("sketch",), (zero.shape,)).zeros())

@@ -181,9 +181,9 @@ class FLSS(Around):
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         inner = self.inner.init_with(x, buffers, num_clients, key)
         zero = Layout(("coefficients",), (Size([self.rank]),), x.layout.dtype).zeros()
-        rows = Several([], torch.zeros(x.layout.size, dtype=getattr(torch, self.store)))
+        rows = Several([], torch.zeros(x.layout.size, dtype=getattr(torch, self.store), device="cpu"))
         first, mix, sigma = (
-            torch.zeros(*shape, dtype=torch.float64)
+            torch.zeros(*shape, dtype=torch.float64, device="cpu")
             for shape in ((self.start, self.rank), (self.rank + 1, self.rank), (self.rank,))
         )
         server = Server(inner.server, rows, sigma, x.zeros(), zero, first, mix, 0)
@@ -264,11 +264,11 @@ class FLSS(Around):
             return server._replace(inner=inner, coefficients=mean.coefficients, round=done)
         sigma, first, mix, made = server.sigma, server.first, server.mix, []
         if done == self.start:
-            weights = torch.ones(self.start, dtype=torch.float64)
+            weights = torch.ones(self.start, dtype=torch.float64, device="cpu")
             first, sigma = leading([*server.rows, g.flat], weights, self.rank, self.rounding)
             made = [first]
         elif done > self.start:
-            weights = torch.cat([self.decay * sigma, torch.ones(1, dtype=torch.float64)])
+            weights = torch.cat([self.decay * sigma, torch.ones(1, dtype=torch.float64, device="cpu")])
             mix, sigma = leading([*server.rows, g.flat], weights, self.rank, self.rounding)
             made = [mix]
         rows = self._moved(server.rows, g, made)
@@ -322,11 +322,11 @@ def mixed(rows: Sequence[Tensor], matrix: Tensor, like: Tensor) -> Several:
     other in the order of the rows, where a product of matrices would choose its own.
     """
     size = like.numel()
-    new = [torch.empty(size, dtype=like.dtype) for _ in range(matrix.shape[1])]
+    new = [torch.empty(size, dtype=like.dtype, device="cpu") for _ in range(matrix.shape[1])]
     weights = matrix[:, :, None]  # [old, new, 1]
     for start in range(0, size, CACHED):
         parts = [row[start : start + CACHED] for row in rows]
-        total = torch.zeros(len(new), parts[0].numel(), dtype=torch.float64)
+        total = torch.zeros(len(new), parts[0].numel(), dtype=torch.float64, device="cpu")
         for weight, part in zip(weights, parts, strict=True):
             total.add_(weight * part.double())  # not addcmul: some processors round it once, some twice
         for row, part in zip(new, total, strict=True):
@@ -337,7 +337,7 @@ def mixed(rows: Sequence[Tensor], matrix: Tensor, like: Tensor) -> Several:
 def gram(rows: Sequence[Tensor], matrix: Tensor | None = None) -> Tensor:
     """Inner products of rows, [rows, rows], in double precision, block by block; or of their sums by ``matrix``."""
     num = len(rows) if matrix is None else matrix.shape[1]
-    total = torch.zeros(num, num, dtype=torch.float64)
+    total = torch.zeros(num, num, dtype=torch.float64, device="cpu")
     for start in range(0, rows[0].numel(), BLOCK):
         block = torch.stack([row[start : start + BLOCK].double() for row in rows])
         if matrix is not None:
@@ -378,8 +378,8 @@ def orthonormal(products: Tensor, rounding: float) -> tuple[Tensor, Tensor, floa
         if own[row] > rounding**2:
             parts[row:, row] = own[row:] / own[row].sqrt()
             kept.append(row)
-    factor, make = parts[kept][:, kept], torch.zeros(len(products), len(kept), dtype=torch.float64)
-    eye = torch.eye(len(kept), dtype=torch.float64)
+    factor, make = parts[kept][:, kept], torch.zeros(len(products), len(kept), dtype=torch.float64, device="cpu")
+    eye = torch.eye(len(kept), dtype=torch.float64, device="cpu")
     make[kept] = torch.linalg.solve_triangular(factor, eye, upper=False).T / unit[kept][:, None]
     least = float(factor.diag().min()) if kept else 1.0
     return make, lengths[:, None] * parts[:, kept], least

@@ -164,8 +164,8 @@ class LUAR(Around):
             self.recycle < num,
             f"LUAR(recycle={self.recycle}): at most {num - 1}, the model has {num} {self.layers} and one must be sent",
         )
-        nothing = torch.zeros(len(shared.names), dtype=torch.bool)
-        server = Server(inner.server, shared.zeros(), torch.zeros(num, dtype=torch.float64), nothing)
+        nothing = torch.zeros(len(shared.names), dtype=torch.bool, device="cpu")
+        server = Server(inner.server, shared.zeros(), torch.zeros(num, dtype=torch.float64, device="cpu"), nothing)
         if self.both:
             blank = Steps(inner.view, shared.zeros(), nothing, 0)
             view = Held(inner.view, shared.zeros(), nothing, 0)
@@ -231,7 +231,7 @@ class LUAR(Around):
         update = unsent.replace(mean.update)  # Alg. 1 line 5
         units = self.units(x.layout)
         sent = [unit[0] in mean.update.layout.spans for unit in units]
-        score = torch.where(torch.tensor(sent), self._score(update, x, units), server.score)
+        score = torch.where(torch.tensor(sent, device="cpu"), self._score(update, x, units), server.score)
         chosen = self._select(score, key)
         recycled = x.layout.mask(name for unit in chosen for name in units[unit])  # line 8
         left_out = x.layout.mask(set(x.names) - set(mean.update.names))
@@ -280,9 +280,9 @@ class LUAR(Around):
         """s_l of equation (1), or the plain norm."""
         moved = [update.only(unit).norm() for unit in units]
         if self.select == "gradient-norm":
-            return torch.tensor(moved, dtype=torch.float64)
+            return torch.tensor(moved, dtype=torch.float64, device="cpu")
         weights = [x.only(unit).norm() + EPSILON for unit in units]
-        return torch.tensor([m / w for m, w in zip(moved, weights, strict=True)], dtype=torch.float64)
+        return torch.tensor([m / w for m, w in zip(moved, weights, strict=True)], dtype=torch.float64, device="cpu")
 
     def _select(self, score: Tensor, key: Key) -> list[int]:
         """R_{t+1}, as indices of units."""

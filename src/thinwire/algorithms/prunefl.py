@@ -125,7 +125,7 @@ class PruneFL(Around):
         return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
-        everything = torch.ones(x.layout.size, dtype=torch.bool)
+        everything = torch.ones(x.layout.size, dtype=torch.bool, device="cpu")
         start = self.inner.init_with(pruned(x, everything), buffers, num_clients, key)
         return start._replace(reply=Reply(x.zeros(), x.zeros()))
 
@@ -156,7 +156,7 @@ class PruneFL(Around):
         order = candidate.nonzero().view(-1)
         order = order[worth[order].argsort(descending=True, stable=True)]
         base = int((~candidate).sum())  # kept in any case
-        sizes = base + torch.arange(len(order) + 1, dtype=torch.float64)
+        sizes = base + torch.arange(len(order) + 1, dtype=torch.float64, device="cpu")
         gained = torch.cat([worth.new_zeros(1), worth[order].cumsum(0)]) + worth[~candidate].sum()
         quotient = gained / (self.overhead * x.layout.size + sizes).clamp_min(1)
         best = max(int(quotient.argmax()), math.ceil(self.least * x.layout.size) - base)
@@ -166,7 +166,7 @@ class PruneFL(Around):
 
     def _candidates(self, x: Params, mask: Tensor) -> Tensor:
         """Entries that may go or stay: those that are out, and the smallest of the others; of kernels alone."""
-        kernels = torch.zeros(x.layout.size, dtype=torch.bool)
+        kernels = torch.zeros(x.layout.size, dtype=torch.bool, device="cpu")
         largest = []
         for start, size, shape in x.layout.spans.values():
             if len(shape) > 1 and size:

@@ -154,7 +154,15 @@ class Rehearsal(Pool):
             self.statistics = self.slot.buffers()
         change = self.change
         if self.turning:
-            signs = torch.rand(change.flat.numel(), generator=round.draws().generator("rehearsal")) - 0.5
+            signs = (
+                torch.rand(
+                    change.flat.numel(),
+                    dtype=torch.float32,
+                    device="cpu",
+                    generator=round.draws().generator("rehearsal"),
+                )
+                - 0.5
+            )
             change = Params(change.layout, change.flat.copysign(signs))
         fewest = self.slot.fewest  # the number of steps is in the answer, and may be a byte longer
         steps, rate = request.trainer.num_steps(len(round.task), fewest), request.trainer.rate(round.key)

@@ -46,7 +46,9 @@ def filtered(direction: Params, x: Params) -> Params:
 
 def random_direction(x: Params, seed: int, number: int = 0) -> Params:
     """One of the filter-normalised Gaussian directions that belong to a seed."""
-    flat = torch.randn(x.layout.size, generator=Key(seed, number).generator("direction")).to(x.layout.dtype)
+    flat = torch.randn(
+        x.layout.size, dtype=torch.float32, device="cpu", generator=Key(seed, number).generator("direction")
+    ).to(x.layout.dtype)
     return filtered(Params(x.layout, flat), x)
 
 

@@ -382,7 +382,7 @@ def _tested(training: Simulation | Pipeline, test: Supervised) -> dict[str, floa
     """Means over the test, at the last part; nothing elsewhere. What is on its way stays there."""
     parts = []
     for first, last in portions(0, len(test), LOOKED):
-        x, y = test.batch(torch.arange(first, last))
+        x, y = test.batch(torch.arange(first, last, device="cpu"))
         out = training.predict(x)
         if out is not None:
             parts.append(tally(test, _Computed(out), (x, y.to(out.device)), last - first))

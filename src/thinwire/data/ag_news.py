@@ -63,16 +63,16 @@ def ag_news(
     texts, labels = _published(path, _COUNT) if whole else _subset(path)
     test_texts, test_labels = _published(test_path, _TEST_COUNT)
     known = frequent(texts, words)
-    inputs, targets = bags(texts, known, length, buckets), torch.tensor(labels)
+    inputs, targets = bags(texts, known, length, buckets), torch.tensor(labels, device="cpu")
     if not whole:
-        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0), device="cpu")
         inputs, targets = inputs[order], targets[order]
     return DataSet(
         name="ag_news" if whole else "ag_news_subset",
         inputs=inputs,
         targets=targets,
         test_inputs=bags(test_texts, known, length, buckets),
-        test_targets=torch.tensor(test_labels),
+        test_targets=torch.tensor(test_labels, device="cpu"),
         num_classes=_CLASSES,
         vocabulary=FIRST + len(known) + buckets,
     )

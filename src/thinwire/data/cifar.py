@@ -112,7 +112,7 @@ def _from_jpeg(train: Path, test: Path) -> DataSet:
 
 
 def _shuffled(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0), device="cpu")
     return images[order], labels[order]
 
 

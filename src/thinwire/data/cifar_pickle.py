@@ -75,7 +75,7 @@ def read_batch(data: bytes, count: int, source: str) -> tuple[Tensor, Tensor]:
         or any(type(y) is not int or not 0 <= y < 10 for y in labels)
     ):
         raise DataError(f"{source}: its labels are not {count:,} integers from 0 to 9")
-    return pixels.reshape(count, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+    return pixels.reshape(count, 3, 32, 32), torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
 def _pixels(noted: Any, count: int) -> Tensor | None:

@@ -24,12 +24,12 @@ def digits(data_dir: str | Path | None = None, download: bool = True) -> DataSet
     missing.
     """
     pixels, labels = optional("sklearn.datasets", "the set digits").load_digits(return_X_y=True)
-    inputs = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    targets = torch.tensor(labels, dtype=torch.int64)
+    inputs = torch.tensor(pixels, dtype=torch.float32, device="cpu").reshape(-1, 1, 8, 8) / 16
+    targets = torch.tensor(labels, dtype=torch.int64, device="cpu")
     generator = torch.Generator().manual_seed(_CUT_SEED)
-    test = torch.zeros(len(targets), dtype=torch.bool)
+    test = torch.zeros(len(targets), dtype=torch.bool, device="cpu")
     for label in range(10):
         members = (targets == label).nonzero().flatten()
-        order = torch.randperm(len(members), generator=generator)
+        order = torch.randperm(len(members), generator=generator, device="cpu")
         test[members[order[: round(_TEST_SHARE * len(members))]]] = True
     return DataSet("digits", inputs[~test], targets[~test], inputs[test], targets[test], num_classes=10)

@@ -79,8 +79,8 @@ def rotation(x: Tensor, generator: torch.Generator) -> Tensor:
     """Site 2: bilinear between the four pixels around the place from which a pixel comes."""
     cos, sin = 0.75**0.5, 0.5
     h, w = x.shape[2:]
-    rows = torch.arange(h, dtype=torch.float64).view(-1, 1) - (h - 1) / 2
-    columns = torch.arange(w, dtype=torch.float64) - (w - 1) / 2
+    rows = torch.arange(h, dtype=torch.float64, device="cpu").view(-1, 1) - (h - 1) / 2
+    columns = torch.arange(w, dtype=torch.float64, device="cpu") - (w - 1) / 2
     top = cos * rows - sin * columns + (h - 1) / 2 + 1  # 1: into the black frame
     left = sin * rows + cos * columns + (w - 1) / 2 + 1
     top, left = top.clamp(0, h + 0.999), left.clamp(0, w + 0.999)
@@ -94,14 +94,17 @@ def rotation(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def noise(x: Tensor, generator: torch.Generator) -> Tensor:
     """Site 3: the sum of four draws of -43 to 43, which is nearly normal."""
-    draws = torch.randint(-43, 44, (4, *x.shape), generator=generator, dtype=torch.int32)
+    draws = torch.randint(-43, 44, (4, *x.shape), generator=generator, dtype=torch.int32, device="cpu")
     return (x + draws.sum(0, dtype=torch.int32)).clamp(0, 255)
 
 
 def background(x: Tensor, generator: torch.Generator) -> Tensor:
     """Site 4."""
     h, w = x.shape[2:]
-    squares = (torch.arange(h, dtype=torch.int32).view(-1, 1) // 4 + torch.arange(w, dtype=torch.int32) // 4) % 2
+    squares = (
+        torch.arange(h, dtype=torch.int32, device="cpu").view(-1, 1) // 4
+        + torch.arange(w, dtype=torch.int32, device="cpu") // 4
+    ) % 2
     return torch.maximum(x, 120 * squares)
 
 
@@ -117,8 +120,8 @@ CAMERAS: tuple[Camera, ...] = (contrast, blur, rotation, noise, background, inve
 def _seen(inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The pictures as their sites see them, and each one's site, int64 [n]."""
     require(len(inputs) >= len(CAMERAS), f"{len(inputs)} pictures are too few for {len(CAMERAS)} sites")
-    out, groups = inputs.clone(), torch.empty(len(inputs), dtype=torch.int64)
-    order = torch.randperm(len(inputs), generator=generator)
+    out, groups = inputs.clone(), torch.empty(len(inputs), dtype=torch.int64, device="cpu")
+    order = torch.randperm(len(inputs), generator=generator, device="cpu")
     for site, (camera, rows) in enumerate(zip(CAMERAS, order.tensor_split(len(CAMERAS)), strict=True)):
         groups[rows] = site
         for start in range(0, len(rows), 2000):  # pictures at a time: the whole numbers take four times the bytes
@@ -129,7 +132,7 @@ def _seen(inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def _moments(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, of values from 0 to 1."""
-    values = torch.arange(256, dtype=torch.float64) / 255
+    values = torch.arange(256, dtype=torch.float64, device="cpu") / 255
     counts = [inputs[:, c].flatten().bincount(minlength=256).double() for c in range(inputs.shape[1])]
     means = [float(n @ values / n.sum()) for n in counts]
     deviations = [float((n @ (values - m) ** 2 / n.sum()).sqrt()) for n, m in zip(counts, means, strict=True)]

@@ -77,7 +77,9 @@ def personachat(
         test_inputs=test_joined[:, :-1].contiguous(),
         test_targets=test_joined[:, 1:].contiguous(),
         num_classes=len(known),
-        groups=torch.arange(len(pieces)).repeat_interleave(torch.tensor([len(part) for part in pieces])),
+        groups=torch.arange(len(pieces), device="cpu").repeat_interleave(
+            torch.tensor([len(part) for part in pieces], device="cpu")
+        ),
         vocabulary=len(known),
     )
 
@@ -130,5 +132,5 @@ def personas(path: Path) -> list[list[str]]:
 def _pieces(ids: list[int], context: int) -> Tensor:
     """[n, context + 1]: each piece with the one unit that follows it."""
     if len(ids) <= context:
-        return torch.empty(0, context + 1, dtype=torch.int64)
-    return torch.tensor(ids).unfold(0, context + 1, context)
+        return torch.empty(0, context + 1, dtype=torch.int64, device="cpu")
+    return torch.tensor(ids, device="cpu").unfold(0, context + 1, context)

@@ -52,11 +52,11 @@ def shakespeare(
     owners: list[Tensor] = []
     kept = [speeches for speeches in roles(text).values() if sum(map(len, speeches)) >= min_characters]
     for owner, speeches in enumerate(kept):
-        characters = torch.tensor([index[character] for character in "\n".join(speeches)])
+        characters = torch.tensor([index[character] for character in "\n".join(speeches)], device="cpu")
         cut = round((1 - test_share) * len(characters))
         train.append(_pieces(characters[:cut], context))
         test.append(_pieces(characters[cut:], context))
-        owners.append(torch.full((len(train[-1]),), owner, dtype=torch.int64))
+        owners.append(torch.full((len(train[-1]),), owner, dtype=torch.int64, device="cpu"))
     require(
         sum(map(len, train)) > 0 and sum(map(len, test)) > 0,
         "no role has that much text: lower min_characters or context",

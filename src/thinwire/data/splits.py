@@ -237,9 +237,9 @@ def _dealt(partitioner: Any, labels: Tensor, num_clients: int) -> list[Tensor]:
         warnings.simplefilter("ignore")
         partitioner.dataset = table.from_dict({"label": labels.numpy(), "index": np.arange(len(labels))})
         partitioner.load_partition(0)  # decides about all of them, and may sort the table
-        order = torch.tensor(partitioner.dataset[:]["index"], dtype=torch.int64)
+        order = torch.tensor(partitioner.dataset[:]["index"], dtype=torch.int64, device="cpu")
     rows = partitioner._partition_id_to_indices
-    return [order[torch.tensor(rows[k], dtype=torch.int64)] for k in range(num_clients)]
+    return [order[torch.tensor(rows[k], dtype=torch.int64, device="cpu")] for k in range(num_clients)]
 
 
 def _one_each(split: Split, labels: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ def _one_each(split: Split, labels: Tensor) -> Tensor:
 
 
 def _shuffled(count: int, seed: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
 
 
 def _clients(ids: list[int]) -> str:

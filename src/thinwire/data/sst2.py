@@ -49,9 +49,9 @@ def sst2(
     return DataSet(
         name="sst2" if part == "dev" else "sst2_test",
         inputs=bags(texts, known, length, buckets),
-        targets=torch.tensor(labels),
+        targets=torch.tensor(labels, device="cpu"),
         test_inputs=bags(test_texts, known, length, buckets),
-        test_targets=torch.tensor(test_labels),
+        test_targets=torch.tensor(test_labels, device="cpu"),
         num_classes=2,
         vocabulary=FIRST + len(known) + buckets,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
 from .exchange import exchange, leave, output, place, start
-from .handle import Compressed, Named, frozen, mean, parameters, thawed
+from .handle import Compressed, Named, Tie, frozen, mean, parameters, thawed
 from .methods import Feedback
 from .vector import Vector
 
@@ -29,17 +29,18 @@ class AtOptimizer(Compressed):
     ========  ===================================  ===============================  ===============================
     state     the parameters hold                  begins with                      ends with
     ========  ===================================  ===============================  ===============================
-    at rest   x (PSync: the rank's own, x - e)     ``compress``, a step             a forward pass in training
-    away      x - lam * e                          a forward pass in training       the optimiser's step
+    at rest   x (PSync: the rank's own, x - e)     ``compress``, a step             a forward pass with a gradient
+    away      x - lam * e                          a forward pass with a gradient   the optimiser's step
     averaged  y = x - given * mean e               ``averaged()`` is entered        ``averaged()`` is left
     ========  ===================================  ===============================  ===============================
 
     At rest the parameters belong to the script. Whatever it writes there becomes x (of PSync: the rank's own model).
     While the parameters are away, what is written to them is a part of the step. They do not move while a graph still
     has its backward pass to come: an evaluation then sees the detached point, and ``state_dict`` gives x all the
-    same. Once no backward pass is to come, an evaluation brings them to rest. If they have to move before it, autograd
-    raises in that backward pass. Gradients are local: torch's ``clip_grad_norm_`` clips each rank's own,
-    :meth:`clip_grad_norm_` all by one factor.
+    same. Once no backward pass is to come, a forward pass without gradient (``torch.no_grad``) brings them to rest. In
+    which mode the module is does not matter: one with frozen norm layers may train in evaluation mode. If they have to
+    move before a backward pass, autograd raises in it. Gradients are local: torch's ``clip_grad_norm_`` clips each
+    rank's own, :meth:`clip_grad_norm_` all by one factor.
 
     With several optimisers a step is one of each.
     """
@@ -62,6 +63,7 @@ class AtOptimizer(Compressed):
         self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size)
         self.at: float | None = method.applied  # the parameters hold x - at * e; None: something else
         self.away = False
+        self.led = False  # whether a forward pass since the last step was where gradients are taken
         self.pending: WeakSet[_Graph] = WeakSet()
         self.stepped: dict[Optimizer, bool] = {}  # since the last exchange; False: skipped
         self.hidden: list[Tensor | None] = []  # gradients put away while a step is skipped
@@ -142,8 +144,17 @@ class AtOptimizer(Compressed):
         self.at = lam
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
-        if module.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            require(
+                not self.stepped or self.inside is not None,
+                "of several optimisers one has made its step, and another not yet, and a gradient is to be taken: "
+                "ranks hold models of their own now. Let all make their steps after the backward pass",
+            )
+            # In evaluation mode too: norm layers may be frozen. It may also be a look, which must not hide a write.
+            if self.away and not (module.training or self.pending or self.inside):
+                self.rest()
             self.leave()
+            self.led = True
         elif self.at not in (None, self.method.applied) and not self.pending and not self.stepped:
             self.rest()
 
@@ -207,12 +218,16 @@ class AtOptimizer(Compressed):
 
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.enter(optimizer):
+            return
+        self.still_trained(optimizer)
         require(
             optimizer not in self.stepped,
             f"{type(optimizer).__name__} steps again before every optimiser that compress() was given has made its "
             "step: what is sent is one step of each",
         )
         self.remember()
+        self._taken_there(args, kwargs)
         self.leave()
         found = getattr(optimizer, "found_inf", None)
         if found is None:
@@ -230,8 +245,27 @@ class AtOptimizer(Compressed):
         # The optimiser finds everything done; the scaler deletes both when it is back.
         optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
 
+    def _frozen(self) -> list[tuple[int, int]]:
+        """The runs of entries of parameters that are not trained now: they do not move, and what is owed stays owed."""
+        spans = zip(self.vector.parameters, self.vector.layout.spans.values(), strict=True)
+        return [(first, first + size) for p, (first, size, _) in spans if not p.requires_grad]
+
+    def _taken_there(self, args: Any, kwargs: Any) -> None:
+        """``ValueError`` for gradients that were not taken where the method takes them."""
+        closure = any(map(callable, (*args[1:], *kwargs.values())))  # which takes them in the step
+        if self.led or closure or self.at == self.rank.lam:
+            return
+        require(
+            all(p.grad is None for p in self.vector.parameters) or not bool(self.rank.e.any()),
+            f"{self.name} takes gradients at another point than the parameters hold between steps, and no forward pass "
+            "of the model has led there since the last step: call the model that compress() was given, or the module "
+            "in it, and not a part of it",
+        )
+
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.leave_step():
+            return
         self.stepped[optimizer] = not self.hidden
         for p, grad in zip(parameters(optimizer), self.hidden, strict=False):
             p.grad = grad
@@ -239,14 +273,15 @@ class AtOptimizer(Compressed):
         if len(self.stepped) < len(self.optimizers):
             return
         moved = any(self.stepped.values())
-        self.stepped, self.away = {}, False
+        self.stepped, self.away, self.led = {}, False, False
         self.pending.clear()
         self.vector.pull()
         if not moved:
             self._put(self.method.applied)
             return
         try:
-            self.drive(exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug), "sending")
+            talk = exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug, self._frozen())
+            self.drive(talk, "sending")
         except BaseException:
             self._put(self.method.applied)  # x is there still, for whoever wants to save it
             raise
@@ -321,24 +356,3 @@ class AtOptimizer(Compressed):
 
 class _Graph:
     """One that autograd keeps for a backward pass."""
-
-
-class Tie:
-    """What a compressed model calls. A copy of the model, or a pickle of it, has one that does nothing."""
-
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> None:
-        if self.call is not None:
-            self.call(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tie:
-        if self.call is not None:
-            self.call.__self__.copied(memo)  # type: ignore[attr-defined]
-        return Tie()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.call is not None:
-            self.call.__self__.pickled()  # type: ignore[attr-defined]
-        return Tie, ()

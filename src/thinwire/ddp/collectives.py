@@ -117,15 +117,15 @@ class Group:
 
     def gather(self, data: bytes) -> list[bytes]:
         """The length and the first bytes of all; where they are not all, the rest, padded to the longest."""
-        head = torch.zeros(8 + HEAD, dtype=torch.uint8)
-        head[:8] = torch.tensor([len(data)]).view(torch.uint8)
+        head = torch.zeros(8 + HEAD, dtype=torch.uint8, device="cpu")
+        head[:8] = torch.tensor([len(data)], device="cpu").view(torch.uint8)
         _fill(head[8:], data[:HEAD])
         heads = self._gather(head)
         lengths = [int(h[:8].clone().view(torch.int64)) for h in heads]
         firsts = [h[8 : 8 + min(n, HEAD)] for h, n in zip(heads, lengths, strict=True)]
         if max(lengths) <= HEAD:
             return [_bytes(first) for first in firsts]
-        rest = torch.zeros(max(lengths) - HEAD, dtype=torch.uint8)
+        rest = torch.zeros(max(lengths) - HEAD, dtype=torch.uint8, device="cpu")
         _fill(rest, data[HEAD:])
         rests = self._gather(rest)
         joined = zip(firsts, rests, lengths, strict=True)

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from ..errors import CombinationError, require
 from .at_gradient import AtGradient
 from .at_optimizer import AtOptimizer
-from .handle import Compressed, Named, parameters
+from .handle import Compressed, Named, even, parameters
 from .methods import DEF, Feedback, Hook, Method
 
 
@@ -48,10 +48,11 @@ def compress(
     All ranks call it at the same place. Raises ``ValueError`` (``CombinationError`` among them) for what cannot be
     compressed, and ``OutOfSync`` if ranks ask for different things. Nothing is changed then.
     """
-    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    optimizers = [_bare(one) for one in (optimizer if isinstance(optimizer, Sequence) else [optimizer])]
     named = _trained(model, optimizers)
     if isinstance(method, Feedback):
         _stepped(named, optimizers, method)
+        _whole(optimizers, method)
         made: Compressed = AtOptimizer(model, optimizers, method, named, _group(model, method, group), seed, debug)
         if made.group.rank == 0:
             method.warn(made.group.size)
@@ -60,6 +61,7 @@ def compress(
         made = AtGradient(model, optimizers, method, named, _group(model, method, group), seed, debug)
     else:
         raise ValueError(f"compress(method={method!r}): a method such as DEF(ratio=64) or Hook(TopK(0.01))")
+    made.begin()
     wiring = getattr(model, "_thinwire", None)
     if wiring is not None:
         wiring.compressed = made
@@ -96,8 +98,41 @@ def _only(future: Any) -> Tensor:  # the kind of future that C++ gives, of which
     return found[0]
 
 
+def _bare(optimizer: Any) -> Optimizer:
+    """The optimiser whose hooks are called: the one in a wrapper without hooks, such as accelerate's."""
+    while not _watchable(optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    require(
+        isinstance(optimizer, Optimizer) and _watchable(optimizer),
+        f"compress takes an optimiser of torch's, whose step() can be watched, not {type(optimizer).__name__}: give "
+        "the one that it calls",
+    )
+    found: Optimizer = optimizer
+    return found
+
+
+def _watchable(optimizer: Any) -> bool:
+    """Whether torch made it: its class may say so of one that only wraps another."""
+    return "_optimizer_step_pre_hooks" in getattr(optimizer, "__dict__", {})
+
+
+def _whole(optimizers: Sequence[Optimizer], method: Feedback) -> None:
+    """``CombinationError`` for an optimiser that steps a part of its parameters on each rank."""
+    for optimizer in optimizers:
+        if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__):
+            raise CombinationError(
+                f"{type(method).__name__} sends each rank's step of all parameters, and ZeroRedundancyOptimizer steps "
+                "each on one rank alone, with that rank's gradient: give every rank the whole optimiser, or take a Hook"
+            )
+
+
 def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
-    """The parameters that are trained, by name; ``ValueError`` for what cannot be compressed."""
+    """The parameters that are trained and averaged, by name; ``ValueError`` for what cannot be compressed."""
+    if hasattr(model, "_orig_mod"):
+        raise CombinationError(
+            "a model that torch.compile has wrapped is traced once, and may leave out what compress() does between "
+            "steps: compile the module inside, DistributedDataParallel(torch.compile(module))"
+        )
     if isinstance(model, FullyShardedDataParallel):
         raise CombinationError(
             "FullyShardedDataParallel sends gradients of shards that every rank needs whole: use fully_shard within a "
@@ -116,18 +151,44 @@ def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
     # A copy of a compressed model has the hook in its list, and not where it would be called.
     alone = all(hook is _comm_hook for hook, _ in getattr(model, "_comm_hooks", ()))
     require(alone, "this model has a communication hook of its own, and there can be only one")
+    even(model)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     named = {p: name for name, p in inner.named_parameters()}
+    for p, name in named.items():
+        if hasattr(p, "_in_backward_optimizers"):
+            raise CombinationError(
+                f"{name!r} is stepped in the backward pass, before its gradient is averaged: take an optimiser whose "
+                "step() follows the backward pass"
+            )
     optimised = {p for optimizer in optimizers for p in parameters(optimizer)}
     strange = len(optimised - named.keys())
     require(
         not strange,
         f"the optimiser has {strange} parameter(s) that are not the model's: build it from model.parameters()",
     )
-    trained = [(name, p) for p, name in named.items() if p.requires_grad]
+    averaged = _averaged(model, inner)
+    trained = [(name, p) for p, name in named.items() if p.requires_grad and p in averaged]
+    for name, p in trained:
+        if p.is_complex():
+            raise CombinationError(
+                f"parameter {name!r} is {str(p.dtype).removeprefix('torch.')}, and what is sent is real: keep its real "
+                "and imaginary parts in a real parameter, and see it through torch.view_as_complex in forward()"
+            )
     known = any(p in optimised for _, p in trained)
     require(known, "the model has no trainable parameters that the optimiser knows: nothing would be sent")
     return trained
+
+
+def _averaged(model: nn.Module, inner: nn.Module) -> set[nn.Parameter]:
+    """The parameters that DistributedDataParallel averages. Those that it was told to ignore stay each rank's own."""
+    ignored = getattr(model, "parameters_to_ignore", ())
+    # The names are those that it compares: of a parameter of the outermost module, ".name".
+    return {
+        p
+        for place, module in inner.named_modules()
+        for name, p in module.named_parameters(recurse=False)
+        if f"{place}.{name}" not in ignored
+    }
 
 
 def _stepped(named: Named, optimizers: Sequence[Optimizer], method: Feedback) -> None:

@@ -7,19 +7,20 @@ e and the parameters once after the optimiser, and e and the parameters once bef
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import NonFinite, OutOfSync
+from ..errors import CombinationError, NonFinite, OutOfSync
 from ..key import Key
 from ..links import Link, PowerSGD
 from ..params import Layout, Params, is_finite, mean
-from ..wire import Packet, State, dumps, loads
+from ..wire import Packet, Several, State, dumps, loads
 from .collectives import Gather, Mean, Talk
 from .methods import Feedback
 from .powersgd import low_rank
@@ -57,7 +58,7 @@ def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int) 
     """A rank's state before its first step, from parameters ``x``; there are ``ranks`` of them."""
     sender = None if method.link is None else method.link.open(layout.zeros())[0]
     total = torch.zeros_like(x) if method.estimate else None
-    seen = torch.zeros(2, device=x.device) if method.measured else None
+    seen = torch.zeros(2, dtype=x.dtype, device=x.device) if method.measured else None
     return Rank(layout, x.clone(), torch.zeros_like(x), total, sender, ranks, method.first(ranks), seen)
 
 
@@ -77,9 +78,17 @@ def leave(rank: Rank, lam: float, w: Float[Tensor, " d"]) -> None:
             w_part.sub_(e_part, alpha=lam)
 
 
-def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, debug: bool = False) -> Talk[None]:
+def exchange(
+    method: Feedback,
+    rank: Rank,
+    w: Float[Tensor, " d"],
+    key: Key,
+    debug: bool = False,
+    still: Sequence[tuple[int, int]] = (),
+) -> Talk[None]:
     """One step of all ranks. ``w`` is where the optimiser went from x - lam * e, and becomes x - applied * e.
 
+    The runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what is owed stay there.
     Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
     :class:`~thinwire.errors.NonFinite` if one would send NaN or infinity. Without ``debug`` only links raise the
     latter.
@@ -91,6 +100,7 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
         torch.add(w_part, e_part, alpha=1 - lam, out=e_part)  # p = u + e
         if resting:
             w_part.copy_(x_part)
+    kept = [_set_aside(rank, w, a, b) for a, b in still]
     runs = [(0, len(e))] if method.link is not None else list(blocks(method, rank.layout, key))
     if debug:
         yield from agreed([key.round, [run[0] for run in runs[:1]], is_finite(e)])
@@ -115,6 +125,9 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
     if rank.total is not None:
         e.sub_(w)  # minus the estimate: u is forgotten, what was sent towards it is not
         rank.x.sub_(rank.total)
+    for (a, b), parts in zip(still, kept, strict=True):
+        for vector, part in zip((rank.x, e, rank.total), parts, strict=False):
+            vector[a:b] = part  # type: ignore[index]
     if method.every is not None and (key.round + 1) % method.every == 0:
         yield Mean(e)
     if resting:
@@ -124,6 +137,15 @@ def exchange(method: Feedback, rank: Rank, w: Float[Tensor, " d"], key: Key, deb
         place(rank, method.applied, w)
     if method.detach is None and key.round % EVERY == 0:
         rank.lam = rank.lam_star or rank.lam
+
+
+def _set_aside(rank: Rank, w: Tensor, a: int, b: int) -> list[Tensor]:
+    """What x, e and the mean estimate are to be on a run that is not sent; of e nothing is left there meanwhile."""
+    e = rank.e[a:b].clone()
+    rank.e[a:b] = 0
+    if rank.total is None:
+        return [rank.x[a:b].clone(), e]
+    return [rank.x[a:b].clone(), e.sub_(w[a:b]), rank.total[a:b].clone()]  # the estimate without the step
 
 
 def _with_square(parts: list[Tensor]) -> Float[Tensor, " n"]:
@@ -200,6 +222,38 @@ class Ends:
     sender: State
     receivers: list[State] | None  # None for a link whose receivers keep nothing
 
+    def take(self, later: Ends, names: Collection[str], layers: Collection[str]) -> Ends:
+        """These ends, with what ``later`` has of the layers ``names``; ``layers`` are those that there are.
+
+        What belongs to no layer, such as a look-back gradient that is kept as messages, is that of ``later``: both ends
+        have the same. Raises ``CombinationError`` for numbers of which nobody can say to which layer they belong.
+        """
+        names, layers = set(names), set(layers)
+        if names == layers:
+            return later
+        sender = _taken(self.sender, later.sender, names, layers)
+        return Ends(sender, _taken(self.receivers, later.receivers, names, layers))
+
+
+def _taken(old: State, new: State, names: set[str], layers: set[str]) -> State:
+    if new is old or isinstance(new, Several):
+        return new
+    if isinstance(new, Params):
+        mine = [name for name in new.names if name in names]
+        return old.replace(new.only(mine)) if mine else old
+    if isinstance(new, dict):
+        own = {key: new[key] if key in names else old[key] for key in new.keys() & layers}
+        return {key: own[key] if key in own else _taken(old[key], new[key], names, layers) for key in new}
+    if isinstance(new, list | tuple):
+        parts = [_taken(one, other, names, layers) for one, other in zip(old, new, strict=True)]
+        return type(new)(*parts) if hasattr(new, "_fields") else type(new)(parts)
+    if isinstance(new, Tensor) and not torch.equal(old, new):
+        raise CombinationError(
+            "some layers of a gradient were used and others not, and this link keeps numbers that belong to no layer: "
+            "use all of a gradient in each step, or none, or put the link into Layerwise"
+        )
+    return new
+
 
 def ends(link: Link, layout: Layout, ranks: int) -> Ends:
     """The states of a link before the first message."""
@@ -208,21 +262,37 @@ def ends(link: Link, layout: Layout, ranks: int) -> Ends:
     return Ends(sender, [receiver] * ranks if link.memory else None)
 
 
-def average(link: Link, own: Ends, g: Params, key: Key) -> Talk[Params | None]:
-    """The mean of what all ranks' links deliver of their gradients.
+class Since(NamedTuple):
+    """What a script did with gradients since they were last averaged. It has to be the same on all ranks."""
+
+    steps: list[int]  # of each optimiser
+    unused: list[str]  # layers whose gradient was thrown away
+    waiting: list[str]  # layers whose gradient is still there, and that no optimiser has used
+
+    @property
+    def usual(self) -> bool:
+        """Whether all was used once. Then nothing is said, and no byte is sent for it."""
+        return set(self.steps) <= {1} and not self.unused and not self.waiting
+
+
+def average(link: Link, own: Ends, g: Params, key: Key, since: Since | None = None) -> Talk[Params | None]:
+    """The mean of what all ranks' links deliver of their gradients. ``own`` becomes the link's next states.
 
     None, on every rank, if the gradient of any rank has NaN or infinity: then nothing is kept of that step. PowerSGD
-    has a way of its own, because its iteration can be that of the mean.
+    has a way of its own, because its iteration can be that of the mean. A rank says what happened ``since`` the last
+    time, where that was unusual. Raises :class:`~thinwire.errors.OutOfSync` where ranks did not do the same.
     """
+    finite = g.finite()
     if isinstance(link, PowerSGD):
-        found = yield from low_rank(link, own.sender, g, key)
+        mine = flag(finite, since, g.flat.dtype)
+        heard = partial(flagged, since, key)
+        found = yield from low_rank(link, own.sender, g if finite else g.zeros(), key, mine, heard)
         if found is None:
             return None
         arrived, own.sender = found
         return arrived
-    finite = g.finite()
     packet, _, sender = link.send(g if finite else g.zeros(), own.sender, key)
-    arrived, receivers, all_finite = yield from deliver(link, packet, g.layout, own.receivers, key, finite)
+    arrived, receivers, all_finite = yield from deliver(link, packet, g.layout, own.receivers, key, finite, since)
     if not all_finite:
         return None
     own.sender, own.receivers = sender, receivers
@@ -230,7 +300,13 @@ def average(link: Link, own: Ends, g: Params, key: Key) -> Talk[Params | None]:
 
 
 def deliver(
-    link: Link, packet: Packet, layout: Layout, receivers: list[State] | None, key: Key, finite: bool = True
+    link: Link,
+    packet: Packet,
+    layout: Layout,
+    receivers: list[State] | None,
+    key: Key,
+    finite: bool = True,
+    since: Since | None = None,
 ) -> Talk[tuple[Params, list[State] | None, bool]]:
     """Send a packet to all: the mean of what all packets decode to, the receivers' next states, whether all are finite.
 
@@ -245,18 +321,26 @@ def deliver(
         for number, kind in enumerate(kinds):
             parts = [leaf.reshape(-1) for leaf in leaves if leaf.dtype == kind]
             if number == 0:
-                parts.append(torch.full((1,), 0.0 if finite else 1.0, dtype=kind))
+                parts.append(flag(finite, since, kind))
             sums[kind] = torch.cat(parts)
             yield Mean(sums[kind])
-        all_finite = not kinds or float(sums[kinds[0]][-1]) == 0
+        all_finite = not kinds or (yield from flagged(since, key, sums[kinds[0]][-1]))
         if not all_finite:
             return layout.zeros(), receivers, False
         seen, _ = link.recv(_filled(packet, sums, dict.fromkeys(kinds, 0)), layout, None, key)
         return seen, receivers, True
-    found = yield Gather(dumps(packet) if finite else b"")
+    usual = since is None or since.usual
+    data = dumps(packet) if usual else UNUSUAL + dumps([*since, packet])  # type: ignore[misc]
+    found = yield Gather(data if finite else b"")
     if not all(found):
         return layout.zeros(), receivers, False
-    packets = [loads(data, max_values=None) for data in found]
+    packets, told = [], []
+    for message in found:
+        unusual = message.startswith(UNUSUAL)
+        *words, one = loads(message[1:], max_values=None) if unusual else [loads(message, max_values=None)]
+        packets.append(one)
+        told.append(Since(*words) if unusual else None)
+    alike(told, key)
     if linear:
         seen, _ = link.recv(link.mean(packets, [1.0] * len(packets)), layout, None, key)
         return seen, receivers, True
@@ -268,6 +352,48 @@ def deliver(
         nexts.append(end)
     whole = parts[0] if len(parts) == 1 else mean(parts, [1.0] * len(parts))
     return Params(layout, whole), None if receivers is None else nexts, True
+
+
+UNUSUAL = b"?"  # before a message that says what a rank did since the last one; all others begin with wire.VERSION
+
+
+def flag(finite: bool, since: Since | None, kind: torch.dtype) -> Float[Tensor, " 1"]:
+    """A number that is averaged with the rest: 0 where all is as usual, 1 where a rank has something to say."""
+    unusual = since is not None and not since.usual
+    return torch.full((1,), float(unusual) if finite else math.inf, dtype=kind, device="cpu")
+
+
+def flagged(since: Since | None, key: Key, mean: Tensor) -> Talk[bool]:
+    """Whether all gradients are finite, of the mean of all ranks' flags. What ranks have to say they say here."""
+    if float(mean) and math.isfinite(mean):
+        mine = [] if since is None or since.usual else list(since)
+        found = yield Gather(dumps(mine))
+        told = [loads(data, max_values=None) for data in found]
+        alike([Since(*words) if words else None for words in told], key)
+    return math.isfinite(mean)
+
+
+def alike(told: Sequence[Since | None], key: Key) -> None:
+    """Raise ``OutOfSync``, naming a rank, unless all did the same since the last message; None: as usual."""
+    if not any(told):
+        return
+    optimisers = len(next(since for since in told if since).steps)
+    everyone = [since or Since([1] * optimisers, [], []) for since in told]
+    common = max(everyone, key=everyone.count)
+    other = everyone.index(common)
+    for number, since in enumerate(everyone):
+        if since.steps != common.steps:
+            made, expected = (", ".join(map(str, steps)) for steps in (since.steps, common.steps))
+            raise OutOfSync(
+                f"message {key.round}: since the one before rank {number} has made {made} optimiser step(s), and rank "
+                f"{other} {expected}: their models are no longer the same. Let all ranks step, or skip a step, together"
+            )
+        if since != common:
+            name = sorted({*since.unused, *since.waiting} ^ {*common.unused, *common.waiting})[:1] or since.unused[:1]
+            raise OutOfSync(
+                f"message {key.round}: rank {number} did something else with the averaged gradient "
+                f"{f'of {name[0]!r} ' if name else ''}than rank {other}: let all keep it, use it, or throw it away"
+            )
 
 
 def _leaves(packet: Packet) -> Iterator[Tensor]:

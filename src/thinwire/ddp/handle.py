@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..config import complete
-from ..errors import OutOfSync, check, require
+from ..errors import CombinationError, OutOfSync, WireError, check, require
 from ..key import Key
-from ..wire import dumps, loads, restore
+from ..version import code_version
+from ..wire import VERSION, dumps, loads, restore
 from .collectives import Gather, Group, Mean, Talk, Traffic
 from .methods import Method
 
@@ -56,6 +62,13 @@ class Compressed(ABC):
         self.inner = model.module if isinstance(model, DistributedDataParallel) else model
         self._same_everywhere([self.complete, seed, debug, [[n, list(p.shape)] for n, p in named]])
         self.hooks: list[RemovableHandle] = []
+        self.trained = {p: number for number, (_, p) in enumerate(named)}
+        self.named = named
+        self.own = {p for p in self.inner.parameters() if p.requires_grad and p not in self.trained}  # DDP ignores them
+        self.inside: Optimizer | None = None  # the one that is making its step
+        self.outer: FrameType | None = None  # torch's call of that step
+        self.deeper = 0  # calls of step() in it that have not ended
+        self.others: WeakSet[Optimizer] = WeakSet()  # that make steps too, and not of what is trained here
 
     @property
     def lam(self) -> float | None:
@@ -176,6 +189,73 @@ class Compressed(ABC):
         """Raise ``ValueError`` after :meth:`remove`."""
         require(not self.removed, f"{self.name} was removed from this model: compress it anew")
 
+    def begin(self) -> None:
+        """Everything is agreed and in its place."""
+        self.hooks.append(self.model.register_forward_pre_hook(Tie(self._even), prepend=True))
+        if self.heedful:
+            ALIVE.add(self)
+            _heed_steps()
+
+    @property
+    def heedful(self) -> bool:
+        """Whether nobody but the given optimisers may step what is trained."""
+        return True
+
+    def copied(self, memo: dict[int, Any]) -> None:
+        """The model is being copied; whatever the copy needs is done here."""
+        return
+
+    def pickled(self) -> None:
+        """The model is being pickled."""
+        return
+
+    def _even(self, module: nn.Module, inputs: Any) -> None:
+        even(module)
+
+    def enter(self, optimizer: Optimizer) -> bool:
+        """A call of ``step`` begins. Whether it is a step, and not a part of one: a class's may call its base's."""
+        outer = frame = _step_frame()
+        while frame is not None and frame is not self.outer:
+            frame = frame.f_back
+        if frame is not None:  # else the call before has raised, or there was none
+            self.deeper += 1
+            return False
+        self.inside, self.outer, self.deeper = optimizer, outer, 0
+        return True
+
+    def leave_step(self) -> bool:
+        """A call of ``step`` ends. Whether with it the step does."""
+        if self.deeper:
+            self.deeper -= 1
+            return False
+        self.inside = self.outer = None
+        return True
+
+    def beside(self, optimizer: Optimizer) -> None:
+        """Another optimiser is about to step: ``ValueError`` if it steps what is trained here, without a word."""
+        ours = optimizer in self.optimizers or self.inside is not None or self.removed
+        if ours or optimizer in self.others:
+            return
+        for p in parameters(optimizer):
+            require(
+                p not in self.trained,
+                f"{type(optimizer).__name__} is about to step parameters of the compressed model, and was not given to "
+                f"compress(): {self.name} has to know when a gradient is used. Give it the optimiser whose step() is "
+                "called, or all of them in a list",
+            )
+        self.others.add(optimizer)
+
+    def still_trained(self, optimizer: Optimizer) -> None:
+        """``ValueError`` for a parameter that is trained by now, and that DistributedDataParallel does not know of."""
+        for p in parameters(optimizer):
+            if p.requires_grad and p not in self.trained and p not in self.own:
+                name = next((n for n, q in self.inner.named_parameters() if q is p), "a parameter of no name")
+                raise ValueError(
+                    f"{name!r} was frozen, or not there, when the model was wrapped and compressed, and is trained "
+                    "now: its gradient would stay each rank's own. remove(), wrap the model in "
+                    "DistributedDataParallel anew, and compress it anew"
+                )
+
     def optimised(self) -> list[nn.Parameter]:
         """The optimisers' parameters."""
         return [p for optimizer in self.optimizers for p in parameters(optimizer)]
@@ -191,7 +271,7 @@ class Compressed(ABC):
     def stamped(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """An optimiser's state_dict says at which step it was taken, and by which rank."""
         if state["param_groups"]:
-            state["param_groups"][0][STAMP] = torch.tensor([self.step, self.group.rank, self.group.size])
+            state["param_groups"][0][STAMP] = torch.tensor([self.step, self.group.rank, self.group.size], device="cpu")
 
     def remember(self) -> None:
         """Warn where a script loaded its optimiser's state and not this one's, whichever is loaded first."""
@@ -223,14 +303,84 @@ class Compressed(ABC):
 
     def _same_everywhere(self, mine: list[Any]) -> None:
         """Raise on every rank unless all want the same."""
-        found = self.drive(gather(dumps(mine)), "comparing what is to be compressed")
+        library = f"thinwire {code_version().partition('+')[0]}, messages {VERSION}"
+        found = self.drive(gather(dumps([library, *mine])), "comparing what is to be compressed")
         self.ledger.setup, self.ledger.gathered, self.ledger.calls = self.ledger.gathered, 0, 0
-        first = loads(found[0], max_values=None)
+        everyone = [_asked(data) for data in found]
+        for number, (theirs, *_) in enumerate(everyone):
+            if theirs != everyone[0][0]:
+                raise OutOfSync(
+                    f"rank {number} has {theirs}, and rank 0 has {everyone[0][0]}: install one version on all ranks"
+                )
         names = ("method", "seed", "debug", "trained parameters")
-        for number, data in enumerate(found):
-            for name, theirs, expected in zip(names, loads(data, max_values=None), first, strict=True):
+        for number, (_, *asked) in enumerate(everyone):
+            for name, theirs, expected in zip(names, asked, everyone[0][1:], strict=True):
                 if theirs != expected:
                     raise OutOfSync(f"rank {number} has another {name} than rank 0: give all ranks the same")
+
+
+def _asked(data: bytes) -> list[Any]:
+    """What a rank asked for, behind the version of its library; of an older one, which did not say, that alone."""
+    try:
+        asked = loads(data, max_values=None)
+    except WireError:
+        return ["a thinwire of other messages"]
+    said = isinstance(asked, list) and len(asked) == 5 and str(asked[0]).startswith("thinwire ")
+    return asked if said else ["a thinwire that does not say its version"]
+
+
+def even(model: nn.Module) -> None:
+    """``CombinationError`` inside torch's ``Join``, whose ranks without inputs answer DDP's messages and not ours."""
+    config = getattr(model, "_join_config", None)
+    if config is not None and config.enable:
+        raise CombinationError(
+            "uneven inputs under Join (model.join()) are not for a compressed model: a rank that has run out would "
+            "keep what it owes, and the others would wait for it. Give all ranks as many batches (drop_last=True, "
+            "DistributedSampler), or train without compress()"
+        )
+
+
+def _step_frame() -> FrameType | None:
+    """Torch's innermost call of an optimiser's step."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _OPTIMIZERS:
+        frame = frame.f_back
+    return frame
+
+
+_OPTIMIZERS = Optimizer.profile_hook_step.__code__.co_filename
+ALIVE: WeakSet[Compressed] = WeakSet()  # those that have to know of every step of what they train
+
+
+@cache
+def _heed_steps() -> None:
+    register_optimizer_step_pre_hook(_about_to_step)
+
+
+def _about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for compressed in ALIVE:
+        compressed.beside(optimizer)
+
+
+class Tie:
+    """What a compressed model calls. A copy of the model, or a pickle of it, has one that does nothing."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> None:
+        if self.call is not None:
+            self.call(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tie:
+        if self.call is not None:
+            self.call.__self__.copied(memo)  # type: ignore[attr-defined]
+        return Tie()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.call is not None:
+            self.call.__self__.pickled()  # type: ignore[attr-defined]
+        return Tie, ()
 
 
 def parameters(optimizer: Optimizer) -> list[nn.Parameter]:

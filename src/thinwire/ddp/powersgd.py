@@ -13,6 +13,8 @@ the mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,33 +25,34 @@ from ..params import Params
 from .collectives import Mean, Talk
 
 
-def low_rank(link: PowerSGD, own: Sender, g: Params, key: Key) -> Talk[tuple[Params, Sender] | None]:
+def low_rank(
+    link: PowerSGD, own: Sender, g: Params, key: Key, flag: Tensor, heard: Callable[[Tensor], Talk[bool]]
+) -> Talk[tuple[Params, Sender] | None]:
     """The mean gradient as all ranks see it, and what this rank keeps; None if the gradient of any rank is not finite.
 
-    Two all-reduces: one of P = M Q, of the layers that are sent whole and of a flag, and one of M^T P.
+    Two all-reduces: one of P = M Q, of the layers that are sent whole and of ``flag``, a number whose mean is
+    ``heard``, and one of M^T P.
     """
-    finite = g.finite()
-    owed = (g if finite else g.zeros()) + own.residual
+    owed = g + own.residual.only(g.names)
     thin = {name: owed[name].reshape(len(owed[name]), -1) for name in owed.names if name in own.start}  # [m, n]
     starts = {name: unit(own.start[name], key.everyone().at(name)) for name in thin}  # [rank, n]
     first = {name: thin[name] @ starts[name].T if name in thin else owed[name] for name in owed.names}
-    flag = torch.zeros(1) if finite else torch.ones(1)
     sums = torch.cat([*(part.reshape(-1) for part in first.values()), flag])
     yield Mean(sums)
-    if float(sums[-1]) > 0:
+    if not (yield from heard(sums[-1])):
         return None
     seen = _split(sums, first)
     left = {name: torch.linalg.qr(seen[name]).Q for name in thin}  # P, [m, rank]
     mine = {name: left[name].T @ matrix for name, matrix in thin.items()}  # (M^T P)^T, [rank, n]
     rest = {name: owed[name] - (left[name] @ mine[name]).view(owed[name].shape) for name in thin}
-    second = torch.cat([part.reshape(-1) for part in mine.values()]) if mine else torch.zeros(0)
+    second = torch.cat([part.reshape(-1) for part in mine.values()]) if mine else sums[:0]
     if mine:
         yield Mean(second)
     right = _split(second, mine)
     arrived = [left[name] @ right[name] if name in thin else seen[name] for name in owed.names]
-    residual = [rest[name] if name in thin else torch.zeros_like(owed[name]) for name in owed.names]
-    start = right if link.warm else dict(own.start)
-    return join(owed.layout, arrived), Sender(join(owed.layout, residual), start)
+    residual = join(owed.layout, [rest[name] if name in thin else torch.zeros_like(owed[name]) for name in owed.names])
+    start = own.start | right if link.warm else dict(own.start)
+    return join(owed.layout, arrived), Sender(own.residual.replace(residual, copy=False), start)
 
 
 def _split(flat: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:

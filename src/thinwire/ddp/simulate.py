@@ -29,6 +29,7 @@ from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import Task, mean_loss
+from ..train.modes import Modes
 from ..train.one import means, to_device, usable
 from ..train.threads import one_thread, single
 from ..wire import Packet, State, restore
@@ -68,7 +69,7 @@ def batches(examples: int, workers: int, size: int, seed: int) -> Iterator[list[
     enough(examples, workers, size)
     epoch = 0
     while True:
-        order = torch.randperm(examples, generator=Key(seed, epoch).generator("order"))
+        order = torch.randperm(examples, generator=Key(seed, epoch).generator("order"), device="cpu")
         for row in order[: examples - examples % (workers * size)].view(-1, size, workers):
             yield list(row.T)
         epoch += 1
@@ -212,8 +213,9 @@ def simulate(
     ``optimizer`` makes one of parameters; ``rate`` is a factor of its learning rate by step. Norm statistics are those
     of worker 0, as DistributedDataParallel has them. Every ``evaluate_every`` steps, and at the end, the model that
     the method is judged by is tested, and x itself where that is another (``accuracy_x``). On a CPU as many workers
-    train at once as there are cores, but for models that throw dice (dropout). Raises ``NonFinite`` when the loss of
-    a worker does.
+    train at once as there are cores, but for models that throw dice (dropout). Layers that ``model`` has in evaluation
+    mode (frozen norm layers) stay in it; where it is in evaluation mode as a whole, all of it trains. Raises
+    ``NonFinite`` when the loss of a worker does.
 
     ``on_record`` is called after each evaluation with its record, a line of ``rounds.jsonl`` (see
     :mod:`thinwire.report.read`). Bytes, the loss and seconds in it are those since the record before. Bytes up are what
@@ -233,8 +235,10 @@ def simulate(
     with torch.random.fork_rng(devices=[]), _threads(torch.device(device)) as threads:
         torch.manual_seed(Key(seed).number("model") % (1 << 32))
         first = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        first = first.to(device).train()
+        first = first.to(device)
+        Modes(first).train()
         team = [Worker(copy.deepcopy(first), optimizer, method, workers) for _ in range(workers)]
+        modes = Modes(team[0].module)  # of the one that is evaluated
         rates = [[g["lr"] for g in worker.optimizer.param_groups] for worker in team]
         result, begin = Result(complete(method), team[0].module, Traffic()), 0
         if resume is not None:
@@ -271,7 +275,7 @@ def simulate(
                 }
                 if isinstance(method, Feedback) and method.measured:
                     record |= {"lam": team[0].rank.lam, "lam_star": team[0].rank.lam_star}
-                record |= _owed(team) | (_tested(team, test) if test is not None else {})
+                record |= _owed(team) | (_tested(team, test, modes) if test is not None else {})
                 now = time.monotonic()
                 record["seconds"] = now - began
                 losses, before, began = 0.0, copy.copy(result.traffic), now
@@ -367,7 +371,7 @@ def _show(team: Sequence[Worker], judged: bool) -> None:
         team[0].vector.flat.copy_(x)
 
 
-def _tested(team: Sequence[Worker], test: Task) -> Record:
+def _tested(team: Sequence[Worker], test: Task, modes: Modes) -> Record:
     module, device = team[0].module, team[0].vector.flat.device
     method = team[0].method
     _show(team, True)
@@ -378,5 +382,6 @@ def _tested(team: Sequence[Worker], test: Task) -> Record:
     if isinstance(method, Feedback):
         with torch.no_grad():
             place(team[0].rank, method.applied, team[0].vector.flat)
+    modes.train()
     # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
     return {name: value if math.isfinite(value) else None for name, value in found.items()}

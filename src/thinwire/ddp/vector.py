@@ -30,13 +30,18 @@ class Vector:
         for name, tensor in shapes:
             if tensor.dtype != torch.float32:
                 kind = str(tensor.dtype).removeprefix("torch.")
+                if tensor.is_complex():
+                    raise ValueError(
+                        f"parameter {name!r} is {kind}, and what is sent is real: keep its real and imaginary parts in "
+                        "a real parameter, and see it through torch.view_as_complex in forward()"
+                    )
                 raise ValueError(
                     f"parameter {name!r} is {kind}: keep parameters in float32 and compute in less under autocast"
                 )
             if tensor.device != device:
                 raise ValueError(f"parameter {name!r} is on {tensor.device}, others on {device}: one device a rank")
         self.last = [_channels_last(tensor) for tensor in self.tensors()]
-        self.flat: Float[Tensor, " d"] = torch.empty(self.layout.size, device=device)
+        self.flat: Float[Tensor, " d"] = torch.empty(self.layout.size, dtype=torch.float32, device=device)
         self.views = self.cut(self.flat)
         self.places = [_place(view) for view in self.views]
         with torch.no_grad():

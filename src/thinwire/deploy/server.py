@@ -168,7 +168,7 @@ class Deployment(Rounds):
         blank = [leaf.blank for leaf in form.leaves]
 
         def drawn(x: Tensor) -> Tensor:
-            return torch.randn(x.shape, generator=draw).to(x.dtype)
+            return torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x.dtype)
 
         noise = [v.map(drawn) if isinstance(v, Params) else v for v in blank]
         bodies = [form.send(values, form.open()[0], key._replace(client=0))[0] for values in (blank, noise)]

@@ -151,7 +151,7 @@ class Reader(_Coder):
 
     def get(self, n: int, contexts: UInt8[Tensor, " n"], row: int = 0, negative: bool = True) -> Int32[Tensor, " n"]:
         """The next ``n`` numbers, whatever the bytes are."""
-        found = torch.zeros(n, dtype=torch.int32)
+        found = torch.zeros(n, dtype=torch.int32, device="cpu")
         values, about = self.given(found, contexts, row)
         if self.lib is None:
             values[:] = self._get(about.tolist(), row, negative)
@@ -230,7 +230,7 @@ def pack(values: Int32[Tensor, " n"], room: int, row: int = 0, negative: bool = 
 def unpack(data: UInt8[Tensor, " bytes"], n: int, row: int = 0, negative: bool = True) -> Int32[Tensor, " n"]:
     """What :func:`pack` packed; of any other bytes other numbers, or a ``WireError``."""
     reader = Reader(data, 1)
-    values = reader.get(n, torch.zeros(n, dtype=torch.uint8), row, negative)
+    values = reader.get(n, torch.zeros(n, dtype=torch.uint8, device="cpu"), row, negative)
     reader.end()
     return values
 

@@ -45,7 +45,7 @@ def fastfood(s: Float[Tensor, " d"], size: int, seed: int) -> Float[Tensor, " si
     if lib is None:
         return fastfood_reference(s, size, seed)
     dim, n, threads = s.numel(), padded(size, s.numel()), torch.get_num_threads()
-    inner, work = torch.zeros(power(dim)), native.empty(lib, n)
+    inner, work = torch.zeros(power(dim), dtype=torch.float32, device="cpu"), native.empty(lib, n)
     inner[:dim] = s
     about = inner, inner.numel(), work, n, size
     native.check(lib.tw_fastfood(*about, *_drawn(seed), 1 / math.sqrt(n * dim), threads))
@@ -54,10 +54,10 @@ def fastfood(s: Float[Tensor, " d"], size: int, seed: int) -> Float[Tensor, " si
 
 def fastfood_reference(s: Tensor, size: int, seed: int) -> Tensor:
     dim, n = s.numel(), padded(size, s.numel())
-    inner = torch.zeros(power(dim), device=s.device)
+    inner = torch.zeros(power(dim), device=s.device, dtype=torch.float32)
     inner[:dim] = s
     hadamard_reference_(inner)
-    work = torch.empty(n, device=s.device)
+    work = torch.empty(n, device=s.device, dtype=torch.float32)
     for start in range(0, n, counter.CHUNK):
         draw = draws(start, min(n, start + counter.CHUNK), n, inner.numel(), seed, s.device)
         work[start : start + counter.CHUNK] = draw.gauss * inner[draw.place]
@@ -76,7 +76,7 @@ def fastfood_transpose(x: Float[Tensor, " size"], dim: int, seed: int) -> Float[
         return fastfood_transpose_reference(x, dim, seed)
     x, size, n, m, threads = x.contiguous(), x.numel(), padded(x.numel(), dim), power(dim), torch.get_num_threads()
     segment = segment_rows(n, m)
-    work, sums = native.empty(lib, n), torch.zeros(n // segment, m)
+    work, sums = native.empty(lib, n), torch.zeros(n // segment, m, dtype=torch.float32, device="cpu")
     about = x, size, work, n, sums, m, segment
     native.check(lib.tw_fastfood_transpose(*about, *_drawn(seed), threads))
     return sums[0, :dim].mul(1 / math.sqrt(n * dim))
@@ -84,13 +84,13 @@ def fastfood_transpose(x: Float[Tensor, " size"], dim: int, seed: int) -> Float[
 
 def fastfood_transpose_reference(x: Tensor, dim: int, seed: int) -> Tensor:
     size, n, m = x.numel(), padded(x.numel(), dim), power(dim)
-    work = torch.zeros(n, device=x.device)
+    work = torch.zeros(n, device=x.device, dtype=torch.float32)
     for start in range(0, size, counter.CHUNK):
         part = x[start : start + counter.CHUNK]
         work[start : start + part.numel()] = draws(start, start + part.numel(), n, m, seed, x.device).sign * part
     hadamard_reference_(work)
     segment = segment_rows(n, m)
-    sums = torch.zeros(n // segment, m, device=x.device)
+    sums = torch.zeros(n // segment, m, device=x.device, dtype=torch.float32)
     for start in range(0, n, min(segment, counter.CHUNK)):
         draw = draws(start, min(n, start + min(segment, counter.CHUNK)), n, m, seed, x.device)
         sums[start // segment].index_add_(0, draw.place, draw.gauss * work[start : start + len(draw.gauss)])

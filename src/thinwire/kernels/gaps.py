@@ -35,7 +35,7 @@ def _quotients(positions: Tensor, n: int, count: int) -> list[int]:
     if lib is None:
         gaps = _gaps(positions, n)
         return [positions.numel() + int((gaps >> b).sum()) for b in range(count)]
-    positions, lengths = positions.long().contiguous(), torch.empty(count, dtype=torch.int64)
+    positions, lengths = positions.long().contiguous(), torch.empty(count, dtype=torch.int64, device="cpu")
     status = lib.tw_gaps_lengths(positions, positions.numel(), n, count, lengths)
     _ascending(status == 0, n)
     return lengths.tolist()
@@ -52,8 +52,8 @@ def encode(positions: Int64[Tensor, " k"], n: int, b: int) -> tuple[UInt8[Tensor
         return encode_reference(positions, n, b)
     positions, k = positions.long().contiguous(), positions.numel()
     length = _quotients(positions, n, b + 1)[b]
-    quotients = torch.zeros((length + 7) // 8, dtype=torch.uint8)
-    rests = torch.zeros((k * b + 7) // 8, dtype=torch.uint8)
+    quotients = torch.zeros((length + 7) // 8, dtype=torch.uint8, device="cpu")
+    rests = torch.zeros((k * b + 7) // 8, dtype=torch.uint8, device="cpu")
     lib.tw_gaps_encode(positions, k, b, quotients, rests)
     return quotients, rests
 
@@ -92,7 +92,7 @@ def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b
     k = count(quotients)
     check(k <= n, f"at most {n} gaps below {n}")
     check_bits(rests, k * b)
-    positions = torch.empty(k, dtype=torch.int64)
+    positions = torch.empty(k, dtype=torch.int64, device="cpu")
     sizes = quotients, quotients.numel(), rests, rests.numel()
     check(lib.tw_gaps_decode(*sizes, n, b, positions) == 0, f"positions below {n}")
     return positions
@@ -116,7 +116,7 @@ def encode_bits(positions: Int64[Tensor, " k"], n: int) -> UInt8[Tensor, " bytes
     lib = native.library(positions)
     if lib is None:
         return encode_bits_reference(positions, n)
-    positions, packed = positions.long().contiguous(), torch.zeros((n + 7) // 8, dtype=torch.uint8)
+    positions, packed = positions.long().contiguous(), torch.zeros((n + 7) // 8, dtype=torch.uint8, device="cpu")
     _ascending(lib.tw_bits_encode(positions, positions.numel(), n, packed) == 0, n)
     return packed
 

@@ -74,13 +74,13 @@ def unpack(
     """What :func:`pack` packed, given the same; of any other bytes other numbers in this range, or a ``WireError``."""
     n, width = _sizes(n, width, most)
     reader = Reader(data, MODELS // EACH)
-    found = torch.zeros(n, dtype=torch.int8)
+    found = torch.zeros(n, dtype=torch.int8, device="cpu")
     if reader.lib is None:
         values = [0] * n
         answer, settle = reader.asking()
         right = _walk(lambda model, bit: answer(model), values, width, negative, most, count=False)
         settle()
-        found = torch.tensor(values, dtype=torch.int8) if right else found
+        found = torch.tensor(values, dtype=torch.int8, device="cpu") if right else found
     else:
         coder = reader.models, reader.state, reader.data
         status = reader.lib.tw_levels_get(found, n, width, negative, most, *coder, reader.data.size)

@@ -57,7 +57,7 @@ def largest(x: Float[Tensor, " n"], k: int) -> Int64[Tensor, " m"]:
     if k == 0 or lib is None or x.numel() > MOST:
         return largest_reference(x, k)
     x, threads = x.contiguous(), torch.get_num_threads()
-    low, counts = ctypes.c_uint32(), torch.empty(native.MOST_THREADS, dtype=torch.int64)
+    low, counts = ctypes.c_uint32(), torch.empty(native.MOST_THREADS, dtype=torch.int64, device="cpu")
     about = x, x.numel(), k, _rounding(x)
     total = lib.tw_count_largest(*about, ctypes.byref(low), counts, threads)
     native.check(total < 0)
@@ -80,7 +80,7 @@ def _rounding(x: Tensor) -> int:
 def _between(lib: ctypes.CDLL, x: Tensor, low: int, high: int) -> Tensor:
     """The positions, ascending, of the magnitudes whose bits are from ``low`` to ``high``."""
     n, threads = x.numel(), torch.get_num_threads()
-    counts = torch.empty(native.MOST_THREADS, dtype=torch.int64)
+    counts = torch.empty(native.MOST_THREADS, dtype=torch.int64, device="cpu")
     total = lib.tw_count(x, n, low, high - low, counts, threads)
     return _filled(lib, x, low, high, counts, total, threads)
 
@@ -105,13 +105,13 @@ def above(x: Float[Tensor, " n"], t: float) -> Int64[Tensor, " k"]:
         return above_reference(x, t)
     low = max(1, int(least.view(np.int32)))  # of a negative number below zero
     if low > INFINITY:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
     return _between(lib, x.contiguous(), low, INFINITY)
 
 
 def above_reference(x: Tensor, t: float) -> Tensor:
     with np.errstate(over="ignore"):
-        least = torch.tensor(np.float32(t), device=x.device)
+        least = torch.tensor(np.float32(t), dtype=torch.float32, device=x.device)
     return ((x.abs() >= least) & (x != 0)).nonzero().view(-1)
 
 
@@ -126,7 +126,9 @@ def sampled_threshold(x: Float[Tensor, " n"], k: int, generator: torch.Generator
     if k == 0:
         return float("inf")
     if n > SAMPLE:
-        places = (torch.arange(SAMPLE) * n + torch.randint(n, (SAMPLE,), generator=generator)) // SAMPLE
+        places = (
+            torch.arange(SAMPLE, device="cpu") * n + torch.randint(n, (SAMPLE,), generator=generator, device="cpu")
+        ) // SAMPLE
         x = x[places.to(x.device)]
         k = max(1, round(k * SAMPLE / n))
     return float(x.abs().topk(k, sorted=False).values.min())

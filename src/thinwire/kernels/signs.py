@@ -61,7 +61,7 @@ def mean_magnitude(x: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     Extra memory: 8 bytes for 4,096 entries (reference: 1 MB more).
     """
     if x.numel() == 0:
-        return torch.zeros((), device=x.device)
+        return torch.zeros((), device=x.device, dtype=torch.float32)
     mean = math.fsum(partial_sums(x).tolist()) / x.numel()
     return torch.tensor(mean, dtype=torch.float32, device=x.device).clamp_max(torch.finfo(torch.float32).max)
 

@@ -39,7 +39,7 @@ def count_sketch(x: Float[Tensor, " n"], rows: int, cols: int, seed: int) -> Flo
 
 
 def count_sketch_reference(x: Tensor, rows: int, cols: int, seed: int) -> Tensor:
-    sketch = torch.zeros(rows, cols, device=x.device)
+    sketch = torch.zeros(rows, cols, device=x.device, dtype=torch.float32)
     for row, key in zip(sketch, counter.keys(seed, rows), strict=True):
         for start in range(0, x.numel(), counter.CHUNK):
             part = x[start : start + counter.CHUNK]
@@ -65,7 +65,7 @@ def estimate(sketch: Float[Tensor, "rows cols"], n: int, seed: int) -> Float[Ten
 
 def estimate_reference(sketch: Tensor, n: int, seed: int) -> Tensor:
     rows, cols = sketch.shape
-    found = torch.zeros(n, device=sketch.device)
+    found = torch.zeros(n, device=sketch.device, dtype=torch.float32)
     for start in range(0, n, counter.CHUNK):
         stop = min(n, start + counter.CHUNK)
         guesses = []

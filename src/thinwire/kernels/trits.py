@@ -11,7 +11,9 @@ from ..errors import check
 
 EACH = 5
 VALUES = 3**EACH
-DIGITS = (torch.arange(VALUES)[:, None] // 3 ** torch.arange(EACH) % 3).to(torch.uint8)  # of each byte, lowest first
+DIGITS = (torch.arange(VALUES, device="cpu")[:, None] // 3 ** torch.arange(EACH, device="cpu") % 3).to(
+    torch.uint8
+)  # of each byte, lowest first
 
 
 def pack_trits(trits: UInt8[Tensor, " n"]) -> UInt8[Tensor, " bytes"]:

@@ -186,7 +186,7 @@ def _alone(x: Params, at: int, term: bool, room: int) -> Tensor | None:
 
 def _one(n: int, at: int, value: int) -> Int32[Tensor, "1 n"]:
     """Zeros, and one entry that is none."""
-    made = torch.zeros(1, n, dtype=torch.int32)
+    made = torch.zeros(1, n, dtype=torch.int32, device="cpu")
     made[0, at] = value
     return made
 
@@ -214,11 +214,14 @@ class Trial:
     def __init__(self, layers: list[Layer]) -> None:
         many = max(128, ENTRIES_TRIED // max(1, len(layers)))
         self.finest = finest(layers)
-        self.size = torch.tensor([float(layer.flat.numel()) for layer in layers])
-        self.energy = torch.tensor([layer.energy for layer in layers])
+        self.size = torch.tensor([float(layer.flat.numel()) for layer in layers], dtype=torch.float32, device="cpu")
+        self.energy = torch.tensor([layer.energy for layer in layers], dtype=torch.float32, device="cpu")
         self.entries, self.times = _samples([layer.flat[None] for layer in layers], many)
         self.terms = [len(layer.s) for layer in layers]
-        self.s, self.owner = torch.cat([layer.s for layer in layers]), torch.repeat_interleave(torch.tensor(self.terms))
+        self.s, self.owner = (
+            torch.cat([layer.s for layer in layers]),
+            torch.repeat_interleave(torch.tensor(self.terms, device="cpu")),
+        )
         there = [layer for layer in layers if len(layer.s)]
         sides_of = [layer.u for layer in there], [layer.v for layer in there]
         self.sides = [(*_samples(each, SIDE_TRIED), _lengths(each)) for each in sides_of]
@@ -270,7 +273,9 @@ class Trial:
         """
         fine, coarse, slope = 0.0, math.inf, 0.9
         last: tuple[float, float] | None = None
-        ways = coarser = finer = Ways(torch.zeros(0), torch.zeros(0))
+        ways = coarser = finer = Ways(
+            torch.zeros(0, dtype=torch.float32, device="cpu"), torch.zeros(0, dtype=torch.float32, device="cpu")
+        )
         for _ in range(TRIES):
             guess = self.at(step)
             ways = self.best(guess)
@@ -315,11 +320,13 @@ def _samples(rows: list[Tensor], most: int) -> tuple[Float[Tensor, "rows some"],
     some = [each[:, _spread(each.shape[1], most)] if each.shape[1] > most else each for each in rows]
     wide = max((each.shape[1] for each in some), default=0)
     times = [
-        torch.full((len(each),), max(1, each.shape[1]) / max(1, part.shape[1]))
+        torch.full((len(each),), max(1, each.shape[1]) / max(1, part.shape[1]), dtype=torch.float32, device="cpu")
         for each, part in zip(rows, some, strict=True)
     ]
     padded = [torch.nn.functional.pad(part, (0, wide - part.shape[1])) for part in some]
-    return torch.cat(padded) if rows else torch.zeros(0, 0), torch.cat(times) if rows else torch.zeros(0)
+    return torch.cat(padded) if rows else torch.zeros(0, 0, dtype=torch.float32, device="cpu"), torch.cat(
+        times
+    ) if rows else torch.zeros(0, dtype=torch.float32, device="cpu")
 
 
 @cache
@@ -327,14 +334,18 @@ def _spread(n: int, most: int) -> Int[Tensor, " most"]:
     """``most`` of ``n`` positions: one anywhere in each of as many stretches. A fixed stride would meet the same column
     of a matrix, or the same corner of a kernel, again and again.
     """
-    begins = torch.arange(most + 1) * n // most
-    inside = torch.rand(most, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    begins = torch.arange(most + 1, device="cpu") * n // most
+    inside = torch.rand(most, dtype=torch.float64, generator=torch.Generator().manual_seed(n), device="cpu")
     return begins[:-1] + (inside * (begins[1:] - begins[:-1])).long()
 
 
 def _lengths(rows: list[Tensor]) -> Float[Tensor, " rows"]:
     """The length of each row of matrices of several widths."""
-    return torch.cat([torch.full((len(each),), float(each.shape[1])) for each in rows]) if rows else torch.zeros(0)
+    return (
+        torch.cat([torch.full((len(each),), float(each.shape[1]), dtype=torch.float32, device="cpu") for each in rows])
+        if rows
+        else torch.zeros(0, dtype=torch.float32, device="cpu")
+    )
 
 
 def _bits(levels: Float[Tensor, "rows n"], n: Float[Tensor, " rows"] | int) -> Float[Tensor, " rows"]:

@@ -51,7 +51,7 @@ class ATOMO(Codec):
         # Of every pair one factor is of unit length, so the product of the lengths is the singular value.
         values = torch.linalg.vector_norm(left, dim=0) * torch.linalg.vector_norm(right, dim=1)
         p = probabilities(torch.where(values > NOISE * values[0], values, 0.0), self.rank)
-        kept = torch.rand(len(p), generator=key.generator("atoms"), dtype=torch.float64) < p
+        kept = torch.rand(len(p), generator=key.generator("atoms"), dtype=torch.float64, device="cpu") < p
         packet = factors(left[:, kept], right[kept] / p[kept, None])
         return packet if len(packet) < x.numel() else product(packet, x.shape, int(kept.sum())).reshape(-1)
 
@@ -72,7 +72,9 @@ def probabilities(values: Float[Tensor, " n"], budget: int) -> Float[Tensor, " n
     that are not zero, where those are fewer).
     """
     rest = values.flip(0).cumsum(0).flip(0)  # the sum of this and all smaller ones
-    left = budget - torch.arange(len(values), dtype=values.dtype)  # s, after those before were kept for certain
+    left = budget - torch.arange(
+        len(values), dtype=values.dtype, device="cpu"
+    )  # s, after those before were kept for certain
     shared = (values * left <= rest).nonzero()[0]  # line 3: the first that need not be certain; at s = 1 at the latest
     p = (values * left[shared] / rest[shared]).clamp_max(1.0)  # line 4; the larger ones before come out above 1
     return torch.where(values > 0, p, 0.0)

@@ -42,7 +42,7 @@ class Part(NamedTuple):
     right: Int32[Tensor, "rank n"]
 
 
-NONE = torch.zeros(0, 0, dtype=torch.int32)
+NONE = torch.zeros(0, 0, dtype=torch.int32, device="cpu")
 NOTHING = Part(0, [], [], NONE, NONE)
 
 
@@ -66,7 +66,9 @@ def written(step: float, parts: list[Part], shapes: Sequence[Size], room: int) -
     for part, shape in zip(parts, shapes, strict=True):
         if part.mode == 1:
             entries = part.left.view(-1)
-            writer.put(entries, torch.full(entries.shape, ENTRIES + next(queue), dtype=torch.uint8), width(shape))
+            writer.put(
+                entries, torch.full(entries.shape, ENTRIES + next(queue), dtype=torch.uint8, device="cpu"), width(shape)
+            )
         elif part.mode:
             for side in (part.left, part.right):
                 writer.put(side.reshape(-1), _about(part.levels, side.shape[1]), side.shape[1])
@@ -81,12 +83,12 @@ def _steps(levels: list[int]) -> list[int]:
 
 
 def _put(writer: Writer, values: list[int], context: int, negative: bool = True) -> None:
-    numbers = torch.tensor(values, dtype=torch.int32)
+    numbers = torch.tensor(values, dtype=torch.int32, device="cpu")
     writer.put(numbers, torch.full_like(numbers, context, dtype=torch.uint8), 0, negative)
 
 
 def _get(reader: Reader, n: int, context: int, negative: bool = True) -> list[int]:
-    found: list[int] = reader.get(n, torch.full((n,), context, dtype=torch.uint8), 0, negative).tolist()
+    found: list[int] = reader.get(n, torch.full((n,), context, dtype=torch.uint8, device="cpu"), 0, negative).tolist()
     return found
 
 
@@ -102,7 +104,9 @@ def _octave(squares: int, n: int) -> int:
 
 def _about(levels: list[int], n: int) -> UInt8[Tensor, " entries"]:
     """The contexts of terms with ``n`` entries each."""
-    return torch.tensor([TERMS + _octave(each * each, n) for each in levels], dtype=torch.uint8).repeat_interleave(n)
+    return torch.tensor(
+        [TERMS + _octave(each * each, n) for each in levels], dtype=torch.uint8, device="cpu"
+    ).repeat_interleave(n)
 
 
 def seen_of(packet: UInt8[Tensor, " bytes"], layout: Layout) -> Params:
@@ -138,7 +142,7 @@ def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[Part]:
         elif mode == 1:
             n, kind, own = shape.numel(), kinds.pop(0), [gains.pop(0)]
             check(abs(own[0]) <= GAINS // 2, "scales of entries")
-            entries = reader.get(n, torch.full((n,), ENTRIES + kind, dtype=torch.uint8), width(shape))
+            entries = reader.get(n, torch.full((n,), ENTRIES + kind, dtype=torch.uint8, device="cpu"), width(shape))
             parts.append(Part(1, [], own, entries.view(1, n), NONE))
         else:
             (m, n), each, own = sides(shape), list(accumulate(levels[:rank])), gains[:rank]
@@ -155,11 +159,13 @@ def built(part: Part, step: float, shape: Size) -> Tensor:
     wherever it is done.
     """
     if part.mode == 0:
-        return torch.zeros(shape)
+        return torch.zeros(shape, dtype=torch.float32, device="cpu")
     if part.mode == 1:
         return (part.left.to(torch.float32) * float(np.float32(step * (GAINS + part.gains[0]) / GAINS))).view(shape)
     scales = [step * (each + g) / (each * each) for each, g in zip(part.levels, part.gains, strict=True)]
-    left = part.left.to(torch.float32) * torch.tensor(scales, dtype=torch.float64).to(torch.float32)[:, None]
+    left = (
+        part.left.to(torch.float32) * torch.tensor(scales, dtype=torch.float64, device="cpu").to(torch.float32)[:, None]
+    )
     return outer_sum(left, part.right.to(torch.float32)).view(shape)
 
 

@@ -63,7 +63,7 @@ class RandomBlock(Codec):
         values = vector(packet, length, torch.float32)
         if self.unbiased and n:
             values = values * (n / length)
-        flat = torch.zeros(n)
+        flat = torch.zeros(n, dtype=torch.float32, device="cpu")
         straight = min(length, n - start)
         flat[start : start + straight] = values[:straight]
         flat[: length - straight] = values[straight:]

@@ -117,7 +117,7 @@ class Budget(Link):
 
 
 def _packed(options: list[_Option]) -> Packet:
-    return [torch.tensor([o.choice for o in options], dtype=torch.uint8), [o.packet for o in options]]
+    return [torch.tensor([o.choice for o in options], dtype=torch.uint8, device="cpu"), [o.packet for o in options]]
 
 
 def _error(chosen: list[_Option]) -> float:

@@ -29,7 +29,11 @@ class Layer:
         # An orthonormal basis of columns, and the layer in it.
         self.q: Tensor | None = None
         self.b: Tensor | None = None
-        self.u, self.s, self.v = torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, 0)  # terms are rows
+        self.u, self.s, self.v = (
+            torch.zeros(0, 0, dtype=torch.float32, device="cpu"),
+            torch.zeros(0, dtype=torch.float32, device="cpu"),
+            torch.zeros(0, 0, dtype=torch.float32, device="cpu"),
+        )  # terms are rows
         self.done = self.most == 0
 
     def decompose(self, more: int) -> None:
@@ -51,7 +55,9 @@ class Layer:
             x = x.T
         found = 0 if self.q is None else self.q.shape[1]
         more = min(max(BLOCK, -(-more // BLOCK) * BLOCK, found), self.most - found)
-        y = x @ torch.randn(x.shape[1], more, generator=self.key.generator(f"sketch{found}"))
+        y = x @ torch.randn(
+            x.shape[1], more, generator=self.key.generator(f"sketch{found}"), dtype=torch.float32, device="cpu"
+        )
         y = x @ (x.T @ self._orthogonal(y))  # one power iteration
         y = self._orthogonal(y)
         self.q = y if self.q is None else torch.cat([self.q, y], 1)

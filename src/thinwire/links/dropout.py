@@ -52,8 +52,8 @@ class DropoutAvg(Codec):
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         n = flat.numel()
-        sent = torch.zeros(n, dtype=torch.bool)
-        sent[torch.randperm(n, generator=key.generator("dropout"))[: self._sent(n)]] = True
+        sent = torch.zeros(n, dtype=torch.bool, device="cpu")
+        sent[torch.randperm(n, generator=key.generator("dropout"), device="cpu")[: self._sent(n)]] = True
         return [sent, flat[sent]]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
@@ -85,6 +85,6 @@ def _spread(packet: Packet) -> Tensor:
     """The values in their places, zero elsewhere."""
     sent, values = packet
     check(int(sent.sum()) == values.numel(), "a value for every entry sent")
-    flat = torch.zeros(sent.numel())
+    flat = torch.zeros(sent.numel(), dtype=torch.float32, device="cpu")
     flat[sent] = values
     return flat

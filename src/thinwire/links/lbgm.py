@@ -164,11 +164,11 @@ def compared(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
     if gg == 0:
         return Look(0.0, 0.0, True, 0.0)
     sine = min(1.0, max(0.0, 1 - gl * gl / (gg * ll)))  # squared
-    rho = torch.tensor(gl / ll, dtype=g.layout.dtype)
+    rho = torch.tensor(gl / ll, dtype=g.layout.dtype, device="cpu")
     return Look(sine, gl / ll, sine <= threshold and bool(rho.isfinite()), math.sqrt(gg))
 
 
 def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
     """rho, as a number of the type that g has, if g may be recycled, else None."""
     found = compared(g, l, threshold)
-    return torch.tensor(found.rho, dtype=g.layout.dtype) if found.recycled else None
+    return torch.tensor(found.rho, dtype=g.layout.dtype, device="cpu") if found.recycled else None

@@ -84,7 +84,9 @@ def leading(wide: Float[Tensor, "m n"], rank: int) -> Float[Tensor, "m rank"] | 
     An eigenvector is found when what its product lacks of its multiple is 1e-10 of that, or the rounding of the largest
     one. None where ``STEPS`` steps do not find all: the eigenvalues beyond the first rank + ``SPARE`` are too large.
     """
-    start = torch.randn(rank + SPARE, wide.shape[1], dtype=wide.dtype, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(
+        rank + SPARE, wide.shape[1], dtype=wide.dtype, generator=torch.Generator().manual_seed(0), device="cpu"
+    )
     block = start.to(wide.device) @ wide.T  # [rank + SPARE, m]
     for _ in range(STEPS):
         basis = torch.linalg.qr(block.T).Q.T

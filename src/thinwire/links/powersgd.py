@@ -57,7 +57,11 @@ class PowerSGD(Link):
 
     def open(self, like: Params) -> tuple[State, State]:
         shapes = zip(like.layout.names, like.layout.shapes, strict=True)
-        start = {name: torch.zeros(self.rank, sides(s)[1]) for name, s in shapes if thin(s, self.rank)}
+        start = {
+            name: torch.zeros(self.rank, sides(s)[1], dtype=torch.float32, device="cpu")
+            for name, s in shapes
+            if thin(s, self.rank)
+        }
         return Sender(like.zeros(), start), None
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
@@ -96,5 +100,5 @@ def iterate(
 def unit(start: Float[Tensor, "rank n"], key: Key) -> Float[Tensor, "rank n"]:
     """Rows of length one; random numbers for those that are zero."""
     length = torch.linalg.vector_norm(start, dim=1, keepdim=True, dtype=torch.float64)
-    drawn = torch.randn(start.shape, generator=key.generator("start"))
+    drawn = torch.randn(start.shape, generator=key.generator("start"), dtype=torch.float32, device="cpu")
     return torch.where(length > 0, (start / length).float(), drawn)

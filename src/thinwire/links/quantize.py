@@ -81,7 +81,7 @@ class QSGD(Codec):
 
     def _norms(self, rows: Tensor) -> Tensor:
         if rows.numel() == 0:
-            return torch.zeros(len(rows))
+            return torch.zeros(len(rows), dtype=torch.float32, device="cpu")
         norms = rows.abs().amax(1) if self.norm == "max" else torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         return finite(self, norms).clamp_max(HIGHEST).float()
 
@@ -175,4 +175,4 @@ def _decoded(coded: UInt8[Tensor, " bytes"], most: int, n: int, row: int) -> UIn
 
 
 def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax() if x.numel() else torch.zeros(())
+    return x.abs().amax() if x.numel() else torch.zeros((), dtype=torch.float32, device="cpu")

@@ -38,7 +38,7 @@ def pack_positions(positions: Int[Tensor, " k"], n: int, row: int = 0) -> Packet
         return None
     b, length = gaps.best(positions, n)
     if n <= min(positions.numel() * SPARSEST, levels.MOST - 1):
-        chosen = torch.zeros(n, dtype=torch.int8).index_fill_(0, positions, 1)
+        chosen = torch.zeros(n, dtype=torch.int8, device="cpu").index_fill_(0, positions, 1)
         coded = levels.pack(chosen, min((length + 7) // 8, (n + 7) // 8) - 1, row, negative=False, most=1)
         if coded is not None:
             return coded
@@ -50,7 +50,7 @@ def pack_positions(positions: Int[Tensor, " k"], n: int, row: int = 0) -> Packet
 def unpack_positions(packet: Packet, n: int, row: int = 0) -> Int[Tensor, " k"]:
     """What :func:`pack_positions` packed; anything else is a ``WireError``."""
     if packet is None:
-        return torch.arange(n)
+        return torch.arange(n, device="cpu")
     if isinstance(packet, Tensor):
         if packet.numel() < (n + 7) // 8:
             return levels.unpack(octets(packet), n, row, negative=False, most=1).nonzero().view(-1)
@@ -62,7 +62,7 @@ def unpack_positions(packet: Packet, n: int, row: int = 0) -> Int[Tensor, " k"]:
 
 def placed(values: Tensor, positions: Int[Tensor, " k"], shape: Size) -> Tensor:
     """The values at their positions; the rest is zero."""
-    return torch.zeros(shape.numel(), dtype=values.dtype).index_copy_(0, positions, values).view(shape)
+    return torch.zeros(shape.numel(), dtype=values.dtype, device="cpu").index_copy_(0, positions, values).view(shape)
 
 
 def set_bits(x: Tensor) -> Bool[Tensor, " d"]:
@@ -192,7 +192,7 @@ class RandK(Codec):
         return self.unbiased
 
     def _positions(self, n: int, key: Key) -> Tensor:
-        return torch.randperm(n, generator=key.everyone().generator("positions"))[: kept(self.share, n)]
+        return torch.randperm(n, generator=key.everyone().generator("positions"), device="cpu")[: kept(self.share, n)]
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         return x.reshape(-1)[self._positions(x.numel(), key)]
@@ -200,7 +200,7 @@ class RandK(Codec):
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
         values = vector(packet, kept(self.share, n), torch.float32)
-        flat = torch.zeros(n)
+        flat = torch.zeros(n, dtype=torch.float32, device="cpu")
         flat[self._positions(n, key)] = values * (n / len(values)) if self.unbiased and n else values
         return flat.view(shape)
 

@@ -68,7 +68,7 @@ class STC(Codec):
         magnitude, packed = mean_magnitude(values), pack_signs(values)
         coded = None
         if n < levels.MOST:
-            signs = torch.zeros(n, dtype=torch.int8)
+            signs = torch.zeros(n, dtype=torch.int8, device="cpu")
             signs[positions] = torch.where(values.signbit(), -1, 1).to(torch.int8)
             coded = levels.pack(signs, n, width(x.shape), most=1)
         quotients, rests = gaps.encode(positions, n, golomb(len(positions), n))
@@ -86,7 +86,7 @@ class STC(Codec):
         magnitude, *packed = parts(packet, 4, "a magnitude, signs and gaps")
         signs, quotients, rests = map(octets, packed)
         positions = gaps.decode(quotients, rests, n, golomb(gaps.count(quotients), n))
-        flat = torch.zeros(n)
+        flat = torch.zeros(n, dtype=torch.float32, device="cpu")
         flat[positions] = unpack_signs(signs, len(positions), float(number(magnitude)))
         return flat.view(shape)
 

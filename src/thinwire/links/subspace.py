@@ -77,7 +77,7 @@ class Gaussian(Basis):
         return torch.cat([rows @ s for rows in self._rows(size, s.numel(), key)])
 
     def project(self, x: Tensor, dim: int, key: Key) -> Tensor:
-        total, start = torch.zeros(dim), 0
+        total, start = torch.zeros(dim, dtype=torch.float32, device="cpu"), 0
         for rows in self._rows(x.numel(), dim, key):
             total += x[start : start + len(rows)] @ rows
             start += len(rows)
@@ -87,7 +87,9 @@ class Gaussian(Basis):
         generator = key.everyone().generator("gaussian")
         step = max(1, CHUNK // dim)
         for start in range(0, size, step):
-            yield torch.randn(min(step, size - start), dim, generator=generator).mul_(1 / math.sqrt(dim))
+            yield torch.randn(
+                min(step, size - start), dim, generator=generator, dtype=torch.float32, device="cpu"
+            ).mul_(1 / math.sqrt(dim))
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class PerTensor(Basis):
         return x
 
     def project_model(self, x: Params, dim: int, key: Key) -> Tensor:
-        total = torch.zeros(dim)
+        total = torch.zeros(dim, dtype=torch.float32, device="cpu")
         for name, layer in x.items():
             if layer.numel():
                 total += self.inner.project(layer.reshape(-1), dim, key.at(name))

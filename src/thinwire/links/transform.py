@@ -70,7 +70,7 @@ class TransformCoding(Link):
         most = self._most(x.layout)
         largest = float(x.flat.abs().max()) if x.layout.size else 0.0
         if not largest:
-            return torch.zeros(0, dtype=torch.uint8), x.zeros()
+            return torch.zeros(0, dtype=torch.uint8, device="cpu"), x.zeros()
         if most is not None and length(x.flat) <= most:
             return x.flat, x.clone()
         found = searched(x, largest, most, self.share, key)

@@ -67,8 +67,8 @@ class Outbox:
             total += self._open(max(LEAST, HEAD + (length if usual is None else usual)))
         assert self.size is not None
         room = max(self.size - HEAD, length)
-        whole = torch.empty(HEAD + room, dtype=torch.uint8)  # the frame, and what does not fit
-        whole[:HEAD] = torch.tensor([length, batch, micro]).view(torch.uint8)
+        whole = torch.empty(HEAD + room, dtype=torch.uint8, device="cpu")  # the frame, and what does not fit
+        whole[:HEAD] = torch.tensor([length, batch, micro], device="cpu").view(torch.uint8)
         view, at = memoryview(whole.numpy()), HEAD  # type: ignore[arg-type]
         for piece in found:
             if size := memoryview(piece).nbytes:
@@ -87,14 +87,14 @@ class Outbox:
         if self.size is None:
             self._open(-len(words), words)
             return
-        frame = torch.zeros(self.size, dtype=torch.uint8)
-        frame[:HEAD] = torch.tensor([-len(words), 0, 0]).view(torch.uint8)
+        frame = torch.zeros(self.size, dtype=torch.uint8, device="cpu")
+        frame[:HEAD] = torch.tensor([-len(words), 0, 0], device="cpu").view(torch.uint8)
         frame[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         self._post(frame, self.tag)
 
     def _open(self, size: int, words: bytes = b"") -> int:
-        opening = torch.zeros(LEAST, dtype=torch.uint8)
-        opening[:8] = torch.tensor([size]).view(torch.uint8)
+        opening = torch.zeros(LEAST, dtype=torch.uint8, device="cpu")
+        opening[:8] = torch.tensor([size], device="cpu").view(torch.uint8)
         if words:
             opening[HEAD : HEAD + len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         self._post(opening, self.tag + OPENING)
@@ -192,7 +192,7 @@ class Inbox:
 
     def _empty(self, size: int) -> Tensor:
         self.room.add(size)
-        return torch.zeros(size, dtype=torch.uint8)
+        return torch.zeros(size, dtype=torch.uint8, device="cpu")
 
     def _asked(self, size: int, tag: int) -> tuple[Any, Tensor]:
         frame = self._empty(size)

@@ -204,7 +204,7 @@ class Schedule(Config):
 
 def memoryless(link: Link, where: str) -> None:
     """Raise ``CombinationError`` for a link whose ends remember earlier messages."""
-    sender = link.open(Params.of([("x", torch.zeros(2, 2))]))[0]
+    sender = link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0]
     if link.memory or sender is not None:
         raise CombinationError(
             f"{where}: it remembers earlier messages, and here each is of other examples: take a link without a "

@@ -489,7 +489,9 @@ class Stage:
                 v: {n: torch.empty_like(self.trained[n]).copy_(p).requires_grad_() for n, p in w.items()}
                 for v, w in state["versions"]
             }
-            self.losses = {b: [torch.tensor(x) for x in found] for b, found in state["losses"]}
+            self.losses = {
+                b: [torch.tensor(x, dtype=torch.float32, device="cpu") for x in found] for b, found in state["losses"]
+            }
             if self.worker is not None:
                 self.worker.kept = thawed(state["worker"], self.worker.kept)
             self.auxiliary.load(state)

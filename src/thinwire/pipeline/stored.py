@@ -50,13 +50,18 @@ class AQSGD(Config):
 
     def __post_init__(self) -> None:
         require(self.examples >= 1, f"{self!r}: at least 1 example is kept")
-        if self.link.memory or self.link.open(Params.of([("x", torch.zeros(2, 2))]))[0] is not None:
+        if (
+            self.link.memory
+            or self.link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0] is not None
+        ):
             raise CombinationError(f"{self!r}: AQSGD remembers itself; take a link without a memory")
 
 
 def named(examples: list[int]) -> Tensor:
     """A digest of a batch's examples, in their order: at ends that name others, differences would be of others too."""
-    digest = hashlib.blake2b(torch.tensor(examples, dtype=torch.int64).numpy().tobytes(), digest_size=NAMED).digest()
+    digest = hashlib.blake2b(
+        torch.tensor(examples, dtype=torch.int64, device="cpu").numpy().tobytes(), digest_size=NAMED
+    ).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
@@ -77,7 +82,7 @@ class Store:
 
     def send(self, link: Link, x: Tensor, examples: list[int], key: Key) -> Packet:
         """A batch of activations, [b, ...], as a packet: whole examples, and the differences of the others."""
-        known = torch.tensor([example in self.held for example in examples])
+        known = torch.tensor([example in self.held for example in examples], device="cpu")
         packet: list[Packet] = [x[~known].contiguous(), None, named(examples)]
         fresh = x[~known]
         if known.any():
@@ -99,11 +104,11 @@ class Store:
                 "the part before names other examples of this batch, or in another order: step(x, y, examples=...) "
                 "has the same numbers on every rank"
             )
-        known = torch.tensor([example in self.held for example in examples])
+        known = torch.tensor([example in self.held for example in examples], device="cpu")
         fresh, shape = packet[0], packet[0].shape[1:]
         if len(fresh) != int((~known).sum()):
             raise WireError(f"{len(fresh)} whole examples, where {int((~known).sum())} are new: the ends differ")
-        after = torch.zeros(0, *shape)
+        after = torch.zeros(0, *shape, dtype=torch.float32, device="cpu")
         if known.any():
             before = torch.stack([self.held[e] for e, k in zip(examples, known.tolist(), strict=True) if k])
             layout = Layout.of([("x", before)])

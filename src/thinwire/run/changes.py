@@ -66,7 +66,7 @@ class Changes:
     """The mean over a round's clients of what :func:`noted` says; what the server did, where that says nothing."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.total = layout, torch.zeros(layout.size, dtype=torch.float64)
+        self.layout, self.total = layout, torch.zeros(layout.size, dtype=torch.float64, device="cpu")
         self.whole = self.square = self.steps = self.rates = 0.0
         self.weights: list[float] = []
         self.unsent: list[str] = []

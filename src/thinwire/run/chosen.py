@@ -140,7 +140,7 @@ class Chosen(Simulation):
         """What a rehearsal says, and what is known of the run."""
         setting, clients = self.asked, len(self.given)
         sample = setting.cohort(clients)
-        order = torch.randperm(clients, generator=Key(setting.seed).generator("rehearsal"))
+        order = torch.randperm(clients, generator=Key(setting.seed).generator("rehearsal"), device="cpu")
         cohort = sorted(order[: min(sample, COHORT)].tolist())
         made = Rehearsal(self.auto, self.model, self.given, setting, self.options.get("train"))
         with made:

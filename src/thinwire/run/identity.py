@@ -48,11 +48,11 @@ def data_digest(tasks: Sequence[Task]) -> str:
             if task.ignore_index != IGNORED:
                 digest.update(f"ignore_index={task.ignore_index}".encode())
         if (order := getattr(task, "order", None)) is not None:
-            digest.update(repr([[torch.as_tensor(batch).tolist() for batch in batches] for batches in order]).encode())
+            digest.update(repr([[torch.as_tensor(b, device="cpu").tolist() for b in of] for of in order]).encode())
     with seeded(0):  # a task may draw from the generators that a process shares
         for task in tasks[:: max(1, len(tasks) // 10)]:
             with contextlib.suppress(TypeError):  # a batch of something else than tensors
-                digest.update(dumps(to_device(task.batch(torch.arange(1)), torch.device("cpu"))))
+                digest.update(dumps(to_device(task.batch(torch.arange(1, device="cpu")), torch.device("cpu"))))
     return digest.hexdigest()[:16]
 
 

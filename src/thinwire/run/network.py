@@ -67,7 +67,9 @@ class Network(Config):
     def _factor(self, client: int, seed: int) -> float:
         if not self.spread:
             return 1.0
-        draw = torch.randn((), generator=Key(seed, client=client, where="network").generator("rate"))
+        draw = torch.randn(
+            (), generator=Key(seed, client=client, where="network").generator("rate"), dtype=torch.float32, device="cpu"
+        )
         return math.exp(self.spread * float(draw))
 
 

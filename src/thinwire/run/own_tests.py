@@ -60,7 +60,7 @@ def over_clients(found: Mapping[int, Metrics], num_clients: int) -> tuple[dict[s
     for name in dict.fromkeys(name for metrics in found.values() for name in metrics):
         each = {client: metrics[name] for client, metrics in found.items() if name in metrics}
         by_client[name] = [finite(each.get(client)) for client in range(num_clients)]
-        column = torch.tensor(list(each.values()), dtype=torch.float64)
+        column = torch.tensor(list(each.values()), dtype=torch.float64, device="cpu")
         values[f"client_{name}"] = float(column.mean())
         if not name.endswith(("_before", "_shared")):
             values[f"client_{name}_spread"] = float(column.std(correction=0))  # over all the clients there are

@@ -112,7 +112,7 @@ class Privacy(Config):
 
 def _delta(epsilon: float, mu: float) -> float:
     """Dong, Roth, Su, Corollary 2.13."""
-    points = torch.tensor([-epsilon / mu + mu / 2, -epsilon / mu - mu / 2], dtype=torch.float64)
+    points = torch.tensor([-epsilon / mu + mu / 2, -epsilon / mu - mu / 2], dtype=torch.float64, device="cpu")
     first, second = torch.special.log_ndtr(points).tolist()
     return math.exp(first) - math.exp(epsilon + second)
 
@@ -131,4 +131,4 @@ def normal(size: int, secret: str) -> Tensor:
         uniform = (((words >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53  # in (0, 1)
         radius, angle = (-2 * uniform[:pairs].log()).sqrt(), 2 * math.pi * uniform[pairs:]
         blocks += [radius * angle.cos(), radius * angle.sin()]
-    return torch.cat(blocks)[:size] if blocks else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(blocks)[:size] if blocks else torch.zeros(0, dtype=torch.float64, device="cpu")

@@ -109,10 +109,10 @@ def shared(work: Callable[[], State]) -> list[Any]:
 def exchange(x: State) -> list[Any]:
     """What every rank gave, in the order of ranks."""
     data = torch.frombuffer(bytearray(dumps(x)), dtype=torch.uint8)
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size())]
-    dist.all_gather(lengths, torch.tensor([data.numel()]))
+    lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(size())]
+    dist.all_gather(lengths, torch.tensor([data.numel()], device="cpu"))
     longest = int(max(lengths))
-    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
     padded[: data.numel()] = data
     everyone: list[Tensor] = [torch.empty_like(padded) for _ in range(size())]
     dist.all_gather(everyone, padded)

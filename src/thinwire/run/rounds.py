@@ -199,9 +199,9 @@ class Rounds(ABC):
 
     def drawn(self, key: Key, available: Iterable[int] | None = None) -> list[int]:
         """The round's cohort: ``sample`` of the clients that are there (None: all), in their order."""
-        order = torch.randperm(self.num_clients, generator=key.generator("sample"))
+        order = torch.randperm(self.num_clients, generator=key.generator("sample"), device="cpu")
         if available is not None:
-            order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64))]
+            order = order[torch.isin(order, torch.tensor(sorted(available), dtype=torch.int64, device="cpu"))]
         return sorted(order[: self.sample].tolist())
 
     @abstractmethod

@@ -319,7 +319,7 @@ class Simulation(Rounds):
 
     def _silent(self, cohort: list[int], key: Key) -> set[int]:
         """Who of a cohort will not answer."""
-        draws = torch.rand(len(cohort), generator=key.generator("dropout")).tolist()
+        draws = torch.rand(len(cohort), generator=key.generator("dropout"), dtype=torch.float32, device="cpu").tolist()
         return {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
 
     def _given(self, cohort: Sequence[int]) -> list[int]:

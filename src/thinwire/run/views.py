@@ -106,7 +106,7 @@ def fewer(form: Form, values: list[Any], key: Key, share: float) -> bool:
     """
     draw = key.generator("visit")
     moved = [
-        value.map(lambda x: x + torch.randn(x.shape, generator=draw).to(x.dtype))
+        value.map(lambda x: x + torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x.dtype))
         if isinstance(value, Params)
         else value
         for value in values

@@ -105,7 +105,7 @@ class Examples(native.Struct):
         if x.dtype == torch.float32:
             self.point(floats=x, targets=targets)
             return
-        every = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, x.shape[1], 1, 1)
+        every = torch.arange(256, dtype=torch.uint8, device="cpu").view(-1, 1, 1, 1).expand(-1, x.shape[1], 1, 1)
         table = task.normalised(every).view(256, -1).t().contiguous()  # [channels, 256]
         self.point(bytes=x, table=table, targets=targets)
         self.plane = x.shape[2] * x.shape[3]
@@ -222,7 +222,7 @@ def _indices(task: Supervised) -> Tensor | None:
     own = task.indices.long().contiguous()
     low, high = (int(end) for end in torch.aminmax(own))
     if low < 0 or high >= len(task.inputs):
-        own = torch.arange(len(task.inputs))[own]  # from the end, or not at all
+        own = torch.arange(len(task.inputs), device="cpu")[own]  # from the end, or not at all
     return own
 
 

@@ -84,7 +84,7 @@ def _labelled(own: Tensor, classes: int, ignored: int, who: str) -> None:
 
 def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
     """What the model makes of a task's first examples. Torch's generator and the buffers stay as they were."""
-    inputs = slot.batch(task, torch.arange(2) % len(task))[0]
+    inputs = slot.batch(task, torch.arange(2, device="cpu") % len(task))[0]
     dice = Dice.now()
     try:
         slot.module.eval()  # norms cannot train on one example

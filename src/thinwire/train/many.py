@@ -112,7 +112,7 @@ def _side_by_side(
         part /= torch.tensor(steps, device=device)[:, None]
     if bool((places[:, :, :1] >= 0).logical_and(places < 0).any()):  # batches that others fill up
         _alone(slot.module, everyone, places, {name: layer[0] for name, layer in layers.items()}, device)
-    total, seen = torch.zeros(num, device=device), (places >= 0).sum((0, 2)).tolist()
+    total, seen = torch.zeros(num, device=device, dtype=torch.float32), (places >= 0).sum((0, 2)).tolist()
     for done, (indices, all_active) in enumerate(zip(places, active, strict=True), taken + 1):
         mask = (indices >= 0).to(device).float()
         inputs, targets = everyone.batch(indices.clamp_min(0).view(-1))
@@ -133,7 +133,7 @@ def _side_by_side(
         shares.append(shares[-1] + trainer.warmed(done))
         if part is not None:
             w.add_(part * mask[:, :1])
-    w, means = w.cpu(), (total.cpu() / torch.tensor(seen)).tolist()
+    w, means = w.cpu(), (total.cpu() / torch.tensor(seen, device="cpu")).tolist()
     results = []
     for i in range(num):
         ended = Memory(tuple(Params(slot.layout, v[i].cpu()) for v in vectors), taken + steps[i])
@@ -169,7 +169,7 @@ def _places(tasks: Sequence[Supervised], requests: Sequence[Local], keys: Sequen
         row = order(task, request, key, key.generator("batches"))
         rows.append(row if task.indices is None else torch.where(row < 0, row, task.indices[row]))
     steps, size = max(len(r) for r in rows), max(r.shape[1] for r in rows)
-    places = torch.full((steps, len(rows), size), -1)
+    places = torch.full((steps, len(rows), size), -1, device="cpu")
     for i, row in enumerate(rows):
         places[: len(row), i, : row.shape[1]] = row
     return places

@@ -224,7 +224,7 @@ class Slot:
     def _pass(self, task: Task, trains: bool) -> set[str]:
         """One forward and backward pass over two examples; returns the buffers that it wrote to."""
         hooks = [m.register_forward_pre_hook(self._narrow) for m in self.module.modules() if by_batch(m)]
-        rows, written = torch.arange(2) % len(task), Written(self.module)
+        rows, written = torch.arange(2, device="cpu") % len(task), Written(self.module)
         views = [(layer, key, getattr(self.module.get_submodule(layer), key)) for layer, key in self.aliases]
         try:
             with untouched() as dice:
@@ -457,7 +457,7 @@ def diverged(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
     """What to change where training ended in NaN or infinity: the examples, if they hold any, or the trainer."""
     who = f"round {key.round}, client {key.client}"
     for start in range(0, len(task), CHUNK):
-        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task))))
+        batch = task.batch(torch.arange(start, min(start + CHUNK, len(task)), device="cpu"))
         if what := _flaw(batch):
             return f"{who}: {what}; take these examples out, or mend them"
     advice = "" if trainer.clip is not None else f" or clip the gradients: {type(trainer).__name__}(clip=1.0)"
@@ -545,7 +545,8 @@ def order(task: Task, request: Local, key: Key, generator: torch.Generator, at_l
     if rounds is None:
         return drawn(len(task), request.trainer, generator, at_least)
     who = f"round {key.round}, client {key.client}: the task's order"
-    given = [torch.as_tensor(batch) for batch in (rounds[key.round - 1] if key.round <= len(rounds) else ())]
+    batches = rounds[key.round - 1] if key.round <= len(rounds) else ()
+    given = [torch.as_tensor(batch, device="cpu") for batch in batches]
     require(len(given) > 0, f"{who} has no batches for this round")
     for number, batch in enumerate(given):
         fits = batch.ndim == 1 and not batch.is_floating_point() and len(batch) >= at_least
@@ -558,9 +559,9 @@ def drawn(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 
     """:func:`order` as it is drawn: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     size = n if trainer.batch is None else min(trainer.batch, n)
     epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
-    orders = torch.full((-(-steps // epoch), epoch * size), -1)
+    orders = torch.full((-(-steps // epoch), epoch * size), -1, device="cpu")
     for order in orders:
-        order[:n] = torch.randperm(n, generator=generator)[: epoch * size]
+        order[:n] = torch.randperm(n, generator=generator, device="cpu")[: epoch * size]
     return orders.view(-1, size)[:steps]
 
 
@@ -623,8 +624,8 @@ def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start:
     """
     module.eval()
     fewest = 2 if any(map(by_batch, module.modules())) else 1  # batch norm without running statistics
-    chunks = portions(start, stop, LOOKED, fewest)
-    return add_parts(tally(task, module, batch(torch.arange(*chunk)), chunk[1] - chunk[0]) for chunk in chunks)
+    rows = [torch.arange(*chunk, device="cpu") for chunk in portions(start, stop, LOOKED, fewest)]
+    return add_parts(tally(task, module, batch(chunk), len(chunk)) for chunk in rows)
 
 
 def tally(task: Task, module: nn.Module, batch: Batch, examples: int) -> dict[str, Part]:
@@ -661,7 +662,7 @@ def _part(value: Any, who: str, examples: int) -> Part:
 def usable(device: str) -> bool:
     """Whether tensors can be put on a device."""
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=device, dtype=torch.float32)
     except (RuntimeError, AssertionError):  # torch raises the latter where it was built without CUDA
         return False
     return True

@@ -135,7 +135,7 @@ def library(*tensors: Tensor) -> ctypes.CDLL | None:
 
 def empty(lib: ctypes.CDLL, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A tensor to be written to, on large pages where it is long: fresh small ones cost more than most loops."""
-    made = torch.empty(shape, dtype=dtype)
+    made = torch.empty(shape, dtype=dtype, device="cpu")
     if made.nbytes >= LARGE:
         lib.tw_large(made, made.nbytes)
     return made
