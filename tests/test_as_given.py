@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch.nn.utils import prune
 
 import thinwire as tw
 from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
-from thinwire.ddp import Hook
+from thinwire.ddp import DEF, EF, Hook, PSync, compress
 from thinwire.ddp.simulate import simulate as ddp_sim
 from thinwire.deploy import flower
 from thinwire.deploy.client import Node
@@ -357,14 +358,42 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+KEPT_BY_RANKS = (
+    "a view of a weight",
+    "no gradient",
+    "a weight given other memory",
+    "a buffer that grows",
+    "a buffer that begins at infinity",
+)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("runner", ["simulate", "by hand", "deployment"])
+@pytest.mark.parametrize("runner", ["simulate", "by hand", "deployment", "flower", "ddp-sim"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_trained_is_refused_by_name(name: str, runner: str, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused_by_name(name: str, runner: str, tmp_path: Path, caplog: Any) -> None:
     torch.manual_seed(3)
     make, message = REFUSED[name]
+    if runner == "ddp-sim" and name in KEPT_BY_RANKS:
+        pytest.skip("ranks keep it, as they keep their module")
+    if runner == "flower" and name == "no gradient":  # which the server cannot know, and clients tell it
+        RUNNERS[runner](make(), tmp_path)
+        assert message in caplog.text
+        return
     with pytest.raises(ValueError, match=message):
         RUNNERS[runner](make(), tmp_path)
+
+
+@pytest.mark.parametrize("method", [EF(4), DEF(4), PSync(4)], ids=repr)
+def test_parameters_tied_through_data_are_refused_where_they_would_be_moved(method: Any) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(tied_through_data())
+        with pytest.raises(ValueError, match=r"'3.weight' lies in the memory of '1.weight'"):
+            compress(model, torch.optim.SGD(model.parameters(), 0.1), method)
+        with pytest.raises(ValueError, match=r"lies in the memory of .*weight"):
+            split(model.module, 2, costs=[1.0] * 4)
+    finally:
+        dist.destroy_process_group()
 
 
 # -- one client does not see another --------------------------------------------------------------
@@ -578,6 +607,21 @@ def test_what_a_task_draws_from_shared_generators_is_a_function_of_the_seed(
     DRAWS[draw]()
     assert outcome(out=tmp_path / "run", resume=True) == first
     assert outcome(seed=1) != first
+
+
+@pytest.mark.parametrize("when", ["always", "training"])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_ranks_of_one_process_draw_is_a_function_of_the_seed(draw: str, when: str) -> None:
+    task: Any = Drawing(torch.arange(40), DRAWS[draw], when)
+
+    def outcome() -> tuple[Any, ...]:
+        options: dict[str, Any] = {"workers": 2, "steps": 6, "batch": 4, "evaluate_every": 2, "test": task}
+        run = ddp_sim(DEF(2), lambda: nn.Linear(6, 3), task, optimizer=lambda p: torch.optim.SGD(p, 0.1), **options)
+        return run.module.weight.tolist(), [r["test_loss"] for r in run.records]  # type: ignore[union-attr,operator]
+
+    first = outcome()
+    DRAWS[draw]()
+    assert outcome() == first
 
 
 def test_draws_that_the_first_examples_do_not_show_are_refused() -> None:

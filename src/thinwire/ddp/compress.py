@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import CombinationError, require
+from ..train.given import refuse_moving
 from .at_gradient import AtGradient
 from .at_optimizer import AtOptimizer
 from .handle import Compressed, Named, even, parameters
@@ -53,6 +54,7 @@ def compress(
     if isinstance(method, Feedback):
         _stepped(named, optimizers, method)
         _whole(optimizers, method)
+        refuse_moving(model.module if isinstance(model, DistributedDataParallel) else model)
         made: Compressed = AtOptimizer(model, optimizers, method, named, _group(model, method, group), seed, debug)
         if made.group.rank == 0:
             method.warn(made.group.size)

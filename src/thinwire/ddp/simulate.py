@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -25,12 +26,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import complete
+from ..dice import Dice, seeded
 from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
-from ..task import Task, mean_loss
+from ..task import Supervised, Task, mean_loss
+from ..train.given import copy_module, refuse_module, refuse_moving
 from ..train.modes import Modes
 from ..train.one import means, to_device, usable
+from ..train.precision import Precision, uncached
 from ..train.threads import one_thread, single
 from ..wire import Packet, State, restore
 from .collectives import Talk, Traffic, together
@@ -92,6 +96,7 @@ class Worker:
         self, module: nn.Module, optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], method: Method, workers: int
     ) -> None:
         self.module, self.method = module, method
+        refuse_moving(module)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         require(bool(named), "the model has no trainable parameters: nothing would be sent")
         self.vector = Vector(named)
@@ -116,9 +121,10 @@ class Worker:
         """The gradient of a mini-batch, at the point where the method takes it."""
         self.leave()
         self.optimizer.zero_grad()
-        batch = to_device(task.batch(indices, key.generator("augment")), self.vector.flat.device)
-        loss = mean_loss(task.loss(self.module, batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        device = self.vector.flat.device
+        with uncached(device):
+            loss = mean_loss(task.loss(self.module, to_device(task.batch(indices, key.generator("augment")), device)))
+            loss.backward()  # type: ignore[no-untyped-call]
         self.loss = float(loss.detach())
         if not math.isfinite(self.loss):
             raise NonFinite(f"step {key.round}: the loss became {self.loss:.3g}; lower the learning rate")
@@ -232,12 +238,12 @@ def simulate(
     require(usable(str(device)), f"device={str(device)!r}: no such device here; use cpu or cuda")
     if isinstance(method, Feedback):
         method.warn(workers)
-    with torch.random.fork_rng(devices=[]), _threads(torch.device(device)) as threads:
-        torch.manual_seed(Key(seed).number("model") % (1 << 32))
-        first = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        first = first.to(device)
+    with seeded(Key(seed).number("model") % (1 << 32)), _threads(torch.device(device)) as threads:
+        given = model if isinstance(model, nn.Module) else model()
+        refuse_module(given)
+        first = copy_module(given).to(device)
         Modes(first).train()
-        team = [Worker(copy.deepcopy(first), optimizer, method, workers) for _ in range(workers)]
+        team = [Worker(copy_module(first), optimizer, method, workers) for _ in range(workers)]
         modes = Modes(team[0].module)  # of the one that is evaluated
         rates = [[g["lr"] for g in worker.optimizer.param_groups] for worker in team]
         result, begin = Result(complete(method), team[0].module, Traffic()), 0
@@ -252,17 +258,21 @@ def simulate(
             for worker, base in zip(team, rates, strict=True):
                 for param_group, lr in zip(worker.optimizer.param_groups, base, strict=True):
                     param_group["lr"] = lr * (rate(step) if rate else 1.0)
-            if step == begin or dice:  # all threads draw from one generator
-                here = torch.get_rng_state()
-                for worker, indices, key in zip(team, rows, keys, strict=True):
-                    torch.manual_seed(key.number("dice") % (1 << 32))
-                    seeded = torch.get_rng_state()
-                    worker.backward(train, indices, key)
-                    dice = dice or not torch.equal(seeded, torch.get_rng_state())
-                torch.set_rng_state(here)
+            work = list(zip(team, rows, keys, strict=True))
+            if step == begin or dice:  # all threads draw from the same generators
+                for worker, indices, key in work:
+                    with seeded(key.number("dice") % (1 << 32)):
+                        drawn = Dice.now()
+                        worker.backward(train, indices, key)
+                        dice = dice or drawn.thrown()
             else:
-                list(
-                    threads.map(lambda one: one[0].backward(train, one[1], one[2]), zip(team, rows, keys, strict=True))
+                drawn, precision = Dice.now(), Precision.now(torch.device(device).type)
+                backward = [partial(precision.call, worker.backward, train, *about) for worker, *about in work]
+                list(threads.map(lambda call: call(), backward))
+                require(
+                    type(train) is Supervised or not drawn.thrown(),
+                    f"step {step}: the task drew from the generators of torch, numpy or Python that all share, and its "
+                    f"first batches did not: draw from the generator that `batch` is given, or draw in every batch",
                 )
             one_step(team, keys, result.traffic)
             losses += sum(worker.loss for worker in team) / workers
@@ -375,10 +385,13 @@ def _tested(team: Sequence[Worker], test: Task, modes: Modes) -> Record:
     module, device = team[0].module, team[0].vector.flat.device
     method = team[0].method
     _show(team, True)
-    found = means(module, test, device)
+    with seeded(0):
+        found = means(module, test, device)
     if isinstance(method, Feedback) and method.given:
         _show(team, False)
-        found |= {f"{name}_x": value for name, value in means(module, test, device).items()}
+        with seeded(0):
+            shared = means(module, test, device)
+        found |= {f"{name}_x": value for name, value in shared.items()}
     if isinstance(method, Feedback):
         with torch.no_grad():
             place(team[0].rank, method.applied, team[0].vector.flat)

@@ -71,7 +71,7 @@ def partial_sums(x: Float[Tensor, " n"]) -> Float64[Tensor, " m"]:
     lib = native.library(x)
     if lib is None:
         return partial_sums_reference(x)
-    x, sums = x.contiguous(), torch.empty((x.numel() + BLOCK - 1) // BLOCK, dtype=torch.float64)
+    x, sums = x.contiguous(), torch.empty((x.numel() + BLOCK - 1) // BLOCK, dtype=torch.float64, device="cpu")
     lib.tw_partial_sums(x, x.numel(), sums, torch.get_num_threads())
     return sums
 

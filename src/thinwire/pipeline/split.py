@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..ddp.collectives import Group, Traffic
 from ..ddp.handle import gather
 from ..errors import OutOfSync, RankLost, require
+from ..train.given import refuse_shared_memory
 from ..train.precision import uncached
 from ..wire import dumps, loads
 from .schedule import Schedule
@@ -308,6 +309,7 @@ def apart(parts: Sequence[nn.Module]) -> None:
                 f"{name!r} of part {number} is {first[1]!r} of part {first[0]} too, and machines share no memory: "
                 "untie them, or cut so that both lie in one part (split(..., costs=) or at=)",
             )
+    refuse_shared_memory(nn.ModuleList(parts))
 
 
 def _measured(chain: Sequence[Named], sample: Any) -> list[Cost]:

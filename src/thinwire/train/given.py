@@ -82,10 +82,25 @@ def _path(*names: str) -> str:
 
 def refuse_module(module: nn.Module) -> None:
     """Raise ``ValueError`` for a module whose parameters cannot be moved, or whose state cannot be kept in step."""
+    refuse_moving(module)
+    for name, part in module.named_modules():
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            raise ValueError(
+                f"{_who(name, part)} has a state of its own kind (get_extra_state), which is neither averaged nor "
+                f"sent: make it a buffer, or leave get_extra_state out"
+            )
+
+
+def _who(name: str, part: nn.Module) -> str:
+    return f"layer {name!r}" if name else f"the model, a {type(part).__name__},"
+
+
+def refuse_moving(module: nn.Module) -> None:
+    """Raise ``ValueError`` for a module whose parameters cannot be moved into one vector."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise ValueError("the model is wrapped in DistributedDataParallel, which speaks to other ranks: give .module")
     for name, part in module.named_modules():
-        who = f"layer {name!r}" if name else f"the model, a {type(part).__name__},"
+        who = _who(name, part)
         lazy = [n for n, t in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)] if is_lazy(t)]
         if lazy:
             raise ValueError(
@@ -95,11 +110,6 @@ def refuse_module(module: nn.Module) -> None:
             raise ValueError(
                 f"{who} was compiled by torch.jit (script or trace), whose parameters cannot be moved into the vector "
                 f"that is trained: give the module that it was made from, and compile the result"
-            )
-        if type(part).get_extra_state is not nn.Module.get_extra_state:
-            raise ValueError(
-                f"{who} has a state of its own kind (get_extra_state), which is neither averaged nor sent: make it a "
-                f"buffer, or leave get_extra_state out"
             )
     refuse_shared_memory(module)
 
