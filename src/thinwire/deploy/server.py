@@ -242,7 +242,7 @@ class Deployment(Rounds):
             if self.most_examples and answer.examples > self.most_examples[client]:
                 raise WireError(f"{answer.examples} examples, of which {self.most_examples[client]} are believed")
             body = self.up.read(answer.blob, max_bytes=self.most, max_values=self._sizes[1])
-            self.outlined(self.at(client, answer), body)
+            self.check_layers(self.at(client, answer), body)
             self.admit(answer.examples, self.mean.check(body, self.states.get(client).rx, self.at(client, answer)))
             floats = self.up.floats(body)
             unpacked(answer.metrics)  # which checks them

@@ -41,7 +41,7 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
         return False  # a task of one's own may have its own loss; augmentation draws client by client
     if slot.random or slot.begins != torch.float32 or slot.rounded or any(True for _ in slot.module.buffers()):
         return False  # of bfloat16 every client would need a stack of its own, and masks and sums are 32-bit floats
-    if any(map(_apart, slot.module.modules())):
+    if any(map(_unfit, slot.module.modules())):
         return False
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
     alike = len({tuple(field is None for field in request) for request in requests}) == 1  # stacks have no holes
@@ -51,7 +51,7 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     return all(r.trainer == trainer and r.basis is None and r.loss is None for r in requests)
 
 
-def _apart(module: nn.Module) -> bool:
+def _unfit(module: nn.Module) -> bool:
     """Whether a module is one of those that :func:`batchable` leaves out."""
     sparse, shortens = getattr(module, "sparse", False) is True, getattr(module, "max_norm", None) is not None
     return isinstance(module, _NormBase) or sparse or shortens
@@ -107,7 +107,7 @@ def _side_by_side(
     if part is not None:
         part /= torch.tensor(steps, device=device)[:, None]
     if bool((places[:, :, :1] >= 0).logical_and(places < 0).any()):  # batches that others fill up
-        _alone(slot.module, everyone, places, {name: layer[0] for name, layer in layers.items()}, device)
+        _check_alone(slot.module, everyone, places, {name: layer[0] for name, layer in layers.items()}, device)
     total, seen = torch.zeros(num, device=device), (places >= 0).sum((0, 2)).tolist()
     for done, (indices, all_active) in enumerate(zip(places, active, strict=True), taken + 1):
         mask = (indices >= 0).to(device).float()
@@ -137,7 +137,7 @@ def _side_by_side(
     return results
 
 
-def _alone(module: nn.Module, task: Supervised, places: Tensor, layers: Layers, device: torch.device) -> None:
+def _check_alone(module: nn.Module, task: Supervised, places: Tensor, layers: Layers, device: torch.device) -> None:
     """Raise :class:`Apart` unless an example has the same loss by itself as beside another one."""
     from torch.func import functional_call
 
