@@ -324,7 +324,7 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[Cost]:
     kept = [(b, b.clone()) for _, module in chain for b in module.buffers()]
     try:
         for _ in repeats():
-            times.append(_delegate(chain, x))
+            times.append(_passed(chain, x))
     finally:
         with torch.no_grad():
             for buffer, value in kept:
@@ -345,7 +345,7 @@ def repeats() -> Iterator[int]:
         yield already
 
 
-def _delegate(chain: Sequence[Named], x: Tensor) -> list[Cost]:
+def _passed(chain: Sequence[Named], x: Tensor) -> list[Cost]:
     """What each module takes of one way through the chain."""
     found = []
     for name, module in chain:
