@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import NonFinite
 from ..kernels import native
@@ -54,7 +54,7 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
 def _unfit(module: nn.Module) -> bool:
     """Whether a module is one of those that :func:`batchable` leaves out."""
     sparse, shortens = getattr(module, "sparse", False) is True, getattr(module, "max_norm", None) is not None
-    return isinstance(module, _NormBase) or sparse or shortens
+    return isinstance(module, _BatchNorm) or sparse or shortens
 
 
 def chained(slot: Slot, task: Task) -> Chain | None:
