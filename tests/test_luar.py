@@ -207,6 +207,13 @@ def test_units_are_kernels_tensors_or_modules() -> None:
     ]
 
 
+def test_tensors_without_entries_are_no_units_and_are_always_sent() -> None:
+    named = [("a", torch.zeros(0, 3)), ("b", torch.ones(2, 2)), ("c", torch.zeros(0)), ("d", torch.ones(()))]
+    layout = Params.of(named).layout
+    assert LUAR(FedAvg(), 0).units(layout) == [["b"]]
+    assert LUAR(FedAvg(), 0, layers="tensors").units(layout) == [["b"], ["d"]]
+
+
 @pytest.mark.parametrize(
     ("layers", "recycle", "once"),
     [("kernels", 1, [{"1.weight"}, {"4.weight"}]), ("modules", 2, None), ("tensors", 5, None)],

@@ -20,22 +20,22 @@ from thinwire.algorithms.base import Algorithm, Around
 from thinwire.analysis.matrix import _example
 from thinwire.expression import vocabulary
 from thinwire.links import LBGM, Dense, ErrorFeedback, Layerwise, Link, RandK, TopK, Wrapper
-from thinwire.passing import passing_on, public
+from thinwire.passing import pass_on, public
 
 # -- what each wrapper writes itself; all else has to be asked of what it goes around ---------------------------------
 
 FLAGS = "linear contraction memory absolute"
 WRITTEN = {
     "Averaged": "alone broadcast bypass init init_with model served server statistics",
-    "FLSS": "admit afresh alone at_client broadcast chained client down init init_with late model see sent served "
-    "server statistics statistics_at_client supersedes take up warm_up",
+    "FLSS": "admit afresh alone at_client broadcast chained client down init init_with late model outlines see sent "
+    "served server statistics statistics_at_client supersedes take up warm_up",
     "FT": "adapt personal_models",
     "FedPara": "assemble finish prepare",
-    "LUAR": "admit afresh alone at_client broadcast chained client init init_with late model see served server "
-    "statistics statistics_at_client supersedes take whole",
-    "PruneFL": "client down init init_with late server up",
-    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client init init_with model personal "
-    "personal_models remembers see sent served server statistics statistics_at_client supersedes take",
+    "LUAR": "admit afresh alone at_client broadcast chained client init init_with late model outlines see served "
+    "server statistics statistics_at_client supersedes take whole",
+    "PruneFL": "client down init init_with late outlines server up",
+    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client init init_with model outlines "
+    "personal personal_models remembers see sent served server statistics statistics_at_client supersedes take",
     "ByBandwidth": "by_layer floats linear look open recv send",
     "EF21": "absolute by_layer contraction linear memory open recv send",
     "Entropy": "floats linear look recv send",
@@ -172,7 +172,7 @@ def test_a_hook_that_a_base_class_gets_later_is_passed_on_by_a_wrapper_that_know
         def twice(self, a: int) -> str:
             return "special twice"
 
-    @passing_on(Kind, twice=("begin",))
+    @pass_on(Kind, twice=("begin",))
     class Over(Kind):
         def __init__(self, inner: Kind) -> None:
             self.inner = inner

@@ -206,7 +206,7 @@ def test_a_model_that_cannot_be_trained_side_by_side_is_trained_one_by_one_bit_f
 ) -> None:
     from thinwire.run import client
 
-    client._noted.cache_clear()
+    client._log_once.cache_clear()
     caplog.set_level(logging.WARNING, "thinwire")
     one, many = both(make, workers=workers)
     assert torch.equal(one.params.flat, many.params.flat)

@@ -225,9 +225,9 @@ class Past(Optimizer):
         if state is None or not layers:
             return self.inner.step(x, delta, state)
         rest = _parts(self.inner, x, state, lambda one: one.drop(layers))
-        stepped, ended = self.inner.step(x.drop(layers), delta.drop(layers), rest)
+        y, end = self.inner.step(x.drop(layers), delta.drop(layers), rest)
         raw = x.only(layers) + delta.only(layers) * self.rate
-        return x.replace(stepped).replace(raw), _parts(self.inner, x, state, Params.replace, ended)
+        return x.replace(y).replace(raw), _parts(self.inner, x, state, Params.replace, end)
 
 
 def passable(optimizer: Optimizer, x: Params) -> None:
@@ -243,19 +243,19 @@ def _parts(optimizer: Optimizer, x: Params, state: State, make: Callable[..., Pa
     Raises :class:`~thinwire.errors.CombinationError` for a tensor of which nothing says what belongs to which layer.
     """
 
-    def walk(part: Any, *given: Any) -> Any:
+    def walk(part: Any, *others: Any) -> Any:
         if isinstance(part, Params) and part.layout == x.layout:
-            return make(part, *given)
+            return make(part, *others)
         if isinstance(part, dict):
-            return {name: walk(one, *(other[name] for other in given)) for name, one in part.items()}
+            return {name: walk(one, *(other[name] for other in others)) for name, one in part.items()}
         if isinstance(part, tuple | list):
-            inside = [walk(*row) for row in zip(part, *given, strict=True)]
+            inside = [walk(*row) for row in zip(part, *others, strict=True)]
             return type(part)(*inside) if hasattr(part, "_fields") else type(part)(inside)
         if isinstance(part, Params) or (isinstance(part, Tensor) and part.ndim):
             raise CombinationError(
                 f"{optimizer!r} keeps a tensor, and nothing says what of it belongs to a layer that goes past it, as "
                 f"LUAR has it: keep Params like the model, or write LUAR(..., past=False)"
             )
-        return given[0] if given else part
+        return others[0] if others else part
 
     return walk(state, *new)

@@ -34,7 +34,7 @@ def public(kind: type) -> list[str]:
     return [name for name in names if not name.startswith("_") and not hasattr(Config, name)]
 
 
-def passing_on(kind: type, **made_of: Sequence[str]) -> Callable[[C], C]:
+def pass_on(kind: type, **made_of: Sequence[str]) -> Callable[[C], C]:
     """A class decorator for what goes around one of a ``kind``: it passes on what the class does not write itself.
 
     ``made_of`` names methods that ``kind`` makes of others: where a subclass writes one of these others, such a method
@@ -44,23 +44,23 @@ def passing_on(kind: type, **made_of: Sequence[str]) -> Callable[[C], C]:
     def decorate(cls: C) -> C:
         for name in public(kind):
             if name not in vars(cls):
-                setattr(cls, name, _passed(cls, kind, name, made_of.get(name, ())))
+                setattr(cls, name, _delegate(cls, kind, name, made_of.get(name, ())))
         update_abstractmethods(cls)
         return cls
 
     return decorate
 
 
-def _passed(cls: type, kind: Any, name: str, parts: Sequence[str]) -> Any:
+def _delegate(cls: type, kind: Any, name: str, parts: Sequence[str]) -> Any:
     """The attribute ``name`` of a wrapper: the inner object's, or made of ``parts`` where a subclass writes them."""
-    written = getattr(kind, name, None)
-    if not callable(written):
+    default = getattr(kind, name, None)
+    if not callable(default):
         return Inner(name)
 
-    @wraps(written)
-    def passed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @wraps(default)
+    def delegate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(getattr(type(self), part) is not getattr(cls, part) for part in parts):
-            return written(self, *args, **kwargs)
+            return default(self, *args, **kwargs)
         return getattr(self.inner, name)(*args, **kwargs)
 
-    return passed
+    return delegate

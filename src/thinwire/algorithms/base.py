@@ -33,7 +33,7 @@ from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trained, Trainer
 from ..optimizers import Optimizer, Past
 from ..params import Params
-from ..passing import Inner, passing_on
+from ..passing import Inner, pass_on
 from ..task import Task
 from ..wire import State
 
@@ -337,7 +337,7 @@ class Algorithm(Config, ABC):
 
 
 @dataclass(frozen=True)
-@passing_on(Algorithm, assemble=("prepare",), init_with=("init",), weigh=("weights", "local"))
+@pass_on(Algorithm, assemble=("prepare",), init_with=("init",), weigh=("weights", "local"))
 class Around(Algorithm):
     """An algorithm around another one, ``inner``: what it does not write is the inner one's, given what it was given.
 

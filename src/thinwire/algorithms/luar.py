@@ -79,8 +79,8 @@ class LUAR(Around):
     (``select="metric"``), the smaller ||update|| ("gradient-norm"), all alike ("uniform"), or
     in turn ("round-robin"). ``layers`` says what counts as one: tensors of more than one
     dimension, the rest being sent always ("kernels", as in the authors' code), every tensor
-    ("tensors"), or all tensors of a module together ("modules"). ``drop`` applies nothing
-    where it would recycle.
+    ("tensors"), or all tensors of a module together ("modules"). Tensors without entries are none.
+    ``drop`` applies nothing where it would recycle.
 
     ``both`` saves downwards too: everyone is sent the model once and then the updates of the layers that were not
     recycled, and clients apply the recycled ones again themselves. The model is that of ``both=False``, bit for bit.
@@ -184,7 +184,7 @@ class LUAR(Around):
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         if not self.both:
-            return Broadcast(self._seeing(view, msg).see(view.inner, msg.inner, key), msg.recycled)
+            return Broadcast(self._reader(view, msg).see(view.inner, msg.inner, key), msg.recycled)
         if msg.round == view.round and not msg.inner.x.names:
             return view  # the same again: nobody answered in the round before
         if msg.inner.x.names:
@@ -234,10 +234,10 @@ class LUAR(Around):
         score = torch.where(torch.tensor(sent, device="cpu"), self._score(update, x, units), server.score)
         chosen = self._select(score, key)
         recycled = x.layout.mask(name for unit in chosen for name in units[unit])  # line 8
-        left_out = x.layout.mask(set(x.names) - set(mean.update.names))
-        inner = self._past(x.layout.named(left_out)).server(server.inner, view.inner, mean._replace(update=update), key)
+        absent = x.layout.mask(set(x.names) - set(mean.update.names))
+        inner = self._around(x.layout.named(absent)).server(server.inner, view.inner, mean._replace(update=update), key)
         if self.both:
-            return Both(inner, update, score, recycled, left_out, server.round + 1)
+            return Both(inner, update, score, recycled, absent, server.round + 1)
         return Server(inner, update, score, recycled)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
@@ -262,19 +262,19 @@ class LUAR(Around):
             for name in layout.names:
                 modules.setdefault(name.rpartition(".")[0], []).append(name)
             return list(modules.values())
-        shapes = zip(layout.names, layout.shapes, strict=True)
-        return [[name] for name, shape in shapes if self.layers == "tensors" or len(shape) > 1]
+        spans = layout.spans.items()
+        return [[name] for name, (_, size, shape) in spans if size and (self.layers == "tensors" or len(shape) > 1)]
 
-    def _past(self, layers: Sequence[str]) -> Algorithm:
+    def _around(self, layers: Sequence[str]) -> Algorithm:
         """The inner method for a round in which these layers are recycled."""
         return self.inner.bypass(layers) if self.past and layers else self.inner
 
-    def _seeing(self, view: State, msg: Message) -> Algorithm:
+    def _reader(self, view: State, msg: Message) -> Algorithm:
         """The inner method for a message after which a client has recycled the layers that ``view`` names."""
         x = getattr(msg.inner, "x", None)
         if self.inner.whole or not isinstance(x, Params) or len(x.names) != len(view.recycled):
             return self.inner  # no step is read off it
-        return self._past(x.layout.named(view.recycled))
+        return self._around(x.layout.named(view.recycled))
 
     def _score(self, update: Params, x: Params, units: Sequence[Sequence[str]]) -> Tensor:
         """s_l of equation (1), or the plain norm."""
@@ -317,11 +317,11 @@ def _passable(method: Algorithm, server: State, shared: Layout, init: Callable[[
         inner = init(method.inner).server
         _passable(method.inner, inner, shared, init)
         known = len(_like(shared, inner))
-    kept = _like(shared, server)
-    if len(kept) > known and type(method).bypass is Algorithm.bypass:
+    vectors = _like(shared, server)
+    if len(vectors) > known and type(method).bypass is Algorithm.bypass:
         name = type(method).__name__
         raise CombinationError(
-            f"LUAR over {name}: its server keeps {' and '.join(kept)}, each like the model, and does not say what "
+            f"LUAR over {name}: its server keeps {' and '.join(vectors)}, each like the model, and does not say what "
             f"becomes of them where a layer is recycled: keep a momentum by an optimizer in a field (opt=Momentum()), "
             f"write {name}.bypass (`return super().bypass(layers)` if there is none), or LUAR(..., past=False)"
         )

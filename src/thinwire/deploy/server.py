@@ -262,7 +262,7 @@ class Deployment(Rounds):
                     return self._drop(client, data, answer, "the server cannot read what it kept of this client")
                 self.enter_answer(client, b"", len(data), used=False)
                 raise OutOfSync(f"client {client} has to be opened anew: the server lost what it kept of it") from error
-            self.outlined(self.at(client, answer), body)
+            self.check_layers(self.at(client, answer), body)
             self.admit(answer.examples, self.mean.check(body, rx, self.at(client, answer)))
             floats = self.up.floats(body)
             unpacked(answer.metrics)  # which checks them

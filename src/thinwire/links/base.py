@@ -14,7 +14,7 @@ from ..config import Config
 from ..errors import NonFinite, check
 from ..key import Key
 from ..params import Layout, Params, fold, is_finite
-from ..passing import passing_on
+from ..passing import pass_on
 from ..wire import MOST, Packet, State, conform, modest
 
 SEVERAL = ("open", "send", "recv", "look", "by_layer", "floats")  # what a link that holds several has to write
@@ -189,7 +189,7 @@ class Codec(Link):
         return floats(packet)
 
 
-@passing_on(Link, check=("recv",), by_layer=("recv",), shape=("open", "send"), mean=("fold", "scale"), look=("open",))
+@pass_on(Link, check=("recv",), by_layer=("recv",), shape=("open", "send"), mean=("fold", "scale"), look=("open",))
 class Wrapper(Link):
     """A link around another one, ``inner``: what it does not write, flags and methods, is the inner link's.
 

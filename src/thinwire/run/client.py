@@ -332,18 +332,18 @@ def adapted(
                 return done.value, slot.buffers()
 
 
-def _trained(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> Sequence[Trained]:
+def _train(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], keys: Sequence[Key]) -> Sequence[Trained]:
     """What many clients' training came to: of all at once, or where that cannot be had of one after the other."""
     if batchable(slot, tasks, requests):
         try:
             return train_many(slot, tasks, requests, keys)
         except Apart as why:
-            _noted(str(why).partition("\n")[0][:200])
+            _log_once(str(why).partition("\n")[0][:200])
     return [train(slot, *one) for one in zip(tasks, requests, keys, strict=True)]
 
 
 @cache
-def _noted(why: str) -> None:
+def _log_once(why: str) -> None:
     """Log once why clients are trained one by one."""
     log.warning("plan='together': the clients are trained one by one, because they cannot be trained as one: %s", why)
 
@@ -365,7 +365,7 @@ def many_rounds(
     rounds = [Round(algorithm, form, *client) for client in clients]
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
-        found = _trained(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
+        found = _train(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
         for round, trained in zip(waiting, found, strict=True):
             round.take(trained)
     each = (time.perf_counter() - began) / len(rounds)

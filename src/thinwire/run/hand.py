@@ -204,7 +204,7 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
         own = key._replace(client=reply.client, mbit=reply.mbit)
         try:
             body = up.read(reply.blob)
-            up.outlined(body, algorithm.outlines(server.view.state, up.blank, own))
+            up.compare(body, algorithm.outlines(server.view.state, up.blank, own))
         except WireError as error:
             raise WireError(f"round {own.round}, client {own.client}: {error}") from error
         rx[reply.client] = mean.add(reply.client, weight, body, end, own)

@@ -130,14 +130,14 @@ class Form:
             if leaf.link is not None:
                 which, packet = _which(value.layout, leaf.blank.layout), None
                 if value.names or not leaf.blank.names:  # of a field without layers nothing is sent, no end moves
-                    packet, value, end = self._coded(leaf, value, end, key)
+                    packet, value, end = self._code(leaf, value, end, key)
                 packet = [which, packet]
             body.append(packet)
             seen.append(value)
             ends.append(end)
         return body, seen, ends
 
-    def _coded(self, leaf: Leaf, value: Params, end: State, key: Key) -> tuple[Packet, Params, State]:
+    def _code(self, leaf: Leaf, value: Params, end: State, key: Key) -> tuple[Packet, Params, State]:
         """What a field's link makes of its value. Raises :class:`NonFinite`, which names the field."""
         assert leaf.link is not None
         try:
@@ -189,7 +189,7 @@ class Form:
         body = self.check(loads(blob, finite=False, **bounds))
         for leaf, packet in zip(self.leaves, body, strict=True):
             if not all_finite(packet):
-                layer = _flawed(leaf, packet)
+                layer = _flaw(leaf, packet)
                 raise WireError(f"NaN or infinity in a message: in {leaf.name}{layer and f', layer {layer!r}'}")
         return body
 
@@ -198,18 +198,18 @@ class Form:
         packets: list[Any] = body
         return packets
 
-    def outlined(self, body: Packet, outlines: Sequence[Message]) -> None:
+    def compare(self, body: Packet, outlines: Sequence[Message]) -> None:
         """Raise ``WireError`` where the fields of a body have other layers than each of some ``outlines`` has."""
         pairs = zip(self.leaves, self.check(body), strict=True)
-        sent = [None if leaf.link is None else present(packet, leaf)[0].names for leaf, packet in pairs]
-        wanted = []
+        layers = [None if leaf.link is None else present(packet, leaf)[0].names for leaf, packet in pairs]
+        choices = []
         for outline in outlines:
             values = [value.names if isinstance(value, Params) else None for _, value, _ in _walk(outline)]
             values += [leaf.blank.names for leaf in self.leaves[len(values) :]]  # norm statistics
-            if values == sent:
+            if values == layers:
                 return
-            wanted.append(values)
-        for leaf, names, expected in zip(self.leaves, sent, wanted[0], strict=True):
+            choices.append(values)
+        for leaf, names, expected in zip(self.leaves, layers, choices[0], strict=True):
             for name in expected or ():
                 if name not in (names or ()):
                     raise WireError(f"its {leaf.name} lacks layer {name!r}, which no client leaves out in this round")
@@ -333,7 +333,7 @@ def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
     return layout, packet[1]
 
 
-def _flawed(leaf: Leaf, packet: Packet) -> str:
+def _flaw(leaf: Leaf, packet: Packet) -> str:
     """The layer of a field's packet in which a number is NaN or infinite; empty where that cannot be told."""
     if leaf.link is None:
         return ""

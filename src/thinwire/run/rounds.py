@@ -281,9 +281,9 @@ class Rounds(ABC):
             self.losses, self.examples = self.losses + answer.loss * examples, self.examples + examples
         return rx
 
-    def outlined(self, key: Key, body: Packet) -> None:
+    def check_layers(self, key: Key, body: Packet) -> None:
         """Raise ``WireError`` for a reply with other layers than the method's clients send in a round."""
-        self.up.outlined(body, self.algorithm.outlines(self.stream.view.state, self.up.blank, key))
+        self.up.compare(body, self.algorithm.outlines(self.stream.view.state, self.up.blank, key))
 
     def admit(self, examples: int, reply: Message) -> Message:
         """What the method makes of a reply that is decoded. Raises ``WireError``."""

@@ -260,7 +260,7 @@ class Simulation(Rounds):
             if changes is not None:
                 changes.add(reply.noted, self.algorithm.weigh(reply.examples))
             body = self.up.read(answer.blob)
-            self._outlined_here(key._replace(client=client), body)
+            self._check_layers(key._replace(client=client), body)
             rx = self.add(answer, body, ends[client].rx)
             if self.layers is not None:
                 self.layers.replied(body, answer.payload)
@@ -337,10 +337,10 @@ class Simulation(Rounds):
             self.layers.called(parcel)
         return call, parcel
 
-    def _outlined_here(self, key: Key, body: Packet) -> None:
+    def _check_layers(self, key: Key, body: Packet) -> None:
         """Raise :class:`CombinationError` for a method whose clients leave out layers of which it does not say so."""
         try:
-            self.outlined(key, body)
+            self.check_layers(key, body)
         except WireError as error:
             name = type(self.algorithm).__name__
             raise CombinationError(

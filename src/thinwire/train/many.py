@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import NonFinite
 from ..kernels import native
@@ -44,7 +44,7 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     narrowed = first.inputs.is_floating_point() and first.inputs.dtype != slot.begins
     if narrowed or not first.counts_all:
         return False  # inputs become what the first layer is, and losses are weighed, batch by batch
-    if any(map(_apart, slot.module.modules())):
+    if any(map(_unfit, slot.module.modules())):
         return False
     same = all(isinstance(task, Supervised) and task.kin(first) for task in tasks)
     alike = len({tuple(field is None for field in request) for request in requests}) == 1  # stacks have no holes
@@ -54,10 +54,10 @@ def batchable(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local]) -> b
     return all(r.trainer == trainer and r.basis is None and r.loss is None for r in requests)
 
 
-def _apart(module: nn.Module) -> bool:
+def _unfit(module: nn.Module) -> bool:
     """Whether a module is one of those that :func:`batchable` leaves out."""
     sparse, shortens = getattr(module, "sparse", False) is True, getattr(module, "max_norm", None) is not None
-    return isinstance(module, _NormBase) or sparse or shortens
+    return isinstance(module, _BatchNorm) or sparse or shortens
 
 
 def chained(slot: Slot, task: Task) -> Chain | None:
@@ -111,7 +111,7 @@ def _side_by_side(
     if part is not None:
         part /= torch.tensor(steps, device=device)[:, None]
     if bool((places[:, :, :1] >= 0).logical_and(places < 0).any()):  # batches that others fill up
-        _alone(slot.module, everyone, places, {name: layer[0] for name, layer in layers.items()}, device)
+        _check_alone(slot.module, everyone, places, {name: layer[0] for name, layer in layers.items()}, device)
     total, seen = torch.zeros(num, device=device, dtype=torch.float32), (places >= 0).sum((0, 2)).tolist()
     for done, (indices, all_active) in enumerate(zip(places, active, strict=True), taken + 1):
         mask = (indices >= 0).to(device).float()
@@ -141,7 +141,7 @@ def _side_by_side(
     return results
 
 
-def _alone(module: nn.Module, task: Supervised, places: Tensor, layers: Layers, device: torch.device) -> None:
+def _check_alone(module: nn.Module, task: Supervised, places: Tensor, layers: Layers, device: torch.device) -> None:
     """Raise :class:`Apart` unless an example has the same loss by itself as beside another one."""
     from torch.func import functional_call
 
