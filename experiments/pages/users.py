@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from . import Line, Missing, markdown, percent, read, sent, table
 
 
@@ -172,3 +174,17 @@ def ddp() -> list[str]:
         for name, ms in line["ms"].items()
     ]
     return markdown(["", "ms a step", "of dense", "bytes"], rows)
+
+
+@table
+def clip() -> list[str]:
+    results = read("experiments/clip/results/attack.jsonl", "python experiments/clip/attack.py")
+    rows = []
+    for row in ("none", "auto", "1", "2", "3", "10"):
+        cells = []
+        for split in ("iid", "Dirichlet(0.3)"):
+            for attacked in (False, True):
+                lines = results.all(row=row, split=split, attacked=attacked)
+                cells.append(f"{statistics.fmean(line['accuracy'] for line in lines):.3f}")
+        rows.append([f"`{row}`" if row == "auto" else row, *cells])
+    return markdown(["bound", "iid", "iid, attacked", "Dirichlet(0.3)", "Dirichlet(0.3), attacked"], rows)

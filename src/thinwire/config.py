@@ -130,6 +130,10 @@ def _container(x: Any, show: Any) -> str:
 NO_FIT = object()
 MEANT = {  # what a value that does not fit an argument may have meant
     ("down", "auto"): "PerClient(TopK(0.1), auto=True) chooses between one stream and messages of each client's own",
+    (
+        "clip",
+        "auto",
+    ): "'auto' is the clip of a run without Privacy, whose noise needs one that depends on no client's data",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -57,7 +57,8 @@ def options_of(cls: type, *names: str) -> list[Any]:
             continue
         several = get_origin(hints[field.name]) is tuple
         kinds = (hints[field.name], *get_args(hints[field.name]))
-        kind: Any = list[str] if several else next((kind for kind in (bool, int, float) if kind in kinds), str)
+        plain = () if several or any(get_origin(kind) is Literal for kind in kinds) else (bool, int, float)
+        kind: Any = list[str] if several else next((kind for kind in plain if kind in kinds), str)
         default = None if several else field.default
         words = [f"--{field.name.replace('_', '-')}"] if kind is bool else []  # and no --no-...
         hinted: Any = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,4 +139,7 @@ def settled(values: Mapping[str, Any]) -> Setting:
         for name, part in parts.items()
         if values.get(name) is not None
     }
+    if values.get("clip") not in (None, "auto"):  # a word or a number
+        with contextlib.suppress(ValueError):
+            made["clip"] = float(values["clip"])
     return Setting().but({**values, **made})

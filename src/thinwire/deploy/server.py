@@ -26,6 +26,7 @@ from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..key import Key
 from ..params import Params
 from ..run.client import ClientState
+from ..run.clip import Clip, Norms
 from ..run.envelope import SMALL, Answer, mark, read_answer
 from ..run.folder import Folder
 from ..run.identity import data_digest
@@ -34,7 +35,7 @@ from ..run.own_tests import unpacked
 from ..run.pool import Pool, Work
 from ..run.privacy import Privacy
 from ..run.result import Record
-from ..run.rounds import Pending, Rounds, clippable
+from ..run.rounds import Pending, Rounds
 from ..run.setting import Setting
 from ..run.storage import Disk, Ends, Memory, Unreadable
 from ..task import as_task
@@ -60,6 +61,7 @@ class Taken(NamedTuple):
 
     answer: Answer
     body: Packet
+    norms: Norms
 
 
 class Deployment(Rounds):
@@ -68,9 +70,10 @@ class Deployment(Rounds):
     Each round ``sample`` of ``clients`` are called (None: all that are there) and the first
     ``take`` answers count (None: all of them). ``clip`` bounds the Euclidean norm of every
     Params field of a reply: a longer one counts as if it were that long, and the log names
-    its client (:meth:`Algorithm.admit <thinwire.algorithms.base.Algorithm.admit>` says what it means for each
-    method). A reply weighs as many examples as its client says to have; ``most_examples``, one number or one for
-    each client, is how many are believed: an answer that says more is refused. Where a method averages by examples,
+    its client. "auto" is a multiple of the median norm of the newest rounds' replies (:mod:`thinwire.run.clip`).
+    :meth:`Algorithm.admit <thinwire.algorithms.base.Algorithm.admit>` says what a bound means for each method. A reply
+    weighs as many examples as its client says to have; ``most_examples``, one number or one for each client, is how
+    many are believed: an answer that says more is refused. Where a method averages by examples,
     both are needed to bound what one client does. With ``privacy`` replies are clipped by that, and
     noise is added to their mean, from a secret that is drawn when the run begins and stays in the
     server's checkpoint.
@@ -97,7 +100,7 @@ class Deployment(Rounds):
         *,
         sample: int | None = None,
         take: int | None = None,
-        clip: float | None = None,
+        clip: Clip = None,
         most_examples: int | Sequence[int] | None = None,
         privacy: Privacy | None = None,
         mbit: float | None = None,
@@ -109,12 +112,10 @@ class Deployment(Rounds):
     ) -> None:
         runnable(algorithm)
         require(clients > 0, f"clients={clients}: there must be at least one")
-        setting = Setting(sample=sample, seed=seed, privacy=privacy, device=device, start=start)
+        setting = Setting(sample=sample, seed=seed, privacy=privacy, clip=clip, device=device, start=start)
         cohort = setting.cohort(clients)
         self.first = cohort if take is None else take
         require(0 < self.first <= cohort, f"take={take}: it must be between 1 and the {cohort} sampled")
-        require(clip is None or clip > 0, f"clip={clip}: a norm is positive")
-        require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
         bounds = [most_examples] * clients if isinstance(most_examples, int) else list(most_examples or ())
         require(
             most_examples is None or (len(bounds) == clients and all(n > 0 for n in bounds)),
@@ -127,10 +128,8 @@ class Deployment(Rounds):
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
         slot.probe([] if tested is None else [tested], trains=False)
-        self.clip, self.most_examples, self.mbit = clip, bounds, mbit
-        super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy, start == "known")
-        if clip is not None:
-            clippable(algorithm, self.up)
+        self.most_examples, self.mbit = bounds, mbit
+        super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy, start == "known", clip)
         self.secret = secrets.token_hex(32)  # clients are told the seed
         self.unanswered = Memory(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
@@ -263,7 +262,8 @@ class Deployment(Rounds):
                 self.enter_answer(client, b"", len(data), used=False)
                 raise OutOfSync(f"client {client} has to be opened anew: the server lost what it kept of it") from error
             self.check_layers(self.at(client, answer), body)
-            self.admit(answer.examples, self.mean.check(body, rx, self.at(client, answer)))
+            reply = self.mean.check(body, rx, self.at(client, answer))
+            self.admit(answer.examples, reply)
             floats = self.up.floats(body)
             unpacked(answer.metrics)  # which checks them
         except OutOfSync:
@@ -274,7 +274,7 @@ class Deployment(Rounds):
             log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
             raise WireError(f"round {key.round}, client {client}: {error}") from error
         self.enter_answer(client, answer.blob, len(data) - answer.payload, floats)
-        self.taken[client] = Taken(answer, body)
+        self.taken[client] = Taken(answer, body, self.up.norms(self.up.values(reply)))
         del self.sent[client]
         if seconds is not None:
             away = min(seconds - answer.seconds, math.inf if sending is None else sending)
@@ -293,10 +293,12 @@ class Deployment(Rounds):
         key = self._key()
         now = [client for client, taken in self.taken.items() if taken.answer.round == key.round]
         clients = sorted(self.taken)
+        self.bind([self.taken[client].norms for client in clients])
         try:
             moved = self._served(clients)
         except Exception:  # not NonFinite alone: what the checks overlook must not take the round with it
             moved = self._mended(clients)
+        self.norms = [self.taken[client].norms for client in moved]
         self._remark(moved)
         for client, ends in moved.items():
             self.states.put(client, ends)
@@ -327,7 +329,7 @@ class Deployment(Rounds):
         key, moved = self._key(), dict[int, Ends]()
         self.gather()
         for client in [client for client in clients if client in self.taken]:
-            answer, body = self.taken[client]
+            answer, body, _ = self.taken[client]
             try:
                 ends, pending = self.states.get(client), self.after_call(client)
             except Unreadable as error:
@@ -388,7 +390,7 @@ class Deployment(Rounds):
         number = self._key().round
         for client, name, norm in [] if self.privacy else self.mean.clipped:  # what is meant to be clipped is no news
             what = name if norm is None else f"a norm of {norm:.3g}"
-            log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.clip)
+            log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.mean.bound(name))
         if self.most_examples or self.algorithm.weights != "examples" or len(clients) < 3:
             return
         examples = {client: self.taken[client].answer.examples for client in clients}

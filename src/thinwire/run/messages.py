@@ -7,6 +7,7 @@ of them, the number of one, a bit for each otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ class Leaf(NamedTuple):
     blank: Any  # a value of its type and layout
     link: Link | None  # of Params fields
     kind: str = "mean"  # or "each", "sum"
+
+    @property
+    def statistics(self) -> bool:
+        """Whether it is norm statistics."""
+        return self.name.rpartition("/")[2] == BUFFERS
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,11 @@ class Form:
         """The leaves' values, in order."""
         values = [value for _, value, _ in _walk(msg)]
         return [*values, buffers] if len(values) < len(self.leaves) else values
+
+    def norms(self, values: Sequence[Any]) -> dict[str, float]:
+        """The Euclidean norms of the Params fields that have layers here, by name; norm statistics aside."""
+        pairs = zip(self.leaves, values, strict=True)
+        return {leaf.name: x.norm() for leaf, x in pairs if isinstance(x, Params) and x.names and not leaf.statistics}
 
     def build(self, values: Sequence[Any]) -> tuple[Message, Params | None]:
         """The message, and the buffers it carries."""
@@ -364,13 +375,14 @@ class Mean:
 
     ``add`` in client order; nothing but running totals is kept. Layers that some replies
     carry and others do not count as zero in the others. With ``clip``, a Params field that is
-    longer (in the Euclidean norm; norm statistics aside) counts as if it were that long.
+    longer (in the Euclidean norm; norm statistics aside) counts as if it were that long. It is one number, or one for
+    each field.
 
     ``add`` trusts a packet to be one that its link made; those of strangers go through
     ``check`` before.
     """
 
-    def __init__(self, form: Form, clip: float | None = None) -> None:
+    def __init__(self, form: Form, clip: float | Mapping[str, float] | None = None) -> None:
         self.form, self.clip = form, clip
         self.clipped: list[tuple[int, str, float | None]] = []  # client, field, its norm (None: one of numbers)
         self.totals: list[Any] = [None] * len(form.leaves)  # of a Params leaf Groups
@@ -414,7 +426,7 @@ class Mean:
         for leaf, value in zip(self.form.leaves, values, strict=True):
             self._bounded(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
         if self.clip is not None:
-            values = self._clipped(client, self.clip, values, admit)
+            values = self._clipped(client, values, admit)
         for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
             if leaf.kind == "each":
                 self.totals[i] = {**(self.totals[i] or {}), client: value}
@@ -447,15 +459,19 @@ class Mean:
         if found > self.largest[0]:
             self.largest = found, client, name
 
-    def _clipped(
-        self, client: int, clip: float, values: list[Any], admit: Callable[[Message], Message] | None
-    ) -> list[Any]:
-        """The values of a reply, none of which does more than a vector of norm ``clip``."""
-        values = list(values)
-        for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
-            statistics = leaf.name.rpartition("/")[2] == BUFFERS
-            if isinstance(value, Params) and not statistics and (norm := value.norm()) > clip:
-                values[i] = value * (clip / norm)
+    def bound(self, name: str) -> float:
+        """The norm that a field has at most."""
+        if isinstance(self.clip, Mapping):
+            return self.clip.get(name, math.inf)
+        return math.inf if self.clip is None else self.clip
+
+    def _clipped(self, client: int, values: list[Any], admit: Callable[[Message], Message] | None) -> list[Any]:
+        """The values of a reply, none of which does more than a vector as long as its bound."""
+        values, norms = list(values), self.form.norms(values)
+        for i, leaf in enumerate(self.form.leaves):
+            norm, clip = norms.get(leaf.name, 0.0), self.bound(leaf.name)
+            if norm > clip:
+                values[i] = values[i] * (clip / norm)
                 self.clipped.append((client, leaf.name, norm))
         if admit is None:
             return values

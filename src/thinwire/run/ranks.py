@@ -126,5 +126,6 @@ def _packed(reply: Reply) -> Packet:
 
 
 def _unpacked(packet: Packet, like: ClientState) -> Reply:
-    blob, examples, loss, steps, floats, seconds, looks, change, after = packet
-    return Reply(blob.numpy().tobytes(), examples, loss, steps, floats, seconds, looks, change, restore(after, like))
+    blob, examples, loss, steps, floats, seconds, looks, change, norms, after = packet
+    about = examples, loss, steps, floats, seconds, looks, change, norms
+    return Reply(blob.numpy().tobytes(), *about, restore(after, like))

@@ -31,6 +31,7 @@ from ..train.one import Slot, mean_metrics, sums
 from ..version import code_version
 from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
 from .client import ClientState, statistics_of, unheard
+from .clip import Clip, Norms, Past, bounds, checked, following, quantiles, whole
 from .envelope import Answer, Call, Piece, key_of
 from .folder import Folder
 from .identity import model_digest, run_digest
@@ -64,7 +65,6 @@ class Rounds(ABC):
 
     pool: Pool  # evaluates, and trains where clients are here
     clients_here: ClassVar[bool] = False  # and what they keep
-    clip: float | None = None  # the norm that a reply has at most
     incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
@@ -77,7 +77,9 @@ class Rounds(ABC):
         test: Task | None,
         privacy: Privacy | None = None,
         known: bool = False,
+        clip: Clip = None,
     ) -> None:
+        require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
         self.num_clients, self.sample = num_clients, sample
         self.client_tests: Sequence[Task] = ()
@@ -90,6 +92,11 @@ class Rounds(ABC):
         self.private = private(algorithm, self.start)
         self.pending = dict[int, Pending]()  # of calls of this round that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
+        self.clip = checked(clip)  # the norm that a field of a reply has at most
+        self.bounds: dict[str, float] = {}  # with "auto": by field, of the newest round
+        self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
+        if clip is not None:
+            clippable(algorithm, self.up)
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
@@ -186,7 +193,15 @@ class Rounds(ABC):
 
     def gather(self) -> None:
         """Begin to add replies."""
-        self.mean, self.losses, self.examples = Mean(self.up, self.clip), 0.0, 0
+        self.mean = Mean(self.up, self.bounds if self.clip == "auto" else self.clip)
+        self.losses, self.examples = 0.0, 0
+
+    def bind(self, norms: Sequence[Norms]) -> None:
+        """Say how long the replies of this round are, before any is added: ``clip="auto"`` goes by it."""
+        self.norms = list(norms)
+        if self.clip == "auto":
+            self.bounds = bounds(self.lengths, self.norms)
+            self.gather()
 
     def publish(self) -> Key:
         """Put the next round's broadcast into the stream; returns the round's key."""
@@ -194,6 +209,7 @@ class Rounds(ABC):
         key = Key(self.seed, self.round + 1)
         message = self.algorithm.broadcast(self.server, self.stream.view.state)
         self.stream.publish(message, self.buffers, key)
+        self.norms = []
         self.gather()
         return key
 
@@ -287,7 +303,8 @@ class Rounds(ABC):
 
     def admit(self, examples: int, reply: Message) -> Message:
         """What the method makes of a reply that is decoded. Raises ``WireError``."""
-        return self.algorithm.admit(self.stream.view.state, reply, examples, self.clip)
+        clip = whole(self.bounds if self.clip == "auto" else self.clip)
+        return self.algorithm.admit(self.stream.view.state, reply, examples, clip)
 
     def serve(self, key: Key) -> None:
         """The server's half of the round, given the replies that were added. Raises :class:`NonFinite`."""
@@ -321,6 +338,7 @@ class Rounds(ABC):
         self.round, self.clock = self.round + 1, self.clock + seconds
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
+        record |= self._lengths()
         record |= self._evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
@@ -348,6 +366,18 @@ class Rounds(ABC):
             "clock": self.clock,
             **({} if self.private is None else {f"{e}_personal": sum(x.personal for x in of) for e, of in both}),
         }
+
+    def _lengths(self) -> Record:
+        """How long the replies were that counted, before they were shortened, and which bound they had."""
+        if not self.norms:
+            return {}
+        found: Record = {"norms": quantiles(self.norms)}
+        if self.clip is not None:
+            found["clip"] = dict(self.bounds) if self.clip == "auto" else self.clip
+            found["clipped"] = len({client for client, *_ in self.mean.clipped})
+        if self.clip == "auto":
+            self.lengths = following(self.lengths, self.norms)
+        return found
 
     def _evaluate(self) -> Record:
         values: Record = {}
@@ -535,6 +565,7 @@ class Rounds(ABC):
             "server": self.server,
             "buffers": self.buffers,
             "stream": self.stream.state(),
+            **({"norms": self.lengths} if self.clip == "auto" else {}),
         }
 
     def restore(self, packet: Packet) -> None:
@@ -551,6 +582,7 @@ class Rounds(ABC):
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
+        self.lengths = packet.get("norms") or {}
 
 
 def clippable(algorithm: Algorithm, form: Form) -> None:
@@ -563,4 +595,8 @@ def clippable(algorithm: Algorithm, form: Form) -> None:
         raise CombinationError(
             f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
             f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
+        )
+    if not any(leaf.link is not None and not leaf.statistics for leaf in form.leaves):
+        raise CombinationError(
+            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have none: leave clip out"
         )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from ..config import Config, complete, fit
 from ..errors import nearest, require
 from ..train.one import unusable, usable
+from .clip import Clip, checked
 from .network import Network
 from .privacy import Privacy
 
@@ -29,6 +30,10 @@ class Setting(Config):
     - ``dropout``: the probability, below 1, that a sampled client does not reply.
     - ``network``: a simulated clock in seconds, which may drop late replies. None: no clock.
     - ``privacy``: replies are clipped and their mean gets noise, here drawn from ``seed``. None: neither.
+    - ``clip``: the Euclidean norm that a field of a client's reply has at most; a longer one counts as if it were that
+      long. "auto" is twice the median norm of the newest rounds' replies, which fewer than half of the clients
+      cannot move beyond the others' norms (:mod:`thinwire.run.clip`). A round's replies are then held until all are
+      there. None: no bound. Beside ``privacy``, which has a clip of its own, there is none.
     - ``device``: where models train, as torch names it. Another type of device moves the last bits.
     - ``plan``: whether small clients are trained as one ("together") or one by one ("each"). The two differ in
       the last bits. None chooses by a rule from model and sizes, the same every time: together are clients of one
@@ -78,6 +83,7 @@ class Setting(Config):
     dropout: float = _field(0.0, "Probability that a sampled client does not reply.")
     network: Network | None = _field(None, "A simulated network, e.g. Network(mbit=10, spread=0.5).")
     privacy: Privacy | None = _field(None, "Replies are clipped, their mean gets noise: Privacy(clip=1, noise=1).")
+    clip: Clip = _field(None, "The norm that a reply has at most, or auto: twice their median.")
     evaluate_every: int = _field(1, "Rounds between evaluations.")
     checkpoint_every: int = _field(10, "Rounds between checkpoints.")
     workers: int | None = _field(None, "Clients trained at once (default: one a core).")
@@ -101,6 +107,8 @@ class Setting(Config):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name}={value}: it must be at least 1")
         require(0 <= self.seed < 1 << 63, f"seed={self.seed}: it must not be negative, and fit 63 bits")
+        checked(self.clip)
+        require(self.clip is None or self.privacy is None, f"clip={self.clip}: {self.privacy!r} has a clip of its own")
         require(0 <= self.dropout < 1, f"dropout={self.dropout}: it is a probability below 1")
         require(usable(self.device), f"device={self.device!r}: {unusable(self.device)}")
 
@@ -126,4 +134,6 @@ class Setting(Config):
     def fixed(self) -> dict[str, Any]:
         """The fields that a resumed run must agree on, as they are recorded: configurations as expressions."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.may_change}
+        if self.clip is None:  # as runs of before this option have it
+            del values["clip"]
         return {name: complete(value) if isinstance(value, Config) else value for name, value in values.items()}

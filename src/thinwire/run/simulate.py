@@ -29,7 +29,7 @@ from ..train.one import Slot, floats, made
 from ..train.threads import one_thread
 from ..wire import Packet
 from .changes import MODELS, Changes, keep
-from .client import Job, Manner, Training, adapted
+from .client import ClientState, Job, Manner, Training, adapted
 from .envelope import NUMBER, Answer, Call, Scales
 from .folder import Folder, opened
 from .identity import data_digest, name_of
@@ -199,7 +199,8 @@ class Simulation(Rounds):
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(self.tasks, trains=train is None)
         known = setting.start == "known"
-        super().__init__(algorithm, slot, len(tasks), sample, setting.seed, tested, setting.privacy, known)
+        about = len(tasks), sample, setting.seed, tested, setting.privacy, known, setting.clip
+        super().__init__(algorithm, slot, *about)
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
@@ -247,7 +248,7 @@ class Simulation(Rounds):
             self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
         self.pool.plan = self.plan
 
-        lost, slowest, looks = len(silent), 0.0, list[Record]()
+        lost, slowest, looks, replied = len(silent), 0.0, list[Record](), list[tuple[Answer, ClientState]]()
         changes = Changes(self.slot.layout) if self.manner.changes else None
         for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
             answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
@@ -259,13 +260,15 @@ class Simulation(Rounds):
             looks += [{"client": client, **look} for look in reply.looks]
             if changes is not None:
                 changes.add(reply.noted, self.algorithm.weigh(reply.examples))
-            body = self.up.read(answer.blob)
-            self._check_layers(key._replace(client=client), body)
-            rx = self.add(answer, body, ends[client].rx)
-            if self.layers is not None:
-                self.layers.replied(body, answer.payload)
-            pending = self.pending.pop(client, Pending())
-            self.states.put(client, Ends(self.stream.version, rx, reply.next, *pending))  # both ends move on, only now
+            self.norms.append(reply.norms)
+            if self.clip == "auto":  # their bound is known when all are there
+                replied.append((answer, reply.next))
+            else:
+                self._take(answer, reply.next, ends[client])
+        if self.clip == "auto":
+            self.bind(self.norms)
+        for answer, own in replied:
+            self._take(answer, own, ends[answer.client])
         self.pending.clear()
         before = self.algorithm.model(self.server) if self.manner.changes else None
         self.serve(key)
@@ -288,6 +291,16 @@ class Simulation(Rounds):
         if self.layers is not None:
             record["layer_bytes"] = self.layers.taken()
         return record
+
+    def _take(self, answer: Answer, own: ClientState, ends: Ends) -> None:
+        """Add an answer to the mean, and commit both ends of its client's wire."""
+        body = self.up.read(answer.blob)
+        self._check_layers(Key(self.seed, self.round + 1, answer.client), body)
+        rx = self.add(answer, body, ends.rx)
+        if self.layers is not None:
+            self.layers.replied(body, answer.payload)
+        pending = self.pending.pop(answer.client, Pending())
+        self.states.put(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
 
     def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
         """A call as the pool takes it."""
@@ -369,7 +382,7 @@ class Simulation(Rounds):
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
         about = (folder.about() or {}) if resume else {}
-        for name in ("cohort", "train"):  # of which a run has a fact only where they are given
+        for name in ("cohort", "train", "clip"):  # of which a run has a fact only where they are given
             if name in about and name not in self.facts():
                 raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
         if rank() == 0:

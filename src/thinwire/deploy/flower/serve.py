@@ -20,6 +20,7 @@ from torch import nn
 
 from ...algorithms.base import Algorithm
 from ...errors import OutOfSync, WireError, check, require
+from ...run.clip import Clip
 from ...run.folder import opened
 from ...run.privacy import Privacy
 from ...run.result import Record, Result
@@ -43,7 +44,7 @@ def serve(
     sample: int | None = None,
     take: int | None = None,
     deadline: float = 3600.0,
-    clip: float | None = None,
+    clip: Clip = None,
     most_examples: int | Mapping[str, int] | None = None,
     privacy: Privacy | None = None,
     mbit: float | None = None,
@@ -66,7 +67,8 @@ def serve(
     The first round waits for every one. Then each round ``sample`` of those that are there (None:
     all) are called, the first ``take`` answers count (None: all), and whoever has not answered
     after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
-    says; ``most_examples`` how many examples it is believed to have, which is its weight: one number, or one for
+    says ("auto": by twice the median of the newest rounds' norms, which every round's record has);
+    ``most_examples`` how many examples it is believed to have, which is its weight: one number, or one for
     each name (answers that say more are refused; without it the log warns of a reply that has more than half of a
     round's weight); ``privacy`` bounds both, and hides it in noise. ``mbit`` is what every client's
     uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it until one
