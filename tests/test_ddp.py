@@ -548,6 +548,82 @@ def uneven() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
 
 
+def still() -> nn.Module:
+    """A batch norm of mean 3 that its user froze, before a layer that learns to be rid of it."""
+    module = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Linear(1, 1, bias=False))
+    module[0].running_mean.fill_(3.0)
+    nn.init.zeros_(module[1].weight)
+    module[0].eval()
+    return module
+
+
+class Squares(tw.Task):
+    """Inputs 1, 5, and targets 4, -4: with a norm of mean 3 and variance 1 the weight -2 is exact."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> Any:
+        x = torch.tensor([[1.0], [5.0], [1.0], [5.0]])[indices]
+        return x, -2 * (x - 3)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch[0]) - batch[1]).square().sum(1)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"loss": self.loss(model, batch)}
+
+
+@pytest.mark.parametrize("method", [Hook(tw.Dense()), EF(1), DEF(1)])
+def test_a_norm_that_its_user_froze_stays_so_in_training_and_evaluation(method):
+    options: dict[str, Any] = {"workers": 2, "batch": 2, "optimizer": lambda p: torch.optim.SGD(p, lr=0.05)}
+    result = simulate(method, still(), Squares(), Squares(), steps=60, evaluate_every=7, **options)
+    assert result.module[0].running_mean.item() == 3.0
+    assert result.module[1].weight.item() == pytest.approx(-2.0, abs=1e-3)
+    assert result.records[-1]["test_loss"] == pytest.approx(0.0, abs=1e-4)
+    # As a whole in evaluation mode, as one is that was loaded: nobody said that it is frozen.
+    result = simulate(method, still().eval(), Squares(), steps=3, **options)
+    assert result.module[0].running_mean.item() != 3.0
+    assert result.module.training
+
+
+@dataclass(frozen=True)
+class Turns(tw.Supervised):
+    """The layer ``a`` is used for one half of the examples, and ``b`` for the other."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        layer = model.a if int(y[0]) else model.b
+        return (layer(x) - 1).square().sum(1)
+
+
+def turns() -> nn.Module:
+    torch.manual_seed(1)
+    module = nn.Module()
+    module.a, module.b = nn.Linear(2, 2), nn.Linear(2, 2)
+    return module
+
+
+@pytest.mark.parametrize("method", [Hook(tw.Dense()), Hook(tw.ErrorFeedback(tw.TopK(0.2))), Hook(tw.PowerSGD(1))])
+def test_a_layer_that_no_worker_has_used_does_not_decay_and_keeps_what_it_is_owed(method):
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    team = [Worker(turns(), sgd, method, 2) for _ in range(2)]
+    for step in range(6):
+        data = Turns(x, torch.full((8,), step % 2))
+        before = copy.deepcopy([p.detach() for p in team[0].vector.parameters])
+        owed = [copy.deepcopy(worker.ends.sender) for worker in team]
+        keys = [Key(0, step, k, "ddp") for k in range(2)]
+        for k, (worker, key) in enumerate(zip(team, keys, strict=True)):
+            worker.backward(data, torch.arange(4 * k, 4 * k + 4), key)
+        one_step(team, keys)
+        for name, old, new in zip(team[0].vector.layout.names, before, team[0].vector.parameters, strict=True):
+            assert torch.equal(old, new) is (name.startswith("a") is (step % 2 == 0))
+        for worker, past in zip(team, owed, strict=True):
+            if past is not None:
+                layers = [n for n in worker.vector.layout.names if n.startswith("a") is (step % 2 == 0)]
+                assert all(torch.equal(worker.ends.sender.residual[n], past.residual[n]) for n in layers)
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
     [*((name, sgd) for name in METHODS), *((name, lambda p: torch.optim.AdamW(p)) for name in ("DEF", "Dense"))],

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Compressed, Hook, Method, PSync, compress
@@ -873,3 +874,59 @@ def test_a_scaled_training_goes_on_from_its_state_at_the_scale_it_had():
         ValueError, match=r"gradients come at a scale of 4, and .* is to be used at 16: load the GradScal"
     ):
         third.step()
+
+
+# -- what is owed: more of it, over all methods, is in test_ddp_laws.py --------------------
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, first: bool) -> Tensor:
+        return ((self.one if first else self.other) * torch.tensor([4.0, 3.0, 2.0, 1.0])).sum()
+
+
+def test_of_two_branches_in_turn_nothing_is_lost():
+    """Gradients (4, 3, 2, 1) in each branch, four times, at rate 1: in all (16, 12, 8, 4)."""
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    c = compress(model, optimizer, Hook(tw.ErrorFeedback(tw.TopK(0.25))))
+    for number in range(8):
+        model(number % 2 == 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, p in model.module.named_parameters():
+        applied, owed = -p.detach(), c.ends.sender.residual[name]
+        assert (applied + owed).tolist() == [16.0, 12.0, 8.0, 4.0]
+        # The largest of four entries a step: 4, then 6 of (4, 6, 4, 2), 8 of (8, 3, 6, 3), 8 of (4, 6, 8, 4).
+        assert applied.tolist() == [12.0, 6.0, 8.0, 0.0]
+
+
+def test_gradients_that_are_applied_by_hand_are_asked_about():
+    script = Script(Hook(tw.ErrorFeedback(tw.TopK(0.1))), 0)
+    for _ in range(3):
+        script.loss().backward()
+    with pytest.warns(UserWarning, match=r"of 3 backward passes were thrown away, and no optimiser given to compress"):
+        script.loss().backward()
+    script.optimizer.zero_grad()
+    script.loss().backward()  # once
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_activations_change_nothing(reentrant):
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[2](checkpoint(lambda h: self[1](h), self[0](x), use_reentrant=reentrant))
+
+    script = Script(Hook(tw.ErrorFeedback(tw.TopK(0.1))), 0)
+    model = DistributedDataParallel(Checkpointed(*net()))
+    optimizer = sgd(model.parameters())
+    compress(model, optimizer, script.c.method)
+    for _ in range(4):
+        script.step()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+    assert torch.allclose(flat(model.parameters()), script.held, atol=1e-6)

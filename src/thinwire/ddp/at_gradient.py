@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,8 @@ from .exchange import Ends, Since, alike, average, ends
 from .given import Given
 from .handle import Compressed, Named, Tie, frozen, parameters, thawed
 from .methods import Hook
+
+UNUSED = 3  # backward passes without a step after which it is asked whether somebody else makes steps
 
 
 class AtGradient(Compressed):
@@ -238,6 +241,13 @@ class AtGradient(Compressed):
         unused, self.unused = self.unused, set()
         if not self.messages:
             return Since([1] * len(steps), [], [])
+        if self.messages == UNUSED and unused and not self.stepped:
+            warnings.warn(
+                f"the gradients of {UNUSED} backward passes were thrown away, and no optimiser given to compress() has "
+                f"made a step: if something else applies gradients, {self.name} takes them for unused, and forgets "
+                "what was not sent of them. Give compress() the optimiser whose step() is called",
+                stacklevel=2,
+            )
         return Since(steps, self._named(unused), self._named(self.given.waiting))
 
     def _named(self, numbers: Iterable[int]) -> list[str]:

@@ -43,7 +43,7 @@ def compress(
     ``model`` is a ``DistributedDataParallel``, or one that ``fully_shard`` has cut up within a node. For the latter
     give ``group``: the ranks, one a node, that hold the same shard. ``optimizer`` is any of torch's that works on the
     model's parameters, or several that share them, ``[muon, adamw]``. What is sent is then a step of each, after the
-    last one. ``seed`` is that of all random choices and the same on every rank. With ``debug`` ranks make sure before
+    last one. A wrapper without hooks of its own, such as accelerate's, stands for the optimiser in it. ``seed`` is that of all random choices and the same on every rank. With ``debug`` ranks make sure before
     each step that they are at the same one, with finite numbers. That takes a message of its own.
 
     All ranks call it at the same place. Raises ``ValueError`` (``CombinationError`` among them) for what cannot be

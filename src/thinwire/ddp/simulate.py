@@ -12,7 +12,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -110,12 +110,19 @@ class Worker:
             self.gradient = Params.of((n, torch.zeros_like(p, device="cpu")) for n, p in named)
             self.ends = ends(method.link, self.gradient.layout, workers)
 
-    @property
-    def grads(self) -> list[Tensor]:
-        """A gradient a parameter: zero for one that was not used."""
-        for p in self.vector.parameters:
+    def grads(self, unused: Collection[str] = ()) -> dict[str, Tensor]:
+        """A gradient a parameter, zero for one that was not used here; none for those that nobody has used."""
+        named = zip(self.vector.layout.names, self.vector.parameters, strict=True)
+        used = {name: p for name, p in named if name not in unused}
+        for p in used.values():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        return [p.grad for p in self.vector.parameters if p.grad is not None]
+        return {name: p.grad for name, p in used.items() if p.grad is not None}
+
+    @property
+    def unused(self) -> list[str]:
+        """The parameters that have no gradient."""
+        named = zip(self.vector.layout.names, self.vector.parameters, strict=True)
+        return [name for name, p in named if p.grad is None]
 
     def backward(self, task: Task, indices: Tensor, key: Key) -> None:
         """The gradient of a mini-batch, at the point where the method takes it."""
@@ -136,22 +143,25 @@ class Worker:
             place(self.rank, self.rank.lam, self.vector.flat)
 
     @torch.no_grad()
-    def step(self, key: Key, clip: Callable[[], object] = lambda: None) -> Talk[None]:
+    def step(self, key: Key, clip: Callable[[], object] = lambda: None, unused: Collection[str] = ()) -> Talk[None]:
         """From a gradient to the next model. ``clip`` is called before the optimiser's step, to change gradients.
 
-        Raises ``NonFinite`` where a ``Hook`` would average a gradient that is not finite.
+        ``unused`` are the parameters that no worker has used. As under DistributedDataParallel they have no gradient,
+        nothing of them is sent over a ``Hook``, and what is owed of them stays owed. Raises ``NonFinite`` where a
+        ``Hook`` would average a gradient that is not finite.
         """
+        grads = self.grads(unused)
         if isinstance(self.method, Feedback):
             clip()
             self.optimizer.step()
             yield from exchange(self.method, self.rank, self.vector.flat, key)
             return
         assert isinstance(self.method, Hook)
-        torch._foreach_copy_([layer for _, layer in self.gradient.items()], self.grads)
-        arrived = yield from average(self.method.link, self.ends, self.gradient, key)
+        torch._foreach_copy_([self.gradient[name] for name in grads], list(grads.values()))
+        arrived = yield from average(self.method.link, self.ends, self.gradient.only(grads), key)
         if arrived is None:
             raise NonFinite(f"step {key.round}: a gradient became NaN or infinite; lower the learning rate")
-        torch._foreach_copy_(self.grads, [layer for _, layer in arrived.items()])
+        torch._foreach_copy_(list(grads.values()), [layer for _, layer in arrived.items()])
         clip()
         self.optimizer.step()
 
@@ -359,7 +369,8 @@ def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
 @torch.no_grad()
 def one_step(team: Sequence[Worker], keys: Sequence[Key], traffic: Traffic | None = None) -> None:
     """From gradients to the next model, on all workers."""
-    together([worker.step(key) for worker, key in zip(team, keys, strict=True)], traffic)
+    unused = set[str].intersection(*(set(worker.unused) for worker in team))
+    together([worker.step(key, unused=unused) for worker, key in zip(team, keys, strict=True)], traffic)
     if traffic is not None:
         traffic.steps += 1
 
