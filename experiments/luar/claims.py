@@ -16,8 +16,8 @@ five rounds.
 
 Rows have the paper's learning rate. Three that train badly at it choose a smaller one: three of four kernels recycled,
 and two over FedAvgM and FedACG. These two were trained with ``past=False``, which feeds a recycled update to the
-server's momentum again, as LUAR did here when they were made. The authors' recycled layers go past the momentum: rows of
-that are still to be trained, at the paper's learning rate.
+server's momentum again, as LUAR did here when they were made. The authors' recycled layers go past the momentum:
+rows of that are still to be trained, at the paper's learning rate.
 
 The first four rows try the main claim: it is worth more to recycle two of four kernels than to leave them out. They
 take .4 hours of a core.
