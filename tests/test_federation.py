@@ -1360,9 +1360,10 @@ def test_what_a_call_says_is_checked() -> None:
     assert read_answer(Answer("run", 1, 2, 1, 0, 0.0, True, 8, 0.5, 1, 0.1, b"\x01").write(), 100).blob == b"\x01"
 
 
-def test_a_model_with_buffers_needs_a_test_set() -> None:
-    with pytest.raises(ValueError, match="the model has buffers: give test="):
-        Deployment(FedAvg(), normed, 2)
+def test_a_server_without_a_test_set_knows_which_buffers_of_a_model_move() -> None:
+    buffers = Deployment(FedAvg(), normed, 2).buffers
+    assert buffers is not None
+    assert buffers.names == ("1.running_mean", "1.running_var")
 
 
 def test_keys_of_clients_with_different_uplinks_draw_alike() -> None:
