@@ -128,6 +128,13 @@ def test_a_run_that_is_resumed_has_the_bounds_of_one_that_is_not(states: str, tm
             hostile(7, out=tmp_path / "parts", resume=True, **{**options, "clip": other})
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1.0, 3e18, 1e25])
+def test_a_norm_that_is_recorded_alone_is_right_to_four_digits_however_long(scale: float) -> None:
+    algorithm = tw.parse("FedAvg(LocalSGD(1.0), weights='uniform')")
+    result = tw.simulate(algorithm, Still, pulls(3 * scale, scale), 1, workers=1)
+    assert result.rounds[0]["norms"]["update"] == [pytest.approx(x * scale, rel=1e-3) for x in (1, 1, 1, 1, 3)]
+
+
 def test_the_report_says_how_long_replies_were_and_how_many_were_longer(tmp_path: Path) -> None:
     algorithm = tw.parse("FedAvg(LocalSGD(1.0), weights='uniform')")
     tw.simulate(algorithm, Still, pulls(3.0, 1.0, -50.0), 2, clip="auto", workers=1, out=tmp_path)
