@@ -20,6 +20,7 @@ from thinwire import Privacy, Simulation
 from thinwire.algorithms.base import Around
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, RunError
+from thinwire.report import html
 from thinwire.run import clip
 
 norms = st.floats(0, 1e6)
@@ -125,6 +126,28 @@ def test_a_run_that_is_resumed_has_the_bounds_of_one_that_is_not(states: str, tm
     for other in (None, 1.0):
         with pytest.raises(RunError, match=re.escape(f"is another run: its clip is auto, not {other}")):
             hostile(7, out=tmp_path / "parts", resume=True, **{**options, "clip": other})
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1.0, 3e18, 1e25])
+def test_a_norm_that_is_recorded_alone_is_right_to_four_digits_however_long(scale: float) -> None:
+    algorithm = tw.parse("FedAvg(LocalSGD(1.0), weights='uniform')")
+    result = tw.simulate(algorithm, Still, pulls(3 * scale, scale), 1, workers=1)
+    assert result.rounds[0]["norms"]["update"] == [pytest.approx(x * scale, rel=1e-3) for x in (1, 1, 1, 1, 3)]
+
+
+def test_the_report_says_how_long_replies_were_and_how_many_were_longer(tmp_path: Path) -> None:
+    algorithm = tw.parse("FedAvg(LocalSGD(1.0), weights='uniform')")
+    tw.simulate(algorithm, Still, pulls(3.0, 1.0, -50.0), 2, clip="auto", workers=1, out=tmp_path)
+    found = html.gather([tmp_path])
+    said = dict(found["setting"])
+    assert said["Clipping"] == "replies to twice their median norm of five rounds"
+    norms = "1 to 50, half of them 1 to 3, median 3, at most 6 counts"
+    own = {name: text for name, text in said.items() if name.startswith(("Norms of replies", "Clipped"))}
+    assert list(own.values()) == [
+        f"round 1: {norms}; round 2: {norms}",
+        "2 of 6 were longer than the bound, and counted as if they were as long",
+    ]
+    assert all("seed 0" in name for name in own)
 
 
 def test_a_deployment_that_is_started_again_has_the_bounds_of_one_that_is_not(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from processes import Process
+from processes import Process, called
+from test_simulate import random_layers, simulate
 from thinwire.run.folder import locked
 
 
@@ -28,3 +29,21 @@ def test_a_killed_run_with_forked_workers_leaves_its_folder_free(tmp_path: Path)
         process.until(lambda: (run / "rounds.jsonl").exists() and (run / "rounds.jsonl").read_text())
     with locked(run):
         pass
+
+
+def within_a_pool(folder: str) -> None:
+    """Models with random layers, trained in a process of ``multiprocessing.Pool``, and here."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found = [pool.apply(dropped_out, (workers,)) for workers in (1, 2)]
+    (Path(folder) / "same").write_text(f"{found == [dropped_out(2)] * 2}")
+
+
+def dropped_out(workers: int) -> bytes:
+    result = simulate("FedAvg()", random_layers, 2, workers=workers)
+    return bytes(result.params.flat.numpy().tobytes())
+
+
+def test_a_run_within_a_daemonic_process_has_the_bits_of_one_outside(tmp_path: Path) -> None:
+    done = called(within_a_pool, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "same").read_text() == "True"

@@ -274,7 +274,7 @@ class Deployment(Rounds):
             log.warning("round %d: an answer of client %d was refused: %s", key.round, client, error)
             raise WireError(f"round {key.round}, client {client}: {error}") from error
         self.enter_answer(client, answer.blob, len(data) - answer.payload, floats)
-        self.taken[client] = Taken(answer, body, self.up.norms(self.up.values(reply)))
+        self.taken[client] = Taken(answer, body, self.up.norms(self.up.values(reply), self.clip == "auto"))
         del self.sent[client]
         if seconds is not None:
             away = min(seconds - answer.seconds, math.inf if sending is None else sending)

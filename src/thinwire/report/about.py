@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..config import complete
 from ..ddp.methods import METHODS
@@ -81,11 +82,19 @@ def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:
         ("Lost replies", f"a client that takes part does not answer with probability {dropout:g}" if dropout else None),
         ("Network", _plain(about.get("network")) or "none simulated"),
         ("Privacy", _plain(about.get("privacy"))),
+        ("Clipping", _clip(about.get("clip"))),
         (
             "Own tests",
             f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None,
         ),
     ]
+
+
+def _clip(clip: Any) -> str | None:
+    """The bound of replies of a federated run."""
+    if clip is None:
+        return None
+    return "replies to twice their median norm of five rounds" if clip == "auto" else f"replies to a norm of {clip:g}"
 
 
 def _of_steps(about: Record, study: Record) -> list[tuple[str, str | None]]:
@@ -140,6 +149,34 @@ def chosen_said(found: Sequence[Arm]) -> list[tuple[str, str]]:
         for run in arm.runs
         for made in chosen(run)
     ]
+
+
+def lengths_said(found: Sequence[Arm]) -> list[tuple[str, str]]:
+    """How long replies were, by field, in the first and the newest round of each method's first run; their bound."""
+    said = []
+    for arm in found:
+        run = arm.runs[0]
+        where, lines = f"{arm.label}, seed {run.seed}", [line for line in run.rounds if line.get("norms")]
+        for field in lines[-1]["norms"] if lines else ():
+            ends = [line for line in lines if field in line["norms"]]
+            ends = [ends[0], ends[-1]] if len(ends) > 1 else ends
+            said.append((f"Norms of replies, {where}, {field}", "; ".join(_length(line, field) for line in ends)))
+        if lines and "clipped" in lines[-1]:
+            longer, everyone = (sum(line.get(name, 0) for line in lines) for name in ("clipped", "clients"))
+            text = f"{longer:,} of {everyone:,} were longer than the bound, and counted as if they were as long"
+            said.append((f"Clipped replies, {where}", text))
+    return said
+
+
+def _length(line: Record, field: str) -> str:
+    """Norms of one round, and the bound."""
+    low, lower, median, upper, high = line["norms"][field]
+    clip = line.get("clip")
+    bound = clip.get(field) if isinstance(clip, dict) else clip
+    text = (
+        f"round {line['round']}: {low:.3g} to {high:.3g}, half of them {lower:.3g} to {upper:.3g}, median {median:.3g}"
+    )
+    return text if bound is None else f"{text}, at most {bound:.3g} counts"
 
 
 def written(arm: Arm) -> list[tuple[str, str]]:

@@ -83,7 +83,9 @@ def gather(folders: Sequence[Path]) -> Record:
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": code_version(),
         "unit": found[0].unit,
-        "setting": [list(pair) for pair in [*about.setting(found, study, folders), *about.chosen_said(found)]],
+        "setting": list(
+            map(list, [*about.setting(found, study, folders), *about.chosen_said(found), *about.lengths_said(found)])
+        ),
         "warnings": about.warnings(found, folders),
         "methods": [{"label": arm.label} for arm in found],
         "expressions": [

@@ -114,6 +114,7 @@ class Manner(NamedTuple):
     train: Training | None = None  # answers requests; None: they are trained
     looks: bool = False  # whether replies say how their links tested them
     changes: bool = False  # whether they say what training did
+    exact: bool = False  # whether something is decided by how long they are
 
 
 PLAIN = Manner()
@@ -214,7 +215,7 @@ class Round:
             training = None  # a loss was asked for, not a step
         change = noted(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
-        return Reply(dumps(body), *about, found, change, form.norms(seen), after)
+        return Reply(dumps(body), *about, found, change, form.norms(seen, manner.exact), after)
 
 
 def one_round(

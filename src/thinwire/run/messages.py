@@ -91,10 +91,14 @@ class Form:
         values = [value for _, value, _ in _walk(msg)]
         return [*values, buffers] if len(values) < len(self.leaves) else values
 
-    def norms(self, values: Sequence[Any]) -> dict[str, float]:
-        """The Euclidean norms of the Params fields that have layers here, by name; norm statistics aside."""
+    def norms(self, values: Sequence[Any], exact: bool = True) -> dict[str, float]:
+        """The Euclidean norms of the Params fields that have layers here, by name; norm statistics aside.
+
+        Unless ``exact`` they are summed in the numbers' own type, to four digits in a tenth of the time.
+        """
         pairs = zip(self.leaves, values, strict=True)
-        return {leaf.name: x.norm() for leaf, x in pairs if isinstance(x, Params) and x.names and not leaf.statistics}
+        fields = {leaf.name: x for leaf, x in pairs if isinstance(x, Params) and x.names and not leaf.statistics}
+        return {name: x.norm() if exact else _about_norm(x) for name, x in fields.items()}
 
     def build(self, values: Sequence[Any]) -> tuple[Message, Params | None]:
         """The message, and the buffers it carries."""
@@ -511,6 +515,12 @@ class Mean:
         for part in parts:
             joined = joined + layout.zeros().replace(part)
         return joined
+
+
+def _about_norm(x: Params) -> float:
+    """The Euclidean norm to four digits."""
+    found = float(torch.linalg.vector_norm(x.flat))
+    return found if x.flat.dtype.itemsize >= 4 and 1e-15 < found < 1e15 else x.norm()  # squares may not fit
 
 
 def _folded(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:

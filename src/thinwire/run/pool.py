@@ -118,7 +118,8 @@ class Pool:
         self.plan: Plan = "each"
         self.random = slot.random  # then everyone is trained alone
         self.drawing = dict[type, bool]()  # by kind of task: whether its evaluation throws dice too
-        forks = "fork" in multiprocessing.get_all_start_methods()
+        # A process of multiprocessing.Pool is a daemon, which may have no children.
+        forks = "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
         alone = slot.device.type != "cpu" or (slot.random and not forks) or work.manner.train is not None
         self.workers = 1 if alone else workers
         self._crew: Crew | None = None

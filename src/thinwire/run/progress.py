@@ -31,6 +31,8 @@ def live(rounds: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
             for name in ("accuracy", "dice"):
                 if record.get(name) is not None:
                     found = f"{name} {record[name]:.3f}, {found}"
+            if record.get("clipped"):
+                found = f"{found}, {record['clipped']} clipped"
             progress.update(task, description=name, completed=record["round"], found=found)
 
         yield line

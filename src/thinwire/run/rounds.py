@@ -373,7 +373,7 @@ class Rounds(ABC):
             return {}
         found: Record = {"norms": quantiles(self.norms)}
         if self.clip is not None:
-            found["clip"] = dict(self.bounds) if self.clip == "auto" else self.clip
+            found["clip"] = dict(self.bounds) if self.clip == "auto" else finite(self.clip)
             found["clipped"] = len({client for client, *_ in self.mean.clipped})
         if self.clip == "auto":
             self.lengths = following(self.lengths, self.norms)

@@ -206,7 +206,7 @@ class Simulation(Rounds):
         self.plan = None if setting.plan == "measured" else setting.plan
         if setting.states == "disk" and out is not None:
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
-        self.manner = Manner(train, setting.records("looks"), setting.records("layers"))
+        self.manner = Manner(train, setting.records("looks"), setting.records("layers"), setting.clip == "auto")
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
         own, begun = self.ends().own, self.start if known else None
         view, down = self.stream.view, self.stream.form
