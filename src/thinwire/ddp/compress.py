@@ -43,8 +43,9 @@ def compress(
     ``model`` is a ``DistributedDataParallel``, or one that ``fully_shard`` has cut up within a node. For the latter
     give ``group``: the ranks, one a node, that hold the same shard. ``optimizer`` is any of torch's that works on the
     model's parameters, or several that share them, ``[muon, adamw]``. What is sent is then a step of each, after the
-    last one. A wrapper without hooks of its own, such as accelerate's, stands for the optimiser in it. ``seed`` is that of all random choices and the same on every rank. With ``debug`` ranks make sure before
-    each step that they are at the same one, with finite numbers. That takes a message of its own.
+    last one. A wrapper without hooks of its own, such as accelerate's, stands for the optimiser in it. ``seed`` is that
+    of all random choices and the same on every rank. With ``debug`` ranks make sure before each step that they are at
+    the same one, with finite numbers. That takes a message of its own.
 
     All ranks call it at the same place. Raises ``ValueError`` (``CombinationError`` among them) for what cannot be
     compressed, and ``OutOfSync`` if ranks ask for different things. Nothing is changed then.

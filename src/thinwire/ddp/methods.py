@@ -302,9 +302,10 @@ class Hook(Method):
     keeps the receiving ends of all: ``Hook(LBGM(SignSGD()))``, ``Hook(ErrorFeedback(TopK(0.01)))``,
     ``Hook(PowerSGD(2))``, ``Hook(Half())``. ``Hook(Dense())`` is plain data-parallel training.
 
-    What a link remembers moves when an optimiser's step has used the gradient that it delivered, layer by layer. A gradient
-    that is thrown away leaves it where it was. So what was applied and what is owed add up to what plain data-parallel
-    training applies. A link that remembers has to be given all optimisers, each of which takes one gradient a step.
+    What a link remembers moves when an optimiser's step has used the gradient that it delivered, layer by layer. A
+    gradient that is thrown away leaves it where it was. So what was applied and what is owed add up to what plain
+    data-parallel training applies. Around a link that remembers ``compress`` has to be given all optimisers, each of
+    which takes one gradient a step.
     """
 
     link: Link
