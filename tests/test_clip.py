@@ -14,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import thinwire as tw
+from problems import handwriting
+from problems import mlp as digits
+from test_every_method import FIRST, LEFT_OPEN, options
 from test_federation import METHODS, Parties, PerStep, Still, held, method, pulls
 from test_simulate import blobs, mlp, normed
 from thinwire import Privacy, Simulation
@@ -126,6 +129,20 @@ def test_a_run_that_is_resumed_has_the_bounds_of_one_that_is_not(states: str, tm
     for other in (None, 1.0):
         with pytest.raises(RunError, match=re.escape(f"is another run: its clip is auto, not {other}")):
             hostile(7, out=tmp_path / "parts", resume=True, **{**options, "clip": other})
+
+
+@pytest.mark.parametrize("expression", FIRST, ids=str)
+def test_every_method_is_bound_by_the_medians_of_its_fields(expression: str) -> None:
+    algorithm = tw.parse(expression, LEFT_OPEN)
+    asked = options(algorithm) | {"dropout": 0.0, "workers": 1}
+    first, second = tw.simulate(algorithm, digits, handwriting()[0], 2, clip="auto", **asked).rounds
+    assert first["norms"]
+    assert first["clip"] == {name: pytest.approx(2 * found[2], rel=1e-3) for name, found in first["norms"].items()}
+    for name, found in second["norms"].items():
+        ends = [found, *([first["norms"][name]] if name in first["norms"] else [])]
+        lowest, highest = min(end[0] for end in ends), max(end[-1] for end in ends)
+        assert 1.99 * lowest <= second["clip"][name] <= 2.01 * highest
+    assert 0 <= second["clipped"] <= second["clients"]
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-18, 1.0, 3e18, 1e25])

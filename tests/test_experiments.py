@@ -465,6 +465,19 @@ def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path
     assert len(line["curve"]) == 12  # 48 steps, every fourth
 
 
+def test_bounds_are_multiples_of_the_norm_of_the_run_without_attack_and_bound(tmp_path: Path) -> None:
+    run("clip/attack.py", "--rounds", 2, "--seeds", 1, "--into", tmp_path / "attack.jsonl")
+    lines = written(tmp_path / "attack.jsonl")
+    assert len(lines) == 2 * 2 * 6
+    for split in ("iid", "Dirichlet(0.3)"):
+        norm = next(x["norm"] for x in lines if (x["split"], x["row"], x["attacked"]) == (split, "none", False))
+        found = {(x["attacked"], x["row"]): x["clip"] for x in lines if x["split"] == split}
+        bounds = {"none": None, "auto": "auto", **{f"{n}": pytest.approx(n * norm) for n in (1, 2, 3, 10)}}
+        assert found == {(attacked, row): clip for attacked in (False, True) for row, clip in bounds.items()}
+    ruined, bound = (next(x for x in lines if x["attacked"] and x["row"] == row) for row in ("none", "auto"))
+    assert (ruined["shortened"], bound["shortened"]) == (0.0, 0.1)  # one reply of ten, in each round
+
+
 def pins() -> dict[str, str]:
     text = (ROOT / "constraints.txt").read_text()
     return dict(line.split("==") for line in text.splitlines() if line and not line.startswith("#"))

@@ -84,7 +84,7 @@ def gather(folders: Sequence[Path]) -> Record:
         "version": code_version(),
         "unit": found[0].unit,
         "setting": list(
-            map(list, [*about.setting(found, study, folders), *about.chosen_said(found), *about.lengths_said(found)])
+            map(list, [*about.setting(found, study, folders), *about.lengths_said(found), *about.chosen_said(found)])
         ),
         "warnings": about.warnings(found, folders),
         "methods": [{"label": arm.label} for arm in found],

@@ -100,8 +100,8 @@ class Reply(NamedTuple):
     seconds: float  # of wall time
     looks: list[dict[str, Any]]  # LBGM's tests, where they are asked for: a line for each field and layer
     noted: Packet  # what training did, where that is asked for (`changes.noted`)
-    norms: dict[str, float]  # of what the server will see, by field
     next: ClientState
+    norms: dict[str, float] | None = None  # of what the server will see, by field
 
 
 Training = Callable[[Local, Task, Key], Trained]
@@ -215,7 +215,7 @@ class Round:
             training = None  # a loss was asked for, not a step
         change = noted(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
-        return Reply(dumps(body), *about, found, change, form.norms(seen, manner.exact), after)
+        return Reply(dumps(body), *about, found, change, after, form.norms(seen, manner.exact))
 
 
 def one_round(

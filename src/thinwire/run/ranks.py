@@ -122,10 +122,11 @@ def exchange(x: State) -> list[Any]:
 
 def _packed(reply: Reply) -> Packet:
     blob = torch.frombuffer(bytearray(reply.blob), dtype=torch.uint8)
-    return [blob, *reply[1:-1], reply.next]
+    *about, after, norms = reply[1:]
+    return [blob, *about, after, norms]
 
 
 def _unpacked(packet: Packet, like: ClientState) -> Reply:
-    blob, examples, loss, steps, floats, seconds, looks, change, norms, after = packet
-    about = examples, loss, steps, floats, seconds, looks, change, norms
-    return Reply(blob.numpy().tobytes(), *about, restore(after, like))
+    blob, examples, loss, steps, floats, seconds, looks, change, after, norms = packet
+    about = examples, loss, steps, floats, seconds, looks, change
+    return Reply(blob.numpy().tobytes(), *about, restore(after, like), norms)

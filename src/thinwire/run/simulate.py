@@ -260,7 +260,7 @@ class Simulation(Rounds):
             looks += [{"client": client, **look} for look in reply.looks]
             if changes is not None:
                 changes.add(reply.noted, self.algorithm.weigh(reply.examples))
-            self.norms.append(reply.norms)
+            self.norms.append(reply.norms or {})
             if self.clip == "auto":  # their bound is known when all are there
                 replied.append((answer, reply.next))
             else:
