@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire.personal.softpull import pulled
+from thinwire.algorithms.softpull import pulled
 
 GOAL = 1.15
 CLIENTS, EACH, EPOCHS, BATCH = 8, 96, 2, 32

@@ -25,10 +25,10 @@ import record  # noqa: E402
 import torch  # noqa: E402
 
 import thinwire as tw  # noqa: E402
-from thinwire.compare.data_parallel import method  # noqa: E402
 from thinwire.ddp.methods import METHODS  # noqa: E402
-from thinwire.ddp.simulate import simulate as ranks  # noqa: E402
+from thinwire.ddp.simulation import simulate as ranks  # noqa: E402
 from thinwire.problem import standard  # noqa: E402
+from thinwire.studies.data_parallel import method  # noqa: E402
 
 CLIENTS, SAMPLE, ROUNDS = 20, 10, 30
 WORKERS, BATCH, STEPS = 4, 8, 64

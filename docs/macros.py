@@ -135,7 +135,7 @@ def catalogued() -> dict[str, str]:
 
 @cache
 def _catalogue() -> list[tuple[str, str, Any]]:
-    from thinwire.analysis.catalogue import catalogue
+    from thinwire.studies.catalogue import catalogue
 
     found = []
     for entry in catalogue():
@@ -392,8 +392,8 @@ def methods(words: list[str]) -> str:
 
 def api(words: list[str]) -> str:
     """What mkdocstrings is to show."""
-    from thinwire.analysis.catalogue import KINDS as ALL
-    from thinwire.analysis.catalogue import catalogue
+    from thinwire.studies.catalogue import KINDS as ALL
+    from thinwire.studies.catalogue import catalogue
 
     if words == ["model"]:
         from thinwire import models

@@ -25,13 +25,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import thinwire as tw
-from thinwire.compare import DataParallel
-from thinwire.compare.study import Job
 from thinwire.config import complete
 from thinwire.data import Split
 from thinwire.ddp import Method
 from thinwire.errors import NonFinite, RunError
 from thinwire.problem import Problem
+from thinwire.studies import DataParallel
+from thinwire.studies.study import Job
 
 TUNING = 100  # the seed by which rates are chosen
 SEEDS = (0, 1, 2)

@@ -4,7 +4,7 @@
 says.
 
 ``METHODS`` has a row for each federated method. ``tests/test_every_method.py`` and ``tests/test_golden.py`` read it.
-A method of ``thinwire.algorithms`` or ``thinwire.personal`` without a row is in every column at its default settings,
+A method of ``thinwire.algorithms`` or ``thinwire.algorithms`` without a row is in every column at its default settings,
 except for those that a row alone can fill: identities, hand values, refusals, literal bytes and golden runs.
 """
 

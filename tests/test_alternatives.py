@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import thinwire as tw
-from thinwire.analysis import alternatives
-from thinwire.analysis.alternatives import Reached, Row, _best
-from thinwire.analysis.predict import predict
 from thinwire.cli import main
 from thinwire.data import Dirichlet
 from thinwire.problem import standard
+from thinwire.studies import plan_federated as alternatives
+from thinwire.studies.plan_federated import Reached, Row, _best
+from thinwire.studies.predict import predict
 
 SIX_NUMBERS = """
 import torch

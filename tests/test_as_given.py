@@ -24,7 +24,7 @@ from torch.nn.utils import prune
 import thinwire as tw
 from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
 from thinwire.ddp import DEF, EF, Hook, PSync, compress
-from thinwire.ddp.simulate import simulate as ddp_sim
+from thinwire.ddp.simulation import simulate as ddp_sim
 from thinwire.deploy import flower
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment

@@ -19,13 +19,13 @@ import thinwire as tw
 from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
 from thinwire.algorithms import auto
 from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coded, Measured, Verdict, _best, _off, runnable
-from thinwire.analysis.predict import predict
-from thinwire.compare import Federated
 from thinwire.data import Dirichlet
 from thinwire.errors import CombinationError, RunError
+from thinwire.federated.auto_run import Chosen
 from thinwire.problem import Problem, standard
 from thinwire.report import html
-from thinwire.run.chosen import Chosen
+from thinwire.studies import Federated
+from thinwire.studies.predict import predict
 from thinwire.wire import length
 
 LOCAL = LocalSGD(0.05, batch=8)

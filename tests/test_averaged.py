@@ -12,9 +12,9 @@ import thinwire as tw
 from thinwire import Averaged, FedAvg, LocalSGD
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
-from thinwire.report.read import arms
 from thinwire.report.table import markdown, rows
 from thinwire.run.folder import Folder
+from thinwire.studies.read import arms
 
 LOCAL = LocalSGD(0.1, batch=None, steps=2)
 

@@ -13,15 +13,15 @@ from torch import nn
 
 import thinwire as tw
 from problems import Supervised
-from thinwire.analysis.gradients import steps
 from thinwire.errors import RunError
+from thinwire.federated.changes import keep, kept
+from thinwire.federated.client import ClientState, Reply
 from thinwire.key import Key
 from thinwire.local import Local, Trained
+from thinwire.look.gradients import steps
 from thinwire.params import Params
-from thinwire.report.read import arms
-from thinwire.run.changes import keep, kept
-from thinwire.run.client import ClientState, Reply
 from thinwire.run.ranks import _packed, _unpacked
+from thinwire.studies.read import arms
 from thinwire.task import Task
 from thinwire.wire import dumps, loads
 

@@ -14,9 +14,9 @@ import torch
 import processes
 import thinwire as tw
 from thinwire.cli import main
-from thinwire.compare import Federated
 from thinwire.data import DataSet
 from thinwire.data.sets import LOADERS
+from thinwire.studies import Federated
 
 SMALL = ["--data", "digits", "--clients", "5", "--sample", "3", "--rounds", "3"]
 
@@ -605,11 +605,11 @@ def test_a_module_of_the_users_that_is_no_python_is_shown_with_its_line(thinwire
 
 @pytest.mark.parametrize(("line", "kind"), [("{}['bug']", KeyError), ("json.loads('{')", ValueError)])
 def test_what_thinwire_did_not_mean_to_say_is_a_bug_with_its_whole_traceback(monkeypatch, line, kind):
-    from thinwire.analysis import catalogue
+    from thinwire.studies import catalogue
 
     made: dict = {"json": json}
     exec(compile(f"def fails(*_):\n    {line}", catalogue.__file__, "exec"), made)  # a line of ours
-    monkeypatch.setattr("thinwire.analysis.catalogue.catalogue", made["fails"])
+    monkeypatch.setattr("thinwire.studies.catalogue.catalogue", made["fails"])
     monkeypatch.setattr(sys, "argv", ["thinwire", "methods"])
     with pytest.raises(kind):
         main()

@@ -23,8 +23,8 @@ from thinwire import Privacy, Simulation
 from thinwire.algorithms.base import Around
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, RunError
+from thinwire.federated import clip
 from thinwire.report import html
-from thinwire.run import clip
 
 norms = st.floats(0, 1e6)
 

@@ -14,7 +14,7 @@ from test_simulate import assert_same_model, bills, blobs, mlp, normed, simulate
 from thinwire import LBGM, ClusteredLBGM, FedAvg, Half, Key, LocalSGD, Momentum, Params, Simulation, TopK
 from thinwire.algorithms.clustered_lbgm import Broadcast
 from thinwire.errors import WireError
-from thinwire.run.stream import Parcel, catch_up
+from thinwire.federated.stream import Parcel, catch_up
 from thinwire.wire import Several
 
 LOCAL = LocalSGD(lr=0.2, batch=8)

@@ -33,16 +33,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from processes import Process, torchrun
-from thinwire.compare import data_parallel as compare
 from thinwire.config import complete
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync, compress
 from thinwire.ddp.collectives import Traffic, together
 from thinwire.ddp.exchange import Rank, average, blocks, ends, exchange, output, start
-from thinwire.ddp.simulate import Worker, batches, one_step, simulate
+from thinwire.ddp.simulation import one_step, simulate
+from thinwire.ddp.worker import Worker, batches
 from thinwire.errors import CombinationError, NonFinite, OutOfSync, RankLost, WireError
 from thinwire.key import Key
 from thinwire.links.base import Codec
 from thinwire.params import Layout, Params
+from thinwire.studies import data_parallel as compare
 
 HERE = Path(__file__).parent
 STEPS = 30  # of the plain setting

@@ -16,7 +16,7 @@ import thinwire as tw
 from problems import LAYOUT, UPDATES, bits, key, through
 from test_every_link import every, straight
 from thinwire.ddp import DEF, EF, EF21, SAEF, Hook, PSync, compress
-from thinwire.ddp.simulate import simulate
+from thinwire.ddp.simulation import simulate
 from thinwire.wire import dumps
 
 

@@ -21,8 +21,8 @@ from processes import Process, torchrun, typed
 from test_simulate import Chosen, assert_same_run, blobs, mlp, normed, rounds_of, simulate
 from thinwire import Simulation
 from thinwire.errors import RunError
+from thinwire.federated.storage import Disk
 from thinwire.run.ranks import barrier, join, rank
-from thinwire.run.storage import Disk
 
 TASKS = blobs((3, 5, 4, 5, 2, 5, 5, 4, 4, 5))
 

@@ -342,7 +342,7 @@ def test_whatever_names_a_paper_says_how_it_differs_from_it():
 
 
 def test_every_kind_of_training_that_there_is_is_named_where_thinwire_is_described():
-    from thinwire.compare import KINDS
+    from thinwire.studies import KINDS
 
     texts = [(ROOT / name).read_text() for name in ("pyproject.toml", "CITATION.cff", "README.md")]
     for text in [*texts, tw.__doc__]:
@@ -388,7 +388,7 @@ def test_a_page_of_a_method_has_its_sections_and_its_macros_resolve(path):
 def test_the_command_of_a_page_of_a_method_parses(path):
     from typer.main import get_command
 
-    from thinwire.compare.data_parallel import method
+    from thinwire.studies.data_parallel import method
 
     commands = commands_of(path.read_text().partition("## Try it")[2])
     assert commands

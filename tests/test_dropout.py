@@ -12,11 +12,11 @@ import thinwire as tw
 from problems import flags, key, refused, vector
 from thinwire.algorithms.fedavg import Reply
 from thinwire.errors import CombinationError, WireError
+from thinwire.federated.messages import Form, Mean
 from thinwire.key import Key
 from thinwire.links import DropoutAvg, ErrorFeedback
 from thinwire.params import Layout, Params
 from thinwire.problem import standard
-from thinwire.run.messages import Form, Mean
 from thinwire.wire import dumps, loads
 
 pytestmark = pytest.mark.usefixtures("kernels")  # without a compiler too

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from test_simulate import blobs, mlp
 from thinwire import FedAvg, Key, Network, Simulation
 from thinwire.deploy.server import Deployment
-from thinwire.run.client import ClientState, Reply
-from thinwire.run.envelope import NUMBER, Answer, Call, Piece, Scales, key_of, read_call
+from thinwire.federated.client import ClientState, Reply
+from thinwire.federated.envelope import NUMBER, Answer, Call, Piece, Scales, key_of, read_call
 from thinwire.wire import Several
 
 numbers = st.integers(0, 1 << 40) | st.sampled_from([0, 1, 63, 64, 127, 128, 8191, 8192, 1 << 32])

@@ -24,8 +24,8 @@ from problems import approx, assert_same_run, handwriting, mlp, normed, path, tr
 from processes import called
 from tables import METHODS, Method
 from thinwire import Key, Params, Simulation
-from thinwire.analysis.matrix import _example
-from thinwire.run.stream import Parcel, catch_up
+from thinwire.federated.stream import Parcel, catch_up
+from thinwire.studies.matrix import _example
 
 LEFT_OPEN = {"lr": 0.5, "batch": 16, "epochs": 2}  # where an expression says nothing
 NEUTRAL = {"lr": 0.1, "batch": 16}  # the same, of identities

@@ -30,9 +30,9 @@ from thinwire.algorithms import fedavg
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, NonFinite, OutOfSync, RunError, WireError
+from thinwire.federated.envelope import Answer, Call, Piece, mark, read_answer, read_call
 from thinwire.kernels import rans
 from thinwire.links import Link
-from thinwire.run.envelope import Answer, Call, Piece, mark, read_answer, read_call
 from thinwire.run.folder import Folder
 from thinwire.wire import Several
 
@@ -665,7 +665,7 @@ def test_a_rate_is_positive(tmp_path: Path) -> None:
 
 
 def test_small_answers_show_no_rate_that_they_are_not_at_least_sent_with() -> None:
-    from thinwire.run.network import measured
+    from thinwire.federated.network import measured
 
     assert measured(None, 100, 3.0) is None
     assert measured(2.0, 100, 3.0) == 2.0

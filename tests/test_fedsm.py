@@ -15,16 +15,16 @@ from torch import Tensor, nn
 import thinwire as tw
 from problems import handwriting, mlp, normed
 from thinwire import Ensemble, FedAvg, FedSM, FedSMExtra, LocalAdam, LocalSGD, Params, Simulation, Supervised
+from thinwire.algorithms.fedsm import Change, Held, Reply, Server
+from thinwire.algorithms.selector import Labelled, Mixture, Nearest, joined
+from thinwire.algorithms.softpull import Model
 from thinwire.errors import CombinationError, RunError
+from thinwire.federated.messages import Form
 from thinwire.key import Key
 from thinwire.local import Memory
 from thinwire.models import linear
-from thinwire.personal.fedsm import Change, Held, Reply, Server
-from thinwire.personal.selector import Labelled, Mixture, Nearest, joined
-from thinwire.personal.softpull import Model
-from thinwire.report.read import arms
 from thinwire.report.table import markdown, rows
-from thinwire.run.messages import Form
+from thinwire.studies.read import arms
 from thinwire.wire import Several
 
 LOCAL = LocalSGD(0.1, batch=16)

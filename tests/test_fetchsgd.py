@@ -13,7 +13,7 @@ import thinwire as tw
 from problems import Point, Quadratic
 from test_simulate import assert_same_model, blobs, chosen, mlp, normed, simulate
 from thinwire import ErrorFeedback, FedAvg, FetchSGD, Flat, Key, LocalSGD, Simulation, TopK
-from thinwire.run.stream import Parcel, catch_up
+from thinwire.federated.stream import Parcel, catch_up
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
 WIDE = 1 << 16  # columns enough for no two of a few dozen entries to meet in most rows

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Size
 
-from thinwire.analysis import figures, gradients
-from thinwire.analysis.gradients import (
+from thinwire.errors import RunError
+from thinwire.look import drawing as figures
+from thinwire.look import gradients
+from thinwire.look.gradients import (
     Space,
     centred,
     components,
@@ -25,7 +27,6 @@ from thinwire.analysis.gradients import (
     spectrum,
     steps,
 )
-from thinwire.errors import RunError
 from thinwire.params import Layout
 
 LAYOUT = Layout(("a", "b"), (Size([4, 5]), Size([10])))

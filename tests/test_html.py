@@ -29,8 +29,8 @@ from thinwire.cli import app
 from thinwire.errors import RunError
 from thinwire.report import heat, html, plots, table
 from thinwire.report.curves import count, curve
-from thinwire.report.read import arms, setting
 from thinwire.report.serve import server
+from thinwire.studies.read import arms, setting
 
 ROOT = Path(__file__).resolve().parents[1]
 DENSE, TOPK = "FedAvg()", "FedAvg(up=ErrorFeedback(TopK(0.1)))"

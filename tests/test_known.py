@@ -10,10 +10,10 @@ from torch import nn
 
 import thinwire as tw
 from elsewhere import LOCAL, TASKS, Start, assert_the_same_elsewhere, deployed, model, node, simulated
-from thinwire.analysis.predict import predict
 from thinwire.errors import OutOfSync, RunError, WireError
+from thinwire.federated.envelope import read_call
 from thinwire.problem import Problem
-from thinwire.run.envelope import read_call
+from thinwire.studies.predict import predict
 from thinwire.wire import Several
 
 METHODS = [

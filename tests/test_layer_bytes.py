@@ -11,9 +11,9 @@ from torch import nn
 import thinwire as tw
 from problems import LAYOUT
 from tables import LINKS
+from thinwire.federated.layer_bytes import carries
 from thinwire.key import Key
 from thinwire.params import Params
-from thinwire.run.layer_bytes import carries
 
 EXPRESSIONS = sorted({expression for link in LINKS for expression in link.laws})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.analysis.layers import kappas, layers
+from thinwire.look.layers import kappas, layers
 
 LINES = [
     {"round": 1, "layers": {"a": [3.0, 6.0], "b": [4.0, 2.0]}, "unsent": [], "change": {"norm": 5.0}},

@@ -10,8 +10,8 @@ from torch import nn
 
 import thinwire as tw
 from problems import Supervised
-from thinwire.analysis.leakage import Leak, idlg, invert, leak, rough
-from thinwire.analysis.similarity import psnr, ssim
+from thinwire.look.leakage import Leak, idlg, invert, leak, rough
+from thinwire.look.similarity import psnr, ssim
 from thinwire.models import dlg_lenet
 
 ROW = torch.arange(12, dtype=torch.float64)

@@ -17,9 +17,9 @@ import thinwire as tw
 from test_simulate import assert_same_run, blobs, mlp, simulate
 from thinwire import SCAFFOLD, FedAvg, FedDC, Key, LocalAdam, LocalAdamW, LocalSGD, Params, Supervised
 from thinwire.errors import CombinationError, NonFinite
+from thinwire.federated.client import ClientState
 from thinwire.local import Local, Trainer, look
 from thinwire.models import char_transformer
-from thinwire.run.client import ClientState
 from thinwire.train.many import batchable, train_many
 from thinwire.train.one import Slot, drawn, evaluate, train
 

@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 
 import thinwire as tw
-from thinwire.analysis import figures, pictures
-from thinwire.analysis.leakage import Leak
 from thinwire.cli import main
-from thinwire.report.read import EVERY_LINE
+from thinwire.look import drawing as figures
+from thinwire.look import pictures
+from thinwire.look.leakage import Leak
+from thinwire.studies.read import EVERY_LINE
 
 Look = Callable[..., tuple[int, str, str]]
 METHODS = ("FedAvg(up=LBGM(threshold=0.9))", "LUAR(FedAvg(), recycle=1)")

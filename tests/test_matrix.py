@@ -7,7 +7,7 @@ import json
 import pytest
 
 from processes import thinwire
-from thinwire.analysis.matrix import Pair, show
+from thinwire.studies.matrix import Pair, show
 
 
 def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinwire.federated.ledger import Entry, Ledger
+from thinwire.federated.network import Network, transfer
 from thinwire.optimizers import SGD, Adagrad, Adam, MajorityVote, Momentum, Optimizer, Yogi
 from thinwire.params import Params
-from thinwire.run.ledger import Entry, Ledger
-from thinwire.run.network import Network, transfer
 from thinwire.schedules import Cosine, Decay, Exponential, Triangle, Warmup, at
 from thinwire.wire import dumps, loads, restore
 

@@ -15,10 +15,10 @@ from thinwire import Params, Simulation
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
 from thinwire.errors import WireError
-from thinwire.run import own_tests  # its function `tested` would be taken for a test here
-from thinwire.run.envelope import read_answer
+from thinwire.federated import own_tests  # its function `tested` would be taken for a test here
+from thinwire.federated.envelope import read_answer
+from thinwire.federated.own_tests import Model, over_clients, packed, unpacked
 from thinwire.run.folder import Folder
-from thinwire.run.own_tests import Model, over_clients, packed, unpacked
 
 METHODS = [
     "FedAvg()",

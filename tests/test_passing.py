@@ -17,10 +17,10 @@ from problems import LAYOUT, LOCAL, handwriting, key, mlp
 from processes import called
 from thinwire import FedAvg, Key, Params
 from thinwire.algorithms.base import Algorithm, Around
-from thinwire.analysis.matrix import _example
 from thinwire.expression import vocabulary
 from thinwire.links import LBGM, Dense, ErrorFeedback, Layerwise, Link, RandK, TopK, Wrapper
 from thinwire.passing import pass_on, public
+from thinwire.studies.matrix import _example
 
 # -- what each wrapper writes itself; all else has to be asked of what it goes around ---------------------------------
 

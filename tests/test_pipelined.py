@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 import processes
 import thinwire as tw
-from thinwire.compare import Pipelined, load
-from thinwire.compare.data_parallel import method
-from thinwire.compare.pipelined import OPTIMIZERS, schedule
-from thinwire.compare.steps import Told
-from thinwire.compare.study import Job
-from thinwire.ddp.simulate import batches
+from thinwire.ddp.worker import batches
 from thinwire.errors import ExpressionError
 from thinwire.pipeline import FR, OneFOneB
 from thinwire.report import table
-from thinwire.report.read import arms
+from thinwire.studies import Pipelined, load
+from thinwire.studies.data_parallel import method
+from thinwire.studies.pipelined import OPTIMIZERS, schedule
+from thinwire.studies.read import arms
+from thinwire.studies.steps import Told
+from thinwire.studies.study import Job
 from thinwire.train.one import made
 
 pytest.importorskip("sklearn")

@@ -15,8 +15,6 @@ from torch import nn
 import thinwire as tw
 from pipelines import data, net
 from thinwire import cli, models
-from thinwire.analysis import planner
-from thinwire.compare import Pipelined
 from thinwire.pipeline import (
     AQSGD,
     BPK,
@@ -34,6 +32,8 @@ from thinwire.pipeline import (
 )
 from thinwire.pipeline.plan import Profile, costs, least, measure, memory, messages, seconds
 from thinwire.pipeline.split import Cost
+from thinwire.studies import Pipelined
+from thinwire.studies import plan_pipelined as planner
 
 FORWARD, BACKWARD = (1.0, 2.0, 3.0), (2.0, 4.0, 6.0)
 BATCH = data()[0]

@@ -7,9 +7,9 @@ import rich.console
 import torch
 
 import thinwire as tw
-from thinwire.analysis.predict import predict
 from thinwire.problem import standard
 from thinwire.report import table
+from thinwire.studies.predict import predict
 
 ROUNDS = 9
 

@@ -16,7 +16,7 @@ from test_federation import Parties, Still, held, method, pulls
 from test_simulate import blobs, mlp, normed
 from thinwire import Privacy, Simulation
 from thinwire.errors import CombinationError, RunError
-from thinwire.run.privacy import normal
+from thinwire.federated.privacy import normal
 
 UNIFORM = "FedAvg(weights='uniform')"
 PRIVATE = [  # methods that it goes with

@@ -9,7 +9,7 @@ import pytest
 
 from thinwire.errors import RunError
 from thinwire.report.heat import taking_part
-from thinwire.report.read import EVERY_LINE, arms, labels
+from thinwire.studies.read import EVERY_LINE, arms, labels
 
 
 def written(folder: Path, rounds: list[str], ended: int | None = None) -> Path:

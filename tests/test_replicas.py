@@ -15,7 +15,8 @@ from torch import nn
 import thinwire as tw
 from pipelines import bits, cut, data, dsp, forked, net, plain, refusal, run, sgd, small_sgd
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Hook, Method, PSync
-from thinwire.ddp.simulate import Worker, one_step
+from thinwire.ddp.simulation import one_step
+from thinwire.ddp.worker import Worker
 from thinwire.errors import NonFinite
 from thinwire.key import Key
 from thinwire.pipeline import BPK, DSP, FR, PipeDream2BW, Simulation, pipeline

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from problems import Supervised
-from thinwire.analysis.residuals import best, owed
 from thinwire.ddp import DEF, EF21
 from thinwire.ddp.methods import Method
-from thinwire.ddp.simulate import Result, lengths, simulate
+from thinwire.ddp.simulation import Result, lengths, simulate
+from thinwire.look.feedback import best, owed
 
 
 def test_the_best_lambda_is_one_for_equal_residuals_and_one_in_k_for_orthogonal_ones() -> None:

@@ -23,14 +23,14 @@ from thinwire import FedAvg, Key, Layout, LocalSGD, Params, Simulation, Supervis
 from thinwire.algorithms.fedavg import Reply
 from thinwire.algorithms.flss import combined
 from thinwire.algorithms.scaffold import Reply as Both
-from thinwire.compare import Federated
 from thinwire.errors import RunError, WireError
-from thinwire.run import storage
+from thinwire.federated import storage
+from thinwire.federated.messages import Form, Mean
+from thinwire.federated.stream import Parcel, catch_up
 from thinwire.run.folder import Folder
 from thinwire.run.identity import data_digest
-from thinwire.run.messages import Form, Mean
 from thinwire.run.ranks import join, rank
-from thinwire.run.stream import Parcel, catch_up
+from thinwire.studies import Federated
 
 # -- several ranks -------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ def test_the_client_whose_reply_is_refused_is_named_and_a_study_goes_on(
     said = "round 1, client 3: "
     with pytest.raises(WireError, match=f"^{said}"):
         simulate("FedAvg()", seed=0, sample=6)
-    from thinwire.compare import Federated
+    from thinwire.studies import Federated
 
     both = Federated(("FedAvg(LocalSGD(0.2))",), clients=5, rounds=1, seeds=(0, 1))
     failures = both.run(tmp_path / "run")

@@ -37,9 +37,9 @@ from processes import Process
 from thinwire.deploy.client import Node
 from thinwire.deploy.server import Deployment
 from thinwire.errors import OutOfSync, RunError, WireError
-from thinwire.run.client import Reply, unheard
+from thinwire.federated.client import Reply, unheard
+from thinwire.federated.stream import View
 from thinwire.run.folder import Folder
-from thinwire.run.stream import View
 
 CLIENTS, ROUNDS = 3, 4
 METHODS = [

@@ -145,7 +145,7 @@ def test_a_client_is_believed_as_many_examples_as_are_said_for_its_name(tmp_path
 
 
 def test_its_files_are_plotted_beside_a_simulated_run(tmp_path: Path) -> None:
-    from thinwire.report.read import arms
+    from thinwire.studies.read import arms
 
     serve(post("FedAvg()", tmp_path), "FedAvg()", out=tmp_path / "runs" / "deployed")
     method = tw.parse("SCAFFOLD()", {"lr": 0.2, "batch": 8})

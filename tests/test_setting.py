@@ -13,9 +13,9 @@ import pytest
 import thinwire as tw
 from test_simulate import blobs, mlp
 from thinwire.cli import main
-from thinwire.compare import Federated, load
 from thinwire.errors import RunError
-from thinwire.run import Network, Privacy, Setting
+from thinwire.federated import Network, Privacy, Setting
+from thinwire.studies import Federated, load
 
 # An option of `thinwire run` that is a field of Setting: the field, a value, how it is typed, what is refused and why.
 OPTIONS: list[tuple[str, Any, str, str, str]] = [

@@ -23,9 +23,9 @@ from processes import Process, called
 from thinwire import FedAvg, Key, LocalSGD, Network, Simulation, Supervised
 from thinwire.data import Crop, Flip
 from thinwire.errors import NonFinite, RunError
+from thinwire.federated.stream import SLACK, Parcel, catch_up
 from thinwire.kernels import native
 from thinwire.run.folder import locked
-from thinwire.run.stream import SLACK, Parcel, catch_up
 from thinwire.task import as_task
 
 # -- the problem ------------------------------------------------------------------
@@ -514,8 +514,8 @@ class Attention(nn.Module):
 
 
 def test_a_model_without_batching_rules_is_trained_client_by_client_and_nothing_is_said(monkeypatch) -> None:
-    monkeypatch.setattr("thinwire.run.pool.WORTH", 0)
-    monkeypatch.setattr("thinwire.run.pool.MARGIN", float("inf"))  # together, where it is possible at all
+    monkeypatch.setattr("thinwire.federated.pool.WORTH", 0)
+    monkeypatch.setattr("thinwire.federated.pool.MARGIN", float("inf"))  # together, where it is possible at all
     for model, plan in ((mlp, "together"), (Attention, "each")):
         for asked in (None, "measured"):
             run = Simulation(FedAvg(), model, blobs(), workers=1, plan=asked)
@@ -543,8 +543,8 @@ def test_the_plan_is_a_matter_of_model_and_sizes_and_no_clock_is_read(monkeypatc
     def never() -> float:
         raise AssertionError("the clock was read")
 
-    monkeypatch.setattr("thinwire.run.pool.WORTH", 0)
-    monkeypatch.setattr("thinwire.run.pool.time.thread_time", never)
+    monkeypatch.setattr("thinwire.federated.pool.WORTH", 0)
+    monkeypatch.setattr("thinwire.federated.pool.time.thread_time", never)
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(12, 4, generator=g), torch.randint(3, (12,), generator=g)
     tasks = [Supervised(x, y, part) for part in torch.arange(12).split(3)]

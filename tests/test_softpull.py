@@ -11,10 +11,10 @@ import torch
 import thinwire as tw
 from problems import PAIR, TWICE, Point, approx, handwriting, mlp, normed
 from thinwire import EF21, FedAvg, FedBN, Half, Key, LocalSGD, Params, Simulation, SoftPull, TopK
+from thinwire.algorithms.softpull import Model, middle, pulled
 from thinwire.errors import CombinationError, WireError
-from thinwire.personal.softpull import Model, middle, pulled
-from thinwire.run.ledger import Ledger
-from thinwire.run.messages import Form, heard, written
+from thinwire.federated.ledger import Ledger
+from thinwire.federated.messages import Form, heard, written
 
 LOCAL = LocalSGD(0.1, batch=16)
 

@@ -9,8 +9,8 @@ import torch
 
 import thinwire as tw
 from problems import Supervised
-from thinwire.analysis.spectra import flss, kept, left_out, recorded, smallest, streaming
-from thinwire.report.read import arms
+from thinwire.look.subspace import flss, kept, left_out, recorded, smallest, streaming
+from thinwire.studies.read import arms
 
 
 def test_rho_is_the_share_of_the_squares_that_come_after() -> None:
@@ -51,7 +51,7 @@ def test_the_basis_that_is_followed_is_the_one_that_flss_had(tmp_path: Path, dec
     own, found = kept(run), recorded(run)
     assert own is not None
     assert found.kept is not None
-    from thinwire.analysis.gradients import recorded as space
+    from thinwire.look.gradients import recorded as space
 
     _, sigma = streaming(space(run).whole(), 3, 4, 2, decay)
     assert sigma.tolist() == pytest.approx(own.tolist(), rel=1e-4)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import thinwire as tw
 from thinwire.algorithms.base import Algorithm
+from thinwire.federated.messages import Form
+from thinwire.federated.stream import Stream, catch_up
 from thinwire.links import Dense
-from thinwire.run.messages import Form
-from thinwire.run.stream import Stream, catch_up
 
 KEY = tw.Key(0)
 

@@ -16,11 +16,11 @@ import pytest
 import thinwire as tw
 from thinwire import cli
 from thinwire.cli import finish
-from thinwire.compare import KINDS, DataParallel, Federated, Pipelined, Study, load
 from thinwire.errors import RunError
 from thinwire.report import html, plots, table
-from thinwire.report.read import UNITS, arms
 from thinwire.run.folder import locked
+from thinwire.studies import KINDS, DataParallel, Federated, Pipelined, Study, load
+from thinwire.studies.read import UNITS, arms
 
 pytest.importorskip("sklearn")
 

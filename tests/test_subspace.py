@@ -15,19 +15,7 @@ import scipy.stats
 import torch
 from torch import Size, Tensor
 
-from thinwire import (
-    Dense,
-    ErrorFeedback,
-    Fastfood,
-    FedAvg,
-    Flat,
-    Gaussian,
-    Key,
-    Layout,
-    Params,
-    PerTensor,
-    Projection,
-)
+from thinwire import Dense, ErrorFeedback, Fastfood, FedAvg, Flat, Gaussian, Key, Layout, Params, PerTensor, Projection
 from thinwire.errors import CombinationError
 from thinwire.kernels import counter, fastfood
 from thinwire.kernels.hadamard import hadamard_

@@ -8,7 +8,7 @@ import torch
 
 import thinwire as tw
 from problems import Supervised
-from thinwire.analysis.surfaces import embedding, features, filtered, random_direction, span, surface, way
+from thinwire.look.surface import embedding, features, filtered, random_direction, span, surface, way
 from thinwire.params import Params
 
 
@@ -99,7 +99,7 @@ def test_groups_that_are_apart_stay_apart_on_the_plane() -> None:
 
 
 def test_the_models_of_evaluated_rounds_are_recorded_and_are_those_of_the_run(tmp_path) -> None:
-    from thinwire.run.changes import MODELS, kept
+    from thinwire.federated.changes import MODELS, kept
 
     task = Supervised(torch.ones(4, 1), torch.zeros(4, dtype=torch.long))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.analysis import sweep
-from thinwire.report.read import Arm, arms
+from thinwire.look import sweep
+from thinwire.studies.read import Arm, arms
 
 
 def lying(folder: Path, method: str, size: int, *reached: dict[str, float]) -> None:

@@ -204,7 +204,7 @@ def both(make: Any, **options: Any) -> list[tw.Result]:
 def test_a_model_that_cannot_be_trained_side_by_side_is_trained_one_by_one_bit_for_bit(
     make: Any, why: str | None, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from thinwire.run import client
+    from thinwire.federated import client
 
     client._log_once.cache_clear()
     caplog.set_level(logging.WARNING, "thinwire")

@@ -12,15 +12,15 @@ from torch import nn
 
 import thinwire as tw
 from elsewhere import AWAY, LOCAL, TASKS, Start, assert_the_same_elsewhere, deployed, model, node, simulated
-from thinwire.analysis.predict import predict
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, OutOfSync
+from thinwire.federated.envelope import read_call
+from thinwire.federated.messages import Form
+from thinwire.federated.stream import View, catch_up
+from thinwire.federated.views import Views, visit
 from thinwire.problem import Problem
-from thinwire.run.envelope import read_call
 from thinwire.run.folder import Folder
-from thinwire.run.messages import Form
-from thinwire.run.stream import View, catch_up
-from thinwire.run.views import Views, visit
+from thinwire.studies.predict import predict
 
 OWN = f"FedAvg({LOCAL}, down=PerClient(TopK(0.2)))"
 METHODS = [

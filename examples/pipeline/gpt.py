@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from thinwire.compare.pipelined import schedule as typed
 from thinwire.pipeline import law, pipeline, split
 from thinwire.pipeline.schedule import DNI, DSP
+from thinwire.studies.pipelined import schedule as typed
 
 
 class Embed(nn.Module):

@@ -36,8 +36,8 @@ import units  # noqa: E402
 from arms import Arm, Ranks  # noqa: E402
 
 import thinwire as tw  # noqa: E402
-from thinwire.compare import DataParallel  # noqa: E402
 from thinwire.ddp import DEF, EF, EF21, SAEF, Hook, Method, PSync  # noqa: E402
+from thinwire.studies import DataParallel  # noqa: E402
 
 STEPS, TOGETHER, LAMBDAS = 12_000, 32, (0.3, 0.5, 0.7, 1.0)
 

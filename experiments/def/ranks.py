@@ -22,10 +22,10 @@ import record
 from torch import nn
 
 import thinwire as tw
-from thinwire.compare import DataParallel
 from thinwire.config import complete
 from thinwire.ddp import DEF, Hook, Method
 from thinwire.problem import Problem
+from thinwire.studies import DataParallel
 
 EXAMPLES = 64  # of all workers in a step
 

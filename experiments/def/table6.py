@@ -27,11 +27,11 @@ import record
 import torch
 
 import thinwire as tw
-from thinwire.compare import DataParallel
-from thinwire.compare import data_parallel as compare
 from thinwire.config import complete
 from thinwire.ddp import DEF, EF, SAEF, Hook, Method, PSync
 from thinwire.errors import NonFinite
+from thinwire.studies import DataParallel
+from thinwire.studies import data_parallel as compare
 
 # Table 6: CIFAR-10, VGG-16, test accuracy in percent. Of DEF that of y and that of x (DEF-A).
 SGD_ALONE = 93.76

@@ -38,12 +38,13 @@ import torch  # noqa: E402
 
 import thinwire as tw  # noqa: E402
 from thinwire import models  # noqa: E402
-from thinwire.compare import data_parallel as compare  # noqa: E402
 from thinwire.config import complete  # noqa: E402
 from thinwire.data import Crop, Flip  # noqa: E402
-from thinwire.ddp.simulate import batches, simulate  # noqa: E402
+from thinwire.ddp.simulation import simulate  # noqa: E402
+from thinwire.ddp.worker import batches  # noqa: E402
 from thinwire.errors import NonFinite  # noqa: E402
 from thinwire.key import Key  # noqa: E402
+from thinwire.studies import data_parallel as compare  # noqa: E402
 from thinwire.train.one import means, to_device  # noqa: E402
 
 # With learning rates that were tried with ``curves --lr`` on the first seed, as the thesis tunes them.

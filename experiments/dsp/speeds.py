@@ -21,9 +21,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import train
 
-from thinwire.compare.pipelined import schedule
 from thinwire.config import complete
 from thinwire.pipeline.plan import least, messages, seconds
+from thinwire.studies.pipelined import schedule
 
 LINKS = ((10_000.0, 0.0001), (1_000.0, 0.001), (100.0, 0.01))  # Mbit/s each way, seconds one way
 THESIS = {"FR()": 1.7, "DSP": 2.7}  # with four parts; GPipe's 2.2 is of ResNet-101

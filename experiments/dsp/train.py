@@ -37,10 +37,10 @@ import record
 from pages.pipelined import thesis
 
 from thinwire import data as sets
-from thinwire.compare.pipelined import Pipelined
 from thinwire.config import complete
 from thinwire.data import IID
 from thinwire.problem import Problem, standard
+from thinwire.studies.pipelined import Pipelined
 from thinwire.train.one import made
 
 LAGS = {3: [(4, 2, 0), (6, 3, 0), (10, 5, 0)], 4: [(6, 4, 2, 0), (9, 6, 3, 0), (15, 10, 5, 0)]}

@@ -19,8 +19,8 @@ import record
 
 import thinwire as tw
 from thinwire.data import Dirichlet
+from thinwire.federated.result import CLIENTS
 from thinwire.problem import standard
-from thinwire.run.result import CLIENTS
 
 METHODS = """
     FedAvg()

@@ -40,9 +40,9 @@ from arms import Arm, Federated, Ranks
 
 import thinwire as tw
 from thinwire import data as sets
-from thinwire.compare import DataParallel
 from thinwire.ddp import Hook
 from thinwire.problem import Problem, standard
+from thinwire.studies import DataParallel
 
 ROUNDS, EXAMPLES, TESTED = 100, 3000, 4000
 SPLITS: dict[str, sets.Split] = {"Pathological(3)": sets.Pathological(3), "IID()": sets.IID()}

@@ -29,9 +29,9 @@ import record
 import torch
 
 import thinwire as tw
-from thinwire.run.chosen import AGAIN, COHORT
-from thinwire.run.setting import Setting
-from thinwire.run.simulate import Simulation
+from thinwire.federated.auto_run import AGAIN, COHORT
+from thinwire.federated.setting import Setting
+from thinwire.federated.simulation import Simulation
 
 SEED, ROUNDS, LATE = 100, 24, 12
 INTO = Path(__file__).parent / "results" / "views.jsonl"

@@ -30,8 +30,8 @@ import retina as table
 from pages.personal import LABELS
 
 import thinwire as tw
-from thinwire.analysis.pictures import compared
 from thinwire.errors import ExpressionError
+from thinwire.look.pictures import compared
 from thinwire.problem import Problem
 from thinwire.task import dice
 

@@ -30,10 +30,10 @@ import thinwire as tw
 from thinwire.config import complete
 from thinwire.data import Split, holdout
 from thinwire.expression import parse, settings
+from thinwire.federated.client import adapted, one_round, statistics_of, unheard
+from thinwire.federated.own_tests import Metrics, Model, tested
 from thinwire.key import Key
 from thinwire.problem import Problem, standard
-from thinwire.run.client import adapted, one_round, statistics_of, unheard
-from thinwire.run.own_tests import Metrics, Model, tested
 
 METHODS = (
     "FedAvg()",

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from . import algorithms, links, local, optimizers, personal, run, schedules
+from . import algorithms, links, local, optimizers, run, schedules
+from . import algorithms as personal
 from .config import Config, fit
 from .errors import ExpressionError, nearest
 from .local import Trainer

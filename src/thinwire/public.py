@@ -1,18 +1,17 @@
 """The public names: what `import thinwire as tw` finds. Each is listed once, in the `__all__` of its package."""
 
-from . import algorithms, errors, links, local, optimizers, params, personal, run, schedules, task, wire
+from . import algorithms, errors, federated, links, local, optimizers, params, schedules, task, wire
 from .algorithms import *
-from .compare.loaded import load
 from .config import complete
 from .expression import parse
+from .federated import *
 from .key import Key
 from .links import *
 from .local import *
 from .optimizers import *
 from .params import *
-from .personal import *
-from .run import *
 from .schedules import *
+from .studies.load import load
 from .task import *
 from .version import code_version as code_version
 from .wire import dumps, loads, restore
@@ -23,7 +22,6 @@ __all__ += links.__all__
 __all__ += local.__all__
 __all__ += optimizers.__all__
 __all__ += params.__all__
-__all__ += personal.__all__
-__all__ += run.__all__
+__all__ += federated.__all__
 __all__ += schedules.__all__
 __all__ += task.__all__

@@ -1,10 +1,12 @@
-"""Federated methods, one file a paper."""
+"""Federated methods, one file a paper; among them those that give each client a model of its own."""
 
+from .apfl import APFL
 from .auto import Auto
 from .averaged import Averaged
 from .base import Algorithm, Each, Start, Sum
 from .clustered_lbgm import ClusteredLBGM
 from .decomfl import DeComFL
+from .ditto import Ditto
 from .domo import DOMO
 from .fedacg import FedACG
 from .fedavg import FedAvg
@@ -16,18 +18,26 @@ from .fedntd import FedNTD
 from .fedpara import FedPara
 from .fedpm import FedPM
 from .fedprox import FedProx
+from .fedsm import Ensemble, FedSM, FedSMExtra
 from .fetchsgd import FetchSGD
 from .flss import FLSS
+from .ft import FT
 from .intrinsic import Intrinsic
 from .luar import LUAR
 from .momentum import FedAvgLM, FedAvgLMZ, FedAvgSLM, FedAvgSLMZ, FedAvgSM
 from .moon import MOON
+from .perfedavg import PerFedAvg
+from .pfedme import pFedMe
 from .prunefl import PruneFL
 from .scaffold import SCAFFOLD
+from .softpull import SoftPull
+from .staying import FedBN, FedPer, FedRep
 
 __all__ = [
+    "APFL",
     "DOMO",
     "FLSS",
+    "FT",
     "LUAR",
     "MOON",
     "SCAFFOLD",
@@ -36,7 +46,9 @@ __all__ = [
     "Averaged",
     "ClusteredLBGM",
     "DeComFL",
+    "Ditto",
     "Each",
+    "Ensemble",
     "FedACG",
     "FedAvg",
     "FedAvgLM",
@@ -44,6 +56,7 @@ __all__ = [
     "FedAvgSLM",
     "FedAvgSLMZ",
     "FedAvgSM",
+    "FedBN",
     "FedDC",
     "FedDyn",
     "FedGen",
@@ -51,10 +64,17 @@ __all__ = [
     "FedNTD",
     "FedPM",
     "FedPara",
+    "FedPer",
     "FedProx",
+    "FedRep",
+    "FedSM",
+    "FedSMExtra",
     "FetchSGD",
     "Intrinsic",
+    "PerFedAvg",
     "PruneFL",
+    "SoftPull",
     "Start",
     "Sum",
+    "pFedMe",
 ]

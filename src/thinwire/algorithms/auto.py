@@ -2,7 +2,7 @@
 
 ``Auto`` is no method itself. It looks at what a short rehearsal measured (:class:`Measured`) and makes a
 :class:`Choice`, which is written out as ``Averaged(FedAvg(up=..., down=...))``. The runner rehearses when a run begins
-and once more after ten rounds (:mod:`thinwire.run.chosen`).
+and once more after ten rounds (:mod:`thinwire.federated.auto_run`).
 
 What is minimised is a squared distance: of the model that a client trains from, to the one that it would train from if
 nothing were lost on the way. Two things lie between them: what clients have kept back of their updates, and what this

@@ -74,7 +74,7 @@ def _users(filename: str) -> bool:
 
 def _as_option(said: str) -> str:
     """What is said of a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
-    from ..run.setting import Setting
+    from ..federated.setting import Setting
 
     found = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
     if found is None or found[1] not in {field.name for field in fields(Setting)}:

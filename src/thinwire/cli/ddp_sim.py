@@ -14,7 +14,7 @@ from .options import Decay, Json, LogTo, Out, Overwrite, Seed, Seeds
 
 
 def _options() -> list[Any]:
-    from ..compare import DataParallel
+    from ..studies import DataParallel
 
     return options_of(DataParallel)
 
@@ -35,7 +35,7 @@ def ddp_sim(
     **given: Any,
 ) -> None:
     """Data-parallel methods by logical workers of one process, exactly; table, logs and plots in --out."""
-    from ..compare import DataParallel
+    from ..studies import DataParallel
 
     listed = {"decay": typed.decay(decay), "seeds": typed.seeds(seeds, seed)}
     study = typed.study(DataParallel, methods, {**given, **listed})

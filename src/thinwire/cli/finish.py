@@ -30,9 +30,9 @@ def finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, 
     """
     from ..report import table
     from ..report.plots import plot as draw
-    from ..report.read import arms
     from ..run.folder import roomy
     from ..run.ranks import rank
+    from ..studies.read import arms
 
     speaks = rank() == 0
     watched = sys.stderr.isatty() and speaks

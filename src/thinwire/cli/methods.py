@@ -22,14 +22,14 @@ def methods(
     if what_with_what:
         if use:
             raise ValueError("--matrix tries thinwire's own methods and links alone: leave out --matrix or --use")
-        from ..analysis import matrix
+        from ..studies import matrix
 
         pairs = matrix.matrix()
         if not as_json:
             matrix.show(pairs)
         print_json(as_json, {"pairs": [pair._asdict() for pair in pairs]})
         return
-    from ..analysis.catalogue import catalogue, show
+    from ..studies.catalogue import catalogue, show
 
     found = catalogue(use or ())
     if not as_json:

@@ -24,13 +24,13 @@ MEASURED = ("data", "model", "data_dir", "batch", "parts", "device", "mbit", "la
 
 
 def _options() -> list[Any]:
-    from ..compare import Pipelined
+    from ..studies import Pipelined
 
     return options_of(Pipelined)
 
 
 def _options_of_plan() -> list[Any]:
-    from ..compare import Pipelined
+    from ..studies import Pipelined
 
     return options_of(Pipelined, "use", *MEASURED)
 
@@ -56,8 +56,8 @@ def run(
     **given: Any,
 ) -> None:
     """Train one model under several schedules; table, logs and plots in --out. Under torchrun each rank has a part."""
-    from ..compare import Pipelined
     from ..run.ranks import barrier, rank
+    from ..studies import Pipelined
 
     listed = {
         "cut": _places(cut),
@@ -94,7 +94,7 @@ def plan(
     **given: Any,
 ) -> None:
     """Measure a model's parts, and say how long a batch takes under each schedule, and which delays hide the links."""
-    from ..analysis import planner
+    from ..studies import plan_pipelined as planner
 
     if shape is not None and "data" in given["typed"]:
         raise ValueError(f"--shape {shape} is not used with --data: leave one of the two out")

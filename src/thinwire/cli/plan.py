@@ -12,8 +12,8 @@ from .typed import federated, refuse_other_clients
 
 
 def _options() -> list[Any]:
-    from ..compare import Federated
-    from ..run.setting import Setting
+    from ..federated.setting import Setting
+    from ..studies import Federated
 
     of = ("use", "data", "model", "augment", "task", "clients", "split", "rounds", "unseen", "data_dir")
     return [*options_of(Federated, *of), *options_of(Setting, "sample", "seed", "workers", "device")]
@@ -36,7 +36,7 @@ def plan(
     **given: Any,
 ) -> None:
     """What methods would cost on slow links: bytes, seconds, accuracy after some rounds, and what to type."""
-    from ..analysis import alternatives
+    from ..studies import plan_federated as alternatives
 
     auto = f"Auto({budget})"
     study = federated([auto, *(methods or ())], given, {"lr": lr, "epochs": epochs, "batch": batch})

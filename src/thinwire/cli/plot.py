@@ -30,7 +30,7 @@ def plot(
 ) -> None:
     """Curves of accuracy and loss against rounds or steps, bytes, floats and seconds; of what was sent, by round."""
     from ..report.plots import plot as draw
-    from ..report.read import arms
+    from ..studies.read import arms
 
     files = draw(arms(folders), out or folders[0], form, title, _inches(size), best)
     for file in files:

@@ -12,8 +12,8 @@ from .typed import federated, refuse_other_clients
 
 
 def _options() -> list[Any]:
-    from ..compare import Federated
-    from ..run.setting import Setting
+    from ..federated.setting import Setting
+    from ..studies import Federated
 
     known = options_of(Federated, "use", "data", "model", "task", "clients", "split", "rounds", "data_dir")
     return [*known, *options_of(Setting, "sample", "seed", "start")]
@@ -30,8 +30,8 @@ def predict(
     **given: Any,
 ) -> None:
     """Bytes and seconds of a federated run before it is trained, from messages that are really encoded."""
-    from ..analysis.predict import predict as foresee
-    from ..analysis.predict import show
+    from ..studies.predict import predict as foresee
+    from ..studies.predict import show
 
     study = federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch})
     rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start

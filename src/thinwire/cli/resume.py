@@ -13,7 +13,7 @@ from .options import Json, LogTo
 
 
 def _options() -> list[Any]:
-    from ..run.setting import Setting
+    from ..federated.setting import Setting
 
     return options_of(Setting, "workers")
 
@@ -28,7 +28,7 @@ def resume(
     **given: Any,
 ) -> None:
     """Continue a study of any kind from its checkpoints, bit for bit."""
-    from ..compare import load
+    from ..studies import load
 
     study = load(out).but(rounds=rounds, data_dir=data_dir, workers=given["workers"])
     finish(study, out, as_json, listener(log, out))

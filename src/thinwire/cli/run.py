@@ -14,8 +14,8 @@ from .typed import federated, refuse_other_clients
 
 
 def _options() -> list[Any]:
-    from ..compare import Federated
-    from ..run.setting import Setting
+    from ..federated.setting import Setting
+    from ..studies import Federated
 
     return [*options_of(Federated), *options_of(Setting)]
 

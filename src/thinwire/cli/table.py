@@ -23,7 +23,7 @@ def tabulate(
     """The table of studies that are there, on the terminal or as text for a paper, a spreadsheet, a page."""
     from ..report import table
     from ..report.about import title
-    from ..report.read import arms
+    from ..studies.read import arms
 
     forms = {"--latex": (latex, table.latex), "--csv": (csv, table.csv), "--markdown": (markdown, table.markdown)}
     wanted = {name: form for name, (asked, form) in forms.items() if asked}

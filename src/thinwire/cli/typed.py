@@ -54,8 +54,8 @@ def study(cls: type, methods: list[str], given: dict[str, Any], local: dict[str,
 
 def federated(methods: list[str], given: dict[str, Any], local: dict[str, Any], several: str | None = None) -> Any:
     """The federated study; ``several`` is ``--seeds``."""
-    from ..compare.federated import Federated, settled
-    from ..run.setting import Setting
+    from ..federated.setting import Setting
+    from ..studies.federated import Federated, settled
 
     setting = settled({field.name: given[field.name] for field in fields(Setting) if field.name in given})
     return study(Federated, methods, {**given, "setting": setting, "seeds": seeds(several, setting.seed)}, local)

@@ -24,15 +24,15 @@ from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
 from ..dice import seeded, untouched
 from ..errors import OutOfSync, RunError, WireError, check, require
+from ..federated.client import ClientState, Job, Reply, adapted, one_round, statistics_of, taken, unheard
+from ..federated.envelope import Answer, Call, key_of, mark, read_call
+from ..federated.messages import Form, forms, private
+from ..federated.own_tests import Model, packed, tested
+from ..federated.stream import Logged, Parcel, View, begun, catch_up
 from ..key import Key
 from ..params import Params
-from ..run.client import ClientState, Job, Reply, adapted, one_round, statistics_of, taken, unheard
-from ..run.envelope import Answer, Call, key_of, mark, read_call
 from ..run.folder import checksum, locked, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
-from ..run.messages import Form, forms, private
-from ..run.own_tests import Model, packed, tested
-from ..run.stream import Logged, Parcel, View, begun, catch_up
 from ..task import Task, as_task
 from ..train.fitting import fitting
 from ..train.one import Slot, evaluate, floats, made, mean_metrics

@@ -23,21 +23,21 @@ from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import OutOfSync, ThinwireError, WireError, check, require
+from ..federated.client import ClientState
+from ..federated.clip import Clip, Norms
+from ..federated.envelope import SMALL, Answer, mark, read_answer
+from ..federated.network import measured
+from ..federated.own_tests import unpacked
+from ..federated.pool import Pool, Work
+from ..federated.privacy import Privacy
+from ..federated.result import Record
+from ..federated.rounds import Pending, Rounds
+from ..federated.setting import Setting
+from ..federated.storage import Disk, Ends, Memory, Unreadable
 from ..key import Key
 from ..params import Params
-from ..run.client import ClientState
-from ..run.clip import Clip, Norms
-from ..run.envelope import SMALL, Answer, mark, read_answer
 from ..run.folder import Folder
 from ..run.identity import data_digest
-from ..run.network import measured
-from ..run.own_tests import unpacked
-from ..run.pool import Pool, Work
-from ..run.privacy import Privacy
-from ..run.result import Record
-from ..run.rounds import Pending, Rounds
-from ..run.setting import Setting
-from ..run.storage import Disk, Ends, Memory, Unreadable
 from ..task import as_task
 from ..train.one import Slot, made
 from ..wire import Packet, State, count, length, restore
@@ -70,7 +70,7 @@ class Deployment(Rounds):
     Each round ``sample`` of ``clients`` are called (None: all that are there) and the first
     ``take`` answers count (None: all of them). ``clip`` bounds the Euclidean norm of every
     Params field of a reply: a longer one counts as if it were that long, and the log names
-    its client. "auto" is a multiple of the median norm of the newest rounds' replies (:mod:`thinwire.run.clip`).
+    its client. "auto" is a multiple of the median norm of the newest rounds' replies (:mod:`thinwire.federated.clip`).
     :meth:`Algorithm.admit <thinwire.algorithms.base.Algorithm.admit>` says what a bound means for each method. A reply
     weighs as many examples as its client says to have; ``most_examples``, one number or one for each client, is how
     many are believed: an answer that says more is refused. Where a method averages by examples,

@@ -39,7 +39,7 @@ class PerClient(Wrapper):
     client it calls, where a stream encodes one a round. A simulation keeps no second copy for the client.
 
     ``auto`` takes the stream instead, as ``EF21(inner)`` has it, where that is predicted to be no more bytes
-    (:func:`thinwire.run.views.visit`), as it is where every client takes part in each round.
+    (:func:`thinwire.federated.views.visit`), as it is where every client takes part in each round.
 
     It may be the link of one field or of all (``down={"x": PerClient(TopK(0.1))}``), and goes around other links, never
     into them. Raises ``CombinationError`` if the inner link is no contraction, or if its receiver keeps a memory; and

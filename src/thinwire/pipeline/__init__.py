@@ -12,7 +12,7 @@ from . import law as law
 from . import schedule
 from .runtime import Pipeline, pipeline
 from .schedule import *  # noqa: F403
-from .simulate import Simulation, simulate_pipeline
+from .simulation import Simulation, simulate_pipeline
 from .split import split
 from .stored import AQSGD
 

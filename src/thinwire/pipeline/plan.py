@@ -17,7 +17,7 @@ from . import law
 from .frames import LEAST
 from .losses import Loss, mean_loss, scaled
 from .schedule import DNI, DSP, GPipe, Schedule
-from .simulate import Simulation
+from .simulation import Simulation
 from .split import _now, repeats
 from .stored import AQSGD
 

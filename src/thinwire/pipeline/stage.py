@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from ..ddp.collectives import Gather, Mean
 from ..ddp.handle import frozen, thawed
 from ..ddp.methods import Hook, Method
-from ..ddp.simulate import Worker
+from ..ddp.worker import Worker
 from ..errors import NonFinite, WireError, check, require
 from ..key import Key
 from ..links import Dense

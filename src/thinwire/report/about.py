@@ -12,9 +12,9 @@ from ..expression import parse, vocabulary
 from ..pipeline import AQSGD
 from ..pipeline.schedule import SCHEDULES
 from ..problem import SUITED
-from .read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
-from .read import setting as setting_of
-from .read import study as study_of_run
+from ..studies.read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
+from ..studies.read import setting as setting_of
+from ..studies.read import study as study_of_run
 
 
 def study_of(folders: Sequence[Path]) -> Record:

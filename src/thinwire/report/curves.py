@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..run.network import transfer
-from .read import UNITS, Arm, Run, counted
+from ..federated.network import transfer
+from ..studies.read import UNITS, Arm, Run, counted
 
 Axis = Callable[[Run], list[float]]
 Vector = NDArray[np.float64]
@@ -29,7 +29,7 @@ NAMES = {
 
 class Curve(NamedTuple):
     """The mean over seeds in each round, or after each step, at which all of them were evaluated; the lowest and the
-    highest. [points] each. The seeds are those of :func:`~thinwire.report.read.counted`.
+    highest. [points] each. The seeds are those of :func:`~thinwire.studies.read.counted`.
     """
 
     x: Vector

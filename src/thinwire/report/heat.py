@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .read import Arm, Record, Run, damaged, read_lines
+from ..studies.read import Arm, Record, Run, damaged, read_lines
 
 CELLS = 240, 400  # rows and columns of a heat map
 FULL = 4  # runs whose heat maps have as many; more runs share the cells of so many

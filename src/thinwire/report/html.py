@@ -20,10 +20,10 @@ from pathlib import Path
 
 from ..errors import require
 from ..run.folder import write_atomic
+from ..studies.read import Arm, Record, arms, counted
 from ..version import code_version
 from . import about, heat, numbers, table
 from .curves import NAMES, has, sent
-from .read import Arm, Record, arms, counted
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from ..errors import nearest, require
 from ..run.folder import write_atomic
-from .read import Record, read, read_lines
+from ..studies.read import Record, read, read_lines
 
 Outcome = Literal["finished", "failed", "killed"]  # "killed" is Ctrl-C's
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..studies.read import Arm, Record, Run, read_lines
 from . import table
 from .curves import NAMES, axes, count, curve, sent
-from .read import Arm, Record, Run, read_lines
 
 POINTS = 400  # of a curve
 EVERY = 6000  # points of a value's curves, of all methods and seeds

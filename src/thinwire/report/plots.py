@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import nearest, require
+from ..studies.read import Arm
 from .curves import COSTS, NAMES, OWN, Axis, axes, count, curve, has, judged, sent
-from .read import Arm
 
 matplotlib.use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from ..errors import RunError
+from ..studies.read import Record
 from .html import gather, page
-from .read import Record
 
 HERE = "127.0.0.1"
 WATCHED = ("study.json", "run.json", "rounds.jsonl", "summary.json", "clients.jsonl")

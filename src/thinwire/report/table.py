@@ -18,7 +18,7 @@ from ..links import Dense
 from ..optimizers import SGD
 from ..pipeline import BPK
 from ..run.folder import write_atomic
-from .read import Arm, Run, chosen, counted, not_begun, planned, read_lines, setting
+from ..studies.read import Arm, Run, chosen, counted, not_begun, planned, read_lines, setting
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -37,7 +37,7 @@ class Form:
 
 
 def rows(arms: list[Arm]) -> list[Row]:
-    """One row a method: means over the seeds of :func:`~thinwire.report.read.counted`, and the deviation over them.
+    """One row a method: means over the seeds of :func:`~thinwire.studies.read.counted`, and the deviation over them.
 
     ``seeds_left_out`` are those that are not complete while others are, or have not begun. Shares of bytes are those of
     a method that sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``,

@@ -1,15 +1,13 @@
-"""The cohort shared by several processes: under ``torchrun`` each rank trains its part of it.
+"""The processes that share a run under ``torchrun``: who they are, and what they say to one another.
 
-Every rank holds the server and makes the same step, so only replies travel between them,
-as bytes. What a client's round gives does not depend on who trains it, so the results are
-those of one process, bit for bit. Rank 0 alone writes to disk.
+Rank 0 alone writes to disk.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CombinationError, DataError, NonFinite, OutOfSync, RankLost, RunError, WireError
-from ..wire import Packet, State, dumps, loads, restore
-from .client import ClientState, Job, Reply
-from .pool import Plan, Pool
-from .stream import View
+from ..wire import State, dumps, loads
 
 
 def join() -> None:
@@ -50,34 +45,6 @@ def barrier() -> None:
     """Wait for the others."""
     if size() > 1:
         dist.barrier()
-
-
-class Ranks(Pool):
-    """A pool whose jobs are dealt to all ranks in turn."""
-
-    def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
-        """All replies, in the order of ``jobs``, on every rank."""
-        units = self.units(len(jobs))
-        mine = [i for i in range(len(units)) if i % size() == rank()]
-        own = [job for i in mine for job in jobs[slice(*units[i])]]
-
-        def parts() -> State:
-            found = iter(list(super(Ranks, self).rounds(own, view, [units[i][1] - units[i][0] for i in mine])))
-            return [[_packed(next(found)) for _ in range(*units[i])] for i in mine]
-
-        gathered = [iter(part) for part in shared(parts)]
-        for i in range(len(units)):
-            for packet in next(gathered[i % size()]):
-                yield _unpacked(packet, self.work.own)
-
-    def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
-        """Rank 0's choice."""
-        plans: list[Plan] = shared(lambda: super(Ranks, self).choose(jobs, view, measured) if rank() == 0 else "each")
-        return plans[0]
-
-    def settle(self) -> None:
-        """All ranks have taken the round's replies."""
-        barrier()
 
 
 KINDS = (NonFinite, WireError, RunError, DataError, CombinationError, OutOfSync, RankLost, ValueError)
@@ -118,15 +85,3 @@ def exchange(x: State) -> list[Any]:
     dist.all_gather(everyone, padded)
     pairs = zip(everyone, lengths, strict=True)
     return [loads(part[: int(n)].numpy().tobytes(), max_values=None, finite=False) for part, n in pairs]
-
-
-def _packed(reply: Reply) -> Packet:
-    blob = torch.frombuffer(bytearray(reply.blob), dtype=torch.uint8)
-    *about, after, norms = reply[1:]
-    return [blob, *about, after, norms]
-
-
-def _unpacked(packet: Packet, like: ClientState) -> Reply:
-    blob, examples, loss, steps, floats, seconds, looks, change, after, norms = packet
-    about = examples, loss, steps, floats, seconds, looks, change
-    return Reply(blob.numpy().tobytes(), *about, restore(after, like), norms)

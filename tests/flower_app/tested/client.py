@@ -16,7 +16,7 @@ import thinwire as tw
 from tested.parts import method, model, tasks
 from thinwire.deploy import flower
 from thinwire.deploy.client import Node
-from thinwire.run.envelope import Answer, read_answer, read_call
+from thinwire.federated.envelope import Answer, read_answer, read_call
 from thinwire.wire import loads
 
 LIAR = 2  # the client

@@ -47,7 +47,7 @@ def each(
     Of a study a run that has nothing to look at is passed over with its reason, on stderr. Where that is so of all and
     for one reason, the reason is the error, and nothing else is said.
     """
-    from ...report.read import arms
+    from ...studies.read import arms
 
     runs = [(arm.label, run) for arm in arms([folder]) for run in arm.runs]
     results, drawn = dict[str, Any](), list[Path]()

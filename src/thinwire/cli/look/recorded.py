@@ -17,9 +17,10 @@ def of_gradients(folder: Dir, out: Out = None, squares: Squares = False, as_json
 
     Needs a run with --record gradients (components), looks (LBGM's tests), or all.
     """
-    from ...analysis import figures, gradients
+    from ...look import drawing as figures
+    from ...look import gradients
     from ...report.curves import count, curve, judged
-    from ...report.read import Arm, lacks
+    from ...studies.read import Arm, lacks
 
     of: gradients.Kind = "variance" if squares else "values"
 
@@ -118,7 +119,8 @@ def of_layers(folder: Dir, out: Out = None, as_json: Json = False) -> None:
 
     Needs a run with --record layers, gradients or all.
     """
-    from ...analysis import figures, layers
+    from ...look import drawing as figures
+    from ...look import layers
 
     def show(run: Any, recorded: Any, into: Path) -> dict[str, Any]:
         found, kappas = recorded
@@ -159,7 +161,8 @@ def of_subspace(
 
     Needs a run with --record gradients or all, of any method.
     """
-    from ...analysis import figures, spectra
+    from ...look import drawing as figures
+    from ...look import subspace as spectra
 
     spectra.basis(rank, start, decay)
 
@@ -191,7 +194,8 @@ def of_feedback(folder: Dir, out: Out = None, as_json: Json = False) -> None:
 
     Needs a study of `thinwire ddp-sim` with a method that keeps residuals, such as DEF(64).
     """
-    from ...analysis import figures, residuals
+    from ...look import drawing as figures
+    from ...look import feedback as residuals
 
     def show(run: Any, found: Any, into: Path) -> dict[str, Any]:
         table(
@@ -213,7 +217,8 @@ def of_staleness(folder: Dir, out: Out = None, as_json: Json = False) -> None:
 
     Needs a study of `thinwire pipeline run` with --record staleness.
     """
-    from ...analysis import figures, staleness
+    from ...look import drawing as figures
+    from ...look import staleness
 
     def show(run: Any, found: Any, into: Path) -> dict[str, Any]:
         last = [e for e in found if e.step == found[-1].step]

@@ -35,8 +35,9 @@ def of_sweep(
 
     Needs a study with several methods that were evaluated: the mean of the last five evaluations counts.
     """
-    from ...analysis import figures, sweep
-    from ...report.read import arms
+    from ...look import drawing as figures
+    from ...look import sweep
+    from ...studies.read import arms
 
     name, value, found = sweep.swept(arms(folders), across, tuned, of)
     rows = [

@@ -33,8 +33,9 @@ def of_surface(
 
     Needs a complete run of any federated method, of a study or with --task.
     """
-    from ...analysis import figures, surfaces
-    from ...analysis.final import final, losses
+    from ...look import drawing as figures
+    from ...look import surface as surfaces
+    from ...look.final import final, losses
 
     _grid(points, reach, examples)
 
@@ -77,9 +78,10 @@ def of_line(
 
     Needs complete runs of federated methods, of a study or with --task; of several seeds the first finished is drawn.
     """
-    from ...analysis import figures, surfaces
-    from ...analysis.final import final, losses
-    from ...report.read import arms, counted
+    from ...look import drawing as figures
+    from ...look import surface as surfaces
+    from ...look.final import final, losses
+    from ...studies.read import arms, counted
 
     _grid(points, reach, examples)
     require(not own or client is not None, "--own is the model of a client: name it with --client")
@@ -117,8 +119,9 @@ def of_path(
 
     Needs a complete run, of a study or with --task, with --record models or all, evaluated three times or more.
     """
-    from ...analysis import figures, surfaces
-    from ...analysis.final import final, losses
+    from ...look import drawing as figures
+    from ...look import surface as surfaces
+    from ...look.final import final, losses
     from ...params import Params
 
     require(points >= 3, f"--points {points}: it must be at least 3")
@@ -177,8 +180,9 @@ def of_embedding(
     """
     import torch
 
-    from ...analysis import figures, surfaces
-    from ...analysis.final import final, labels
+    from ...look import drawing as figures
+    from ...look import surface as surfaces
+    from ...look.final import final, labels
     from ...params import Params
 
     require(by in ("client", "label"), f"--by {by}: client or label is expected")
@@ -236,9 +240,10 @@ def of_pictures(
     Needs complete runs, of a study or with --task, that segment pictures, such as --data retina. Where clients have
     models of their own, it is the client's. Of several seeds the first finished one is drawn.
     """
-    from ...analysis import figures, pictures
-    from ...analysis.final import final
-    from ...report.read import arms, counted
+    from ...look import drawing as figures
+    from ...look import pictures
+    from ...look.final import final
+    from ...studies.read import arms, counted
 
     require(example >= 0, f"--example {example}: it must not be negative")
     require(clients >= 1, f"--clients {clients}: it must be at least 1")

@@ -45,12 +45,13 @@ def of_dimension(
     from dataclasses import replace
 
     from ...algorithms import FedAvg
-    from ...analysis import figures, spectra
-    from ...analysis.final import built
-    from ...compare.federated import Federated
+    from ...federated.setting import Setting
+    from ...federated.simulate import simulate
+    from ...look import drawing as figures
+    from ...look import subspace as spectra
+    from ...look.final import built
     from ...report.curves import SHARES
-    from ...run.setting import Setting
-    from ...run.simulate import simulate
+    from ...studies.federated import Federated
 
     require(0 < share <= 1, f"--share {share}: it must be above 0, and 1 at most")
     require(target is None or 0 < target <= 1, f"--target {target}: it must be above 0, and 1 at most")
@@ -110,10 +111,11 @@ def of_leakage(
 ) -> None:
     """Rebuild a client's picture from what it sends under each method: PSNR, SSIM, pictures side by side."""
     from ...algorithms import Auto
-    from ...analysis import figures, leakage
-    from ...analysis.final import built
-    from ...compare.federated import Federated, settled
+    from ...look import drawing as figures
+    from ...look import leakage
+    from ...look.final import built
     from ...problem import custom, standard
+    from ...studies.federated import Federated, settled
     from ...task import as_tasks
 
     require(attack in ("idlg", "dlg", "label"), f"--attack {attack}: idlg, dlg or label is expected")

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from ...errors import CombinationError, require
-from ...run.envelope import read_call
+from ...federated.envelope import read_call
 from ..client import Node
 from .post import packed, unpacked
 

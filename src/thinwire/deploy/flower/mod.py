@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ...algorithms.base import Algorithm
 from ...errors import CombinationError, require
+from ...federated.client import ClientState, Reply, Round
+from ...federated.messages import Form
+from ...federated.stream import View
 from ...key import Key
 from ...local import Local, LocalSGD, Trained
-from ...run.client import ClientState, Reply, Round
-from ...run.messages import Form
-from ...run.stream import View
 from ...train.one import Slot
 from ..client import Node
 from .app import folder_of, replied

@@ -20,10 +20,10 @@ from torch import nn
 
 from ...algorithms.base import Algorithm
 from ...errors import OutOfSync, WireError, check, require
-from ...run.clip import Clip
+from ...federated.clip import Clip
+from ...federated.privacy import Privacy
+from ...federated.result import Record, Result
 from ...run.folder import opened
-from ...run.privacy import Privacy
-from ...run.result import Record, Result
 from ...train.threads import one_thread
 from ..server import Deployment
 from .post import NAME, Mail, packed, unpacked

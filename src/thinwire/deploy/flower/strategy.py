@@ -13,7 +13,7 @@ from torch import nn
 
 from ...algorithms.base import Algorithm
 from ...errors import require
-from ...run.result import Record
+from ...federated.result import Record
 from .serve import serve
 
 

@@ -1,0 +1,167 @@
+"""One logical worker of data-parallel training: a module, an optimiser, its batches, and what its method keeps."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import NonFinite, require
+from ..key import Key
+from ..params import Params
+from ..task import Task, mean_loss
+from ..train.given import refuse_moving
+from ..train.one import to_device
+from ..train.precision import uncached
+from ..wire import Packet, State, restore
+from .collectives import Talk
+from .exchange import Ends, average, ends, exchange, output, place, start
+from .methods import Feedback, Hook, Method
+from .vector import Vector
+
+
+def batches(examples: int, workers: int, size: int, seed: int) -> Iterator[list[Tensor]]:
+    """Positions of one mini-batch a worker, for ever: every epoch's order is dealt to the workers in turn.
+
+    What is left of an epoch after as many whole steps as there are is not used.
+    """
+    enough(examples, workers, size)
+    epoch = 0
+    while True:
+        order = torch.randperm(examples, generator=Key(seed, epoch).generator("order"), device="cpu")
+        for row in order[: examples - examples % (workers * size)].view(-1, size, workers):
+            yield list(row.T)
+        epoch += 1
+
+
+def enough(examples: int, workers: int, size: int) -> None:
+    """``ValueError`` unless there is a batch for everyone."""
+    for_each = "" if workers == 1 else f" for each of {workers} workers"
+    fewer = "" if workers == 1 else ", or fewer workers"
+    require(
+        examples >= workers * size,
+        f"{examples} examples are not one batch of {size}{for_each}: take smaller batches (--batch){fewer}",
+    )
+
+
+class Worker:
+    """One of them: a module, an optimiser, and what its method keeps."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], method: Method, workers: int
+    ) -> None:
+        self.module, self.method = module, method
+        refuse_moving(module)
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        require(bool(named), "the model has no trainable parameters: nothing would be sent")
+        self.vector = Vector(named)
+        self.optimizer = optimizer([p for _, p in named])  # a list, which may be read twice
+        self.loss = 0.0
+        if isinstance(method, Feedback):
+            self.rank = start(method, self.vector.layout, self.vector.flat, workers)
+        else:
+            assert isinstance(method, Hook)
+            # A link sees layers in their own shapes, whatever their order in memory.
+            self.gradient = Params.of((n, torch.zeros_like(p, device="cpu")) for n, p in named)
+            self.ends = ends(method.link, self.gradient.layout, workers)
+
+    def grads(self, unused: Collection[str] = ()) -> dict[str, Tensor]:
+        """A gradient a parameter, zero for one that was not used here; none for those that nobody has used."""
+        named = zip(self.vector.layout.names, self.vector.parameters, strict=True)
+        used = {name: p for name, p in named if name not in unused}
+        for p in used.values():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        return {name: p.grad for name, p in used.items() if p.grad is not None}
+
+    @property
+    def unused(self) -> list[str]:
+        """The parameters that have no gradient."""
+        named = zip(self.vector.layout.names, self.vector.parameters, strict=True)
+        return [name for name, p in named if p.grad is None]
+
+    def backward(self, task: Task, indices: Tensor, key: Key) -> None:
+        """The gradient of a mini-batch, at the point where the method takes it."""
+        self.leave()
+        self.optimizer.zero_grad()
+        device = self.vector.flat.device
+        with uncached(device):
+            loss = mean_loss(task.loss(self.module, to_device(task.batch(indices, key.generator("augment")), device)))
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.loss = float(loss.detach())
+        if not math.isfinite(self.loss):
+            raise NonFinite(f"step {key.round}: the loss became {self.loss:.3g}; lower the learning rate")
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """The parameters become the point where the method takes gradients."""
+        if isinstance(self.method, Feedback) and self.rank.lam:
+            place(self.rank, self.rank.lam, self.vector.flat)
+
+    @torch.no_grad()
+    def step(self, key: Key, clip: Callable[[], object] = lambda: None, unused: Collection[str] = ()) -> Talk[None]:
+        """From a gradient to the next model. ``clip`` is called before the optimiser's step, to change gradients.
+
+        ``unused`` are the parameters that no worker has used. As under DistributedDataParallel they have no gradient,
+        nothing of them is sent over a ``Hook``, and what is owed of them stays owed. Raises ``NonFinite`` where a
+        ``Hook`` would average a gradient that is not finite.
+        """
+        grads = self.grads(unused)
+        if isinstance(self.method, Feedback):
+            clip()
+            self.optimizer.step()
+            yield from exchange(self.method, self.rank, self.vector.flat, key)
+            return
+        assert isinstance(self.method, Hook)
+        torch._foreach_copy_([self.gradient[name] for name in grads], list(grads.values()))
+        arrived = yield from average(self.method.link, self.ends, self.gradient.only(grads), key)
+        if arrived is None:
+            raise NonFinite(f"step {key.round}: a gradient became NaN or infinite; lower the learning rate")
+        torch._foreach_copy_(list(grads.values()), [layer for _, layer in arrived.items()])
+        clip()
+        self.optimizer.step()
+
+    def judged(self) -> Talk[Tensor]:
+        """The parameters, as one vector, that the method is judged by. All workers ask for them together."""
+        if isinstance(self.method, Feedback):
+            return (yield from output(self.method, self.rank))
+        return self.vector.flat
+
+    @property
+    def kept(self) -> dict[str, State]:
+        """What the method keeps between steps."""
+        kept = self.rank if isinstance(self.method, Feedback) else self.ends
+        return {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")}
+
+    @kept.setter
+    def kept(self, found: dict[str, Any]) -> None:
+        if isinstance(self.method, Feedback):
+            self.rank = replace(self.rank, **found)
+        else:
+            self.ends = Ends(**found)
+
+    def state(self) -> dict[str, State]:
+        """All of it that the next step depends on. Tensors are the worker's own, not copies."""
+        return {
+            "parameters": self.vector.flat,
+            "buffers": list(self.module.buffers()),
+            "optimizer": self.optimizer.state_dict(),
+            "kept": self.kept,
+        }
+
+    @torch.no_grad()
+    def restore(self, packet: Packet) -> None:
+        """Go on from what :meth:`state` gave, after bytes and back. Raises ``WireError`` where it does not fit."""
+        mine = self.state()
+        names = ("parameters", "buffers", "kept")
+        found = restore({name: packet[name] for name in names}, {name: mine[name] for name in names})
+        self.vector.flat.copy_(found["parameters"])
+        for buffer, value in zip(self.module.buffers(), found["buffers"], strict=True):
+            buffer.copy_(value)
+        self.optimizer.load_state_dict(copy.deepcopy(packet["optimizer"]))  # what is loaded must not be written to
+        self.kept = found["kept"]

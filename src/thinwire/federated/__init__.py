@@ -1,0 +1,28 @@
+"""Federated training: who trains when, what crosses the wire, and what is kept of it."""
+
+from .client import ClientState
+from .hand import ClientReply, ClientView, ServerState, client_round, server_round, start
+from .ledger import Ledger
+from .network import Network
+from .privacy import Privacy
+from .result import Result
+from .setting import Setting
+from .simulate import simulate
+from .simulation import Simulation
+
+__all__ = [
+    "ClientReply",
+    "ClientState",
+    "ClientView",
+    "Ledger",
+    "Network",
+    "Privacy",
+    "Result",
+    "ServerState",
+    "Setting",
+    "Simulation",
+    "client_round",
+    "server_round",
+    "simulate",
+    "start",
+]

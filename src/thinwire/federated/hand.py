@@ -1,0 +1,259 @@
+"""A round by hand: the client's half and the server's half of a method, as functions of states that the caller holds.
+
+::
+
+    server, client = tw.start(method, model, tasks)
+    states = [client] * len(tasks)
+    for _ in range(rounds):
+        replies = []
+        for number, task in enumerate(tasks):
+            reply, states[number] = tw.client_round(method, server.view, states[number], task, number)
+            replies.append(reply)
+        server = tw.server_round(method, server, replies)
+    x = method.model(server.state)
+
+This is ``simulate(method, model, tasks, rounds)`` bit for bit. Whoever is left out of a round does not take part. A
+reply that is not given to the server is lost: then its client goes on from the state before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..algorithms.base import Algorithm, Message, Start
+from ..errors import NonFinite, WireError, require
+from ..key import Key
+from ..params import Params
+from ..task import as_task
+from ..train.one import Slot
+from ..train.threads import one_thread
+from ..wire import MOST, State, modest
+from .client import ClientState, Job, Manner, Training, played, taken
+from .messages import Form, Letter, Mean, forms, private, written
+from .simulation import Simulation
+from .stream import Parcel, Stream, View, catch_up
+from .views import Views
+
+Letters = dict[int, State]
+"""The sending ends of `personal`, of each client that has replied."""
+
+
+class Setup(NamedTuple):
+    """What all rounds share, and no function here changes."""
+
+    slot: Slot  # where models train
+    begun: Start
+    buffers: Params | None  # norm statistics that are averaged, as they were before round 1
+    apart: bool  # whether each client is sent broadcasts of its own
+
+    def stream(self, algorithm: Algorithm, key: Key) -> Stream:
+        """The downlink before any broadcast."""
+        _, down = self.forms(algorithm)
+        if self.apart:
+            return Views(algorithm, down, self.begun, self.buffers, key)
+        return Stream(algorithm, down, self.begun.view, self.buffers)
+
+    def forms(self, algorithm: Algorithm) -> tuple[Form, Form]:
+        """The forms of replies and of broadcasts."""
+        return forms(algorithm, self.begun, self.buffers)
+
+    def letter(self, algorithm: Algorithm, alone: Alone, key: Key) -> Letter | None:
+        """What the key's client alone is sent, if the method sends anything."""
+        form = private(algorithm, self.begun)
+        if form is None:
+            return None
+        assert key.client is not None
+        anew = key.client not in alone.kept
+        tx = form.open()[0] if anew else alone.kept[key.client]
+        return written(form, algorithm.alone(alone.server, key.client), tx, key, anew)
+
+
+class Alone(NamedTuple):
+    """What a round's messages to single clients are made of: each is made when its client takes part."""
+
+    server: State  # the method's
+    kept: Letters  # of what was sent in rounds before
+    downs: Letters  # the same of broadcasts, where each client is sent its own
+
+
+class ClientView(NamedTuple):
+    """What every client holds once it has a round's broadcast."""
+
+    seed: int
+    round: int  # from 1
+    message: Message  # the broadcast as clients see it (as it is, with PerClient), a NamedTuple of the method's
+    blob: bytes  # the broadcast as it is sent, without a header; none with PerClient
+    state: State  # the method's: what it makes of all broadcasts so far
+    rx: State  # the receiving ends of `down`
+    buffers: Params | None  # the mean norm statistics, where they are averaged
+    setup: Setup
+    alone: Alone  # of methods that write to single clients too
+
+
+class ClientReply(NamedTuple):
+    """A client's reply, as it is sent and as the server will see it."""
+
+    client: int
+    message: Message  # what the server will see, a NamedTuple of the method's
+    buffers: Params | None  # the client's norm statistics, where they are averaged
+    blob: bytes  # the reply as it is sent, without a header
+    examples: int
+    loss: float  # the mean training loss before each step
+    steps: int
+    floats: float  # the papers' count: 32-bit floats' worth of values in the blob
+    looks: list[dict[str, Any]]  # how LBGM tested the update: field, layer, sin2, rho, recycled, norm
+    mbit: float | None = None  # the client's uplink, as given
+    alone: bytes = b""  # what this client alone was sent, beside the broadcast or in its place, without a header
+
+
+class ServerState(NamedTuple):
+    """The server with a round's broadcast made and no reply taken."""
+
+    round: int  # from 1
+    state: State  # the method's
+    view: ClientView  # for the clients of this round
+    mean: Message  # the mean reply of the round before; None before round 2
+    buffers: Params | None  # the mean norm statistics, where they are averaged
+    tx: State  # the sending ends of `down`
+    rx: dict[int, State]  # the receiving ends of `up`, of each client that has replied
+
+
+@one_thread()
+def start(
+    algorithm: Algorithm,
+    model: nn.Module | Callable[[], nn.Module],
+    tasks: Sequence[Any],
+    seed: int = 0,
+    device: str = "cpu",
+) -> tuple[ServerState, ClientState]:
+    """The server in round 1, and the state of any client before its first round.
+
+    ``model``, ``tasks`` (one a client), ``seed`` and ``device`` are those of :func:`simulate`. Raises ``ValueError``
+    for an argument that does not fit, as :func:`simulate` does.
+    """
+    run = Simulation(algorithm, model, tasks, seed=seed, device=device, workers=1)
+    setup = Setup(run.slot, run.start, run.buffers, run.apart)
+    stream = setup.stream(algorithm, Key(seed))
+    server = _published(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1), {}, {})
+    return server, run.ends().own
+
+
+@one_thread()
+def client_round(
+    algorithm: Algorithm,
+    view: ClientView,
+    state: ClientState,
+    task: Any,
+    client: int,
+    *,
+    train: Training | None = None,
+    mbit: float | None = None,
+) -> tuple[ClientReply, ClientState]:
+    """A client's round: its reply, and its next state. Nothing that is given is changed.
+
+    ``view`` is the server's, ``task`` the client's (a :class:`Task`, a Dataset, or a pair of tensors), and ``client``
+    its number, which seeds its draws. Batches are drawn as :func:`simulate` draws them, or those of the task's
+    ``order``. ``train`` answers the method's requests in place of training, as in :func:`simulate`. ``mbit`` is the
+    client's uplink in Mbit/s, for links that go by it. Raises :class:`NonFinite` where training diverges.
+    """
+    slot = view.setup.slot
+    task = as_task(task, f"client {client}", slot.layout.dtype)
+    require(len(task) > 0, f"client {client} has no examples")
+    up, _ = view.setup.forms(algorithm)
+    key = Key(view.seed, view.round, client, mbit=mbit)
+    held = View(view.state, view.rx, view.buffers)
+    own = _own(algorithm, view, client)
+    if own is not None:
+        parcel, before = own
+        held = catch_up(algorithm, view.setup.forms(algorithm)[1], before, parcel, Key(view.seed))
+    letter = view.setup.letter(algorithm, view.alone, key)
+    if letter is not None:
+        job = Job(key, state, letter.blob, client not in view.alone.kept)
+        held, state = taken(algorithm, private(algorithm, view.setup.begun), held, job)
+    round = played(algorithm, up, slot, task, held, state, key, train)
+    reply = round.reply(slot.buffers(), 0.0, Manner(looks=True))
+    message, buffers = round.seen
+    about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
+    sent = b"" if own is None else b"".join(message.blob for message in own[0].messages)
+    sent += b"" if letter is None else letter.blob
+    return ClientReply(client, message, buffers, reply.blob, *about, mbit, sent), reply.next
+
+
+@one_thread()
+def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[ClientReply]) -> ServerState:
+    """The server's round, and the next one's broadcast. Replies are added in the order of their clients.
+
+    Without replies the server's state stays as it is, and a round goes by. Raises ``ValueError`` for two replies of one
+    client, ``WireError`` for a reply that is none of this round's form, and :class:`NonFinite`.
+    """
+    setup, key = server.view.setup, Key(server.view.seed, server.round)
+    up, _ = setup.forms(algorithm)
+    replied = sorted(replies, key=lambda reply: reply.client)
+    require(
+        len({reply.client for reply in replied}) == len(replied), "a client has two replies: give each client's once"
+    )
+    state, buffers, message, rx, mean = server.state, server.buffers, None, dict(server.rx), Mean(up)
+    alone = server.view.alone
+    letters, downs = dict(alone.kept), dict(alone.downs)
+    for reply in replied:
+        weight = algorithm.weigh(reply.examples)
+        end = rx[reply.client] if reply.client in rx else up.open()[1]
+        own = key._replace(client=reply.client, mbit=reply.mbit)
+        try:
+            body = up.read(reply.blob)
+            up.compare(body, algorithm.outlines(server.view.state, up.blank, own))
+        except WireError as error:
+            raise WireError(f"round {own.round}, client {own.client}: {error}") from error
+        rx[reply.client] = mean.add(reply.client, weight, body, end, own)
+        letter = setup.letter(algorithm, alone, own)
+        letters |= {} if letter is None else {reply.client: letter.tx}
+        parcel = _own(algorithm, server.view, reply.client)
+        downs |= {} if parcel is None else {reply.client: parcel[0].end}
+    if mean.whole:
+        message, found = mean.result(key)
+        state = algorithm.server(state, server.view.state, message, key)
+        buffers = None if buffers is None else found
+        if not modest(state):
+            raise NonFinite(
+                f"round {server.round}: the server's state became NaN, infinite or larger than {MOST:.0e}; lower the "
+                f"server's lr, or clip"
+            )
+    stream = setup.stream(algorithm, key)
+    stream.version, stream.tx = server.round, server.tx
+    stream.view = View(server.view.state, server.view.rx, server.view.buffers)
+    after = _published(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1), letters, downs)
+    return after._replace(mean=message, rx=rx)
+
+
+def _published(
+    algorithm: Algorithm,
+    setup: Setup,
+    stream: Stream,
+    state: State,
+    buffers: Params | None,
+    key: Key,
+    letters: Letters,
+    downs: Letters,
+) -> ServerState:
+    """A round's broadcast in the stream, and the server then."""
+    stream.publish(algorithm.broadcast(state, stream.view.state), buffers, key)
+    blob = stream.log[-1].blob if stream.log else b""
+    view = ClientView(key.seed, key.round, stream.last, blob, *stream.view, setup, Alone(state, letters, downs))
+    return ServerState(key.round, state, view, None, buffers, stream.tx, {})
+
+
+def _own(algorithm: Algorithm, view: ClientView, client: int) -> tuple[Parcel, View] | None:
+    """What a client is sent of a broadcast of its own, and what it held before; None where the broadcast is everyone's.
+
+    It is made when the client takes part, and once more when its reply is taken: nothing is kept in between.
+    """
+    key = Key(view.seed, view.round)
+    stream = view.setup.stream(algorithm, key)
+    if not isinstance(stream, Views):
+        return None
+    stream.publish(view.message, view.buffers, key)
+    end, version = view.alone.downs.get(client), int(client in view.alone.downs)
+    return stream.parcel(version, end), stream.held(version, end)

@@ -1,0 +1,139 @@
+"""What a run is asked for beside its method and its problem, checked and recorded in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
+
+from ..config import Config, complete, fit
+from ..errors import nearest, require
+from ..train.one import unusable, usable
+from .clip import Clip, checked
+from .network import Network
+from .privacy import Privacy
+
+
+def _field(default: Any, help: str) -> Any:
+    """A field with its default and the help text of its option on the command line."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Setting(Config):
+    """How a run goes: who takes part, over what network, evaluated how often, on what machine.
+
+    These fields change results:
+
+    - ``sample``: how many clients take part in a round. None: all.
+    - ``seed``: of everything that is drawn: the model, who is sampled, batches, what links draw.
+    - ``dropout``: the probability, below 1, that a sampled client does not reply.
+    - ``network``: a simulated clock in seconds, which may drop late replies. None: no clock.
+    - ``privacy``: replies are clipped and their mean gets noise, here drawn from ``seed``. None: neither.
+    - ``clip``: the Euclidean norm that a field of a client's reply has at most; a longer one counts as if it were that
+      long. "auto" is twice the median norm of the newest rounds' replies, which fewer than half of the clients
+      cannot move beyond the others' norms (:mod:`thinwire.federated.clip`). A round's replies are then held until all
+      are there. None: no bound. Beside ``privacy``, which has a clip of its own, there is none.
+    - ``device``: where models train, as torch names it. Another type of device moves the last bits.
+    - ``plan``: whether small clients are trained as one ("together") or one by one ("each"). The two differ in
+      the last bits. None chooses by a rule from model and sizes, the same every time: together are clients of one
+      data set and a model of linear layers with at most 500,000 parameters (on a GPU: a million, any layers) without
+      buffers or random layers. "measured" times a few steps of both in the first round, so that the same run may
+      give other bits.
+
+    - ``start``: "sent" sends every client the starting model with its first call. "known" sends it to nobody: clients
+      draw it from ``seed`` as the server does (or hold the same module), and check a digest of it. A client that is
+      called first in a later round is sent what changed since. It changes bytes, and no model.
+
+    These fields change no result:
+
+    - ``evaluate_every``: rounds between evaluations. The last round is always evaluated.
+    - ``checkpoint_every``: rounds between checkpoints. The last round always has one.
+    - ``workers``: how many clients are trained at once. None: one a core.
+    - ``states``: where what is kept of every client lies between its rounds. "disk" is for more clients than fit in
+      memory.
+    - ``record``: what else a round's record has, for ``thinwire look`` and the report. "looks" is how LBGM tested each
+      client's update, by layer: its ``looks`` are a list with ``client``, ``field``, ``layer`` (``*``: all as one
+      vector), ``sin2``, ``rho``, ``recycled`` and ``norm`` (of the update) each, and the client's ``steps`` and
+      ``rates`` (its learning rates added up), of replies that were taken. Links then encode what they test twice.
+      "bytes" is what crossed by layer: its ``layer_bytes`` are those of
+      :class:`~thinwire.federated.layer_bytes.LayerBytes`. Each reply is then measured twice. "layers" is what local
+      training did to each layer, in norms (:mod:`thinwire.federated.changes`). "gradients" is the same and, in the
+      run's folder, the mean change of every round whole: 4 bytes times the model a round. "models" is, in the folder,
+      the server's model after each evaluated round: as many bytes each. "all" is everything.
+
+    A run that is resumed must agree on every field that is not in ``may_change``. It keeps the type of its device, and
+    the plan and the place of states that it began with.
+    """
+
+    may_change: ClassVar[tuple[str, ...]] = (
+        "device",
+        "plan",
+        "evaluate_every",
+        "checkpoint_every",
+        "workers",
+        "states",
+        "record",
+    )
+    """The fields that a run's fingerprint leaves out."""
+    example: ClassVar[str] = "Setting(sample=10)"
+
+    sample: int | None = _field(None, "How many clients take part in a round (default: all).")
+    seed: int = _field(0, "Seed of split, model, sampling and batches.")
+    dropout: float = _field(0.0, "Probability that a sampled client does not reply.")
+    network: Network | None = _field(None, "A simulated network, e.g. Network(mbit=10, spread=0.5).")
+    privacy: Privacy | None = _field(None, "Replies are clipped, their mean gets noise: Privacy(clip=1, noise=1).")
+    clip: Clip = _field(None, "The norm that a reply has at most, or auto: twice their median.")
+    evaluate_every: int = _field(1, "Rounds between evaluations.")
+    checkpoint_every: int = _field(10, "Rounds between checkpoints.")
+    workers: int | None = _field(None, "Clients trained at once (default: one a core).")
+    device: str = _field("cpu", "Where models train: cpu, cuda, cuda:1.")
+    plan: Literal["each", "together", "measured"] | None = _field(
+        None,
+        "How clients are trained: each (one by one), together (small ones as one) or measured (what is faster here); "
+        "by default a rule chooses from the model and its size.",
+    )
+    states: Literal["memory", "disk"] = _field("memory", "Where clients' states lie between rounds: memory or disk.")
+    record: Literal["looks", "bytes", "layers", "gradients", "models", "all"] | None = _field(
+        None,
+        "What rounds record besides: looks (LBGM's test, layer by layer), bytes (of each layer), layers (norms of the "
+        "mean change, layer by layer), gradients (layers, and the mean change itself, on disk), models (the model of "
+        "each evaluated round, on disk) or all.",
+    )
+    start: Literal["sent", "known"] = _field("sent", "The starting model: sent to clients, or known from the seed.")
+
+    def __post_init__(self) -> None:
+        for name in ("sample", "evaluate_every", "checkpoint_every", "workers"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}={value}: it must be at least 1")
+        require(0 <= self.seed < 1 << 63, f"seed={self.seed}: it must not be negative, and fit 63 bits")
+        checked(self.clip)
+        require(self.clip is None or self.privacy is None, f"clip={self.clip}: {self.privacy!r} has a clip of its own")
+        require(0 <= self.dropout < 1, f"dropout={self.dropout}: it is a probability below 1")
+        require(usable(self.device), f"device={self.device!r}: {unusable(self.device)}")
+
+    def but(self, changed: Mapping[str, Any]) -> Setting:
+        """The same setting with other values of some fields. Raises ``TypeError`` for a name that no field has."""
+        known = [field.name for field in fields(self)]
+        for name in changed:
+            if name not in known:
+                near = nearest(name, known)
+                raise TypeError(f"a run has no setting {name!r}{near}; the fields of Setting are {', '.join(known)}")
+        return replace(self, **fit(Setting, changed)) if changed else self
+
+    def records(self, what: str) -> bool:
+        """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""
+        return self.record in (what, "all") or (what == "layers" and self.record == "gradients")
+
+    def cohort(self, clients: int) -> int:
+        """How many of so many clients take part in a round. Raises ``ValueError`` where there are fewer than asked."""
+        fits = self.sample is None or self.sample <= clients
+        require(fits, f"sample={self.sample}: it must be between 1 and the {clients} clients")
+        return clients if self.sample is None else self.sample
+
+    def fixed(self) -> dict[str, Any]:
+        """The fields that a resumed run must agree on, as they are recorded: configurations as expressions."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.may_change}
+        if self.clip is None:  # as runs of before this option have it
+            del values["clip"]
+        return {name: complete(value) if isinstance(value, Config) else value for name, value in values.items()}

@@ -1,0 +1,341 @@
+"""All clients in one process; every message still goes through the wire.
+
+The runner owns loops, means, storage, sampling, time and failure. It never looks inside a
+state of an algorithm or a link.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..algorithms.auto import runnable
+from ..algorithms.base import Algorithm
+from ..config import differing
+from ..errors import CombinationError, RunError, WireError, require
+from ..key import Key
+from ..links import PerClient
+from ..links.base import Link
+from ..run.folder import Folder
+from ..run.identity import data_digest, name_of
+from ..run.ranks import barrier, placed, rank, size
+from ..task import as_task, as_tasks
+from ..train.fitting import fitting
+from ..train.one import Slot, floats, made
+from ..train.threads import one_thread
+from ..wire import Packet
+from .changes import MODELS, Changes, keep
+from .client import ClientState, Job, Manner, Training, adapted
+from .envelope import NUMBER, Answer, Call, Scales
+from .layer_bytes import LayerBytes
+from .own_tests import Model
+from .pool import Pool, Work
+from .rank_pool import Ranks
+from .result import Record
+from .rounds import Pending, Rounds
+from .setting import Setting
+from .storage import Disk, Ends
+from .stream import Parcel
+from .views import Views
+
+
+class Simulation(Rounds):
+    """A run between two rounds, with its clients: :meth:`step` makes one more. The arguments are those of simulate.
+
+    Messages of the simulation are billed as a deployment would send them, to the byte. With ``states="disk"`` what is
+    kept of every client lies in the folder ``out``.
+
+    Threads and processes begin with the first round. They end with :meth:`close`, at the end of ``with Simulation(...)
+    as run:``, or when nobody holds the run any more.
+    """
+
+    incarnation = NUMBER
+    clients_here = True
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module | Callable[[], nn.Module],
+        tasks: Sequence[Any],
+        setting: Setting = Setting(),
+        *,
+        test: Any = None,
+        client_tests: Sequence[Any] | None = None,
+        out: str | Path | None = None,
+        cohort: Sequence[Sequence[int]] | None = None,
+        train: Training | None = None,
+        **fields: Any,
+    ) -> None:
+        self.setting = setting = settle(setting, fields)
+        require(out is not None or setting.states == "memory", "states='disk' needs a folder for the run: out=...")
+        vectors = setting.records("gradients") or setting.records("models")
+        require(out is not None or not vectors, f"record={setting.record!r} needs a folder for the run: out=...")
+        if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+            raise ValueError(f"{algorithm.__name__} is a class: make a method of it, such as {algorithm.__name__}()")
+        require(
+            not isinstance(algorithm, str), f"{algorithm!r} is text: give the method itself, without quotation marks"
+        )
+        require(
+            not isinstance(algorithm, Link),
+            f"{algorithm!r} is a link: give a method that holds it, such as "
+            f"FedAvg({'down' if isinstance(algorithm, PerClient) else 'up'}={algorithm!r})",
+        )
+        runnable(algorithm)
+        require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
+        module = model if isinstance(model, nn.Module) else made(model, setting.seed)
+        kind = floats(module)
+        self.tasks = as_tasks(tasks, kind)
+        require(len(tasks) > 0, "there are no clients: tasks is empty")
+        if setting.network is not None:
+            setting.network.check(len(tasks))
+        sample = setting.cohort(len(tasks))
+        require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
+        self.cohort = None if cohort is None else [self._given(clients) for clients in cohort]
+        empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
+        require(
+            not empty, f"client {empty[0] if empty else None} has no examples: choose another split or fewer clients"
+        )
+        tested = None if test is None else as_task(test, "test", kind)
+        apart = [as_task(task, f"client_tests[{client}]", kind) for client, task in enumerate(client_tests or ())]
+        require(tested is None or len(tested) > 0, "the test set has no examples")
+        require(all(len(task) > 0 for task in apart), "client_tests has a task without examples")
+        require(
+            client_tests is None or len(apart) == len(tasks),
+            f"client_tests has {len(apart)} entries for {len(tasks)} clients",
+        )
+
+        slot = Slot(algorithm.assemble(module, len(tasks)), placed(setting.device))
+        fitting(slot, ((f"client {client}", task) for client, task in enumerate(self.tasks)))
+        fitting(slot, [("test", tested)] if tested is not None else [])
+        fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
+        slot.probe(self.tasks, trains=train is None)
+        known = setting.start == "known"
+        about = len(tasks), sample, setting.seed, tested, setting.privacy, known, setting.clip
+        super().__init__(algorithm, slot, *about)
+        self.scales = Scales()
+        self.client_tests, self.measured = apart, setting.plan == "measured"
+        self.plan = None if setting.plan == "measured" else setting.plan
+        if setting.states == "disk" and out is not None:
+            self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
+        self.manner = Manner(train, setting.records("looks"), setting.records("layers"), setting.clip == "auto")
+        self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
+        own, begun = self.ends().own, self.start if known else None
+        view, down = self.stream.view, self.stream.form
+        work = Work(algorithm, self.up, self.tasks, view, own, self.manner, self.private, begun, down)
+        workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
+        self.pool = (Ranks if size() > 1 else Pool)(slot, workers, work)
+
+    def close(self) -> None:
+        """End the threads and processes. A later step begins them anew."""
+        self.pool.close()
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- a round --------------------------------------------------------------
+
+    @one_thread()
+    def step(self, evaluate: bool = True, cohort: Sequence[int] | None = None) -> Record:
+        """Broadcast, train the cohort, average, step. Returns the round's record.
+
+        ``cohort`` are the clients that take part, in place of those that would be drawn.
+        """
+        given = None if cohort is None else self._given(cohort)
+        if given is None and self.cohort is not None:
+            require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
+            given = self.cohort[self.round]
+        key = self.publish()
+        cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
+        parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
+        delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
+        calls = {client: call for client, (call, _) in delivered.items()}
+        active = [client for client in cohort if client not in silent]
+        ends = {client: self.states.get(client) for client in active}
+        jobs = [self._job(*delivered[client], ends[client]) for client in active]
+        if self.plan is None:
+            self.plan = self.pool.choose(jobs, self.stream.view, self.measured)
+        self.pool.plan = self.plan
+
+        lost, slowest, looks, replied = len(silent), 0.0, list[Record](), list[tuple[Answer, ClientState]]()
+        changes = Changes(self.slot.layout) if self.manner.changes else None
+        for client, reply in zip(active, self.pool.rounds(jobs, self.stream.view), strict=True):
+            answer = Answer.to(calls[client], NUMBER, reply, NUMBER, reply.seconds)
+            used, seconds = self._arrive(calls[client], answer, reply.floats)
+            if not used:
+                lost += 1
+                continue
+            slowest = max(slowest, seconds)
+            looks += [{"client": client, **look} for look in reply.looks]
+            if changes is not None:
+                changes.add(reply.noted, self.algorithm.weigh(reply.examples))
+            self.norms.append(reply.norms or {})
+            if self.clip == "auto":  # their bound is known when all are there
+                replied.append((answer, reply.next))
+            else:
+                self._take(answer, reply.next, ends[client])
+        if self.clip == "auto":
+            self.bind(self.norms)
+        for answer, own in replied:
+            self._take(answer, own, ends[answer.client])
+        self.pending.clear()
+        before = self.algorithm.model(self.server) if self.manner.changes else None
+        self.serve(key)
+        network = self.setting.network
+        if network is not None and lost and network.deadline is not None:
+            slowest = network.deadline  # the round waited for those that did not come
+        self.pool.settle()
+        record = self.finish(slowest, len(active), lost, evaluate)
+        if self.manner.looks:
+            record["looks"] = looks
+        if changes is not None and before is not None:
+            moved = self.algorithm.model(self.server) - before
+            record |= changes.record(before, moved)
+            if self.setting.records("gradients") and self.folder is not None and self.folder.writes:
+                self.folder.owe(keep(self.folder.path, self.round, changes.mean(moved)))
+        if evaluate and self.setting.records("models") and self.folder is not None:
+            record["model"] = True
+            if self.folder.writes:
+                self.folder.owe(keep(self.folder.path, self.round, self.algorithm.model(self.server), MODELS))
+        if self.layers is not None:
+            record["layer_bytes"] = self.layers.taken()
+        return record
+
+    def _take(self, answer: Answer, own: ClientState, ends: Ends) -> None:
+        """Add an answer to the mean, and commit both ends of its client's wire."""
+        body = self.up.read(answer.blob)
+        self._check_layers(Key(self.seed, self.round + 1, answer.client), body)
+        rx = self.add(answer, body, ends.rx)
+        if self.layers is not None:
+            self.layers.replied(body, answer.payload)
+        pending = self.pending.pop(answer.client, Pending())
+        self.states.put(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
+
+    def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
+        """A call as the pool takes it."""
+        alone = b"" if self.private is None else call.pieces[-1].blob
+        job = Job(self.at(call.client, call), ends.own, alone, call.base == 0)
+        if not isinstance(self.stream, Views):
+            return job
+        return job._replace(held=self.stream.held(call.base, ends.down), parcel=parcel._replace(own=None, end=None))
+
+    def rate(self, client: int) -> float:
+        """A client's uplink in Mbit/s; 0 where there is no network."""
+        network = self.setting.network
+        return 0.0 if network is None else network.rate(client, self.seed)
+
+    @property
+    def answered(self) -> float:
+        """With a deadline it is not known how many come late, so the share is put at a half of those that answer."""
+        network = self.setting.network
+        return (1 - self.setting.dropout) * (0.5 if network is not None and network.deadline is not None else 1.0)
+
+    def mark_of(self, client: int, base: int) -> int:
+        """A number as long as a mark: nothing is lost here that a mark would show."""
+        return NUMBER if base else 0
+
+    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
+        """Who is drawn for this round, and who of them will not answer."""
+        cohort = self.drawn(key)
+        return cohort, self._silent(cohort, key)
+
+    def _silent(self, cohort: list[int], key: Key) -> set[int]:
+        """Who of a cohort will not answer."""
+        draws = torch.rand(len(cohort), generator=key.generator("dropout"), dtype=torch.float32, device="cpu").tolist()
+        return {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
+
+    def _given(self, cohort: Sequence[int]) -> list[int]:
+        """A cohort in the order of clients. Raises ``ValueError`` for one that is none."""
+        found = sorted(int(client) for client in cohort)
+        fits = 0 < len(found) == len(set(found)) and found[0] >= 0 and found[-1] < len(self.tasks)
+        require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
+        return found
+
+    def _deliver(self, client: int, made: Parcel | None) -> tuple[Call, Parcel]:
+        """Call a client."""
+        call, parcel = self.call_to(client, made)
+        self.enter_call(client, parcel, self.scales.framing(call))
+        if self.layers is not None:
+            self.layers.called(parcel)
+        return call, parcel
+
+    def _check_layers(self, key: Key, body: Packet) -> None:
+        """Raise :class:`CombinationError` for a method whose clients leave out layers of which it does not say so."""
+        try:
+            self.check_layers(key, body)
+        except WireError as error:
+            name = type(self.algorithm).__name__
+            raise CombinationError(
+                f"round {key.round}, client {key.client}: {error}; a layer that a client leaves out counts as zero in "
+                f"its reply: a method whose clients leave layers out says which in {name}.outlines"
+            ) from error
+
+    def _arrive(self, call: Call, answer: Answer, floats: float) -> tuple[bool, float]:
+        """Enter an answer's bytes; whether it came in time, and after how many seconds."""
+        client, framing, seconds, used = answer.client, self.scales.framing(answer), 0.0, True
+        network = self.setting.network
+        if network is not None:
+            up, down = answer.payload + framing, self.scales.size(call)
+            seconds = network.seconds(client, up, down, answer.steps, self.seed)
+            used = network.deadline is None or seconds <= network.deadline
+        self.enter_answer(client, answer.blob, framing, floats, used)
+        return used, seconds
+
+    def adapted(self, client: int, held: Model) -> Model:
+        """A client's own model as the method adapts it to the client's examples."""
+        if not self.algorithm.personal_models:
+            return held
+        key = Key(self.seed, max(self.round, 1), client).at("adapt")
+        return Model(*adapted(self.algorithm, self.slot, self.tasks[client], *held, key, self.manner.train))
+
+    def open(self, folder: Folder, resume: bool) -> None:
+        """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
+        about = (folder.about() or {}) if resume else {}
+        for name in ("cohort", "train", "clip"):  # of which a run has a fact only where they are given
+            if name in about and name not in self.facts():
+                raise RunError(f"{folder.path} is another run: its {differing(name, about[name], None)}")
+        if rank() == 0:
+            barrier()
+        super().open(folder, resume)
+        if rank() != 0:
+            barrier()
+        barrier()
+        for number, clients in enumerate(self.cohort or (), 1):
+            made = {entry.client for entry in self.ledger.of("down", number)}
+            if number <= self.round and made != set(clients):
+                raise RunError(
+                    f"{folder.path} is another run: the cohort of its round {number} is {sorted(made)}, not {clients}"
+                )
+
+    def facts(self) -> dict[str, Any]:
+        """What, besides the algorithm, makes this run what it is."""
+        return {
+            "clients": len(self.tasks),
+            **self.setting.fixed(),
+            "sample": self.sample,
+            "examples": sum(len(task) for task in self.tasks),
+            "parameters": self.slot.layout.size,
+            **self.chosen(),
+            **({} if self.cohort is None else {"cohort": "given"}),
+            **({} if self.manner.train is None else {"train": name_of(self.manner.train)}),
+        }
+
+    @cached_property
+    def data(self) -> dict[str, str | None]:
+        """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
+        tests = [*([] if self.test is None else [self.test]), *self.client_tests]
+        return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
+
+
+def settle(setting: Setting, fields: dict[str, Any]) -> Setting:
+    """A setting with other values of some fields. Raises ``ValueError`` for what is no setting."""
+    require(isinstance(setting, Setting), f"setting={setting!r}: give a Setting, such as {Setting.example}")
+    return setting.but(fields)

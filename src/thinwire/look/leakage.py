@@ -1,0 +1,400 @@
+"""What a server sees of a client's picture: the picture is rebuilt from what the client sent.
+
+Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019, arXiv:1906.08935, Algorithm 1 (DLG); Zhao, Mopuri, Bilen,
+"iDLG: Improved Deep Leakage from Gradients", 2020, arXiv:2001.02610; Melas-Kyriazi, Wang, "Intrinsic Gradient
+Compression for Federated Learning", 2021, Appendix E. SSIM: Wang, Bovik, Sheikh, Simoncelli, IEEE Transactions on Image
+Processing 13(4), 2004.
+
+A client of one picture makes a real round of a real method, bytes and all. The server divides what it decodes by the
+learning rate, which gives the gradient as it sees it. Then a picture is sought whose gradient, sent the same way, is
+the nearest, by L-BFGS.
+
+What "the same way" is depends on the uplink, and is found by trying it: the round is made with random updates in place
+of training. Where the server then sees a linear, symmetric function of the update (dense, random subspaces, random
+places), the gradients of trial pictures go through that function too. Else they are compared where the server saw
+anything but zero (top-k). That is the strongest attack here. Another one may be stronger, so a poor picture is no proof
+of privacy, while a good one is proof of a leak.
+
+Differences from the papers: DLG compares squares of differences, as here; ``distance="cosine"`` is that of Geiping et
+al. (NeurIPS 2020, arXiv:2003.14053), for uplinks that keep directions alone, such as signs. L-BFGS has a line search
+and double precision, and the best match of several beginnings is taken. Appendix E does not say whether its attacker
+knows the random subspace. The one here does, as every server does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from ..algorithms.base import Algorithm
+from ..errors import require
+from ..federated.client import ClientState
+from ..federated.hand import ClientReply, ServerState, client_round, server_round, start
+from ..federated.privacy import Privacy
+from ..key import Key
+from ..local import Local, Memory, Trained
+from ..params import Layout, Params
+from ..task import Supervised, Task, labels
+from ..train.one import train
+from .similarity import psnr, ssim
+
+Attack = Literal["idlg", "dlg", "label"]
+Distance = Literal["squares", "cosine"]
+Sent = Callable[[Tensor], Tensor]  # what the server sees of a gradient [d]
+
+ROUGH: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.RReLU,
+    nn.Hardtanh,
+    nn.Hardsigmoid,
+    nn.Threshold,
+)
+ROUGH += (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+LINEAR = 1e-3  # how far, of its length, a sum may be from what is seen of the sum, where the uplink is linear
+
+
+class Leak(NamedTuple):
+    """A picture and what was rebuilt of it."""
+
+    method: str
+    label: int
+    guess: int  # the label that the attacker worked with
+    bytes: int  # of the client's message, without its header
+    compared: str  # how gradients were compared: "whole", "through the link" or "where something was sent"
+    fits: float  # the cosine of what was seen, without noise, to the example's gradient sent the same way
+    match: (
+        float  # the distance of the best match, by the length of the gradient that was seen squared (cosine: 1 - cos)
+    )
+    psnr: float  # dB, of pictures from 0 to 1
+    ssim: float | None  # None of inputs that are no pictures
+    original: Float[Tensor, "..."]  # from 0 to 1
+    rebuilt: Float[Tensor, "..."]
+
+
+# -- the attack ---------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """What L-BFGS came to."""
+
+    inputs: Float[Tensor, "1 ..."]
+    label: int
+    match: float
+
+
+def rough(module: nn.Module) -> list[str]:
+    """The kinds of layers that have no useful second derivatives, so that gradients cannot be inverted through them."""
+    return sorted({type(part).__name__ for part in module.modules() if isinstance(part, ROUGH)})
+
+
+def idlg(module: nn.Module, gradient: Float[Tensor, " d"], classes: int) -> int:
+    """The label of one example, from the gradient of the last layer: the one output that should grow.
+
+    Of cross-entropy the gradient of the last bias is the probabilities less 1 at the label. Without a bias the rows of
+    the last matrix are summed: right where the features are not negative. Raises ``ValueError`` where no parameter of
+    the last layer has ``classes`` rows.
+    """
+    layout = _layout(module)
+    for name in reversed(layout.names):
+        begin, size, shape = layout.spans[name]
+        if shape and shape[0] == classes:
+            return int(gradient[begin : begin + size].view(classes, -1).sum(1).argmin())
+    raise ValueError(f"the model's last layer has no row for each of {classes} classes: give the label, --attack label")
+
+
+def invert(
+    module: nn.Module,
+    gradient: Float[Tensor, " d"],
+    shape: Sequence[int],
+    classes: int,
+    label: int | None,
+    sent: Sent | None = None,
+    distance: Distance = "squares",
+    iterations: int = 300,
+    tries: int = 3,
+    seed: int = 0,
+    between: tuple[float, float] = (0.0, 1.0),
+    clips: tuple[float, float] = (math.inf, math.inf),
+) -> Found:
+    """One example whose gradient, sent the same way, is the nearest to ``gradient``.
+
+    ``module`` maps [1, *shape] to [1, classes] and its loss is cross-entropy. ``gradient`` has its trainable parameters
+    one after the other. ``label`` None: it is sought with the example, as in DLG. ``sent`` is a linear, symmetric
+    function of a gradient (None: the gradient itself). Each of ``tries`` begins with numbers drawn uniformly
+    ``between`` two, and makes ``iterations`` steps of L-BFGS. ``clips`` are the greatest lengths of a gradient before
+    it is sent and after, to which the attacker, who knows them, shortens its own as the client's was.
+    """
+    twin = _double(module)
+    named: dict[str, Tensor] = {name: p for name, p in twin.named_parameters() if p.requires_grad}
+    seen = gradient.double()
+    best: Found | None = None
+    for number in range(tries):
+        draw = Key(seed, number).at("leakage").generator("picture")
+        x = torch.rand([1, *shape], generator=draw, dtype=torch.float64) * (between[1] - between[0]) + between[0]
+        soft = torch.randn([1, classes], generator=draw, dtype=torch.float64)
+        unknown = [x.requires_grad_(), *([soft.requires_grad_()] if label is None else [])]
+        search = torch.optim.LBFGS(
+            unknown,
+            max_iter=iterations,
+            max_eval=4 * iterations,
+            history_size=100,
+            tolerance_grad=1e-14,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )
+        lowest, at = float("inf"), [u.detach().clone() for u in unknown]
+
+        def closure(unknown: list[Tensor] = unknown, x: Tensor = x, soft: Tensor = soft) -> float:
+            nonlocal lowest, at
+            target = soft.softmax(1) if label is None else torch.tensor([label])
+            loss = F.cross_entropy(functional_call(twin, named, (x,)), target)
+            own = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(named.values()), create_graph=True)])
+            made = sent_as(own.detach(), sent, clips)
+            value, slope = _distance(made.shown, seen, distance)
+            slope = _shortened_slope(made.whole, clips[1], slope)
+            slope = slope if sent is None else sent(slope)  # symmetric: its own transpose
+            slope = _shortened_slope(own.detach(), clips[0], slope)
+            for u, g in zip(unknown, torch.autograd.grad(own, unknown, slope), strict=True):
+                u.grad = g
+            if value < lowest:
+                lowest, at = value, [u.detach().clone() for u in unknown]
+            return value
+
+        search.step(closure)  # type: ignore[no-untyped-call]
+        if best is None or lowest < best.match:
+            best = Found(at[0], label if label is not None else int(at[1].argmax()), lowest)
+    assert best is not None
+    return best
+
+
+class SentAs(NamedTuple):
+    """A gradient as it is sent: before the last clipping, and after."""
+
+    whole: Tensor
+    shown: Tensor
+
+
+def sent_as(gradient: Float[Tensor, " d"], sent: Sent | None, clips: tuple[float, float]) -> SentAs:
+    """What is seen of a gradient that is clipped, sent, and clipped again."""
+    short = _shortened(gradient, clips[0])
+    whole = short if sent is None else sent(short)
+    return SentAs(whole, _shortened(whole, clips[1]))
+
+
+def _shortened(v: Tensor, most: float) -> Tensor:
+    length = float(v.norm())
+    return v if length <= most else v * (most / length)
+
+
+def _shortened_slope(v: Tensor, most: float, slope: Tensor) -> Tensor:
+    """The derivative of a function of :func:`_shortened`, from that by the shortened vector."""
+    length = float(v.norm())
+    if length <= most:
+        return slope
+    unit = v / length
+    return (most / length) * (slope - torch.dot(slope, unit) * unit)
+
+
+def _distance(own: Tensor, seen: Tensor, kind: Distance) -> tuple[float, Tensor]:
+    """How far a gradient is from the one that was seen, and the derivative of that."""
+    if kind == "squares":
+        whole = seen.square().sum().clamp_min(1e-300)
+        return float((own - seen).square().sum() / whole), 2 * (own - seen) / whole
+    length, other = own.norm().clamp_min(1e-150), seen.norm().clamp_min(1e-150)
+    cosine = torch.dot(own, seen) / length / other
+    return float(1 - cosine), (cosine * own / length - seen / other) / length
+
+
+def _double(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module).double().to("cpu").train()
+
+
+def _layout(module: nn.Module) -> Layout:
+    return Layout.of((name, p) for name, p in module.named_parameters() if p.requires_grad)
+
+
+# -- what a method lets the server see ----------------------------------------
+
+
+class _Victim(NamedTuple):
+    """A client of one picture in a round that is about to be made."""
+
+    algorithm: Algorithm
+    server: ServerState
+    state: ClientState
+    task: Supervised
+
+    def reply(self, update: Tensor | None = None) -> tuple[ClientReply, Trained, float]:
+        """The client's reply, what its training made, and the length to which that clips gradients.
+
+        ``update`` takes the place of training.
+        """
+        slot, done, clips = self.server.view.setup.slot, list[Trained](), [math.inf]
+
+        def answer(request: Local, task: Task, key: Key) -> Trained:
+            clips.append(request.trainer.clip or math.inf)
+            if update is None:
+                done.append(train(slot, task, request, key))
+            else:
+                change = Params(request.x.layout, update.to(request.x.layout.dtype))
+                memory = request.memory or Memory((change,) * request.trainer.num_vectors, 0)
+                done.append(Trained(request.x + change, 1, 0.0, memory, 1.0))
+            return done[-1]
+
+        reply, _ = client_round(self.algorithm, self.server.view, self.state, self.task, 0, train=answer)
+        require(bool(done), f"{self.algorithm!r}: its client does not train in this round, and nothing is sent")
+        return reply, done[0], min(clips)
+
+    def seen(self, reply: ClientReply) -> Params:
+        """The client's update as the server sees it: the reply's own, or how far it moves the server's model."""
+        layout, update = self.server.view.setup.slot.layout, getattr(reply.message, "update", None)
+        if isinstance(update, Params) and update.names and set(update.names) <= set(layout.names):
+            return layout.zeros().replace(update)
+        after = server_round(self.algorithm, self.server, [reply])
+        moved = self.algorithm.model(after.state) - self.algorithm.model(self.server.state)
+        require(moved.layout == layout, f"{self.algorithm!r}: what it sends stands for no update of the model's layers")
+        return moved
+
+    def through(self, update: Tensor) -> Tensor:
+        """What the server sees of an update [d] of any length."""
+        length = float(update.norm()) or 1.0
+        return self.seen(self.reply(update / length)[0]).flat.to(update.dtype) * length
+
+    def sent(self) -> Sent | None:
+        """The uplink as a function of a gradient, where it is linear and symmetric; None where it is not."""
+        size, draw = self.server.view.setup.slot.layout.size, Key(0).at("leakage").generator("probe")
+        u, w = (F.normalize(torch.randn(size, generator=draw, dtype=torch.float64), dim=0) for _ in range(2))
+        fu, fw, both = self.through(u), self.through(w), self.through(u + 2 * w)
+        scale = float(fu.norm() + 2 * fw.norm())
+        linear = float((both - fu - 2 * fw).norm()) <= LINEAR * scale
+        symmetric = abs(float(torch.dot(fu, w) - torch.dot(u, fw))) <= LINEAR * scale / size**0.5
+        return self.through if scale and linear and symmetric else None
+
+
+def leak(
+    algorithm: Algorithm,
+    model: nn.Module | Callable[[], nn.Module],
+    task: Task,
+    picture: int = 0,
+    *,
+    round: int = 1,
+    privacy: Privacy | None = None,
+    attack: Attack = "idlg",
+    distance: Distance = "squares",
+    iterations: int = 300,
+    tries: int = 3,
+    seed: int = 0,
+) -> Leak:
+    """What can be rebuilt of an example of ``task`` from the reply of a client that holds it alone.
+
+    ``picture`` is the example's position. The client sends it in ``round``. In the rounds before it had the examples
+    that follow, one a round, which matters for methods that remember. ``attack`` says what the attacker knows of the
+    label: "idlg" reads it off the last layer, "dlg" seeks it with the picture, "label" knows it.
+
+    With ``privacy`` the attacker is somebody who sees the server's noisy mean, of a round in which this client is the
+    only one. The server itself sees what it sees without. The attacker knows to what length replies and gradients are
+    clipped, and clips its own. Of a link that leaves entries out it is told which, though noise hides them: an
+    attacker who has to guess them finds less.
+
+    Raises ``ValueError`` for a task that has no float inputs with classes as targets, and where the method cannot be
+    trained with one client of one example, or not with ``privacy``.
+    """
+    require(0 <= picture < len(task), f"picture {picture}: the data have examples 0 to {len(task) - 1}")
+    require(round >= 1, f"round={round}: rounds are counted from 1")
+    held = [_single(task, (picture + more) % len(task)) for more in range(round)]
+    server, state = start(algorithm, model, [held[0]], seed)
+    for number in range(1, round):
+        reply, state = client_round(algorithm, server.view, state, held[round - number], 0)
+        server = server_round(algorithm, server, [reply])
+    victim = _Victim(algorithm, server, state, held[0])
+    reply, trained, clip = victim.reply()
+    update = victim.seen(reply)
+    clips, there = (clip, math.inf), (update.flat != 0).double()
+    plain = -update.flat.double() / trained.rates
+    if privacy is not None:
+        privacy.check(repr(algorithm), algorithm.weights, server.view.setup.forms(algorithm)[0].fields)
+        clips = clip, privacy.clip / trained.rates
+        update = privacy.hidden(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
+    gradient = -update.flat.double() / trained.rates
+    slot = server.view.setup.slot
+    module = slot.module
+    slot.load(_begun(victim))
+    inputs, targets = held[0].batch(torch.tensor([0]))
+    with torch.no_grad():
+        classes = _double(module)(inputs.double()).shape[-1]
+    label = int(targets)
+    guess = label if attack == "label" else idlg(module, gradient, classes) if attack == "idlg" else None
+    sent = victim.sent()
+    if sent is None:
+        sent, compared = (lambda g: g * there), "where something was sent"
+    else:
+        probe = torch.ones_like(gradient)
+        whole = float((sent(probe) - probe).norm()) <= LINEAR * float(probe.norm())
+        sent, compared = (None, "whole") if whole else (sent, "through the link")
+    some = task.batch(torch.arange(min(100, len(task))))[0]  # in which range inputs are is no secret
+    between = float(some.min()), float(some.max())
+    shape = inputs.shape[1:]
+    found = invert(module, gradient, shape, classes, guess, sent, distance, iterations, tries, seed, between, clips)
+    own = sent_as(_gradient(module, inputs, targets), sent, clips)
+    fits = float(F.cosine_similarity(own.whole, plain, dim=0))
+    original, rebuilt = _shown(task, inputs[0].double(), found.inputs[0])
+    alike = ssim(original, rebuilt) if original.ndim == 3 and min(original.shape[1:]) >= 3 else None
+    about = repr(algorithm), label, found.label, len(reply.blob), compared, fits, found.match
+    return Leak(*about, psnr(original, rebuilt), alike, original, rebuilt)
+
+
+def _gradient(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """That of a batch, [d], in 64 bits."""
+    twin = _double(module)
+    loss = F.cross_entropy(twin(inputs.double()), targets)
+    trained = [p for p in twin.parameters() if p.requires_grad]
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, trained)])
+
+
+def _begun(victim: _Victim) -> Params:
+    """The model from which the client trains."""
+    begun: list[Params] = []
+    round = victim.server.view
+
+    def answer(request: Local, task: Task, key: Key) -> Trained:
+        begun.append(request.x)
+        memory = request.memory or Memory((request.x.zeros(),) * request.trainer.num_vectors, 0)
+        return Trained(request.x, 1, 0.0, memory, 1.0)
+
+    client_round(victim.algorithm, round, victim.state, victim.task, 0, train=answer)
+    return begun[0]
+
+
+def _single(task: Task, position: int) -> Supervised:
+    """One example of a task, as the model takes it."""
+    batch: Any = task.batch(torch.tensor([position]))
+    targets = labels(batch, "the leakage check")
+    require(
+        isinstance(batch[0], Tensor) and batch[0].is_floating_point(),
+        "the leakage check rebuilds inputs of floats, such as pictures: words and letters have no derivative",
+    )
+    require(targets.ndim == 1, "the leakage check needs one class an example")
+    return Supervised(batch[0], targets)
+
+
+def _shown(task: Task, *pictures: Tensor) -> list[Tensor]:
+    """Inputs of a model as pictures from 0 to 1: normalised ones as they were; others by the first one's range."""
+    mean, std = getattr(task, "mean", None), getattr(task, "std", None)
+    if isinstance(task, Supervised) and task.inputs.dtype == torch.uint8 and mean is not None and std is not None:
+        mean, std = (torch.tensor(x, dtype=torch.float64).view(-1, 1, 1) for x in (mean, std))
+        pictures = tuple(x * std + mean for x in pictures)
+    low, high = float(pictures[0].min()), float(pictures[0].max())
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    return [((x - low) / ((high - low) or 1.0)).clamp(0, 1) for x in pictures]

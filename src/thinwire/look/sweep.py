@@ -1,0 +1,170 @@
+"""What a study reached by a setting: a point for each method, a curve for all that differ in that setting alone.
+
+Methods are compared by their complete expressions. A setting is a field, wherever it stands: ``beta`` of
+``DOMO(beta=0.9)``, ``share`` of ``FedAvg(up=TopK(0.01))``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..config import Config
+from ..errors import RunError, nearest, require
+from ..report import curves
+from ..report.curves import COSTS, SHARES, has, judged
+from ..studies import KINDS
+from ..studies.read import Arm, Run, counted
+
+BYTES = "bytes"  # in place of a setting: MB sent, both directions; so are bytes_up and the like
+PERPLEXITY = "perplexity"
+NAMES = {**curves.NAMES, PERPLEXITY: "test perplexity, e to the test loss"}
+"""How what was reached is called on an axis."""
+LAST = 5  # evaluations, whose mean is what a run reached
+
+
+class Point(NamedTuple):
+    """A method: where it is, and what its seeds reached."""
+
+    at: float
+    mean: float
+    low: float
+    high: float
+    method: str
+
+
+class Line(NamedTuple):
+    """Methods that differ in the setting alone, in its order; ``name`` says what they share: of one method all."""
+
+    name: str
+    points: list[Point]
+
+
+def settings(x: Config, above: str = "") -> dict[str, Any]:
+    """Every field of a configuration, and of those in it, by its path (``opt.beta``), and every class."""
+    found: dict[str, Any] = {f"{above}class": type(x).__name__}
+    for name, value in vars(x).items():
+        found |= settings(value, f"{above}{name}.") if isinstance(value, Config) else {f"{above}{name}": value}
+    return found
+
+
+def swept(
+    arms: Sequence[Arm], across: str | None = None, tuned: str | None = None, of: str | None = None
+) -> tuple[str, str, list[Line]]:
+    """The setting, the name of what was reached, and a curve for each group of methods.
+
+    ``across`` is a setting, as a path or its last part, or what was sent: "bytes" in both directions, or a name
+    of :func:`~thinwire.report.curves.sent`, such as "bytes_up". Methods that differ in numbers alone are one curve
+    then. By default it is the only setting that differs. Of methods that also differ in the setting ``tuned``,
+    such as ``local.lr``, the best counts: of losses and perplexities the lowest. ``of`` is what was reached: a name of
+    ``NAMES``, or "loss"; by default what methods are judged by. Raises ``ValueError`` for a name that is not there or
+    may be several, :class:`RunError` where nothing can be drawn.
+    """
+    value, sent = measured(arms, of), curves.sent(arms[0].kind)
+    axis = "bytes_total" if across == BYTES else across if across in sent else None
+    known = [(arm, each) for arm in arms if (each := _settings(arm)) is not None]
+    if not known:
+        raise RunError("no method here can be read: methods of your own modules have no settings to draw against")
+    path = axis or _path([each for _, each in known], across, tuned)
+    best = None if tuned is None else _path([each for _, each in known], tuned, None)
+    groups: dict[str, list[tuple[dict[str, Any], str, Point]]] = {}
+    for arm, each in known:
+        runs = [run for run in counted(arm).runs if reached(run, value) is not None]
+        seeds = [number for run in runs if (number := reached(run, value)) is not None]
+        if not seeds or (axis is None and not _number(each.get(path))):
+            continue
+        if axis is not None:
+            at = statistics.fmean(COSTS[axis](run)[-1] for run in runs)
+            same = {name: v for name, v in each.items() if not _number(v)}
+        else:
+            at, same = float(each[path]), {name: v for name, v in each.items() if name not in (path, best)}
+        point = Point(at, statistics.fmean(seeds), min(seeds), max(seeds), arm.label)
+        but = repr(sorted((name, v) for name, v in each.items() if name != best))  # all that was not tuned
+        groups.setdefault(repr(sorted(same.items())), []).append((same, but, point))
+    if not groups:
+        raise RunError(f"no method that has {path} was evaluated")
+    lines = []
+    shown = [some[0][0] for some in groups.values()]
+    for some in groups.values():
+        points = [point for *_, point in some]
+        if best is not None:
+            choose = min if value.endswith(("loss", PERPLEXITY)) else max
+            alike = [[p for _, own, p in some if own == but] for but in dict.fromkeys(but for _, but, _ in some)]
+            points = [choose(each, key=lambda p: p.mean) for each in alike]
+        lines.append(Line(points[0].method if len(points) == 1 else _name(some[0][0], shown), sorted(points)))
+    return (path if axis is None else sent[axis]), value, lines
+
+
+def measured(arms: Sequence[Arm], of: str | None) -> str:
+    """What was reached, as ``NAMES`` calls it. Raises ``ValueError`` for what these runs have not."""
+    if of is None:
+        return judged(arms)[0]
+    there = [name for name in curves.NAMES if has(arms, name)] + [PERPLEXITY] * has(arms, "test_loss")
+    value = judged(arms)[1] if of == "loss" else of
+    require(value in there, f"--of {of}{nearest(of, there)}: these runs have {', '.join(there)}")
+    return value
+
+
+def reached(run: Run, value: str) -> float | None:
+    """The mean of a value over the last evaluations of a run; shares are in percent.
+
+    The perplexity of an evaluation is e to the power of its test loss, a mean cross-entropy in nats.
+    """
+    key = "test_loss" if value == PERPLEXITY else value
+    found = [line[key] for line in run.rounds if line.get(key) is not None][-LAST:]
+    if value == PERPLEXITY:
+        found = [math.exp(loss) if loss < MOST else math.inf for loss in found]
+    return statistics.fmean(found) * (100 if value.endswith(SHARES) else 1) if found else None
+
+
+MOST = 700  # nats: e to this power is about the largest number there is
+
+
+def _settings(arm: Arm) -> dict[str, Any] | None:
+    try:
+        return settings(KINDS[arm.kind].method(arm.expression))
+    except ValueError:  # of a user's own module
+        return None
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def _path(all_settings: Sequence[Mapping[str, Any]], asked: str | None, tuned: str | None) -> str:
+    """The path of a setting, in full."""
+    there = dict.fromkeys(name for each in all_settings for name, value in each.items() if _number(value))
+    varied = [name for name in there if len({each[name] for each in all_settings if name in each}) > 1]
+    if asked is None:
+        left = [name for name in varied if tuned is None or not _ends(name, tuned)]
+        require(bool(left), "these methods differ in no number: draw --across bytes")
+        require(len(left) == 1, f"these methods differ in {', '.join(left)}: name one with --across")
+        return left[0]
+    found = [name for name in there if name == asked] or [name for name in there if _ends(name, asked)]
+    found = [name for name in found if name in varied] or found
+    some = ", ".join(varied) or "none"
+    require(bool(found), f"no setting {asked!r}{nearest(asked, there)}; those that differ are {some}")
+    require(len(found) == 1, f"{asked} may be {' or '.join(found)}: write it in full")
+    return found[0]
+
+
+def _ends(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def _name(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """What distinguishes a group: its classes, and the fields in which groups of these classes differ."""
+    classes = {name: value for name, value in own.items() if name.endswith("class")}
+    alike = [each for each in others if all(each.get(name) == value for name, value in classes.items())]
+    fields = [f"{n} {v}" for n, v in own.items() if n not in classes and any(each.get(n) != v for each in alike)]
+    differ = [n for n, v in classes.items() if n == "class" or any(each.get(n) != v for each in others)]
+    parts = [n for n in differ if n == "class" or not any(_within(n, other) for other in differ)]
+    return ", ".join([*(classes[n] for n in parts), *fields])
+
+
+def _within(name: str, other: str) -> bool:
+    """Whether a class is that of a part of what has the other one: values.class of TopK is not said beside TopK."""
+    above = other.removesuffix("class")
+    return bool(above) and name != other and name.startswith(above)

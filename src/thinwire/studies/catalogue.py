@@ -1,0 +1,89 @@
+"""Everything that can be written in an expression."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..algorithms.auto import Auto
+from ..algorithms.base import Algorithm
+from ..config import Config
+from ..data import Augment, Split
+from ..ddp.methods import METHODS, Method
+from ..expression import settings, shape, vocabulary
+from ..federated.network import Network
+from ..federated.privacy import Privacy
+from ..federated.setting import Setting
+from ..links import Link
+from ..links.subspace import Basis
+from ..optimizers import Optimizer
+from ..pipeline.schedule import SCHEDULES
+from ..pipeline.schedule import Schedule as Parts
+from ..pipeline.stored import AQSGD
+from ..schedules import Schedule
+from .study import own
+
+
+class Entry(NamedTuple):
+    """One public name."""
+
+    name: str
+    kind: str
+    signature: str
+    summary: str
+    paper: str
+
+
+KINDS: dict[type, str] = {
+    Algorithm: "algorithm",
+    Auto: "algorithm",
+    Link: "link",
+    Method: "data-parallel",
+    Parts: "pipeline schedule",
+    AQSGD: "pipeline link",
+    Optimizer: "server optimiser",
+    Schedule: "learning rate",
+    Split: "split",
+    Augment: "augmentation",
+    Network: "network",
+    Privacy: "privacy",
+    Setting: "setting",
+    Basis: "random subspace",
+    Config: "local training",
+}
+
+
+def catalogue(use: Sequence[str] = ()) -> list[Entry]:
+    """Every name, by kind, then by name; those too that ``use``, modules of the user's, define."""
+    # One by one: EF21 is a link, and a data-parallel method too.
+    named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), *METHODS.items()]
+    named += [*SCHEDULES.items(), ("AQSGD", AQSGD)]
+    # What a module merely imports from thinwire is there already.
+    named += [(name, cls) for name, cls in own(use).items() if not cls.__module__.startswith("thinwire.")]
+    found = [_entry(name, cls) for name, cls in named]
+    order = list(KINDS.values())
+    return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+
+
+def _entry(name: str, cls: type) -> Entry:
+    kind = next(word for base, word in KINDS.items() if issubclass(cls, base))
+    summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+    return Entry(name, kind, f"{name}{shape(cls)}", summary, getattr(cls, "paper", ""))
+
+
+def show(entries: list[Entry]) -> None:
+    """As a list on the terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console()
+    last = ""
+    for entry in entries:
+        if entry.kind != last:
+            console.print(f"\n[bold]{entry.kind}[/bold]")
+            last = entry.kind
+        console.print(f"  {escape(entry.signature)}", highlight=False, soft_wrap=True)
+        console.print(f"      {escape(entry.summary)}", highlight=False, soft_wrap=True)
+        if entry.paper:
+            console.print(f"      [dim]{escape(entry.paper)}[/dim]", highlight=False, soft_wrap=True)

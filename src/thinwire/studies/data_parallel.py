@@ -1,0 +1,139 @@
+"""Data-parallel methods by logical workers on one problem: ``thinwire ddp-sim``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..algorithms import Algorithm
+from ..ddp.methods import METHODS, Method
+from ..ddp.simulation import Record, Result, simulate
+from ..ddp.worker import Worker, enough
+from ..errors import ExpressionError, nearest, require
+from ..expression import parse, vocabulary
+from ..links import Link
+from ..pipeline.schedule import SCHEDULES
+from ..problem import Problem
+from ..run.ranks import size
+from ..version import code_version
+from ..wire import Packet, State
+from .steps import Steps, Told
+from .study import Job, asked, own
+
+
+def method(text: str, use: Sequence[str] = ()) -> Method:
+    """A data-parallel method from its expression; inside it names are those of links: ``Hook(EF21(TopK(0.1)))``.
+
+    ``use`` are modules with methods or links of the user's own.
+    """
+    methods, names = dict(METHODS), vocabulary()
+    for name, cls in own(use).items():
+        (methods if issubclass(cls, Method) else names)[name] = cls
+    outer = text.strip().partition("(")[0].strip()
+    if outer in methods:
+        made: Method = parse(text, names={**names, outer: methods[outer]})
+        return made
+    cls = names.get(outer, Method)
+    if issubclass(cls, Algorithm):
+        raise ExpressionError(f"{outer} is a federated method, for `thinwire run`; here are {', '.join(methods)}")
+    if outer in SCHEDULES:
+        raise ExpressionError(f"{outer} is a schedule of pipelined training, for `thinwire pipeline run`")
+    raise ExpressionError(
+        f"no data-parallel method {outer!r}{nearest(outer, methods)}; known are {', '.join(methods)}, and any link "
+        f"as Hook({text.strip() if issubclass(cls, Link) else 'TopK(0.01)'})"
+    )
+
+
+@dataclass(frozen=True)
+class DataParallel(Steps):
+    """A study of data-parallel methods.
+
+    ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. Without ``adamw``
+    workers have SGD. ``checkpoint_every`` changes no result; a checkpoint has the parameters, momentum and residual of
+    every worker, about four models each.
+    """
+
+    kind: ClassVar[str] = "data-parallel"
+    example: ClassVar[str] = "DEF(ratio=64)"
+
+    workers: int = asked(16, "Logical workers.")
+    nesterov: bool = asked(False, "Nesterov's momentum.")
+    adamw: bool = asked(False, "AdamW in place of SGD.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.workers > 0, f"--workers {self.workers}: it must be at least 1")
+        nesterov = not self.nesterov or (self.momentum > 0 and not self.adamw)
+        require(nesterov, "--nesterov is SGD's, with a momentum: give --momentum more than 0, and no --adamw")
+        require(size() == 1, "logical workers are of one process: start it without torchrun")
+
+    @staticmethod
+    def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Method:
+        return method(text, use)
+
+    def rehearse(self, method: Method, problem: Problem) -> None:
+        enough(len(problem.tasks[0]), self.workers, self.batch)
+        model = problem.model
+        module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        Worker(module.to(self.device), self.optimizer, method, self.workers)
+
+    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
+        def keep(state: State) -> None:
+            told.state(state["step"], lambda: state)
+
+        result = self.simulate(job.method, job.seed, job.problem, on_record=told.record, on_state=keep, resume=resume)
+        return result.module.state_dict(), self.summary(result)
+
+    def simulate(self, method: Method, seed: int, problem: Problem, **more: Any) -> Result:
+        """Train one method; ``more`` are further arguments of :func:`thinwire.ddp.simulation.simulate`."""
+        return simulate(
+            method,
+            problem.model,
+            problem.tasks[0],
+            problem.test,
+            workers=self.workers,
+            steps=self.steps,
+            batch=self.batch,
+            optimizer=self.optimizer,
+            rate=self.rate,
+            seed=seed,
+            evaluate_every=self.evaluate_every,
+            device=self.device,
+            **more,
+        )
+
+    def title(self, about: Record) -> str:
+        return f"{self.task or self.data}, {self.workers} workers of {self.batch} examples, {self.steps} steps"
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """A worker's."""
+        if self.adamw:
+            return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+        )
+
+    def summary(self, result: Result) -> Record:
+        """What ``summary.json`` says of a complete run besides ``run.json``."""
+        records, traffic = result.records, result.traffic
+        return {
+            "expression": result.expression,
+            "version": code_version(),
+            "parameters": sum(p.numel() for p in result.module.parameters() if p.requires_grad),
+            "accuracy": result.accuracy,
+            "best_accuracy": result.best_accuracy,
+            "accuracy_x": records[-1].get("accuracy_x"),
+            "test_loss": records[-1].get("test_loss"),
+            "train_loss": records[-1]["train_loss"],
+            "bytes_up": traffic.bytes,
+            "bytes_down": traffic.received(self.workers),
+            "bytes_reduced": traffic.reduced,
+            "bytes_gathered": traffic.gathered,
+            "seconds": sum(line["seconds"] for line in records),
+        }

@@ -1,0 +1,150 @@
+"""What goes with what: every pair is made, opened on a small model, and the reason for a refusal noted.
+
+There is no list of rules here. A cell says what the code itself says when it is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+from ..algorithms import Algorithm, FedAvg
+from ..expression import parse, vocabulary
+from ..federated.messages import Form, private
+from ..key import Key
+from ..links import Link
+from ..params import Params
+
+
+class Pair(NamedTuple):
+    """One part around another in a role: ``reason`` is empty where they go together."""
+
+    outer: str  # "" for a link by itself
+    inner: str
+    role: str  # "algorithm", "up", "down" or "personal"
+    expression: str
+    reason: str
+
+
+def matrix() -> list[Pair]:
+    """Every algorithm that holds one around every algorithm; every link that holds one around every link.
+
+    Links are tried up and down, and as what carries a message to one client alone (``personal=``).
+    """
+    algorithms, links = _names(Algorithm), _names(Link)
+    found = [_tried(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
+    for role in ("up", "down", "personal"):
+        found += [_tried(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
+    return found
+
+
+def _tried(outer: str, inner: str, role: str) -> Pair:
+    kind = Algorithm if role == "algorithm" else Link
+    text = inner
+    try:
+        part = _example(vocabulary()[inner], kind)
+        text = repr(part)
+        if outer:
+            text = f"{outer}({text})"
+            part = _example(vocabulary()[outer], kind, part)
+            text = repr(part)
+        holder = vocabulary()["SoftPull"] if role == "personal" else FedAvg
+        _open(part if role == "algorithm" else holder(**{role: part}))
+    except ValueError as refusal:
+        return Pair(outer, inner, role, text, str(refusal))
+    return Pair(outer, inner, role, text, "")
+
+
+def _open(algorithm: Algorithm) -> None:
+    """What a run does before its first round."""
+    module = algorithm.assemble(_model(), 2)
+    start = algorithm.init_with(Params.trainable(module), None, 2, Key(0))
+    message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message
+    Form.of(start.reply, algorithm.up, "up").open()
+    Form.of(message, algorithm.down, "down").open()
+    if (alone := private(algorithm, start)) is not None:
+        alone.open()
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def _names(kind: type) -> list[str]:
+    return [name for name, cls in vocabulary().items() if issubclass(cls, kind)]
+
+
+def _holders(kind: type) -> list[str]:
+    """The names of those that are made around another of their kind, whatever else they hold."""
+    return [name for name in _names(kind) if _place(vocabulary()[name], kind) is not None]
+
+
+def _place(cls: Any, kind: type) -> str | None:
+    """The field that holds what this is made around: ``inner``, or a dict of ``links``."""
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        expected = hints[field.name]
+        kinds = get_args(expected) if get_origin(expected) in (dict, Union, UnionType) else (expected,)
+        own = any(isinstance(k, type) and issubclass(k, kind) for k in kinds)
+        if own and field.name in ("inner", "links"):
+            return field.name
+    return None
+
+
+def _example(cls: Any, kind: type, inner: Any = None) -> Any:
+    """An object of a class: its defaults, the least of what it asks for, and what it is to hold."""
+    if "example" in vars(cls):  # its defaults alone make none
+        return parse(vars(cls)["example"])
+    hints, place, given = get_type_hints(cls), _place(cls, kind), {}
+    for field in fields(cls):
+        if field.name == place and (inner is not None or field.default is MISSING):
+            held = inner if inner is not None else _plain(kind)
+            given[place] = {"*": held} if get_origin(hints[place]) is dict else held
+        elif field.init and field.default is MISSING and field.default_factory is MISSING:
+            given[field.name] = 1 if hints[field.name] is int else 0.5
+    return cls(**given)
+
+
+def _plain(kind: type) -> Any:
+    return FedAvg() if kind is Algorithm else vocabulary()["TopK"](0.5)
+
+
+def _general(pair: Pair) -> str:
+    """The reason, with dots in place of the very parts that were tried."""
+    kind = Algorithm if pair.role == "algorithm" else Link
+    parts = (pair.expression, repr(_example(vocabulary()[pair.inner], kind)))
+    named = next((part for part in parts if part in pair.reason), "")
+    return pair.reason.replace(named, "...") if named else pair.reason
+
+
+def show(pairs: list[Pair]) -> None:
+    """As tables on the terminal: yes where two go together, else the number of the reason."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=200)
+    reasons: dict[str, int] = {}
+    titles = {
+        "algorithm": "an algorithm around an algorithm",
+        "up": "links going up",
+        "down": "links going down",
+        "personal": "links to one client alone",
+    }
+    for role, title in titles.items():
+        own = [pair for pair in pairs if pair.role == role]
+        outers = list(dict.fromkeys(pair.outer for pair in own))
+        table = Table(title=title)
+        for i, name in enumerate(["", *(outer or "alone" for outer in outers)]):
+            table.add_column(name, justify="center" if i else "left", no_wrap=True)
+        for inner in dict.fromkeys(pair.inner for pair in own):
+            row = [pair for pair in own if pair.inner == inner]
+            marks = [str(reasons.setdefault(_general(p), len(reasons) + 1)) if p.reason else "yes" for p in row]
+            table.add_row(inner, *marks)
+        console.print(table)
+    for reason, number in reasons.items():
+        console.print(f"{number:3}  {escape(reason)}", highlight=False, soft_wrap=True)

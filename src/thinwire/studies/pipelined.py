@@ -1,0 +1,405 @@
+"""Pipelined training under several schedules on one problem: ``thinwire pipeline run``.
+
+In one process parts are simulated one after the other. Under ``torchrun`` each rank has a part, and all numbers are the
+same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..algorithms import Algorithm
+from ..config import complete
+from ..ddp.methods import METHODS
+from ..ddp.worker import batches
+from ..errors import ExpressionError, nearest, require
+from ..expression import parse, vocabulary
+from ..key import Key
+from ..pipeline import AQSGD, Pipeline, Simulation, pipeline, split
+from ..pipeline.muon import Muon
+from ..pipeline.plan import cut_into, measure, seconds
+from ..pipeline.schedule import SCHEDULES, Schedule
+from ..pipeline.split import places
+from ..pipeline.stage import Stage
+from ..pipeline.watch import Watch, backpropagated, difference, due, mean_moved, parameters
+from ..pipeline.watch import size as length
+from ..problem import Problem
+from ..run.ranks import placed, rank, shared, size
+from ..task import Supervised
+from ..train.one import made, mean_metrics, portions, tally
+from ..version import code_version
+from ..wire import Packet, State
+from .read import Record
+from .steps import Steps, Told
+from .study import Job, asked, described, own
+
+MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
+LAST = 5  # evaluations, whose mean is the accuracy
+STALE = ("moved", "weights", "difference", "gradient", "part_parameters")  # by part
+LOOKED = 500  # examples of a test that go through the parts at once
+
+
+def schedule(text: str, use: Sequence[str] = ()) -> Schedule:
+    """A schedule from its expression; inside it names are those of links: ``FR(activations=Half())``.
+
+    ``1F1B(4)`` is ``OneFOneB(4)``, because a name does not begin with a digit. ``use`` are modules of the user's own.
+    """
+    text = re.sub(r"^\s*1F1B\b", "OneFOneB", text)
+    names: dict[str, type] = {**vocabulary(), **SCHEDULES, "AQSGD": AQSGD, **own(use)}
+    outer = text.partition("(")[0].strip()
+    cls = names.get(outer, METHODS.get(outer, Schedule))
+    if issubclass(cls, Algorithm):
+        raise ExpressionError(f"{outer} is a federated method, for `thinwire run`; here are {', '.join(SCHEDULES)}")
+    if outer in METHODS and outer not in names:
+        raise ExpressionError(f"{outer} is a data-parallel method, for `thinwire ddp-sim`")
+    if outer not in names or not issubclass(cls, Schedule):
+        known = f"known are {', '.join(SCHEDULES)}"
+        link = f"; a link is one of a schedule's, as in BPK(activations={text.strip()})" if outer in names else ""
+        raise ExpressionError(f"no schedule {outer!r}{nearest(outer, SCHEDULES)}; {known}{link}")
+    found: Schedule = parse(text, names=names)
+    return found
+
+
+def _sgd(study: Pipelined, parameters: Iterable[nn.Parameter], plain: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, study.lr, study.momentum, weight_decay=study.weight_decay)
+
+
+def _adamw(study: Pipelined, parameters: Iterable[nn.Parameter], plain: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.AdamW(parameters, study.lr, (study.momentum, 0.999), weight_decay=study.weight_decay)
+
+
+def _nadam(study: Pipelined, parameters: Iterable[nn.Parameter], plain: Iterable[nn.Parameter]) -> Optimizer:
+    betas, decay = (study.momentum, 0.999), study.weight_decay
+    return torch.optim.NAdam(parameters, study.lr, betas, weight_decay=decay, decoupled_weight_decay=True)
+
+
+def _muon(study: Pipelined, parameters: Iterable[nn.Parameter], plain: Iterable[nn.Parameter]) -> Optimizer:
+    return Muon(parameters, study.lr, study.momentum, study.weight_decay, plain)
+
+
+OPTIMIZERS = {"SGD": _sgd, "AdamW": _adamw, "NAdam": _nadam, "Muon": _muon}
+
+
+@dataclass(frozen=True)
+class Pipelined(Steps):
+    """A study of schedules of pipelined training.
+
+    - ``parts``: of the model. ``cut`` has the place, in its chain of modules, at which each part but the first begins;
+      without it the model is measured when the study begins, and what was found stays with the study.
+    - ``optimizer``: SGD, AdamW, NAdam or Muon (:class:`~thinwire.pipeline.muon.Muon`, whose ``plain`` parameters are
+      embeddings and the last dense layer). ``momentum`` is SGD's and Muon's, and the first beta of the others.
+    - ``autocast``: "bfloat16" trains, evaluates and measures within ``torch.autocast``. Parameters stay in 32 bits, and
+      what parts hand on is as narrow as their last layer makes it.
+    - ``rates``: a factor of the learning rate for each part. ``clip``: the largest norm of a part's gradient.
+    - ``mbit``, ``latency``: of each link between parts, in Mbit/s each way and seconds one way. The model is cut for
+      this rate where no ``cut`` is given. Simulated seconds are those of the law, with the bytes that were sent, and
+      with ``forward`` and ``backward``, the seconds that a batch takes at each part. Without these two they are
+      measured when the study begins, and stay with it.
+    - ``record``: "staleness" adds what :mod:`thinwire.pipeline.watch` measures to each record, by part. ``moved`` is
+      how far parameters moved between the forward pass of a batch and the step that its gradient makes, the mean since
+      the record before, and ``weights`` their own length. In one process, of the last batch also ``difference``, the
+      distance of the gradient from that of backpropagation through all parts as they are, and ``gradient``, the length
+      of that one. ``part_parameters`` counts what each part trains. It changes no result. Each part keeps a copy of its
+      parameters for each batch on its way.
+    """
+
+    kind: ClassVar[str] = "pipelined"
+    may_change: ClassVar[tuple[str, ...]] = (*Steps.may_change, "record")
+    example: ClassVar[str] = "DSP((1, 1, 0), (4, 2, 0))"
+
+    batch: int = asked(64, "Examples of a batch.")
+    momentum: float = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
+    parts: int = asked(3, "Parts that the model is cut into.")
+    optimizer: str = asked("SGD", f"{', '.join(OPTIMIZERS)}.")
+    clip: float | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
+    mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
+    latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
+    autocast: str | None = asked(None, "bfloat16: compute in it, with 32-bit parameters.")
+    record: Literal["staleness"] | None = asked(
+        None, "What records have besides: staleness (how far parts move while a batch is on its way)."
+    )
+    rates: tuple[float, ...] = ()
+    cut: tuple[int, ...] = ()
+    forward: tuple[float, ...] = ()
+    backward: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = self.parts
+        require(parts > 0, f"--parts {parts}: it must be at least 1")
+        known = self.optimizer in OPTIMIZERS
+        near = nearest(self.optimizer, OPTIMIZERS)
+        require(known, f"--optimizer {self.optimizer}{near}: it is one of {', '.join(OPTIMIZERS)}")
+        require(self.clip is None or self.clip > 0, f"--clip {self.clip}: it must be positive")
+        known = self.autocast in (None, "bfloat16")
+        require(known, f"--autocast {self.autocast}: bfloat16, or leave it out (float16 needs a loss that is scaled)")
+        require(self.mbit > 0, f"--mbit {self.mbit}: it must be positive")
+        require(self.latency >= 0, f"--latency {self.latency}: seconds, not negative")
+        for name, values in (("rates", self.rates), ("forward", self.forward), ("backward", self.backward)):
+            shown = ",".join(f"{value:g}" for value in values)
+            fits = len(values) in (0, parts) and all(0 <= value < math.inf for value in values)
+            require(fits, f"--{name} {shown}: a number for each of the {parts} parts, not negative")
+        require(bool(self.forward) == bool(self.backward), "--forward and --backward: give both, or none")
+        shown = ",".join(map(str, self.cut))
+        require(len(self.cut) in (0, parts - 1), f"--cut {shown}: {parts} parts begin at {parts - 1} places after 0")
+        for method in self.parsed():
+            method.check(parts)
+            cut_into(self.batch, method)
+        require(
+            size() in (1, parts),
+            f"--parts {parts}: each part is a process under torchrun, and there are {size()}; start {parts} "
+            f"(--nproc-per-node {parts}), or one without torchrun",
+        )
+
+    @staticmethod
+    def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Schedule:
+        return schedule(text, use)
+
+    def stages(self, problem: Problem, seed: int, sample: Tensor | None = None) -> list[nn.Sequential]:
+        """The parts of a model that begins. ``sample`` is measured with where no ``cut`` is known."""
+        given = problem.model
+        module = copy.deepcopy(given) if isinstance(given, nn.Module) else made(given, seed)
+        module = module.to(placed(self.device))
+        if self.cut or self.parts == 1:
+            return split(module, self.parts, at=self.cut)
+        return split(module, self.parts, sample=sample, mbit=self.mbit)
+
+    def settled(self, problem: Problem) -> Pipelined:
+        """The same study with what is measured when it begins: where the model is cut, and the seconds of its parts.
+
+        Of several ranks rank 0's seconds count.
+        """
+        x, y = next(self.drawn(problem, self.seeds[0]))[:2]
+        with self.narrow():
+            stages = self.stages(problem, self.seeds[0], x)
+        study = replace(self, cut=places(stages))
+        if self.forward:
+            return study
+
+        def measured() -> State:
+            if rank() != 0:  # a neighbour that computes would be measured too
+                return []
+            with self.narrow():
+                profile = measure(stages, x, y)
+            return [[float(f"{each:.4g}") for each in way] for way in (profile.forward, profile.backward)]
+
+        forward, backward = shared(measured)[0]
+        return replace(study, forward=tuple(forward), backward=tuple(backward))
+
+    def rehearse(self, method: Schedule, problem: Problem) -> None:
+        study = self if self.forward else self.settled(problem)
+        stages = study.stages(problem, self.seeds[0])
+        Simulation(stages, study.optimizers(stages), method)
+
+    def run(
+        self,
+        out: Path,
+        on_record: Callable[[str, Record], None] | None = None,
+        progress: bool = False,
+        problems: Mapping[int, Problem] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> list[str]:
+        if self.forward and (self.cut or self.parts == 1):
+            return super().run(out, on_record, progress, problems, on_failure)
+        begun = described(out) if (out / "study.json").exists() else {}
+        if begun.get("forward") and all(begun.get(f) == v for f, v in self.values().items() if f not in MEASURED):
+            found = Pipelined.of(begun, out / "study.json")
+            return found.run(out, on_record, progress, problems, on_failure)
+        known = problems or {self.seeds[0]: self.problem(self.seeds[0])}
+        return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known, on_failure)
+
+    def optimizers(self, stages: Sequence[nn.Module]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+        """What makes a part's optimiser."""
+        modules = [module for stage in stages for module in stage.modules()]
+        dense = [module for module in modules if isinstance(module, nn.Linear)][-1:]
+        apart = [*(module for module in modules if isinstance(module, nn.Embedding)), *dense]
+        plain = [p for module in apart for p in module.parameters()]
+        return lambda parameters: OPTIMIZERS[self.optimizer](self, parameters, plain)
+
+    def factor(self, step: int, part: int) -> float:
+        """The factor of the learning rate at a step of a part."""
+        return self.rate(step) * (self.rates[part] if self.rates else 1.0)
+
+    def narrow(self) -> AbstractContextManager[Any]:
+        """Within it models compute as ``autocast`` says."""
+        kind = torch.device(self.device).type
+        return nullcontext() if self.autocast is None else torch.autocast(kind, getattr(torch, self.autocast))
+
+    def drawn(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+        """Inputs, targets and the numbers of the examples of each batch, from batch ``begin`` on.
+
+        What is left of an epoch after as many whole batches as there are is not used.
+        """
+        task = problem.tasks[0]
+        for step, (rows,) in enumerate(islice(batches(len(task), 1, self.batch, seed), begin, None), begin):
+            x, y = task.batch(rows, Key(seed, step, 0, "pipeline").generator("augment"))
+            yield x, y, rows.tolist()
+
+    def training(self, method: Schedule, seed: int, stages: Sequence[nn.Module]) -> Simulation | Pipeline:
+        """A training that begins: all parts, or under ``torchrun`` that of this rank."""
+        options: dict[str, Any] = {"seed": seed, "rate": self.factor, "clip": self.clip}
+        if size() == 1:
+            return Simulation(stages, self.optimizers(stages), method, **options)
+        group = dist.new_group(list(range(size())), backend="gloo")  # whose connections a failure may close
+        return pipeline(stages, self.optimizers(stages), method, **options, group=group)
+
+    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
+        with self.narrow():
+            return self._trained(job, told, resume)
+
+    def _trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
+        method, problem = job.method, job.problem
+        stages = self.stages(problem, job.seed)
+        training = self.training(method, job.seed, stages)
+        for stage in training.stages.values():
+            stage.watch = None if self.record is None else Watch()
+        records: list[Record] = [] if resume is None else resume["records"]
+        if resume is not None:
+            states = resume["parts"]
+            training.load_state_dict(states if isinstance(training, Simulation) else states[rank()])
+        begin = 0 if resume is None else int(resume["step"])
+        drawn = self.drawn(problem, job.seed, begin)
+
+        def advance(count: int, last: bool) -> State:
+            """Train with so many batches; the losses, and the bytes of each part here, forward and back."""
+            before = {part: (own.forward_sent, own.backward_sent) for part, own in training.ledger.items()}
+            losses = [training.step(x, y, examples) for x, y, examples in islice(drawn, count - 1)]
+            plain = self._plain(training, problem, job.seed)
+            losses += [training.step(x, y, examples) for x, y, examples in islice(drawn, 1)]
+            stale = [
+                [mean_moved(stage), length(stage), *_against(stage, plain), parameters(stage)]
+                for stage in training.stages.values()
+                if stage.watch is not None
+            ]
+            if last:
+                losses.append(training.drain())
+            sent = [
+                [part, own.forward_sent - before[part][0], own.backward_sent - before[part][1]]
+                for part, own in training.ledger.items()
+            ]
+            return [[float(loss) for loss in losses if loss is not None], sent, stale]
+
+        while begin < self.steps:
+            count = min(self.evaluate_every - begin % self.evaluate_every, self.steps - begin)
+            began = time.monotonic()
+            found = shared(lambda: advance(count, begin + count == self.steps))  # noqa: B023  # called at once
+            sent = [each for _, parts, _ in found for each in parts]  # in the order of parts
+            stale = [each for _, _, parts in found for each in parts]
+            tested = shared(lambda: _tested(training, problem.test))[-1]  # the last part's
+            losses, begin = found[-1][0], begin + count
+            ahead, back = [a for _, a, _ in sent[:-1]], [b for _, _, b in sent[1:]]
+            each = tuple([size / count for size in way] for way in (ahead, back))
+            records.append(
+                {
+                    "step": begin,
+                    "train_loss": statistics.fmean(losses) if losses else None,
+                    "up_bytes": sum(ahead),
+                    "down_bytes": sum(back),
+                    "forward_bytes": ahead,
+                    "backward_bytes": back,
+                    **tested,
+                    **dict(zip(STALE, map(list, zip(*stale, strict=True)), strict=False)),
+                    "clock": (records[-1]["clock"] if records else 0.0)
+                    + count * seconds(method, self.forward, self.backward, (each[0], each[1]), self.mbit, self.latency),
+                    "seconds": time.monotonic() - began,
+                }
+            )
+            told.record(records[-1])
+            told.state(begin, lambda: {"step": begin, "records": records, "parts": _states(training)})  # noqa: B023
+        held = [most for each in shared(lambda: list(training.held.values())) for most in each]
+        return _whole(training, stages), self._summary(method, records, stages, held)
+
+    def _plain(self, training: Simulation | Pipeline, problem: Problem, seed: int) -> dict[int, tuple[int, Tensor]]:
+        """Of each part that is about to make a step: its batch, and the gradient by backpropagation. In one process."""
+        if self.record is None or not isinstance(training, Simulation):
+            return {}
+        stages = [training.stages[part] for part in range(self.parts)]
+        batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
+        drawn = {batch: next(self.drawn(problem, seed, batch))[:2] for batch in set(batches.values())}
+        return {part: (batch, backpropagated(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
+
+    def title(self, about: Record) -> str:
+        return f"{self.task or self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"
+
+    def about(self, method: Schedule, seed: int, problem: Problem) -> Record:
+        return {**super().about(method, seed, problem), "staleness": list(method.staleness(self.parts))}
+
+    def _summary(self, method: Schedule, records: list[Record], stages: Sequence[nn.Module], held: list[int]) -> Record:
+        measured = [line["accuracy"] for line in records if line.get("accuracy") is not None]
+        ways = {way: [line[f"{way}_bytes"] for line in records] for way in ("forward", "backward")}
+        return {
+            "expression": complete(method),
+            "version": code_version(),
+            "parameters": sum(p.numel() for stage in stages for p in stage.parameters() if p.requires_grad),
+            "accuracy": statistics.fmean(measured[-LAST:]) if measured else None,
+            "best_accuracy": max(measured, default=None),
+            "test_loss": records[-1].get("test_loss"),
+            "train_loss": records[-1]["train_loss"],
+            "bytes_up": sum(line["up_bytes"] for line in records),
+            "bytes_down": sum(line["down_bytes"] for line in records),
+            **{f"bytes_{way}": [sum(each) for each in zip(*lines, strict=True)] for way, lines in ways.items()},
+            "held": held,
+            "clock": records[-1]["clock"],
+            "seconds": sum(line["seconds"] for line in records),
+        }
+
+
+def _against(stage: Stage, plain: Mapping[int, tuple[int, Tensor]]) -> list[float | None]:
+    """How far the last gradient of a part is from that of backpropagation, and the length of that one."""
+    if stage.part not in plain:
+        return [None, None]
+    batch, by = plain[stage.part]
+    return [difference(stage, batch, by), float(by.double().norm())]
+
+
+class _Computed(nn.Module):
+    """A model whose outputs are there already, for a task's metrics."""
+
+    def __init__(self, out: Tensor) -> None:
+        super().__init__()
+        self.out = out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out
+
+
+def _tested(training: Simulation | Pipeline, test: Supervised) -> dict[str, float | None]:
+    """Means over the test, at the last part; nothing elsewhere. What is on its way stays there."""
+    parts = []
+    for first, last in portions(0, len(test), LOOKED):
+        x, y = test.batch(torch.arange(first, last, device="cpu"))
+        out = training.predict(x)
+        if out is not None:
+            parts.append(tally(test, _Computed(out), (x, y.to(out.device)), last - first))
+    values = {("test_loss" if name == "loss" else name): value for name, value in mean_metrics(parts).items()}
+    # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _states(training: Simulation | Pipeline) -> list[State]:
+    """The states of all parts, on every rank."""
+    if isinstance(training, Simulation):
+        return training.state_dict()
+    return shared(training.state_dict)
+
+
+def _whole(training: Simulation | Pipeline, stages: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """The model's ``state_dict()``, on every rank."""
+    if isinstance(training, Pipeline):
+        return training.whole_state_dict()
+    return {name: tensor.cpu() for stage in stages for name, tensor in stage.state_dict().items()}

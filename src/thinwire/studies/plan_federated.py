@@ -1,0 +1,280 @@
+"""What federated methods would cost over slow links, and what they reach at first: ``thinwire plan``.
+
+Bytes and seconds of a whole run are predicted (:mod:`thinwire.studies.predict`). Accuracy is that of a rehearsal: a
+few rounds that are really trained.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from ..algorithms import LUAR, Algorithm, Auto, FedAvg
+from ..algorithms.auto import DEFAULT, TooSmall
+from ..errors import CombinationError, NonFinite, require
+from ..federated.auto_run import Chosen
+from ..federated.network import Network
+from ..federated.result import Result
+from ..federated.simulate import simulate
+from ..key import Key
+from ..links import EF21, LBGM, STC, ErrorFeedback, Half, Link, PerClient, TransformCoding
+from ..local import Trainer
+from ..problem import Problem
+from ..report.table import draw
+from ..train.one import Slot, made
+from .federated import Federated
+from .predict import ABOUT, Range, predict
+
+CLOSE = 0.02  # of accuracy: what a rehearsal of a few rounds cannot tell apart
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The first evaluation of a rehearsal that is at the target: what it had cost by then."""
+
+    rounds: int
+    bytes: int  # up and down
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One alternative: ``bytes`` and ``seconds`` are predicted for all rounds, lowest and highest.
+
+    ``accuracy`` is that of the trained model at the end of the rehearsal, 0 to 1 (of segmented pictures the Dice
+    coefficient), ``served`` that of a served average, which begins to pay after more rounds than a rehearsal has. None
+    where there is no test set, or where training diverged.
+    """
+
+    name: str
+    expression: str
+    bytes_up: Range
+    bytes_down: Range
+    seconds: Range
+    accuracy: float | None
+    served: float | None
+    reached: Reached | None
+    why: tuple[str, ...] = ()  # of what was chosen by a measurement
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The alternatives, the one that is proposed, why, and the command that trains it."""
+
+    rounds: int
+    clients: int
+    sample: int
+    mbit: float
+    mbit_up: float
+    target: float | None
+    rehearsed: int
+    rows: tuple[Row, ...]
+    best: str
+    why: str
+    command: str
+    refused: str = ""  # why what Auto(0.01) chooses is not among the rows
+
+    def values(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def plan(
+    study: Federated,
+    problem: Problem,
+    *,
+    auto: Auto,
+    mbit: float = 1.0,
+    mbit_up: float | None = None,
+    target: float | None = None,
+    rehearse: int = 3,
+    typed: Sequence[str] = (),
+) -> Plan:
+    """What a run could be trained with, on links of ``mbit`` Mbit/s to each client and ``mbit_up`` from it.
+
+    The methods of ``study`` are shown after those that always are: FedAvg, FedAvg with 16-bit floats, STC both ways,
+    LUAR, LBGM, TransformCoding as a stream and per client, and what ``auto`` chooses. Both forms of TransformCoding
+    get the bytes that ``auto`` chose. What an :class:`Auto` among the methods of ``study`` chooses is a row as well.
+    All of them start from a model that clients know. Each is trained for ``rehearse`` rounds. Where a hundredth does
+    not hold even the headers, as of a tiny model, the row of ``auto`` is left out, and ``refused`` says what to give.
+    TransformCoding then gets the bytes of the first other :class:`Auto`, if there is one. Another budget that is too
+    small is an error.
+
+    Of those that are at the ``target`` in their rehearsal the one with the least seconds to it is proposed. Where none
+    is, the one with the least seconds for all rounds, of those at most two points below the best accuracy. ``typed``
+    are the options of the command that is proposed. Raises ``ValueError`` for what cannot be.
+    """
+    require(mbit > 0, f"--mbit {mbit:g}: a rate must be positive")
+    require(mbit_up is None or mbit_up > 0, f"--mbit-up {mbit_up}: a rate must be positive")
+    require(target is None or 0 < target <= 1, f"--target {target}: an accuracy above 0 and at most 1")
+    require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
+    up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
+    setting = replace(study.setting, start="known", network=Network(mbit=up, down=mbit), evaluate_every=1)
+    coded, refused = None, ""
+    of_auto: dict[Algorithm, str] = {}
+    why: dict[Algorithm, tuple[str, ...]] = {}
+    given = study.parsed()
+    for each in dict.fromkeys([auto, *(method for method in given if isinstance(method, Auto))]):
+        try:
+            run = Chosen(each, problem.model, problem.tasks, setting)
+        except TooSmall as error:  # headers alone are more: the model is tiny
+            if each != auto or auto.budget != DEFAULT:  # which was asked for
+                raise
+            refused = str(error)
+            continue
+        run.close()
+        first, chosen = run.choices[0], run.algorithm
+        coded = coded or (first.choice.up.bytes, first.choice.down.bytes)
+        same = [of_auto[chosen].partition(": ")[0]] if chosen in of_auto else []
+        of_auto[chosen] = f"{' and '.join([*same, _short(each)])}: {chosen!r}"
+        why.setdefault(chosen, tuple(first.why))
+    own = [method for method in given if isinstance(method, Algorithm)]
+    named: dict[Algorithm, str] = {method: repr(method) for method in _always(auto.local, problem, seed, coded)}
+    named |= {method: repr(method) for method in own} | of_auto
+
+    def row(method: Algorithm) -> Row:
+        found = predict(method, problem, study.rounds, sample, mbit, seed, "known", up)
+        try:
+            result = simulate(method, problem.model, problem.tasks, rehearse, setting, test=problem.test)
+        except NonFinite:
+            result = None
+        curve = [] if result is None else _curve(result)
+        served = [] if result is None else _curve(result, "served_")
+        return Row(
+            name=named[method],
+            expression=repr(method),
+            bytes_up=found.bytes_up,
+            bytes_down=found.bytes_down,
+            seconds=found.seconds,
+            accuracy=curve[-1] if curve else None,
+            served=served[-1] if served else None,
+            reached=_reached(result, curve, target),
+            why=why.get(method, ()),
+        )
+
+    rows = tuple(row(method) for method in named)
+    best, reason = _best(rows, target, rehearse)
+    command = ["thinwire", "run", best.expression, "--start", "known", *typed]
+    return Plan(
+        rounds=study.rounds,
+        clients=len(problem.tasks),
+        sample=sample,
+        mbit=mbit,
+        mbit_up=up,
+        target=target,
+        rehearsed=rehearse,
+        rows=rows,
+        best=best.expression,
+        why=reason,
+        command=shlex.join(command),
+        refused=refused,
+    )
+
+
+def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int] | None) -> list[Algorithm]:
+    """The alternatives of every plan that go with the problem's model."""
+
+    def fedavg(up: Link, down: Link) -> FedAvg:
+        return FedAvg(local, up=up, down=down)
+
+    found: list[Algorithm] = [
+        FedAvg(local),
+        fedavg(Half(), Half()),
+        fedavg(ErrorFeedback(STC(0.01)), EF21(STC(0.01))),
+        FedAvg(local, up=LBGM(threshold=0.2)),
+    ]
+    if coded is not None:
+        up, down = map(TransformCoding, coded)
+        found += [fedavg(ErrorFeedback(up), each) for each in (EF21(down), PerClient(down))]
+    x = Slot(problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)).params()
+    for recycle in (len(x.names) // 4, 1):  # about half of the kernels, where each has a bias
+        try:
+            luar = LUAR(FedAvg(local), recycle=max(1, recycle))
+            luar.init(x, 1, Key(seed))
+        except (CombinationError, ValueError):  # a model of one layer has none to recycle
+            continue
+        return [*found[:3], luar, *found[3:]]
+    return found
+
+
+def _short(auto: Auto) -> str:
+    """What was asked for, without local training, which all alternatives share."""
+    return repr(replace(auto, local=Auto().local))
+
+
+def _curve(result: Result, of: str = "") -> list[float]:
+    """The accuracy of each round; of segmented pictures the Dice coefficient."""
+    names = (f"{of}accuracy", f"{of}dice")
+    name = next((name for name in names if any(r.get(name) is not None for r in result.rounds)), None)
+    return [] if name is None else [r[name] or 0.0 for r in result.rounds]
+
+
+def _reached(result: Result | None, curve: Sequence[float], target: float | None) -> Reached | None:
+    number = next((n for n, value in enumerate(curve, 1) if target is not None and value >= target), None)
+    if result is None or number is None:
+        return None
+    sent = sum(r["up_bytes"] + r["down_bytes"] for r in result.rounds[:number])
+    return Reached(number, sent, result.rounds[number - 1]["clock"])
+
+
+def _best(rows: Sequence[Row], target: float | None, rehearse: int) -> tuple[Row, str]:
+    """The row that is proposed, and why."""
+    there = [(row.reached.seconds, row) for row in rows if row.reached is not None]
+    if there:
+        seconds, best = min(there, key=lambda pair: (pair[0], not pair[1].why))
+        assert best.reached is not None
+        return (
+            best,
+            f"It is at {target:.1%} first: after {best.reached.rounds} rounds and {seconds:,.1f} s of transfer.",
+        )
+    known = [row.accuracy for row in rows if row.accuracy is not None]
+    close = [row for row in rows if not known or (row.accuracy is not None and row.accuracy >= max(known) - CLOSE)]
+    best = min(close, key=lambda row: (row.seconds[1], not row.why))
+    missed = "" if target is None else f"None is at {target:.1%} after {rehearse} rounds: --rehearse takes more. "
+    if not known:
+        return best, "There is no test set, so it is the one with the least seconds of transfer."
+    within = f"at most {100 * CLOSE:g} points below the best accuracy after {rehearse} rounds"
+    return best, f"{missed}It has the least seconds of transfer of those that are {within}."
+
+
+def show(found: Plan) -> None:
+    """The table on the terminal, why, and the command."""
+    lines = [
+        [
+            row.name,
+            _range(row.bytes_up, 1e6, ",.3f"),
+            _range(row.bytes_down, 1e6, ",.3f"),
+            _range(row.seconds, 1, ",.1f" if row.seconds[1] >= 1 else ".2g"),
+            "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+            *([] if found.target is None else [_to(row.reached)]),
+        ]
+        for row in found.rows
+    ]
+    rate = f"{found.mbit:g} Mbit/s down, {found.mbit_up:g} up"
+    title = f"{found.rounds} rounds of {found.sample} of {found.clients} clients, links of {rate}: transfer alone"
+    head = ["method", "MB up", "MB down", "seconds", f"after {found.rehearsed} rounds"]
+    head += [] if found.target is None else [f"to {found.target:.1%}"]
+    trained = f"Accuracy is that of {found.rehearsed} rounds, really trained."
+    note = f"Bytes and seconds are predicted for all rounds. {ABOUT} {trained}"
+    draw(title, head, lines, (), note)
+    for row in found.rows:
+        for sentence in row.why:
+            print(f"  {sentence}")
+    if found.refused:
+        print(f"  Left out: {found.refused}")
+    print(f"\n{found.best}\n{found.why}\n\n{found.command}")
+
+
+def _to(reached: Reached | None) -> str:
+    if reached is None:
+        return "-"
+    return f"{reached.rounds} rounds, {reached.bytes / 1e6:,.3f} MB, {reached.seconds:,.1f} s"
+
+
+def _range(value: Range, unit: float, form: str) -> str:
+    low, high = (format(part / unit, form) for part in value)
+    return low if low == high else f"{low} to {high}"

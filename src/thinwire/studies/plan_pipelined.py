@@ -1,0 +1,238 @@
+"""How long a batch of pipelined training takes under each schedule, before it is trained: ``thinwire pipeline plan``.
+
+Parts are measured, messages encoded, and the rest is the law (:mod:`thinwire.pipeline.law`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..data import IID
+from ..errors import require
+from ..key import Key
+from ..models import MODELS
+from ..pipeline import BPK, DDG, DSP, FR, GPipe, OneFOneB, PipeDream, PipeDream2BW, split
+from ..pipeline.plan import Profile, cut_into, least, measure, memory, messages, seconds
+from ..pipeline.schedule import Schedule
+from ..pipeline.split import places
+from ..problem import standard
+from ..report.table import draw
+from ..train.one import made, unusable, usable
+from .pipelined import schedule
+
+SEED = 0  # of a model and a batch that are only measured
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches."""
+
+    schedule: str
+    staleness: tuple[int, ...]
+    seconds: float
+    bytes: int  # of a batch, over all boundaries, both directions
+    memory: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was measured, and what comes of it.
+
+    ``least`` is the DSP with the least delays that hide the links, ``limit`` what a batch waits for then.
+    """
+
+    model: str
+    parts: int
+    batch: int
+    mbit: float
+    latency: float
+    cut: tuple[int, ...]
+    profile: Profile
+    ahead: tuple[int, ...]  # bytes of a batch's activations at each boundary, as they are
+    rows: tuple[Row, ...]
+    least: str
+    limit: str
+
+    def values(self) -> dict[str, Any]:
+        """For JSON; each row has how many times as fast as plain model parallelism, GPipe and 1F1B it is."""
+        found = asdict(self)
+        for row in found["rows"]:
+            row["faster_than"] = {name: of.seconds / row["seconds"] for name, of in self.known().items()}
+        return found
+
+    def known(self) -> dict[str, Row]:
+        """The schedules that others are compared with."""
+        return {
+            row.schedule: row for row in self.rows if row.schedule.partition("(")[0] in ("BPK", "GPipe", "OneFOneB")
+        }
+
+
+def plan(
+    schedules: Sequence[str] = (),
+    use: Sequence[str] = (),
+    *,
+    data: str = "digits",
+    model: str | None = None,
+    data_dir: str | None = None,
+    shape: tuple[int, ...] = (),
+    classes: int = 10,
+    parts: int = 3,
+    batch: int = 64,
+    cut: tuple[int, ...] = (),
+    micro: int = 4,
+    mbit: float = 100.0,
+    latency: float = 0.01,
+    device: str = "cpu",
+) -> Plan:
+    """Measure a model's parts, and reckon with links of ``mbit`` Mbit/s each way and ``latency`` seconds one way.
+
+    The model is one of thinwire's, for examples of ``data``, or of ``shape`` and ``classes``. ``schedules`` are shown
+    besides those that always are: BPK, GPipe, 1F1B and PipeDream-2BW with ``micro`` micro-batches, FR, DDG, PipeDream
+    and the least DSP that hides the links, of each kind of links that a schedule has. Raises ``ValueError`` for what
+    cannot be.
+    """
+    require(parts > 0, f"--parts {parts}: it must be at least 1")
+    require(batch > 0, f"--batch {batch}: it must be at least 1")
+    require(mbit > 0, f"--mbit {mbit}: it must be positive")
+    require(latency >= 0, f"--latency {latency}: seconds, not negative")
+    require(micro > 0, f"--micro {micro}: it must be at least 1")
+    require(batch % micro == 0, f"--micro {micro}: a batch of {batch} is not so many micro-batches of equal size")
+    require(len(cut) in (0, parts - 1), f"--cut {','.join(map(str, cut))}: {parts} parts begin at {parts - 1} places")
+    require(usable(device), f"--device {device}: {unusable(device)}")
+    typed = [schedule(text, use) for text in schedules]
+    for one in typed:
+        one.check(parts)
+        cut_into(batch, one)
+    module, x, y = _shaped(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
+    module = module.to(device)
+    stages = split(module, parts, at=cut) if cut else split(module, parts, sample=x, mbit=mbit)
+    profile = measure(stages, x, y)
+    sizes: dict[tuple[object, object, int], Any] = {}
+
+    def sent(one: Schedule) -> Any:
+        key = (one.activations, one.gradients, one.pieces)
+        if key not in sizes:
+            sizes[key] = messages(stages, one, x, y)
+        return sizes[key]
+
+    def best(like: Schedule) -> DSP:
+        """The least DSP, over the links of a schedule."""
+        plain = BPK(activations=like.activations, gradients=like.gradients)
+        found = least(profile.forward, profile.backward, sent(plain), mbit, latency)
+        return DSP(found.p, found.m, activations=like.activations, gradients=like.gradients)
+
+    def row(one: Schedule) -> Row:
+        took = seconds(one, profile.forward, profile.backward, sent(one), mbit, latency)
+        total = sum(sum(way) for way in sent(one))
+        return Row(repr(one), one.staleness(parts), took, total, memory(one, profile, sent(one)))
+
+    always = [BPK(), GPipe(micro), OneFOneB(micro), FR(), FR(barrier=True), DDG(), PipeDream()]
+    if micro >= parts - 1:
+        always.append(PipeDream2BW(micro))
+    shown = dict.fromkeys([*always, best(BPK()), *typed, *map(best, typed)])
+    first = best(BPK())
+    return Plan(
+        model=model or f"the model of {data}",
+        parts=parts,
+        batch=batch,
+        mbit=mbit,
+        latency=latency,
+        cut=places(stages),
+        profile=profile,
+        ahead=sent(BPK())[0],
+        rows=tuple(row(one) for one in shown),
+        least=repr(first),
+        limit=_limit(first, profile, sent(first), mbit, latency),
+    )
+
+
+def _limit(one: DSP, profile: Profile, sizes: Any, mbit: float, latency: float) -> str:
+    """The part or the link that a batch waits for."""
+    parts = len(profile.forward)
+    alone = [seconds(one, profile.forward, profile.backward, sizes, mbit, latency)]
+    busy = {
+        f"the link between parts {k} and {k + 1} ({way})": size * 8 / (mbit * 1e6)
+        for way, each in zip(("activations", "error gradients"), sizes, strict=True)
+        for k, size in enumerate(each)
+    }
+    name = max(busy, key=lambda link: busy[link], default="")
+    if name and busy[name] >= alone[0] * (1 - 1e-9):
+        return name
+    replay = [profile.forward[k] if one.m[k] and k < parts - 1 else 0.0 for k in range(parts)]
+    own = [f + b + r for f, b, r in zip(profile.forward, profile.backward, replay, strict=True)]
+    return f"part {own.index(max(own))}"
+
+
+def _of_data(data: str, model: str | None, data_dir: str | None, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model and the first examples of a data set."""
+    problem = standard(data, model, 1, IID(), SEED, data_dir=data_dir)
+    there = len(problem.tasks[0])
+    require(batch <= there, f"--batch {batch}: {data} has {there} examples")
+    assert not isinstance(problem.model, nn.Module)
+    x, y = problem.tasks[0].batch(torch.arange(batch))
+    return made(problem.model, SEED), x, y
+
+
+def _shaped(model: str | None, shape: tuple[int, ...], classes: int, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model and random examples of a shape."""
+    require(model is not None, "--shape needs --model: there is no data set that says which suits it")
+    assert model is not None
+    require(min(shape) > 0, f"--shape {','.join(map(str, shape))}: numbers above 0")
+    require(classes > 1, f"--classes {classes}: at least 2")
+    build = lambda: models.build(model, shape, classes, vocabulary=classes if len(shape) == 1 else None)  # noqa: E731
+    module = made(build, SEED)
+    g = Key(SEED).generator("planned")
+    takes = inspect.signature(MODELS[model]).parameters
+    x = torch.randint(classes, (batch, *shape), generator=g) if "vocabulary" in takes else torch.randn(batch, *shape)
+    y = torch.randint(classes, (batch, *(shape if "context" in takes else ())), generator=g)
+    return module, x, y
+
+
+def show(found: Plan) -> None:
+    """Two tables on the terminal: the parts, and the schedules."""
+    profile = found.profile
+    lines = [
+        [
+            f"part {k}",
+            f"{profile.forward[k]:.4g}",
+            f"{profile.backward[k]:.4g}",
+            f"{profile.weights[k] / 1e6:.2f}",
+            f"{found.ahead[k] / 1e6:.3f}" if k < found.parts - 1 else "-",
+        ]
+        for k in range(found.parts)
+    ]
+    title = f"{found.model}, batches of {found.batch}, links of {found.mbit:g} Mbit/s and {found.latency:g} s one way"
+    places = ",".join(map(str, found.cut))
+    caption = f"The same parts again: --cut {places}" if places else ""
+    draw(title, ["", "s forward", "s back", "MB of parameters", "MB sent ahead"], lines, (), caption)
+    known = found.known()
+    head = ["schedule", "staleness", "s a batch", *(f"x {name}" for name in known), "MB a batch", "MB kept by part"]
+    # DNI computes more than its parts do.
+    bounds = {row.schedule: ("≥ ", "≤ ") if row.schedule.startswith("DNI(") else ("", "") for row in found.rows}
+    table = [
+        [
+            row.schedule,
+            ", ".join(map(str, row.staleness)),
+            f"{bounds[row.schedule][0]}{row.seconds:.4g}",
+            *(f"{bounds[row.schedule][1]}{of.seconds / row.seconds:.2f}" for of in known.values()),
+            f"{row.bytes / 1e6:.2f}",
+            ", ".join(f"{size / 1e6:.1f}" for size in row.memory),
+        ]
+        for row in found.rows
+    ]
+    said = (
+        f"{found.least} has the least delays that hide the links: a batch then takes what {found.limit} needs. "
+        "Seconds are by the law, with one thread a part; 'x' is how many times as fast. Kept are at most so many bytes "
+        "of activations that wait for their backward pass, of stashed parameters, and of messages that are sent or "
+        "waited for; the model and the optimiser's state come on top."
+    )
+    if any(row.schedule.startswith("DNI(") for row in found.rows):
+        said += " DNI's auxiliary networks take more seconds (≥), and memory."
+    draw("", head, table, ("staleness", "MB a batch"), said)

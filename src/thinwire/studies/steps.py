@@ -1,0 +1,150 @@
+"""Studies whose runs are steps on batches, data-parallel and pipelined ones: options, files, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from ..config import complete, differing
+from ..data import IID
+from ..errors import RunError, require
+from ..problem import Problem, custom, standard
+from ..run.folder import CHECKPOINT, Folder
+from ..run.identity import data_digest
+from ..run.progress import live
+from ..run.ranks import rank
+from ..task import as_task, as_tasks
+from ..train.one import floats, made, unusable, usable
+from ..wire import Packet, State
+from .read import Record
+from .study import Job, Study, asked
+
+
+class Told(NamedTuple):
+    """Whom a training tells of itself. Of several ranks all call both, in one order, and what rank 0 has is written."""
+
+    record: Callable[[Record], None]
+    """Is called after each evaluation."""
+    state: Callable[[int, Callable[[], State]], None]
+    """Is called next, with the number of steps that were made and a function that gives the state.
+
+    It is what the following steps depend on, ``step`` and ``records`` in it.
+    """
+
+
+@dataclass(frozen=True)
+class Steps(Study):
+    """What studies of steps have in common.
+
+    ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. ``checkpoint_every``
+    changes no result. ``task``, ``my_module:make_task``, is in place of data and model, and makes one data set.
+    """
+
+    may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "checkpoint_every")
+
+    task: str | None = asked(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
+    batch: int = asked(8, "Examples a worker takes in a step.")
+    steps: int = asked(1000, "Steps to train.")
+    lr: float = asked(0.1, "Learning rate.")
+    momentum: float = asked(0.9, "Of each worker's SGD.")
+    weight_decay: float = asked(0.0, "Weight decay.")
+    decay: tuple[float, ...] = ()
+    evaluate_every: int = asked(100, "Steps between evaluations.")
+    checkpoint_every: int = asked(100, "Steps between checkpoints, which are made after evaluations.")
+    device: str = asked("cpu", "Where models train: cpu, cuda, cuda:1.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("steps", "batch", "evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            require(value > 0, f"--{name.replace('_', '-')} {value}: it must be at least 1")
+        require(self.lr > 0, f"--lr {self.lr}: it must be positive")
+        require(0 <= self.momentum < 1, f"--momentum {self.momentum}: it must be in [0, 1)")
+        require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: it must not be negative")
+        require(all(0 < at < 1 for at in self.decay), "--decay: shares of the steps, such as 0.5,0.75")
+        require(usable(self.device), f"--device {self.device}: {unusable(self.device)}")
+
+    @abstractmethod
+    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
+        """Train one method, from a state on; None is the beginning.
+
+        Returns the model's ``state_dict()``, and what ``summary.json`` has besides ``run.json``.
+        """
+
+    def problem(self, seed: int) -> Problem:
+        """Model, one task of all examples, and the test."""
+        if self.task is None:
+            return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir, augment=self.augments())
+        problem, where = custom(self.task, 1, seed), f"--task {self.task}"
+        count, has = len(problem.tasks), problem.test is not None
+        require(count == 1, f"{where} made {count} data sets: let its function take `clients`, which is 1 here")
+        require(has, f"{where} made no test set: let its function return (model, tasks, test)")
+        model = problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)
+        tasks, test = as_tasks(problem.tasks, floats(model)), as_task(problem.test, "test", floats(model))
+        return replace(problem, tasks=tasks, test=test)
+
+    def train(self, job: Job, folder: Path) -> None:
+        files = Folder(folder, writes=rank() == 0)
+        about = self.about(job.method, job.seed, job.problem)
+        state = _opened(files, about)
+        lines, saved = ([], 0) if state is None else (state["records"], state["step"])
+        files.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+        def record(line: Record) -> None:
+            files.add("rounds.jsonl", json.dumps(line) + "\n")
+            if job.on_record is not None:
+                job.on_record(line)
+            if shown is not None:
+                shown(repr(job.method), {**line, "round": line["step"]})
+
+        def keep(step: int, state: Callable[[], State]) -> None:
+            nonlocal saved
+            if saved + self.checkpoint_every <= step < self.steps:
+                files.save(state())
+                saved = step
+
+        with live(self.steps) if job.progress else nullcontext() as shown:
+            model, found = self.trained(job, Told(record, keep), state)
+        files.model(model, {"expression": complete(job.method), "seed": str(job.seed)})
+        files.summary({**about, **found})
+        if files.writes:
+            shutil.rmtree((folder / CHECKPOINT).parent, ignore_errors=True)  # which is large, and of no use any more
+
+    def rate(self, step: int) -> float:
+        """The factor of the learning rate at a step: a tenth after each decay."""
+        return 0.1 ** sum(step >= at * self.steps for at in self.decay)
+
+    def about(self, method: Any, seed: int, problem: Problem) -> Record:
+        """What ``run.json`` says of a run, and what a run that goes on must agree on."""
+        shared = {f.name for f in fields(Study)} | set(self.may_change)
+        fixed = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
+        found: Record = {
+            "kind": self.kind,
+            "name": repr(method),
+            "method": complete(method),
+            "seed": seed,
+            **fixed,
+            "model": self.model,
+            "augment": self.augment,
+            "data": data_digest(problem.tasks),
+            "test": data_digest([problem.test]),
+        }
+        return dict(json.loads(json.dumps(found)))
+
+
+def _opened(files: Folder, about: Record) -> Packet:
+    """The state that a run goes on from; None where it begins. Raises :class:`RunError` for the folder of another."""
+    found = files.about()
+    for name, value in about.items():
+        if found is not None and found.get(name) != value:
+            raise RunError(f"{files.path} is another run: its {differing(name, found.get(name), value)}")
+    files.describe(about)
+    return files.load()

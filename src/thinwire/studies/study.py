@@ -1,0 +1,359 @@
+"""A study, whatever it trains: several methods on one problem, with some seeds.
+
+A study is a folder. ``study.json`` says all there is to know of it. Each method and seed has a folder of its own in it,
+``01-FedAvg/seed-0``, with the files that :mod:`thinwire.studies.read` describes and a checkpoint. Table and plots are
+made from what is on disk.
+
+Each kind of study is a subclass of :class:`Study` in a file of its own: federated, data-parallel. Another kind, such
+as pipelined training, names its ``kind`` and fills five hooks: ``method`` (a method from its expression), ``problem``
+(model and data of a seed), ``rehearse`` (build a run without training it), ``train`` (one run, from its last checkpoint
+on) and ``title``. It is then added to ``KINDS`` of :mod:`thinwire.studies`. How its lines are numbered, and what its
+table has, is said in :mod:`thinwire.report`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
+
+from .. import data as sets
+from .. import models
+from ..config import NO_FIT, Config, complete, differing, fitted, hint
+from ..data import Augment
+from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
+from ..expression import configurations, parse, settings, vocabulary
+from ..problem import Problem, imported
+from ..run.folder import locked, make_folder, write_atomic
+from ..run.ranks import rank
+from .read import UNITS, Record, read
+
+FORMAT = 3  # of study.json
+
+
+def asked(default: Any, help: str, **more: Any) -> Any:
+    """A field that is an option of the command line: its default, and the option's help text."""
+    return field(default=default, metadata={"help": help}, **more)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study.
+
+    ``on_record`` is called with each line of ``rounds.jsonl``. With ``progress`` a live line is on standard error.
+    """
+
+    method: Any
+    seed: int
+    problem: Problem
+    on_record: Callable[[Record], None] | None = None
+    progress: bool = False
+
+
+@dataclass(frozen=True)
+class Study(ABC):
+    """Everything that all kinds of studies are made from; what ``study.json`` holds.
+
+    - ``methods``: complete expressions, all different.
+    - ``folders``: one a method, within the study's. Chosen when the study begins.
+    - ``use``: modules of the user's own methods and links.
+    - ``data``, ``model``, ``augment``: as they are typed. Without ``model`` one that suits the data.
+    - ``seeds``: each method is trained once with each.
+    - ``data_dir``: where data sets lie. It makes no other study.
+    """
+
+    kind: ClassVar[str]
+    may_change: ClassVar[tuple[str, ...]] = ("data_dir",)
+    """The fields that a study may have otherwise when it goes on."""
+
+    methods: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    use: tuple[str, ...] = asked((), "A module with methods or links of your own. Repeatable.")
+    data: str = asked("digits", f"{', '.join(sets.names())}.")
+    model: str | None = asked(None, f"{', '.join(models.names())}; by default one that suits the data.")
+    augment: tuple[str, ...] = asked((), "Crop(4), Flip(): pictures changed batch by batch. Repeatable.")
+    seeds: tuple[int, ...] = (0,)
+    data_dir: str | None = asked(
+        None, "Where data sets lie (else THINWIRE_DATA, a cache, or a download).", compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option or field."""
+        require(len(self.methods) > 0, f"name at least one method, such as {self.example}")
+        require(len(set(self.methods)) == len(self.methods), "a method is named twice: leave one of the two out")
+        found = self.parsed()
+        if not self.folders:
+            object.__setattr__(self, "folders", tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(found, 1)))
+        require(len(self.folders) == len(self.methods), "folders: as many as there are methods")
+        require(len(self.seeds) > 0, "--seeds names no seed")
+        require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
+        for what, name, there in (("data set", self.data, sets.names()), ("model", self.model, models.names())):
+            fits = name is None or name in there
+            require(fits, f"no {what} {name!r}{nearest(str(name), there)}; known are {', '.join(there)}")
+        self.augments()
+
+    # -- what a kind of study fills -------------------------------------------
+
+    example: ClassVar[str]
+    """A method of this kind, for errors."""
+
+    @staticmethod
+    @abstractmethod
+    def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Config:
+        """The method that an expression describes.
+
+        ``use`` are modules of the user's own, ``defaults`` what the expression leaves open. Raises
+        :class:`ExpressionError`, for a method of another kind too.
+        """
+
+    @abstractmethod
+    def problem(self, seed: int) -> Problem:
+        """Model, tasks and tests: the same for all methods of a seed."""
+
+    @abstractmethod
+    def rehearse(self, method: Any, problem: Problem) -> None:
+        """Build a run without training it. Raises what is wrong with it."""
+
+    @abstractmethod
+    def train(self, job: Job, folder: Path) -> None:
+        """Train one method into its folder, from its last checkpoint on, and leave a ``summary.json``.
+
+        Raises :class:`NonFinite` where training diverges.
+        """
+
+    @abstractmethod
+    def title(self, about: Record) -> str:
+        """What is above the table; ``about`` is a ``run.json``."""
+
+    def but(self, **changed: Any) -> Study:
+        """The same study, to go on with other values of some fields; None leaves one as it is.
+
+        Raises ``ValueError`` for a field that has to stay.
+        """
+        given = {name: value for name, value in changed.items() if value is not None}
+        for name in given:
+            fits = name in self.may_change
+            require(fits, f"--{name.replace('_', '-')}: a {self.kind} study cannot go on with another; leave it out")
+        return replace(self, **given)
+
+    # -- methods and runs -----------------------------------------------------
+
+    @classmethod
+    def resolved(
+        cls, expressions: Sequence[str], use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]:
+        """Typed methods as complete expressions."""
+        return tuple(complete(cls.method(text, use, defaults)) for text in expressions)
+
+    def parsed(self) -> list[Any]:
+        """The methods as objects."""
+        return [self.method(text, self.use) for text in self.methods]
+
+    def augments(self) -> tuple[Augment, ...]:
+        """What changes the pictures of every training batch."""
+        return tuple(option("--augment", x, Augment, settings(Augment), "Crop(4)") for x in self.augment)
+
+    def runs(self) -> Iterator[tuple[Any, int, str]]:
+        """Every run: its method, seed and folder within the study."""
+        for seed in self.seeds:
+            for method, folder in zip(self.parsed(), self.folders, strict=True):
+                yield method, seed, f"{folder}/seed-{seed}"
+
+    @property
+    def length(self) -> int:
+        """The rounds or steps of a run."""
+        return int(getattr(self, f"{UNITS[self.kind]}s"))
+
+    def done(self, folder: Path) -> bool:
+        """Whether the run in a folder has all its rounds or steps."""
+        path = folder / "summary.json"
+        return path.exists() and int(read(path).get(f"{UNITS[self.kind]}s", 0)) >= self.length
+
+    def check(self) -> Problem:
+        """Build every run without training it; returns the problem of the first seed.
+
+        What is wrong comes to light here, before a folder is taken.
+        """
+        problem = self.problem(self.seeds[0])
+        for method in self.parsed():
+            self.rehearse(method, problem)
+        return problem
+
+    def run(
+        self,
+        out: Path,
+        on_record: Callable[[str, Record], None] | None = None,
+        progress: bool = False,
+        problems: Mapping[int, Problem] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> list[str]:
+        """Train what is not complete yet; returns a line for each run that failed.
+
+        A run that diverges, or whose messages are refused, does not end the others: ``on_failure`` is called with its
+        folder. ``on_record`` is called with a run's folder and its record. ``problems`` may hold those of some seeds,
+        built already. Raises :class:`RunError` for a folder that another process trains in.
+        """
+        failures, problems = [], problems or {}
+        with contextlib.ExitStack() as stack:
+            if rank() == 0:
+                stack.enter_context(locked(out))
+                self.save(out)  # with what may have changed
+            for method, seed, name in self.runs():
+                if self.done(out / name):
+                    continue
+                if seed not in problems:
+                    problems = {seed: self.problem(seed)}  # one at a time in memory
+                listen = None if on_record is None else (lambda record, name=name: on_record(name, record))
+                try:
+                    self.train(Job(method, seed, problems[seed], listen, progress), out / name)
+                except (NonFinite, WireError) as error:
+                    failures.append(f"{method!r}, seed {seed}: {error}")
+                    if on_failure is not None:
+                        on_failure(name)
+        return failures
+
+    # -- to disk and back -----------------------------------------------------
+
+    def values(self) -> dict[str, Any]:
+        """What ``study.json`` holds."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = {name: complete(value) if isinstance(value, Config) else value for name, value in held.items()}
+        found: dict[str, Any] = json.loads(json.dumps({"kind": self.kind, "format": FORMAT, **shown}))
+        return found
+
+    def save(self, out: Path) -> None:
+        """Write ``study.json``."""
+        write_atomic(out / "study.json", (json.dumps(self.values(), indent=2) + "\n").encode())
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], path: Path) -> Study:
+        """The study that ``study.json``, at ``path``, holds. Raises :class:`RunError`, naming what is odd."""
+        hints = get_type_hints(cls)
+        hints = {f.name: hints[f.name] for f in fields(cls)}
+        given = {name: value for name, value in values.items() if name not in ("kind", "format")}
+        if unknown := [name for name in given if name not in hints]:
+            raise RunError(f"{path} holds {unknown[0]!r}, which this version of thinwire does not know")
+        for name, value in given.items():
+            if isinstance(value, str) and isinstance(hints[name], type) and issubclass(hints[name], Config):
+                given[name] = typed(value, vocabulary())
+        made = {k: fitted(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in given.items()}
+        if odd := [name for name in ("methods", *made) if made.get(name, NO_FIT) is NO_FIT]:
+            found = repr(given[odd[0]]) if odd[0] in given else "missing"
+            raise RunError(f"{path} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
+        return cls(**made)
+
+    def claim(self, out: Path, overwrite: bool = False, resume: bool = False) -> None:
+        """Take a folder: one that is new or empty.
+
+        With ``overwrite`` that of any study, whose files are deleted. With ``resume`` that of this study, which is
+        left as it is. Raises :class:`RunError` for any other folder, and for one that another process trains in.
+        """
+        if resume:
+            self.agree(out)
+            return
+        if out.exists() and any(entry.name != ".study.json.draft" for entry in out.iterdir()):  # which a kill leaves
+            if not (out / "study.json").exists():
+                raise RunError(f"{out} is not empty and holds no study: choose another --out")
+            if not overwrite:
+                raise RunError(f"{out} holds a study: `thinwire resume {out}`, another --out, or --overwrite")
+            with locked(out):
+                for entry in out.iterdir():
+                    if entry.is_dir():
+                        shutil.rmtree(entry)
+                    elif entry.name != ".lock":
+                        entry.unlink()
+        make_folder(out)
+        self.save(out)
+
+    def agree(self, out: Path) -> None:
+        """Raise :class:`RunError`, naming the first field that differs, unless a folder holds this study."""
+        found = described(out)
+        for name, value in self.values().items():
+            if name not in self.may_change and found.get(name) != value:
+                raise RunError(f"{out} is another study: {differing(name, found.get(name), value)}")
+
+
+def described(out: Path) -> Record:
+    """What ``study.json`` of a folder says. Raises :class:`RunError` where there is none of this version's."""
+    path = out / "study.json"
+    if not out.exists():
+        raise RunError(f"{out} does not exist")
+    if not path.exists():
+        held = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
+        raise RunError(f"{out} holds {held if _earlier(out) else 'no study: there is no study.json in it'}")
+    found = read(path)
+    if found.get("format") != FORMAT:
+        other = f"its format is {found.get('format')}, and this one reads {FORMAT}"
+        raise RunError(f"{path} is of another version of thinwire ({other}): go on with that version, or begin it anew")
+    return found
+
+
+def _earlier(out: Path) -> bool:
+    """Whether a folder has the file of a study of an earlier version. A single run has a run.json too."""
+    return (out / "ddp.json").exists() or ((out / "run.json").exists() and "methods" in read(out / "run.json"))
+
+
+def slug(method: Config) -> str:
+    """A method's name as part of a folder's: letters, digits and dashes."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", re.sub(r"LocalSGD\([^()]*\)", "", repr(method))).strip("-")[:60]
+
+
+# -- what is typed --------------------------------------------------------------
+
+
+def known(use: Sequence[str]) -> dict[str, type]:
+    """What a method may be written with: thinwire's names, and those of a user's modules."""
+    return vocabulary() | own(use)
+
+
+def own(use: Sequence[str]) -> dict[str, type]:
+    """What a user's modules have that can be written in an expression.
+
+    Raises ``ValueError`` for a class that is written there and cannot be, and for one with a name of thinwire's own.
+    """
+    names: dict[str, type] = {}
+    for module in use:
+        there = vars(imported(module, f"--use {module}"))
+        written = {name: x for name, x in there.items() if isinstance(x, type) and x.__module__ == module}
+        for name, cls in written.items():
+            if why := _unusable(name, cls, written.values()):
+                raise ValueError(f"--use {module}: {why}")
+        found = configurations(there)
+        require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")
+        names |= found
+    return names
+
+
+def _unusable(name: str, cls: Any, beside: Iterable[type]) -> str:
+    """Why a class of a user's module cannot be written in an expression, and what to change; nothing if it can."""
+    if not issubclass(cls, Config) or name.startswith("_") or any(cls in other.__mro__[1:] for other in beside):
+        return ""  # the base of another
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        return f"{name} has no {' and no '.join(missing)}: write it, or begin the name of a base with _"
+    if not is_dataclass(cls):
+        return f"{name} is no dataclass: put @dataclass(frozen=True) above it"
+    if vocabulary().get(name, cls) is not cls:
+        return f"thinwire has a {name} already: give the class another name"
+    return ""
+
+
+def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
+    """What an expression makes. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
+    try:
+        return parse(text, defaults, names)
+    except ValueError as error:
+        raise ExpressionError(str(error)) from None
+
+
+def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:
+    """What an option's expression makes. Raises :class:`ExpressionError` where that is of another kind."""
+    found = typed(text, names)
+    if not isinstance(found, kind):
+        raise ExpressionError(f"{name} {text}: it is written like {example}")
+    return found
