@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..links import Dense
 from ..optimizers import SGD
 from ..pipeline import BPK
 from ..run.folder import write_atomic
+from ..studies.cells import draw, noted
 from ..studies.read import Arm, Run, chosen, counted, not_begun, planned, read_lines, setting
 
 Row = dict[str, Any]
@@ -414,8 +415,6 @@ FORMS = {
     ),
 }
 """By the kind of the runs."""
-NAME = 30  # characters of a method's name that always stand side by side
-BORDER = 3  # characters around a cell
 
 
 def columns_of(found: Sequence[Row]) -> list[Column]:
@@ -479,12 +478,6 @@ def markdown(found: list[Row]) -> str:
     return "\n".join([*lines, "", noted(FORMS[found[0]["kind"]].notes, [name for name, _ in columns]), ""])
 
 
-def noted(notes: Mapping[str, str], columns: Iterable[str]) -> str:
-    """What is said of columns that are there."""
-    there = set(columns)
-    return " ".join(note for name, note in notes.items() if name in there)
-
-
 def latex(found: list[Row]) -> str:
     """The table as a tabular of LaTeX, for a page with booktabs."""
     columns = columns_of(found)
@@ -536,36 +529,6 @@ def show(found: list[Row], title: str) -> None:
     columns, form = columns_of(found), FORMS[found[0]["kind"]]
     lines = [[cell(row) for _, cell in columns] for row in found]
     draw(title, [name for name, _ in columns], lines, form.least, form.notes)
-
-
-def draw(
-    title: str, head: Sequence[str], lines: list[list[str]], least: Sequence[str], notes: str | Mapping[str, str] = ""
-) -> None:
-    """A table on the terminal: a name and numbers. Where they do not fit, columns are left out, ``least`` first.
-
-    ``notes`` stand below, and after them which columns are left out. Those of a column's name stand where it does.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)  # into a file nothing should be folded away
-    columns = dict(zip(head, zip(*lines, strict=True), strict=True))
-    widths = {name: BORDER + max(map(len, [name, *column])) for name, column in columns.items()}
-    widths[head[0]] = min(widths[head[0]], BORDER + NAME)  # names are folded, numbers are not
-    for name in least:
-        if sum(widths[n] for n in columns) >= console.width:
-            columns.pop(name, None)
-    caption = [notes if isinstance(notes, str) else noted(notes, columns)]
-    absent = [name for name in head if name not in columns]
-    caption += [f"No room here for: {', '.join(absent)}."] if absent else []
-    table = Table(title=title, caption=" ".join(caption).strip() or None, caption_justify="left")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
-    for line in zip(*columns.values(), strict=True):
-        table.add_row(*line)
-    console.print(table)
 
 
 def write(found: list[Row], out: Path, command: str) -> Path:

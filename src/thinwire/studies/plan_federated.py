@@ -24,8 +24,8 @@ from ..key import Key
 from ..links import EF21, LBGM, STC, ErrorFeedback, Half, Link, PerClient, TransformCoding
 from ..local import Trainer
 from ..problem import Problem
-from ..report.table import draw
 from ..train.one import Slot, made
+from .cells import draw
 from .federated import Federated
 from .predict import ABOUT, Range, predict
 

@@ -23,8 +23,8 @@ from ..pipeline.plan import Profile, cut_into, least, measure, memory, messages,
 from ..pipeline.schedule import Schedule
 from ..pipeline.split import places
 from ..problem import standard
-from ..report.table import draw
 from ..train.one import made, unusable, usable
+from .cells import draw
 from .pipelined import schedule
 
 SEED = 0  # of a model and a batch that are only measured

@@ -34,9 +34,9 @@ from ..federated.stream import View
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import Problem
-from ..report.table import draw
 from ..train.one import Slot, train
 from ..train.threads import one_thread
+from .cells import draw
 
 Range = tuple[float, float]  # lowest, highest
 
