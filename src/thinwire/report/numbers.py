@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..studies.cells import noted
 from ..studies.read import Arm, Record, Run, read_lines
 from . import table
 from .curves import NAMES, axes, count, curve, sent
@@ -27,7 +28,7 @@ def cells(rows: Sequence[Record]) -> Record:
     return {
         "head": [name for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
-        "note": table.noted(form.notes, [name for name, _ in columns]),
+        "note": noted(form.notes, [name for name, _ in columns]),
     }
 
 

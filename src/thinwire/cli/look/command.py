@@ -90,7 +90,7 @@ def said(as_json: bool, found: dict[str, Any], drawn: Sequence[Path]) -> None:
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """A table on the terminal."""
-    from ...report.table import draw
+    from ...studies.cells import draw
 
     draw(title, head, [[str(cell) for cell in row] for row in rows], ())
 
