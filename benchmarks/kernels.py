@@ -96,7 +96,7 @@ def kernels(rounds: int, shrink: int = 0) -> dict[str, dict[str, float]]:
             found[name]["bar"] = BARS[name]
 
     def threshold() -> Tensor:
-        return x.index_select(0, select.above(x, select.sampled_threshold(x, N // SHARE, g)))
+        return x.index_select(0, select.above(x, select.sample_threshold(x, N // SHARE, g)))
 
     def transform(n: int) -> None:
         run(f"fwht_2_{n.bit_length() - 1}", lambda: hadamard_(whole[:n]), n, lambda: whole[:n].mul_(n**-0.5))

@@ -14,7 +14,7 @@ from torch import nn
 import thinwire as tw
 from problems import Supervised
 from thinwire.errors import RunError
-from thinwire.federated.changes import keep, kept
+from thinwire.federated.changes import keep, load_rows
 from thinwire.federated.client import ClientState, Reply
 from thinwire.key import Key
 from thinwire.local import Local, Trained
@@ -67,7 +67,7 @@ def test_gradients_are_rows_of_32_bit_floats_with_the_layers_beside_them(tmp_pat
     ran(tw.FedAvg(weights="uniform"), tmp_path, 2, record="gradients", train=ones)
     rows = np.fromfile(tmp_path / "gradients.f32", "<f4").reshape(2, 15)
     assert rows.tolist() == [[-1.0] * 12 + [0.0] * 3] * 2
-    layout, found = kept(tmp_path, [2])
+    layout, found = load_rows(tmp_path, [2])
     assert (layout.names, layout.shapes) == (("weight", "bias"), ((3, 4), (3,)))
     assert found[0].tolist() == rows[1].tolist()
 
@@ -128,7 +128,7 @@ def test_where_clients_move_the_model_by_no_training_the_change_is_the_servers(
     tmp_path: Path, method: tw.Algorithm
 ) -> None:
     _, line = ran(method, tmp_path, 2, record="all")
-    (_, models), (_, rows) = kept(tmp_path, [1, 2], "models"), kept(tmp_path, [1, 2])
+    (_, models), (_, rows) = load_rows(tmp_path, [1, 2], "models"), load_rows(tmp_path, [1, 2])
     moved = models[1] - models[0]
     assert float(moved.norm()) > 1e-3
     assert torch.allclose(rows[1], moved)
@@ -155,10 +155,10 @@ def test_gradients_without_a_folder_are_refused() -> None:
 
 def test_a_folder_without_rows_or_with_too_few_says_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has no recorded gradients: train it with --record gradients"):
-        kept(tmp_path, [1])
+        load_rows(tmp_path, [1])
     ran(tw.FedAvg(), tmp_path, record="gradients", train=ones)
     with pytest.raises(RunError, match="is shorter than its 2 rounds"):
-        kept(tmp_path, [1, 2])
+        load_rows(tmp_path, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_names_of_layers_that_cannot_be_read_are_an_error_that_names_their_file(
     ran(tw.FedAvg(), tmp_path, record="gradients", train=ones)
     (tmp_path / "gradients.json").write_bytes(said)
     with pytest.raises(RunError, match=rf"gradients\.json is damaged \(.*{why}.*\): put it back as it was, or train"):
-        kept(tmp_path, [1])
+        load_rows(tmp_path, [1])
 
 
 def test_names_of_layers_are_whole_or_not_there_when_a_run_is_killed(
@@ -193,4 +193,4 @@ def test_names_of_layers_are_whole_or_not_there_when_a_run_is_killed(
     assert not (tmp_path / "gradients.json").exists()
     monkeypatch.undo()
     keep(tmp_path, 1, row)
-    assert kept(tmp_path, [1])[0].names == ("weight",)
+    assert load_rows(tmp_path, [1])[0].names == ("weight",)

@@ -665,12 +665,12 @@ def test_a_rate_is_positive(tmp_path: Path) -> None:
 
 
 def test_small_answers_show_no_rate_that_they_are_not_at_least_sent_with() -> None:
-    from thinwire.federated.network import measured
+    from thinwire.federated.network import measure_rate
 
-    assert measured(None, 100, 3.0) is None
-    assert measured(2.0, 100, 3.0) == 2.0
-    assert measured(0.001, 1_000, 1.0) == 0.008
-    assert measured(2.0, 125_000, 4.0) == 0.25
+    assert measure_rate(None, 100, 3.0) is None
+    assert measure_rate(2.0, 100, 3.0) == 2.0
+    assert measure_rate(0.001, 1_000, 1.0) == 0.008
+    assert measure_rate(2.0, 125_000, 4.0) == 0.25
 
 
 def test_in_a_simulation_the_networks_rates_choose() -> None:

@@ -22,7 +22,7 @@ import thinwire as tw
 from test_simulate import blobs, mlp, normed
 from thinwire import LBGM, FedAvg, FedDC, FedDyn, Key, Layerwise, Local, LocalSGD, Supervised, Task, Trained
 from thinwire.errors import NonFinite, RunError
-from thinwire.train.one import drawn
+from thinwire.train.one import draw_batches
 
 METHODS = [
     ("FedAvg(up=LBGM(ErrorFeedback(TopK(0.3)), threshold=0.9), down=EF21(TopK(0.2)))", mlp),
@@ -168,7 +168,7 @@ def test_the_order_that_would_be_drawn_makes_the_same_run_when_it_is_given(plan:
     for client, task in enumerate(blobs()):
         order = []
         for number in range(1, rounds + 1):
-            rows = drawn(len(task), trainer, Key(seed, number, client).generator("batches"))
+            rows = draw_batches(len(task), trainer, Key(seed, number, client).generator("batches"))
             order.append([[i for i in row if i >= 0] for row in rows.tolist()])
         tasks.append(Supervised(task.inputs, task.targets, task.indices, order=order))
     method = FedAvg(LocalSGD(0.1, epochs=40, batch=3))  # of which nothing but the rate counts

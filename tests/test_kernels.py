@@ -34,7 +34,7 @@ def _as_it_was() -> Iterator[None]:
 @pytest.fixture
 def levels() -> list[str]:
     """Every level that this machine has."""
-    if native._loaded() is None:
+    if native._load() is None:
         pytest.skip("the kernels are not compiled here")
     return [level for level in native.LEVELS if native.use(level) == level]
 
@@ -269,11 +269,11 @@ def test_what_reaches_the_threshold_is_above_it_and_zeros_never_are() -> None:
 def test_a_sampled_threshold_keeps_about_as_many_as_asked_for() -> None:
     x = normal(500_000)
     for k, low, high in ((50_000, 47_500, 52_500), (5_000, 4_000, 6_000)):
-        found = len(select.above(x, select.sampled_threshold(x, k, torch.Generator().manual_seed(1))))
+        found = len(select.above(x, select.sample_threshold(x, k, torch.Generator().manual_seed(1))))
         assert low < found < high
     few = torch.tensor([3.0, -1.0, 2.0])
-    assert select.sampled_threshold(few, 2, torch.Generator()) == 2.0
-    assert select.sampled_threshold(few, 0, torch.Generator()) == INF
+    assert select.sample_threshold(few, 2, torch.Generator()) == 2.0
+    assert select.sample_threshold(few, 0, torch.Generator()) == INF
 
 
 def test_signs_by_hand() -> None:
@@ -504,7 +504,7 @@ def test_without_the_compiled_library_torch_does_the_work_after_one_warning(
 ) -> None:
     x = normal(100)
     expected = select.top_k(x, 10), signs.pack_signs(x), fastfood.fastfood(x, 1_000, 2)
-    native._loaded.cache_clear()
+    native._load.cache_clear()
     native._chosen.clear()
     monkeypatch.setattr(build, "LIBRARY", tmp_path / "missing.so")
     try:
@@ -514,19 +514,19 @@ def test_without_the_compiled_library_torch_does_the_work_after_one_warning(
         assert native.use("avx512") == "reference"
         assert same(found, expected)
     finally:
-        native._loaded.cache_clear()
+        native._load.cache_clear()
 
 
 def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    if native._loaded() is None:
+    if native._load() is None:
         pytest.skip("the kernels are not compiled here")
-    native._loaded.cache_clear()
+    native._load.cache_clear()
     monkeypatch.setattr(build, "checksum", lambda: 1)
     try:
         with pytest.warns(UserWarning, match="they were compiled of another version"):
-            assert native._loaded() is None
+            assert native._load() is None
     finally:
-        native._loaded.cache_clear()
+        native._load.cache_clear()
 
 
 def test_a_compiler_that_fails_is_an_error_of_the_build_and_leaves_what_was_there(
@@ -544,7 +544,7 @@ def test_a_compiler_that_fails_is_an_error_of_the_build_and_leaves_what_was_ther
 def test_the_environment_says_what_runs(asked: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THINWIRE_KERNELS", asked)
     native._chosen.clear()
-    expected = "reference" if native._loaded() is None else level
+    expected = "reference" if native._load() is None else level
     assert native._level() == expected
     assert (native.library(torch.zeros(1)) is None) is (expected == "reference")
     monkeypatch.setenv("THINWIRE_KERNELS", "fast")
@@ -580,7 +580,7 @@ for link in (TopK(0.01), ScaledSign()):
 @pytest.mark.deployment
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="writes /proc/self/clear_refs")
 def test_links_take_little_more_memory_than_what_they_return() -> None:
-    if native._loaded() is None:
+    if native._load() is None:
         pytest.skip("the kernels are not compiled here: the references take more")
     if native.build.SANITIZED:
         pytest.skip("what checks memory keeps some of what was freed")
@@ -629,7 +629,7 @@ def test_on_cuda_the_same_comes_out() -> None:
 def test_long_messages_are_joined_to_the_same_bytes() -> None:
     long = torch.arange(1_500_000, dtype=torch.float32)  # 6 MB: on large pages, by several threads
     parts = [bytearray(b"\x01\x02"), long.view(torch.uint8).numpy().data, bytes(3), b"", memoryview(b"end")]
-    assert native.joined(parts) == b"".join(parts)
-    assert native.joined([]) == b""
+    assert native.join(parts) == b"".join(parts)
+    assert native.join([]) == b""
     short = [b"a", b"bc"]
-    assert native.joined(short) == b"abc"
+    assert native.join(short) == b"abc"

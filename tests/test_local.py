@@ -21,7 +21,7 @@ from thinwire.federated.client import ClientState
 from thinwire.local import Local, Trainer, look
 from thinwire.models import char_transformer
 from thinwire.train.many import batchable, train_many
-from thinwire.train.one import Slot, drawn, evaluate, train
+from thinwire.train.one import Slot, draw_batches, evaluate, train
 
 KEY = Key(3, 2, 1)
 
@@ -46,7 +46,7 @@ def by_torch(x: Params, task: Supervised, trainer: Trainer, make: Callable[[Any]
     nn.utils.vector_to_parameters(x.flat.clone(), module.parameters())
     optimizer = make(module.parameters())
     warmer = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, (t + 1) / max(1, trainer.warmup)))
-    for indices in (row[row >= 0] for row in drawn(len(task), trainer, KEY.generator("batches"))):
+    for indices in (row[row >= 0] for row in draw_batches(len(task), trainer, KEY.generator("batches"))):
         optimizer.zero_grad()
         inputs, targets = task.batch(indices)
         nn.functional.cross_entropy(module(inputs), targets).backward()

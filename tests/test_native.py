@@ -82,10 +82,10 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "levels": lambda: levels.unpack(levels.pack(few().to(torch.int8), 1_000, 20), 300, 20),
     "outer_sum": lambda: outer.outer_sum(normal(3 * 40).view(3, 40), normal(3 * 60).view(3, 60)),
     "chains": trained,
-    "joined": lambda: native.joined([b"a", bytes(5 << 20), b"b"]),
+    "joined": lambda: native.join([b"a", bytes(5 << 20), b"b"]),
 }
 ONCE = {"tw_use", "tw_source", "tw_keep_memory"}  # which take no array
-compiled = pytest.mark.skipif(native._loaded() is None, reason="the kernels are not compiled here")
+compiled = pytest.mark.skipif(native._load() is None, reason="the kernels are not compiled here")
 
 
 def bits(found: Any) -> bytes:
@@ -198,7 +198,7 @@ class Seen(ctypes.CDLL):
 
 @compiled
 def test_the_threads_call_every_function_in_c_that_takes_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(native._loaded())
+    seen = Seen(native._load())
     monkeypatch.setattr(native, "_loaded", lambda: seen)
     for kernel in KERNELS.values():
         kernel()
@@ -208,7 +208,7 @@ def test_the_threads_call_every_function_in_c_that_takes_an_array(monkeypatch: p
 @compiled
 @pytest.mark.parametrize("name", sorted(set(native.SIGNATURES) - ONCE))
 def test_an_address_is_refused_wherever_c_takes_an_array(name: str) -> None:
-    function, kinds = getattr(native._loaded(), name), native.SIGNATURES[name][1]
+    function, kinds = getattr(native._load(), name), native.SIGNATURES[name][1]
     whole = [None if kind is native.POINTER else 0 for kind in kinds]  # of nothing: never called, since one is refused
     held = np.zeros(4, np.float32)
     for place, kind in enumerate(kinds):
@@ -220,7 +220,7 @@ def test_an_address_is_refused_wherever_c_takes_an_array(name: str) -> None:
 
 @compiled
 def test_what_has_gaps_or_lies_elsewhere_is_refused() -> None:
-    lib = native._loaded()
+    lib = native._load()
     for x in (torch.zeros(8)[::2], np.zeros(8, np.float32)[::2]):
         with pytest.raises(ctypes.ArgumentError, match="without gaps"):
             lib.tw_hadamard(x, 4, 1)

@@ -17,7 +17,7 @@ from thinwire.deploy.server import Deployment
 from thinwire.errors import WireError
 from thinwire.federated import own_tests  # its function `tested` would be taken for a test here
 from thinwire.federated.envelope import read_answer
-from thinwire.federated.own_tests import Model, over_clients, packed, unpacked
+from thinwire.federated.own_tests import Model, over_clients, pack_metrics, unpack_metrics
 from thinwire.run.folder import Folder
 
 METHODS = [
@@ -129,7 +129,7 @@ def test_of_clients_without_a_test_there_is_nothing_in_the_lines(tmp_path: Path)
     found = {}
     for client, call in parties.server.begin(range(3)).items():
         answer = parties.node(client, **({} if client == 1 else {"test": None})).answer(call)
-        found[client] = unpacked(read_answer(answer, 1 << 20).metrics)
+        found[client] = unpack_metrics(read_answer(answer, 1 << 20).metrics)
         assert parties.server.accept(client, answer)
     record = parties.server.end()
     assert record["client_loss"] == record["client_loss_worst"] == found[1]["loss"]
@@ -208,19 +208,22 @@ def test_what_is_one_object_is_tested_once() -> None:
         asked.append(float(x.flat[0]))
         return {"loss": asked[-1]}
 
-    assert own_tests.tested(evaluate, Model(x, None), Model(x, None), Model(x, None)) == {"loss": 1.0}
+    assert own_tests.evaluate_models(evaluate, Model(x, None), Model(x, None), Model(x, None)) == {"loss": 1.0}
     assert asked == [1.0]
-    found = own_tests.tested(evaluate, Model(x, None), Model(y, None), Model(y, None))
+    found = own_tests.evaluate_models(evaluate, Model(x, None), Model(y, None), Model(y, None))
     assert (found, asked) == ({"loss": 1.0, "loss_before": 2.0, "loss_shared": 2.0}, [1.0, 1.0, 2.0])
-    found = own_tests.tested(evaluate, Model(x, None), Model(x, None), Model(z, None))
+    found = own_tests.evaluate_models(evaluate, Model(x, None), Model(x, None), Model(z, None))
     assert found == {"loss": 1.0, "loss_shared": 3.0}
-    assert own_tests.tested(evaluate, Model(x, y), Model(x, None), Model(x, y)) == {"loss": 1.0, "loss_before": 1.0}
+    assert own_tests.evaluate_models(evaluate, Model(x, y), Model(x, None), Model(x, y)) == {
+        "loss": 1.0,
+        "loss_before": 1.0,
+    }
 
 
 def test_a_loss_that_is_no_number_stays_with_its_client() -> None:
-    assert unpacked(packed({"loss": float("inf"), "accuracy": 0.5})) == {"accuracy": 0.5}
-    assert unpacked(packed({"loss": float("nan")})) == {}
-    assert unpacked(b"") == {}
+    assert unpack_metrics(pack_metrics({"loss": float("inf"), "accuracy": 0.5})) == {"accuracy": 0.5}
+    assert unpack_metrics(pack_metrics({"loss": float("nan")})) == {}
+    assert unpack_metrics(b"") == {}
 
 
 def test_a_line_says_what_clients_reach_before_and_after_fine_tuning_and_with_the_shared_model() -> None:

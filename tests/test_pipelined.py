@@ -24,7 +24,7 @@ from thinwire.studies.pipelined import OPTIMIZERS, schedule
 from thinwire.studies.read import arms
 from thinwire.studies.steps import Told
 from thinwire.studies.study import Job
-from thinwire.train.one import made
+from thinwire.train.one import make_module
 
 pytest.importorskip("sklearn")
 TIMES: dict[str, Any] = {"cut": (2,), "forward": (0.01, 0.02), "backward": (0.01, 0.02)}  # digits' mlp, two parts
@@ -56,7 +56,7 @@ def run(
 
 def test_plain_model_parallelism_is_plain_training_on_the_batches_of_the_study(digits):
     model, records, _ = run(study("BPK()", momentum=0.5, weight_decay=0.01), digits)
-    plain, task, losses = made(digits.model, 0), digits.tasks[0], []
+    plain, task, losses = make_module(digits.model, 0), digits.tasks[0], []
     stepper = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
     for _, (rows,) in zip(range(6), batches(len(task), 1, 16, 0), strict=False):
         x, y = task.batch(rows)
@@ -78,7 +78,7 @@ def test_every_batch_is_used_once_before_the_last_evaluation(digits):
     one = study("DSP((1, 0), (4, 0))")
     stages = one.stages(digits, 0)
     trained = one.training(one.parsed()[0], 0, stages)
-    for _, (x, y, _) in zip(range(6), one.drawn(digits, 0), strict=False):
+    for _, (x, y, _) in zip(range(6), one.draw_cohort(digits, 0), strict=False):
         trained.step(x, y)
     trained.drain()
     model, _, _ = run(one, digits)
@@ -93,7 +93,7 @@ def test_a_training_goes_on_from_its_bytes_to_the_same_bits_under_every_optimise
     again, others, _ = run(one, digits, tw.loads(states[3], max_values=None))
     assert all(torch.equal(model[layer], again[layer]) for layer in model)
     assert [{**line, "seconds": 0} for line in others] == [{**records[1], "seconds": 0}]
-    start = made(digits.model, 0).state_dict()
+    start = make_module(digits.model, 0).state_dict()
     assert all(not torch.equal(model[layer], start[layer]) for layer in model)
 
 
@@ -107,12 +107,12 @@ def test_autocast_computes_in_bfloat16_and_goes_on_to_the_same_bits(digits):
     assert records[0]["forward_bytes"] == [256 + 3 * 2078]
     wide, _, _ = run(study("PipeDream()"), digits)
     assert all(model[layer].dtype == torch.float32 and not torch.equal(model[layer], wide[layer]) for layer in model)
-    start = made(digits.model, 0).state_dict()
+    start = make_module(digits.model, 0).state_dict()
     assert all((model[n] - wide[n]).norm() < 0.15 * (wide[n] - start[n]).norm() for n in model)
 
 
 def test_rates_by_part_and_decay_are_factors_and_clipping_is_by_part(digits):
-    start = made(digits.model, 0).state_dict()
+    start = make_module(digits.model, 0).state_dict()
     model, _, _ = run(study("FR()", rates=(0.0, 1.0)), digits)
     assert {n for n in model if torch.equal(model[n], start[n])} == {n for n in model if n.startswith("1.")}
     assert [study("FR()", decay=(0.5,), rates=(0.5, 1.0)).factor(step, 0) for step in (0, 2, 3)] == [0.5, 0.5, 0.05]

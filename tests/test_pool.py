@@ -13,7 +13,7 @@ from torch import nn
 import thinwire as tw
 from processes import Process, called
 from test_simulate import random_layers, simulate
-from thinwire.run.folder import locked
+from thinwire.run.folder import lock_folder
 
 
 def trains(folder: str) -> None:
@@ -27,7 +27,7 @@ def test_a_killed_run_with_forked_workers_leaves_its_folder_free(tmp_path: Path)
     run = tmp_path / "run"
     with Process(trains, str(run)) as process:
         process.until(lambda: (run / "rounds.jsonl").exists() and (run / "rounds.jsonl").read_text())
-    with locked(run):
+    with lock_folder(run):
         pass
 
 

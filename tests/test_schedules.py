@@ -272,7 +272,7 @@ class Schedule:
     def own_view(self, client: int) -> bytes:
         """What the server believes that a client holds if its newest answer is taken, of broadcasts of its own."""
         form = self.server.stream.form
-        rx = form.mirrored(self.server.after_call(client).down)
+        rx = form.mirror(self.server.after_call(client).down)
         return tw.dumps(View(form.build(rx)[0], rx, None))
 
     def named(self, client: int, error: Exception) -> None:

@@ -25,7 +25,7 @@ from thinwire.data import Crop, Flip
 from thinwire.errors import NonFinite, RunError
 from thinwire.federated.stream import SLACK, Parcel, catch_up
 from thinwire.kernels import native
-from thinwire.run.folder import locked
+from thinwire.run.folder import lock_folder
 from thinwire.task import as_task
 
 # -- the problem ------------------------------------------------------------------
@@ -350,13 +350,13 @@ def test_a_checkpoint_without_its_records_is_refused(tmp_path: Path) -> None:
 
 
 def hold(folder: str) -> None:
-    with locked(Path(folder)):
+    with lock_folder(Path(folder)):
         print("held")
         time.sleep(600)
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    with locked(tmp_path / "run"), pytest.raises(RunError, match=r"run is in use by another run: choose another"):
+    with lock_folder(tmp_path / "run"), pytest.raises(RunError, match=r"run is in use by another run: choose another"):
         simulate("FedAvg()", out=tmp_path / "run")
     with Process(hold, str(tmp_path / "other")) as holder:
         holder.until(lambda: holder.stdout == "held\n")

@@ -14,7 +14,7 @@ from thinwire import EF21, FedAvg, FedBN, Half, Key, LocalSGD, Params, Simulatio
 from thinwire.algorithms.softpull import Model, middle, pulled
 from thinwire.errors import CombinationError, WireError
 from thinwire.federated.ledger import Ledger
-from thinwire.federated.messages import Form, heard, written
+from thinwire.federated.messages import Form, read_letter, write_letter
 
 LOCAL = LocalSGD(0.1, batch=16)
 
@@ -105,7 +105,7 @@ def test_a_client_that_is_away_is_pulled_too_and_gets_the_newest() -> None:
     run.publish()
     assert run.private is not None
     blob = run.call_to(1)[0].pieces[-1].blob
-    message, _ = heard(run.private, blob, run.states.get(1).own.rx, Key(0, 3, 1), anew=False)
+    message, _ = read_letter(run.private, blob, run.states.get(1).own.rx, Key(0, 3, 1), anew=False)
     assert torch.equal(message.inner.x.flat, run.whose(1)[0].flat)
 
 
@@ -160,8 +160,8 @@ def test_hostile_bytes_for_one_client_are_refused(link: tw.links.Link) -> None:
     form, draw = Form.of(blank, link, "personal"), torch.Generator().manual_seed(3)
     for anew in (False, True):
         tx, rx = form.open()
-        blob = written(form, blank, tx, Key(1, 1, 0), anew).blob
-        seen, _ = heard(form, blob, rx, Key(1, 1, 0), anew)
+        blob = write_letter(form, blank, tx, Key(1, 1, 0), anew).blob
+        seen, _ = read_letter(form, blob, rx, Key(1, 1, 0), anew)
         assert torch.equal(seen.buffers.flat, blank.buffers.flat)
         for _ in range(60):
             bad = bytearray(blob)
@@ -169,19 +169,19 @@ def test_hostile_bytes_for_one_client_are_refused(link: tw.links.Link) -> None:
             bad[place] ^= 1 << int(torch.randint(8, (), generator=draw))
             for data in (bytes(bad), blob[:place]):
                 with contextlib.suppress(WireError):  # nothing else is raised
-                    heard(form, data, rx, Key(1, 1, 0), anew)
+                    read_letter(form, data, rx, Key(1, 1, 0), anew)
 
 
 def test_a_message_without_some_layers_opens_both_ends_alike() -> None:
     whole = Model(Params.of([("a", torch.randn(8)), ("b", torch.randn(3))]), None)
     form = Form.of(whole, EF21(TopK(0.5)), "personal")
     partly = Model(whole.x.only(["b"]) * 2, None)
-    letter = written(form, partly, form.open()[0], Key(1, 1, 0), anew=True)
-    seen, rx = heard(form, letter.blob, form.open()[1], Key(1, 1, 0), anew=True)
+    letter = write_letter(form, partly, form.open()[0], Key(1, 1, 0), anew=True)
+    seen, rx = read_letter(form, letter.blob, form.open()[1], Key(1, 1, 0), anew=True)
     assert torch.equal(seen.x.flat, partly.x.flat)
     for number in (2, 3):
-        letter = written(form, whole, letter.tx, Key(1, number, 0), anew=False)
-        seen, rx = heard(form, letter.blob, rx, Key(1, number, 0), anew=False)
+        letter = write_letter(form, whole, letter.tx, Key(1, number, 0), anew=False)
+        seen, rx = read_letter(form, letter.blob, rx, Key(1, number, 0), anew=False)
     assert torch.equal(seen.x.flat, whole.x.flat)  # half and half of the difference
 
 

@@ -18,7 +18,7 @@ from thinwire import cli
 from thinwire.cli import finish
 from thinwire.errors import RunError
 from thinwire.report import html, plots, table
-from thinwire.run.folder import locked
+from thinwire.run.folder import lock_folder
 from thinwire.studies import KINDS, DataParallel, Federated, Pipelined, Study, load
 from thinwire.studies.read import UNITS, arms
 
@@ -144,7 +144,7 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
     assert [one[f"{UNITS[kind]}s"] for one in rows] == [load(out).length] * 2
 
 
-@pytest.mark.drawn
+@pytest.mark.draw_cohort
 @each_kind
 def test_a_study_of_every_kind_has_the_plots_of_its_kind(
     kind: str, finished: dict[str, Path], thinwire: Command, tmp_path: Path
@@ -343,7 +343,7 @@ def test_a_damaged_study_is_named(kind: str, thinwire: Command, copied: Callable
 @each_kind
 def test_a_study_in_use_is_named(kind: str, thinwire: Command, copied: Callable[[str], Path]) -> None:
     out = copied(kind)
-    with locked(out):
+    with lock_folder(out):
         code, _, error = thinwire("resume", str(out))
         assert (code, error) == (
             2,

@@ -254,7 +254,7 @@ def test_the_table_of_magnitudes_is_that_of_the_half_normal_distribution() -> No
 def test_what_permutes_permutes(bits: int) -> None:
     n = 1 << bits
     for seed in range(5):
-        found = fastfood.permuted(torch.arange(n), n, counter.keys(seed, 3))
+        found = fastfood.permute(torch.arange(n), n, counter.keys(seed, 3))
         assert sorted(found.tolist()) == list(range(n))
         if bits >= 10:  # far from where they were, and neighbours far from each other
             assert (found - torch.arange(n)).abs().double().mean() > 0.25 * n

@@ -99,7 +99,7 @@ def test_groups_that_are_apart_stay_apart_on_the_plane() -> None:
 
 
 def test_the_models_of_evaluated_rounds_are_recorded_and_are_those_of_the_run(tmp_path) -> None:
-    from thinwire.federated.changes import MODELS, kept
+    from thinwire.federated.changes import MODELS, load_rows
 
     task = Supervised(torch.ones(4, 1), torch.zeros(4, dtype=torch.long))
 
@@ -115,7 +115,7 @@ def test_the_models_of_evaluated_rounds_are_recorded_and_are_those_of_the_run(tm
             record="models", evaluate_every=2, workers=1,
         )  # fmt: skip
     assert [r["round"] for r in result.rounds if r.get("model")] == [2, 4, 5]
-    layout, rows = kept(tmp_path, [2, 4, 5], MODELS)
+    layout, rows = load_rows(tmp_path, [2, 4, 5], MODELS)
     assert layout.names == ("weight", "bias")
     first = torch.cat([start.weight.flatten(), start.bias]).detach()
     assert [float((row - first).mean()) for row in rows] == pytest.approx([2.0, 4.0, 5.0])

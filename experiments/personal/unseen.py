@@ -30,8 +30,8 @@ import thinwire as tw
 from thinwire.config import complete
 from thinwire.data import Split, holdout
 from thinwire.expression import parse, settings
-from thinwire.federated.client import adapted, one_round, statistics_of, unheard
-from thinwire.federated.own_tests import Metrics, Model, tested
+from thinwire.federated.client import adapt_model, one_round, statistics_of, unheard
+from thinwire.federated.own_tests import Metrics, Model, evaluate_models
 from thinwire.key import Key
 from thinwire.problem import Problem, standard
 
@@ -72,8 +72,8 @@ def newcomer(run: tw.Simulation, few: tw.Task, test: tw.Task, alone: int) -> Met
     x = method.at_client(view.state, client, own.state) if method.personal_models else shared.x
     before = Model(x, statistics_of(method, own, shared.statistics))
     key = Key(run.seed, run.round + alone, client).at("adapt")
-    after = Model(*adapted(method, slot, few, *before, key))
-    return tested(lambda x, buffers: run.pool.evaluate(x, buffers, test), after, before, shared)
+    after = Model(*adapt_model(method, slot, few, *before, key))
+    return evaluate_models(lambda x, buffers: run.pool.evaluate(x, buffers, test), after, before, shared)
 
 
 def left_out(method: tw.Algorithm, problem: Problem, site: int, o: argparse.Namespace) -> Metrics:

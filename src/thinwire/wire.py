@@ -82,7 +82,7 @@ def dumps(x: State) -> bytes:
 
     Raises ``TypeError`` for anything that is not a :data:`State`.
     """
-    return native.joined(list(pieces(x)))
+    return native.join(list(pieces(x)))
 
 
 def pieces(x: State) -> Iterator[bytes | bytearray | memoryview]:

@@ -18,7 +18,7 @@ from ..params import Params
 from ..task import Task, mean_loss
 from ..train.given import refuse_moving
 from ..train.one import to_device
-from ..train.precision import uncached
+from ..train.precision import without_cache
 from ..wire import Packet, State, restore
 from .collectives import Talk
 from .exchange import Ends, average, ends, exchange, output, place, start
@@ -90,7 +90,7 @@ class Worker:
         self.leave()
         self.optimizer.zero_grad()
         device = self.vector.flat.device
-        with uncached(device):
+        with without_cache(device):
             loss = mean_loss(task.loss(self.module, to_device(task.batch(indices, key.generator("augment")), device)))
             loss.backward()  # type: ignore[no-untyped-call]
         self.loss = float(loss.detach())

@@ -24,18 +24,18 @@ from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
 from ..dice import seeded, untouched
 from ..errors import OutOfSync, RunError, WireError, check, require
-from ..federated.client import ClientState, Job, Reply, adapted, one_round, statistics_of, taken, unheard
+from ..federated.client import ClientState, Job, Reply, adapt_model, client_inputs, one_round, statistics_of, unheard
 from ..federated.envelope import Answer, Call, key_of, mark, read_call
 from ..federated.messages import Form, forms, private
-from ..federated.own_tests import Model, packed, tested
-from ..federated.stream import Logged, Parcel, View, begun, catch_up
+from ..federated.own_tests import Model, evaluate_models, pack_metrics
+from ..federated.stream import Logged, Parcel, View, begin_known, catch_up
 from ..key import Key
 from ..params import Params
-from ..run.folder import checksum, locked, read_state, write_atomic, write_state
+from ..run.folder import checksum, lock_folder, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..task import Task, as_task
 from ..train.fitting import fitting
-from ..train.one import Slot, evaluate, floats, made, mean_metrics
+from ..train.one import Slot, evaluate, floats, make_module, mean_metrics
 from ..train.threads import one_thread
 from ..wire import restore
 
@@ -138,7 +138,7 @@ class Node:
         runnable(algorithm)
         require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
         if any(isinstance(given, type) or not isinstance(given, Task) for given in (task, test) if given is not None):
-            kind = floats(model if isinstance(model, nn.Module) else made(model, 0))
+            kind = floats(model if isinstance(model, nn.Module) else make_module(model, 0))
             task, test = as_task(task, floats=kind), None if test is None else as_task(test, "test", kind)
         self.algorithm, self.model, self.task, self.folder = algorithm, model, task, Path(folder)
         self.device, self.test, self.evaluate_every = device, test, evaluate_every
@@ -150,12 +150,12 @@ class Node:
         """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
         began, call = time.perf_counter(), read_call(data)
         other = "another process that answers for this client: a client is one process, and has a folder of its own"
-        with one_thread(), locked(self.folder, other), untouched():
+        with one_thread(), lock_folder(self.folder, other), untouched():
             return self._answer(call, mark(data), began).write()
 
     def _answer(self, call: Call, number: int, began: float) -> Answer:
         algorithm = self.algorithm
-        model = self.model if isinstance(self.model, nn.Module) else made(self.model, call.seed)
+        model = self.model if isinstance(self.model, nn.Module) else make_module(self.model, call.seed)
         slot = Slot(algorithm.assemble(model, call.clients), self.device)
         begins = model_digest(slot.module)
         known = call.run == run_digest(algorithm, begins, call.seed, call.clients, known=True)
@@ -180,11 +180,11 @@ class Node:
         pieces, own = (call.pieces, b"") if alone is None else (call.pieces[:-1], call.pieces[-1].blob)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in pieces])
         if known and call.base == 0 and not call.snapshot:
-            held = held._replace(view=begun(algorithm, down, start.server, held.view, Key(call.seed)))
+            held = held._replace(view=begin_known(algorithm, down, start.server, held.view, Key(call.seed)))
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = key_of(call.seed, call.client, call.round, call.mbit)
         job = Job(key, held.own, own, call.base == 0)
-        mine, state = taken(algorithm, alone, view, job, start if known else None)
+        mine, state = client_inputs(algorithm, alone, view, job, start if known else None)
         metrics = self.tested(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
         name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
@@ -210,7 +210,7 @@ class Node:
         assert model is not None
         if algorithm.personal_models:
             key = Key(call.seed, done, call.client).at("adapt")
-            model = Model(*adapted(algorithm, slot, self.task, *held, key))
+            model = Model(*adapt_model(algorithm, slot, self.task, *held, key))
 
         def means(x: Params, buffers: Params | None) -> dict[str, float]:
             slot.load(x)
@@ -218,7 +218,9 @@ class Node:
             with seeded(0):
                 return mean_metrics([evaluate(slot, test)])
 
-        return packed(tested(means, model, held, shared if shared and algorithm.personal_models else held))
+        return pack_metrics(
+            evaluate_models(means, model, held, shared if shared and algorithm.personal_models else held)
+        )
 
     def probe(self, slot: Slot) -> None:
         """Find out which buffers of the module training moves."""

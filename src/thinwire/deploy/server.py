@@ -26,8 +26,8 @@ from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..federated.client import ClientState
 from ..federated.clip import Clip, Norms
 from ..federated.envelope import SMALL, Answer, mark, read_answer
-from ..federated.network import measured
-from ..federated.own_tests import unpacked
+from ..federated.network import measure_rate
+from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
 from ..federated.privacy import Privacy
 from ..federated.result import Record
@@ -39,7 +39,7 @@ from ..params import Params
 from ..run.folder import Folder
 from ..run.identity import data_digest
 from ..task import as_task
-from ..train.one import Slot, made
+from ..train.one import Slot, make_module
 from ..wire import Packet, State, count, length, restore
 
 FEW = 64  # values of an answer beyond twice those of noise
@@ -122,7 +122,7 @@ class Deployment(Rounds):
             f"most_examples={most_examples}: a positive number, or one for each of the {clients} clients",
         )
         require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
-        module = algorithm.assemble(model if isinstance(model, nn.Module) else made(model, seed), clients)
+        module = algorithm.assemble(model if isinstance(model, nn.Module) else make_module(model, seed), clients)
         slot = Slot(module, device)
         tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
@@ -188,7 +188,7 @@ class Deployment(Rounds):
         require(self.key is None, "the round before has not ended")
         self.key = self.publish()
         self.taken, self.refused, self.dropped = {}, 0, 0
-        cohort = self.drawn(self.key, available)
+        cohort = self.draw_cohort(self.key, available)
         self.called = len(cohort)
         return {client: self.call(client) for client in cohort}
 
@@ -265,7 +265,7 @@ class Deployment(Rounds):
             reply = self.mean.check(body, rx, self.at(client, answer))
             self.admit(answer.examples, reply)
             floats = self.up.floats(body)
-            unpacked(answer.metrics)  # which checks them
+            unpack_metrics(answer.metrics)  # which checks them
         except OutOfSync:
             raise
         except Exception as error:  # not WireError alone: what a link overlooks must not take the server with it
@@ -278,7 +278,7 @@ class Deployment(Rounds):
         del self.sent[client]
         if seconds is not None:
             away = min(seconds - answer.seconds, math.inf if sending is None else sending)
-            rate = measured(self.rates.get(client), len(data), away)
+            rate = measure_rate(self.rates.get(client), len(data), away)
             self.rates |= {} if rate is None else {client: rate}
         return True
 
@@ -313,7 +313,7 @@ class Deployment(Rounds):
         record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
         said = {client: self.taken[client].answer.metrics for client in sorted(now) if client in moved}
-        found = {client: unpacked(metrics) for client, metrics in said.items() if metrics}
+        found = {client: unpack_metrics(metrics) for client, metrics in said.items() if metrics}
         record |= self.over_clients(found) | ({"evaluated_clients": len(found)} if found else {})
         self.key = None
         return record

@@ -235,7 +235,7 @@ def without_noise(auto: Auto, setting: Setting) -> None:
         )
 
 
-def made_in(folder: Folder | None) -> list[Made]:
+def choices_in(folder: Folder | None) -> list[Made]:
     """The choices of the run in a folder, from its checkpoint; none where it has no checkpoint."""
     packet = None if folder is None else folder.load()
     return list(restore(packet["choices"], BLANK)) if packet is not None and "choices" in packet else []

@@ -45,7 +45,7 @@ from ..wire import Packet
 GRADIENTS, MODELS = "gradients", "models"  # the names of their files
 
 
-def noted(training: tuple[Params, Trained] | None, unsent: Sequence[str]) -> dict[str, Packet]:
+def change_of(training: tuple[Params, Trained] | None, unsent: Sequence[str]) -> dict[str, Packet]:
     """What one client's training did, in a form that crosses processes: where it began, and what came of it.
 
     None where no training is what the client did to the model.
@@ -63,7 +63,7 @@ def noted(training: tuple[Params, Trained] | None, unsent: Sequence[str]) -> dic
 
 
 class Changes:
-    """The mean over a round's clients of what :func:`noted` says; what the server did, where that says nothing."""
+    """The mean over a round's clients of what :func:`change_of` says; what the server did, where that says nothing."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.total = layout, torch.zeros(layout.size, dtype=torch.float64, device="cpu")
@@ -121,7 +121,7 @@ def keep(folder: Path, round: int, row: Params, what: str = GRADIENTS) -> Path:
     return path
 
 
-def kept(folder: Path, rounds: Sequence[int], what: str = GRADIENTS) -> tuple[Layout, list[Tensor]]:
+def load_rows(folder: Path, rounds: Sequence[int], what: str = GRADIENTS) -> tuple[Layout, list[Tensor]]:
     """The layout, and the rows of these rounds: 32-bit vectors that are read from the disk where they are used.
 
     Raises :class:`RunError` where there are none, or are damaged.

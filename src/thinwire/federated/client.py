@@ -23,8 +23,8 @@ from ..task import Supervised, Task
 from ..train.many import Apart, batchable, train_many
 from ..train.one import Slot, train
 from ..wire import MOST, Packet, State, dumps, largest, modest
-from .changes import noted
-from .messages import Form, heard, private
+from .changes import change_of
+from .messages import Form, private, read_letter
 from .stream import Parcel, View, catch_up
 
 log = logging.getLogger("thinwire")
@@ -69,7 +69,7 @@ class Job(NamedTuple):
     parcel: Parcel | None = None  # and what it is sent there
 
 
-def taken(
+def client_inputs(
     algorithm: Algorithm, form: Form | None, view: View, job: Job, known: Start | None = None, down: Form | None = None
 ) -> tuple[View, ClientState]:
     """What a client goes by in its round: the view, with what it alone was sent, and its state. Raises ``WireError``.
@@ -85,7 +85,7 @@ def taken(
         return view, job.own
     assert job.key.client is not None
     first = algorithm.alone(known.server, job.key.client) if known is not None and job.anew else None
-    msg, rx = heard(form, job.alone, job.own.rx, job.key, job.anew, first)
+    msg, rx = read_letter(form, job.alone, job.own.rx, job.key, job.anew, first)
     return view._replace(state=algorithm.take(view.state, msg)), job.own._replace(rx=rx)
 
 
@@ -99,7 +99,7 @@ class Reply(NamedTuple):
     floats: float  # the papers' count for the blob
     seconds: float  # of wall time
     looks: list[dict[str, Any]]  # LBGM's tests, where they are asked for: a line for each field and layer
-    noted: Packet  # what training did, where that is asked for (`changes.noted`)
+    noted: Packet  # what training did, where that is asked for (`changes.change_of`)
     next: ClientState
     norms: dict[str, float] | None = None  # of what the server will see, by field
 
@@ -213,7 +213,7 @@ class Round:
             found = [{**line, "steps": training[1].steps, "rates": training[1].rates} for line in found]
         if training is not None and torch.equal(training[0].flat, training[1].x.flat):
             training = None  # a loss was asked for, not a step
-        change = noted(training, form.unsent(values)) if manner.changes else None
+        change = change_of(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
         return Reply(dumps(body), *about, found, change, after, form.norms(seen, manner.exact))
 
@@ -230,11 +230,11 @@ def one_round(
 ) -> Reply:
     """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
     began = time.perf_counter()
-    round = played(algorithm, form, slot, task, view, own, key, manner.train)
+    round = play(algorithm, form, slot, task, view, own, key, manner.train)
     return round.reply(slot.buffers(), time.perf_counter() - began, manner)
 
 
-def played(
+def play(
     algorithm: Algorithm,
     form: Form,
     slot: Slot,
@@ -246,7 +246,7 @@ def played(
 ) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
     with drawing(slot, task, key):
-        return _played(algorithm, form, slot, task, view, own, key, answer)
+        return _play(algorithm, form, slot, task, view, own, key, answer)
 
 
 @contextlib.contextmanager
@@ -268,7 +268,7 @@ def drawing(slot: Slot, task: Task, key: Key) -> Iterator[None]:
             )
 
 
-def _played(
+def _play(
     algorithm: Algorithm,
     form: Form,
     slot: Slot,
@@ -300,7 +300,7 @@ def batches_of(asked: int, request: Local) -> int:
     return asked - request.again
 
 
-def adapted(
+def adapt_model(
     algorithm: Algorithm,
     slot: Slot,
     task: Task,

@@ -28,7 +28,7 @@ ROUNDS = 5  # that count, this one among them: norms fall while a model learns, 
 DIGITS = 4  # of what is recorded, and of a bound
 
 
-def checked(clip: Clip) -> Clip:
+def check_clip(clip: Clip) -> Clip:
     """The clip. Raises ``ValueError`` for one that is none."""
     require(
         clip is None or clip == "auto" or (isinstance(clip, int | float) and clip > 0),

@@ -31,8 +31,8 @@ from ..task import as_task
 from ..train.one import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, modest
-from .client import ClientState, Job, Manner, Training, played, taken
-from .messages import Form, Letter, Mean, forms, private, written
+from .client import ClientState, Job, Manner, Training, client_inputs, play
+from .messages import Form, Letter, Mean, forms, private, write_letter
 from .simulation import Simulation
 from .stream import Parcel, Stream, View, catch_up
 from .views import Views
@@ -68,7 +68,7 @@ class Setup(NamedTuple):
         assert key.client is not None
         anew = key.client not in alone.kept
         tx = form.open()[0] if anew else alone.kept[key.client]
-        return written(form, algorithm.alone(alone.server, key.client), tx, key, anew)
+        return write_letter(form, algorithm.alone(alone.server, key.client), tx, key, anew)
 
 
 class Alone(NamedTuple):
@@ -137,7 +137,7 @@ def start(
     run = Simulation(algorithm, model, tasks, seed=seed, device=device, workers=1)
     setup = Setup(run.slot, run.start, run.buffers, run.apart)
     stream = setup.stream(algorithm, Key(seed))
-    server = _published(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1), {}, {})
+    server = _publish(algorithm, setup, stream, run.server, run.buffers, Key(seed, 1), {}, {})
     return server, run.ends().own
 
 
@@ -172,8 +172,8 @@ def client_round(
     letter = view.setup.letter(algorithm, view.alone, key)
     if letter is not None:
         job = Job(key, state, letter.blob, client not in view.alone.kept)
-        held, state = taken(algorithm, private(algorithm, view.setup.begun), held, job)
-    round = played(algorithm, up, slot, task, held, state, key, train)
+        held, state = client_inputs(algorithm, private(algorithm, view.setup.begun), held, job)
+    round = play(algorithm, up, slot, task, held, state, key, train)
     reply = round.reply(slot.buffers(), 0.0, Manner(looks=True))
     message, buffers = round.seen
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
@@ -224,11 +224,11 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
     stream = setup.stream(algorithm, key)
     stream.version, stream.tx = server.round, server.tx
     stream.view = View(server.view.state, server.view.rx, server.view.buffers)
-    after = _published(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1), letters, downs)
+    after = _publish(algorithm, setup, stream, state, buffers, key._replace(round=server.round + 1), letters, downs)
     return after._replace(mean=message, rx=rx)
 
 
-def _published(
+def _publish(
     algorithm: Algorithm,
     setup: Setup,
     stream: Stream,

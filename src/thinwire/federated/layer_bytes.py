@@ -33,13 +33,13 @@ class LayerBytes:
         self.replies = 0
         self.broadcasts: dict[tuple[bytes, bool], Counter[str]] = {}  # which go to many, and are measured once
 
-    def replied(self, body: Packet, size: int) -> None:
+    def enter_reply(self, body: Packet, size: int) -> None:
         """Enter a reply that was taken: its body, and its payload in bytes."""
         self.sums["up"].update(by_layer(self.up, body, size))
-        self.carried |= carried(self.up, body)
+        self.carried |= layers_of(self.up, body)
         self.replies += 1
 
-    def called(self, parcel: Parcel) -> None:
+    def enter_call(self, parcel: Parcel) -> None:
         """Enter what a client was sent."""
         for message in parcel.messages:
             known = message.blob, parcel.snapshot
@@ -88,7 +88,7 @@ def carries(packet: Packet) -> int:
     return length(packet) - length(None)
 
 
-def carried(form: Form, body: Packet) -> set[str]:
+def layers_of(form: Form, body: Packet) -> set[str]:
     """The layers that a message's body has anything of."""
     pairs = zip(form.leaves, body, strict=True)
     return {

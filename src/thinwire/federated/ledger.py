@@ -69,7 +69,7 @@ class Ledger:
 
     def lines(self, round: int) -> str:
         """A round as JSON lines."""
-        return "".join(json.dumps(_written(e)) + "\n" for e in self.of(round=round))
+        return "".join(json.dumps(_fields(e)) + "\n" for e in self.of(round=round))
 
     @staticmethod
     def parse(text: str) -> Ledger:
@@ -77,7 +77,7 @@ class Ledger:
         return Ledger(_entry(number, line) for number, line in enumerate(text.splitlines(), 1))
 
 
-def _written(entry: Entry) -> dict[str, Any]:
+def _fields(entry: Entry) -> dict[str, Any]:
     """The fields of an entry; ``personal`` where there is any."""
     fields = entry._asdict()
     return fields if entry.personal else {name: value for name, value in fields.items() if name != "personal"}

@@ -106,7 +106,7 @@ class Form:
         msg = _build(self.blank, queue)
         return msg, next(queue, None)
 
-    def filled(self, values: Sequence[Any]) -> list[Any]:
+    def fill(self, values: Sequence[Any]) -> list[Any]:
         """Values all of whose layers are there: those that are not are the blank's."""
         pairs = zip(self.leaves, values, strict=True)
         return [leaf.blank.replace(value) if isinstance(value, Params) else value for leaf, value in pairs]
@@ -132,10 +132,10 @@ class Form:
         """Whether all links that ask for ends of each client's own leave it open."""
         return all(leaf.link.auto for leaf in self.leaves if isinstance(leaf.link, PerClient))
 
-    def mirrored(self, tx: State) -> State:
+    def mirror(self, tx: State) -> State:
         """The receiving ends that go with these sending ends, of links each of which is PerClient or has no memory."""
         pairs = zip(self.leaves, tx, self.open()[1], strict=True)
-        return [leaf.link.mirrored(end) if isinstance(leaf.link, PerClient) else rx for leaf, end, rx in pairs]
+        return [leaf.link.mirror(end) if isinstance(leaf.link, PerClient) else rx for leaf, end, rx in pairs]
 
     def send(self, values: Sequence[Any], tx: State, key: Key) -> tuple[Packet, list[Any], State]:
         """The body of a message, what the other side will see of each leaf, the next states."""
@@ -293,33 +293,33 @@ class Letter(NamedTuple):
     tx: State
 
 
-def written(form: Form, msg: Message, tx: State, key: Key, anew: bool, first: Message | None = None) -> Letter:
+def write_letter(form: Form, msg: Message, tx: State, key: Key, anew: bool, first: Message | None = None) -> Letter:
     """The server's half: a message for one client, whose link's sending ends are ``tx``.
 
     A pair that is opened ``anew`` holds nothing in common. Where links have a memory it is then sent everything, as it
-    is, and both ends open at that: :func:`heard`. Where the start is known, ``first`` is what the client would have
-    been sent before round 1. A message that is still the same has no bytes then.
+    is, and both ends open at that: :func:`read_letter`. Where the start is known, ``first`` is what the client would
+    have been sent before round 1. A message that is still the same has no bytes then.
     """
     values = form.values(msg)
     if anew and first is not None and dumps(values) == dumps(form.values(first)):
-        return Letter(b"", 0.0, form.open(form.filled(values))[0])
+        return Letter(b"", 0.0, form.open(form.fill(values))[0])
     if anew and form.memory:
         packet = [
             [_which(value.layout, leaf.blank.layout), value.flat if value.names else None] if leaf.link else value
             for leaf, value in zip(form.leaves, values, strict=True)
         ]
         count = floats([part[1] if leaf.link else part for leaf, part in zip(form.leaves, packet, strict=True)])
-        return Letter(dumps(packet), count, form.open(form.filled(values))[0])
+        return Letter(dumps(packet), count, form.open(form.fill(values))[0])
     body, _, tx = form.send(values, tx, key)
     return Letter(dumps(body), form.floats(body), tx)
 
 
-def heard(
+def read_letter(
     form: Form, blob: bytes, rx: State, key: Key, anew: bool, first: Message | None = None
 ) -> tuple[Message, State]:
     """A client's half: the message, and the next receiving ends. Raises ``WireError``."""
     if anew and first is not None and not blob:
-        return first, form.open(form.filled(form.values(first)))[1]
+        return first, form.open(form.fill(form.values(first)))[1]
     if anew and form.memory:
         values = []
         for leaf, packet in zip(form.leaves, form.read(blob), strict=True):
@@ -328,7 +328,7 @@ def heard(
             else:
                 layout, flat = present(packet, leaf)
                 values.append(restore(flat, layout.zeros()) if layout.names else leaf.blank.only(()))
-        return form.build(values)[0], form.open(form.filled(values))[1]
+        return form.build(values)[0], form.open(form.fill(values))[1]
     values, rx = form.recv(form.read(blob), rx, key)
     return form.build([clone(value) for value in values])[0], clone(rx)
 
@@ -425,21 +425,21 @@ class Mean:
         ``admit`` is what the method makes of a reply whose Params fields have been clipped.
         """
         pairs = enumerate(zip(self.form.check(body), rx, strict=True))
-        taken = [self._taken(i, packet, end, key, late) for i, (packet, end) in pairs]
+        taken = [self._take(i, packet, end, key, late) for i, (packet, end) in pairs]
         values = [value for value, _ in taken]
         for leaf, value in zip(self.form.leaves, values, strict=True):
-            self._bounded(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
+            self._check_bounds(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
         if self.clip is not None:
-            values = self._clipped(client, values, admit)
+            values = self._clip(client, values, admit)
         for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
             if leaf.kind == "each":
                 self.totals[i] = {**(self.totals[i] or {}), client: value}
             elif not isinstance(value, Params) or value.names or not leaf.blank.names:
-                self.totals[i] = _folded(leaf, self.totals[i], value, 1.0 if leaf.kind == "sum" else weight)
+                self.totals[i] = _fold(leaf, self.totals[i], value, 1.0 if leaf.kind == "sum" else weight)
         self.whole += weight
         return [end for _, end in taken]
 
-    def _taken(self, i: int, packet: Packet, end: State, key: Key, late: bool) -> tuple[Any, State]:
+    def _take(self, i: int, packet: Packet, end: State, key: Key, late: bool) -> tuple[Any, State]:
         """What a leaf carries, and its end's next state: a value, or layers and packet of a linear link."""
         leaf = self.form.leaves[i]
         if leaf.link is None:
@@ -456,7 +456,7 @@ class Mean:
                 return (layout, inner), end
         return leaf.link.recv(inner, layout, end, where)
 
-    def _bounded(self, client: int, name: str, value: Any) -> None:
+    def _check_bounds(self, client: int, name: str, value: Any) -> None:
         """Raise ``WireError`` where a number is NaN, infinite or beyond ``MOST``; note whose is the largest."""
         found = largest(value)
         check(found <= MOST, f"{name}: numbers of at most {MOST:.0e}")
@@ -469,7 +469,7 @@ class Mean:
             return self.clip.get(name, math.inf)
         return math.inf if self.clip is None else self.clip
 
-    def _clipped(self, client: int, values: list[Any], admit: Callable[[Message], Message] | None) -> list[Any]:
+    def _clip(self, client: int, values: list[Any], admit: Callable[[Message], Message] | None) -> list[Any]:
         """The values of a reply, none of which does more than a vector as long as its bound."""
         values, norms = list(values), self.form.norms(values)
         for i, leaf in enumerate(self.form.leaves):
@@ -497,10 +497,10 @@ class Mean:
                 values.append(total / whole)
             else:
                 where = key.everyone().at(f"{self.form.where}/{leaf.name}")
-                values.append(self._joined(leaf, leaf.link, total or {}, whole, where))
+                values.append(self._join(leaf, leaf.link, total or {}, whole, where))
         return self.form.build(values)
 
-    def _joined(self, leaf: Leaf, link: Link, groups: Groups, whole: float, key: Key) -> Params:
+    def _join(self, leaf: Leaf, link: Link, groups: Groups, whole: float, key: Key) -> Params:
         """The totals of all sets of layers, decoded, over the layers that any of them has."""
         parts = []
         for (layout, decoded), total in groups.items():
@@ -523,7 +523,7 @@ def _about_norm(x: Params) -> float:
     return found if x.flat.dtype.itemsize >= 4 and 1e-15 < found < 1e15 else x.norm()  # squares may not fit
 
 
-def _folded(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:
+def _fold(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:
     """A leaf's total with one more value: of Params a total for every set of layers."""
     if leaf.link is None:
         return fold(total, value, weight) if isinstance(value, Tensor) else (total or 0.0) + value * weight

@@ -85,7 +85,7 @@ def transfer(size: int, mbit: float) -> float:
 LARGE = 1 << 16  # bytes: what is sent faster than this shows the delays of a link, not its rate
 
 
-def measured(before: float | None, size: int, seconds: float) -> float | None:
+def measure_rate(before: float | None, size: int, seconds: float) -> float | None:
     """A client's uplink in Mbit/s, after ``size`` bytes took ``seconds``; None where that is not known yet."""
     rate = size * 8 / 1e6 / max(seconds, 1e-3)
     if size >= LARGE:

@@ -31,7 +31,9 @@ class Model(NamedTuple):
     statistics: Params | None  # of its norm layers
 
 
-def tested(evaluate: Callable[[Params, Params | None], Metrics], own: Model, before: Model, shared: Model) -> Metrics:
+def evaluate_models(
+    evaluate: Callable[[Params, Params | None], Metrics], own: Model, before: Model, shared: Model
+) -> Metrics:
     """Every metric of a client's test: of its own model, ``_before`` of what that is made of, ``_shared``.
 
     What is the same object as the one before it is not tested twice: where ``before`` is ``own`` it is left out, and
@@ -74,13 +76,13 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def packed(metrics: Metrics) -> bytes:
+def pack_metrics(metrics: Metrics) -> bytes:
     """Metrics as they travel with an answer; those that are no numbers stay."""
     return dumps({name: value for name, value in metrics.items() if abs(value) <= MOST})
 
 
-def unpacked(data: bytes) -> Metrics:
-    """What :func:`packed` packed, by a client that may lie. Raises ``WireError``."""
+def unpack_metrics(data: bytes) -> Metrics:
+    """What :func:`pack_metrics` packed, by a client that may lie. Raises ``WireError``."""
     if not data:
         return {}
     found = loads(data, max_depth=1, max_values=2 * MANY + 1)

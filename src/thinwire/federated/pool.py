@@ -32,12 +32,12 @@ from ..key import Key
 from ..params import Params
 from ..run.folder import release
 from ..task import Task
-from ..train.many import batchable, chained, train_many
+from ..train.many import batchable, chain_of, train_many
 from ..train.one import Part, Slot, evaluate, mean_metrics, portions, train
 from ..train.precision import Precision
 from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
-from .client import PLAIN, ClientState, Job, Manner, Reply, Round, many_rounds, one_round, taken
+from .client import PLAIN, ClientState, Job, Manner, Reply, Round, client_inputs, many_rounds, one_round
 from .messages import Form
 from .stream import View
 
@@ -61,7 +61,7 @@ class Work(NamedTuple):
     def taken(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
         """What a client's round is made of."""
         assert job.key.client is not None
-        found = taken(self.algorithm, self.private, view, job, self.known, self.down)
+        found = client_inputs(self.algorithm, self.private, view, job, self.known, self.down)
         return self.tasks[job.key.client], *found, job.key
 
 
@@ -91,7 +91,7 @@ class Crew:
             global _forked  # what the processes inherit; read in them alone
             self.views, self.version = tempfile.TemporaryFile(), 0  # noqa: SIM115  the newest view, for all
             _forked = (slot, work, self.views.fileno())
-            self.processes = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _orphaned_never)
+            self.processes = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _end_with_parent)
             self.processes.submit(int).result()  # all of them start now, from this thread
             _forked = None
         for _ in range(workers - 1):
@@ -145,11 +145,11 @@ class Pool:
         if self.plan == "together" and not self.random:
             edges = list(pairwise(accumulate(sizes, initial=0)))
             chunks = [jobs[start:stop] for start, stop in edges]
-            for replies in self._ordered(crew.threads, [(self._rounds, view, chunk) for chunk in chunks]):
+            for replies in self._in_order(crew.threads, [(self._rounds, view, chunk) for chunk in chunks]):
                 yield from replies
             return
         if crew.processes is None:
-            yield from self._ordered(crew.threads, [(self._round, view, job) for job in jobs])
+            yield from self._in_order(crew.threads, [(self._round, view, job) for job in jobs])
             return
         crew.version += 1
         crew.views.seek(0)
@@ -157,10 +157,10 @@ class Pool:
         crew.views.writelines(pieces(view))
         crew.views.flush()
         calls = [
-            (_forked_round, crew.version, job._replace(own=NOBODY, held=None), dumps([job.own, job.held]))
+            (_round_in_fork, crew.version, job._replace(own=NOBODY, held=None), dumps([job.own, job.held]))
             for job in jobs
         ]
-        for reply, own in self._ordered(crew.processes, calls):
+        for reply, own in self._in_order(crew.processes, calls):
             yield reply._replace(next=restore(loads(own, max_values=None, finite=False), self.work.own))
 
     def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
@@ -180,7 +180,7 @@ class Pool:
         with _Borrowed(self.crew.slots) as slot, warnings.catch_warnings():
             if not requests or not batchable(slot, tasks, requests):
                 return "each"
-            in_c = chained(slot, tasks[0])
+            in_c = chain_of(slot, tasks[0])
             few = in_c is not None and in_c.texts and slot.layout.size <= SMALL_WORDS
             if not measured and not (_small(slot) or few):
                 return "each"
@@ -205,19 +205,19 @@ class Pool:
 
     def each(self, function: Callable[[T], S], items: Sequence[T]) -> list[S]:
         """A function of each item, by the threads; in order."""
-        return list(self._ordered(self.crew.threads, [(function, item) for item in items]))
+        return list(self._in_order(self.crew.threads, [(function, item) for item in items]))
 
     def evaluate(self, x: Params, buffers: Params | None, task: Task) -> dict[str, float]:
         """The mean of every metric over a task."""
         calls = [(self._evaluate, x, buffers, task, *chunk) for chunk in portions(0, len(task), CHUNK, 2)]
         if self.drawing.get(type(task), True):  # it is not known yet, or one after the other
-            parts = [next(self._ordered(self.crew.threads, [call])) for call in calls[:1]]
+            parts = [next(self._in_order(self.crew.threads, [call])) for call in calls[:1]]
             more = calls[1:]
             if self.drawing[type(task)]:
-                parts += [next(self._ordered(self.crew.threads, [call])) for call in more]
+                parts += [next(self._in_order(self.crew.threads, [call])) for call in more]
                 return mean_metrics(parts)
-            return mean_metrics([*parts, *self._ordered(self.crew.threads, more)])
-        return mean_metrics(self._ordered(self.crew.threads, calls))
+            return mean_metrics([*parts, *self._in_order(self.crew.threads, more)])
+        return mean_metrics(self._in_order(self.crew.threads, calls))
 
     def _round(self, view: View, job: Job) -> Reply:
         work = self.work
@@ -246,7 +246,7 @@ class Pool:
         """That of the thread that asks: whoever runs a simulation under autocast means its workers too."""
         return Precision.now(self.slot.device.type)
 
-    def _ordered(self, executor: futures.Executor, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    def _in_order(self, executor: futures.Executor, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         waiting = [executor.submit(self.precision().call, function, *arguments) for function, *arguments in calls]
         try:
             for future in waiting:
@@ -314,7 +314,7 @@ class _Borrowed:
 _forked: tuple[Slot, Work, int] | None = None  # the last: a descriptor of the newest view's bytes
 
 
-def _orphaned_never() -> None:
+def _end_with_parent() -> None:
     """In a forked process: end with the one that made it, and do not hold its folder."""
     single()
     release()
@@ -326,7 +326,7 @@ PR_SET_PDEATHSIG = 1
 NOBODY = ClientState(None, None, None)  # what travels beside is not pickled
 
 
-def _forked_round(version: int, job: Job, own: bytes) -> tuple[Reply, bytes]:
+def _round_in_fork(version: int, job: Job, own: bytes) -> tuple[Reply, bytes]:
     """:meth:`Pool._round` in a forked process: states come and go as bytes."""
     assert _forked is not None
     slot, work, _ = _forked

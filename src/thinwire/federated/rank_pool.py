@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..run.ranks import barrier, rank, shared, size
+from ..run.ranks import barrier, rank, share, size
 from ..wire import Packet, State, restore
 from .client import ClientState, Job, Reply
 from .pool import Plan, Pool
@@ -29,16 +29,16 @@ class Ranks(Pool):
 
         def parts() -> State:
             found = iter(list(super(Ranks, self).rounds(own, view, [units[i][1] - units[i][0] for i in mine])))
-            return [[_packed(next(found)) for _ in range(*units[i])] for i in mine]
+            return [[_pack(next(found)) for _ in range(*units[i])] for i in mine]
 
-        gathered = [iter(part) for part in shared(parts)]
+        gathered = [iter(part) for part in share(parts)]
         for i in range(len(units)):
             for packet in next(gathered[i % size()]):
-                yield _unpacked(packet, self.work.own)
+                yield _unpack(packet, self.work.own)
 
     def choose(self, jobs: Sequence[Job], view: View, measured: bool = False) -> Plan:
         """Rank 0's choice."""
-        plans: list[Plan] = shared(lambda: super(Ranks, self).choose(jobs, view, measured) if rank() == 0 else "each")
+        plans: list[Plan] = share(lambda: super(Ranks, self).choose(jobs, view, measured) if rank() == 0 else "each")
         return plans[0]
 
     def settle(self) -> None:
@@ -46,13 +46,13 @@ class Ranks(Pool):
         barrier()
 
 
-def _packed(reply: Reply) -> Packet:
+def _pack(reply: Reply) -> Packet:
     blob = torch.frombuffer(bytearray(reply.blob), dtype=torch.uint8)
     *about, after, norms = reply[1:]
     return [blob, *about, after, norms]
 
 
-def _unpacked(packet: Packet, like: ClientState) -> Reply:
+def _unpack(packet: Packet, like: ClientState) -> Reply:
     blob, examples, loss, steps, floats, seconds, looks, change, after, norms = packet
     about = examples, loss, steps, floats, seconds, looks, change
     return Reply(blob.numpy().tobytes(), *about, restore(after, like), norms)

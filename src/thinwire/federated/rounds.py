@@ -33,11 +33,11 @@ from ..train.one import Slot, mean_metrics, sums
 from ..version import code_version
 from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
 from .client import ClientState, statistics_of, unheard
-from .clip import Clip, Norms, Past, bounds, checked, following, quantiles, whole
+from .clip import Clip, Norms, Past, bounds, check_clip, following, quantiles, whole
 from .envelope import Answer, Call, Piece, key_of
 from .ledger import Entry, Ledger
-from .messages import Form, Letter, Mean, Message, forms, private, written
-from .own_tests import Metrics, Model, finite, over_clients, tested
+from .messages import Form, Letter, Mean, Message, forms, private, write_letter
+from .own_tests import Metrics, Model, evaluate_models, finite, over_clients
 from .pool import Plan, Pool
 from .privacy import Privacy
 from .result import Predicting, Record, Result
@@ -58,8 +58,8 @@ class Pending(NamedTuple):
 class Rounds(ABC):
     """A run between two rounds: what the server keeps, what of it is recorded, and the loop over rounds.
 
-    A round begins with :meth:`publish` and ends with :meth:`finish`. In between its cohort is drawn (:meth:`drawn`),
-    each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the server makes its step
+    A round begins with :meth:`publish` and ends with :meth:`finish`. In between its cohort is drawn
+    (:meth:`draw_cohort`), each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the server makes its step
     (:meth:`serve`). Who carries calls and answers, and what becomes of those that are lost, is the subclass's.
     """
 
@@ -92,7 +92,7 @@ class Rounds(ABC):
         self.private = private(algorithm, self.start)
         self.pending = dict[int, Pending]()  # of calls of this round that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
-        self.clip = checked(clip)  # the norm that a field of a reply has at most
+        self.clip = check_clip(clip)  # the norm that a field of a reply has at most
         self.bounds: dict[str, float] = {}  # with "auto": by field, of the newest round
         self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
         if clip is not None:
@@ -120,12 +120,12 @@ class Rounds(ABC):
         key, start = Key(self.seed), self.start
         if form.per_client:
             values = form.values(self.algorithm.broadcast(start.server, start.view), self.buffers)
-            if not form.auto or fewer(form, values, key, self.sample / self.num_clients * self.answered):
+            if not form.auto or fewer(form, values, key, self.sample / self.num_clients * self.answer_rate):
                 return Views(self.algorithm, form, start, self.buffers, key, self.known)
         return Stream(self.algorithm, form, start.view, self.buffers, self.known)
 
     @property
-    def answered(self) -> float:
+    def answer_rate(self) -> float:
         """The share of calls whose replies are taken, as far as it is known before the run."""
         return 1.0
 
@@ -213,7 +213,7 @@ class Rounds(ABC):
         self.gather()
         return key
 
-    def drawn(self, key: Key, available: Iterable[int] | None = None) -> list[int]:
+    def draw_cohort(self, key: Key, available: Iterable[int] | None = None) -> list[int]:
         """The round's cohort: ``sample`` of the clients that are there (None: all), in their order."""
         order = torch.randperm(self.num_clients, generator=key.generator("sample"), device="cpu")
         if available is not None:
@@ -251,7 +251,7 @@ class Rounds(ABC):
         key = key_of(self.seed, client, self.round + 1, self.rate(client))
         message = self.algorithm.alone(self.server, client)
         first = self.algorithm.alone(self.start.server, client) if self.known and base == 0 else None
-        return written(self.private, message, self.states.get(client).tx, key, base == 0, first)
+        return write_letter(self.private, message, self.states.get(client).tx, key, base == 0, first)
 
     @abstractmethod
     def mark_of(self, client: int, base: int) -> int:
@@ -390,11 +390,11 @@ class Rounds(ABC):
                 values |= {f"served_{name}": value for name, value in found.items()}
             here = self.clients_here or self.algorithm.at_server
             if here and predicts(self.algorithm) and not adapts(self.algorithm):
-                values |= {f"predicted_{name}": value for name, value in self.predicted(self.test).items()}
+                values |= {f"predicted_{name}": value for name, value in self.evaluate_predictions(self.test).items()}
         values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
         return {name: finite(value) for name, value in values.items()}
 
-    def predicted(self, test: Task) -> Metrics:
+    def evaluate_predictions(self, test: Task) -> Metrics:
         """Every metric of what the method predicts for examples of no named client: of FedSM by its selector."""
         return mean_metrics([sums(Predicting(self.result()), test, partial(self.slot.batch, test), 0, len(test))])
 
@@ -403,7 +403,9 @@ class Rounds(ABC):
         shared = self.held(None) if self.algorithm.personal_models else None
         before, task = self.held(client), self.client_tests[client]
         own = self.adapted(client, before)
-        return tested(lambda x, statistics: self.pool.evaluate(x, statistics, task), own, before, shared or before)
+        return evaluate_models(
+            lambda x, statistics: self.pool.evaluate(x, statistics, task), own, before, shared or before
+        )
 
     def over_clients(self, found: Mapping[int, Metrics]) -> Record:
         """A record's fields of clients' tests. Each client's own values are the next line of ``clients.jsonl``."""
@@ -457,9 +459,9 @@ class Rounds(ABC):
     def module(self, client: int | None = None) -> nn.Module:
         """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
         with torch.inference_mode(False), torch.enable_grad():  # it may have to be trained
-            return self.algorithm.finish(self.trained(self.whose(client)))
+            return self.algorithm.finish(self.trained_module(self.whose(client)))
 
-    def trained(self, model: Model) -> nn.Module:
+    def trained_module(self, model: Model) -> nn.Module:
         """A copy of the module as it is trained, with this model, on the CPU."""
         self.slot.load(model.x)
         self.slot.load_buffers(model.statistics)
@@ -468,12 +470,12 @@ class Rounds(ABC):
     def result(self, path: Path | None = None) -> Result:
         """The run so far."""
         shared, served = self.whose(None), self.algorithm.served(self.server)
-        params, whole = shared.x.clone(), self.trained(shared)  # the caller's own
+        params, whole = shared.x.clone(), self.trained_module(shared)  # the caller's own
         beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
         facts = {**self.facts(), "plan": self.plan}
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
         if served is not None:
-            result.served = self.algorithm.finish(self.trained(shared._replace(x=served)))
+            result.served = self.algorithm.finish(self.trained_module(shared._replace(x=served)))
         if self.personal and (self.clients_here or self.algorithm.at_server):
             result.clients, result.own_module = self.num_clients, partial(self.module_at, self.round)
         return result

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from ..config import Config, complete, fit
 from ..errors import nearest, require
 from ..train.one import unusable, usable
-from .clip import Clip, checked
+from .clip import Clip, check_clip
 from .network import Network
 from .privacy import Privacy
 
@@ -107,7 +107,7 @@ class Setting(Config):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name}={value}: it must be at least 1")
         require(0 <= self.seed < 1 << 63, f"seed={self.seed}: it must not be negative, and fit 63 bits")
-        checked(self.clip)
+        check_clip(self.clip)
         require(self.clip is None or self.privacy is None, f"clip={self.clip}: {self.privacy!r} has a clip of its own")
         require(0 <= self.dropout < 1, f"dropout={self.dropout}: it is a probability below 1")
         require(usable(self.device), f"device={self.device!r}: {unusable(self.device)}")

@@ -12,10 +12,10 @@ from torch import nn
 from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..errors import require
-from ..run.folder import opened
+from ..run.folder import open_folder
 from ..run.ranks import barrier, rank
 from ..train.threads import one_thread
-from .auto_run import Chosen, made_in
+from .auto_run import Chosen, choices_in
 from .client import Training
 from .result import Record, Result
 from .setting import Setting
@@ -79,11 +79,11 @@ def simulate(
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
     again = "the same call with resume=True"
-    with one_thread(), opened(out, again, writes=rank() == 0) as folder, contextlib.ExitStack() as stack:
+    with one_thread(), open_folder(out, again, writes=rank() == 0) as folder, contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"test": test, "client_tests": client_tests, "out": out}
         options |= {"cohort": cohort, "train": train}
         if isinstance(algorithm, Auto):
-            made = made_in(folder) if resume else []
+            made = choices_in(folder) if resume else []
             run: Simulation = Chosen(algorithm, model, tasks, setting, made=made, **options)
         else:
             run = Simulation(algorithm, model, tasks, setting, **options)

@@ -24,14 +24,14 @@ from ..links import PerClient
 from ..links.base import Link
 from ..run.folder import Folder
 from ..run.identity import data_digest, name_of
-from ..run.ranks import barrier, placed, rank, size
+from ..run.ranks import barrier, device_of_rank, rank, size
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
-from ..train.one import Slot, floats, made
+from ..train.one import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet
 from .changes import MODELS, Changes, keep
-from .client import ClientState, Job, Manner, Training, adapted
+from .client import ClientState, Job, Manner, Training, adapt_model
 from .envelope import NUMBER, Answer, Call, Scales
 from .layer_bytes import LayerBytes
 from .own_tests import Model
@@ -88,7 +88,7 @@ class Simulation(Rounds):
         )
         runnable(algorithm)
         require(isinstance(model, nn.Module) or callable(model), f"{model!r} is neither a module nor makes one")
-        module = model if isinstance(model, nn.Module) else made(model, setting.seed)
+        module = model if isinstance(model, nn.Module) else make_module(model, setting.seed)
         kind = floats(module)
         self.tasks = as_tasks(tasks, kind)
         require(len(tasks) > 0, "there are no clients: tasks is empty")
@@ -96,7 +96,7 @@ class Simulation(Rounds):
             setting.network.check(len(tasks))
         sample = setting.cohort(len(tasks))
         require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
-        self.cohort = None if cohort is None else [self._given(clients) for clients in cohort]
+        self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
         require(
             not empty, f"client {empty[0] if empty else None} has no examples: choose another split or fewer clients"
@@ -110,7 +110,7 @@ class Simulation(Rounds):
             f"client_tests has {len(apart)} entries for {len(tasks)} clients",
         )
 
-        slot = Slot(algorithm.assemble(module, len(tasks)), placed(setting.device))
+        slot = Slot(algorithm.assemble(module, len(tasks)), device_of_rank(setting.device))
         fitting(slot, ((f"client {client}", task) for client, task in enumerate(self.tasks)))
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
@@ -149,7 +149,7 @@ class Simulation(Rounds):
 
         ``cohort`` are the clients that take part, in place of those that would be drawn.
         """
-        given = None if cohort is None else self._given(cohort)
+        given = None if cohort is None else self._check_cohort(cohort)
         if given is None and self.cohort is not None:
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
@@ -215,7 +215,7 @@ class Simulation(Rounds):
         self._check_layers(Key(self.seed, self.round + 1, answer.client), body)
         rx = self.add(answer, body, ends.rx)
         if self.layers is not None:
-            self.layers.replied(body, answer.payload)
+            self.layers.enter_reply(body, answer.payload)
         pending = self.pending.pop(answer.client, Pending())
         self.states.put(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
 
@@ -233,7 +233,7 @@ class Simulation(Rounds):
         return 0.0 if network is None else network.rate(client, self.seed)
 
     @property
-    def answered(self) -> float:
+    def answer_rate(self) -> float:
         """With a deadline it is not known how many come late, so the share is put at a half of those that answer."""
         network = self.setting.network
         return (1 - self.setting.dropout) * (0.5 if network is not None and network.deadline is not None else 1.0)
@@ -244,7 +244,7 @@ class Simulation(Rounds):
 
     def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
         """Who is drawn for this round, and who of them will not answer."""
-        cohort = self.drawn(key)
+        cohort = self.draw_cohort(key)
         return cohort, self._silent(cohort, key)
 
     def _silent(self, cohort: list[int], key: Key) -> set[int]:
@@ -252,7 +252,7 @@ class Simulation(Rounds):
         draws = torch.rand(len(cohort), generator=key.generator("dropout"), dtype=torch.float32, device="cpu").tolist()
         return {client for client, draw in zip(cohort, draws, strict=True) if draw < self.setting.dropout}
 
-    def _given(self, cohort: Sequence[int]) -> list[int]:
+    def _check_cohort(self, cohort: Sequence[int]) -> list[int]:
         """A cohort in the order of clients. Raises ``ValueError`` for one that is none."""
         found = sorted(int(client) for client in cohort)
         fits = 0 < len(found) == len(set(found)) and found[0] >= 0 and found[-1] < len(self.tasks)
@@ -264,7 +264,7 @@ class Simulation(Rounds):
         call, parcel = self.call_to(client, made)
         self.enter_call(client, parcel, self.scales.framing(call))
         if self.layers is not None:
-            self.layers.called(parcel)
+            self.layers.enter_call(parcel)
         return call, parcel
 
     def _check_layers(self, key: Key, body: Packet) -> None:
@@ -294,7 +294,7 @@ class Simulation(Rounds):
         if not self.algorithm.personal_models:
             return held
         key = Key(self.seed, max(self.round, 1), client).at("adapt")
-        return Model(*adapted(self.algorithm, self.slot, self.tasks[client], *held, key, self.manner.train))
+        return Model(*adapt_model(self.algorithm, self.slot, self.tasks[client], *held, key, self.manner.train))
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""

@@ -89,7 +89,7 @@ class Stream:
         """Send one message to everyone: the view moves on by a version."""
         values = self.form.values(msg, buffers)
         if self.version == 0:
-            self.tx, rx = self.form.open(self.form.filled(values))  # links open at the first broadcast
+            self.tx, rx = self.form.open(self.form.fill(values))  # links open at the first broadcast
             self.view = self.view._replace(rx=rx)
         body, seen, self.tx = self.form.send(values, self.tx, key)
         newest, _ = self.form.build(seen)
@@ -108,7 +108,7 @@ class Stream:
     def snapshot(self) -> Logged:
         """The newest view, whole and lossless."""
         if self._snapshot is None:
-            blob = dumps(packed(self.view))
+            blob = dumps(pack_view(self.view))
             count = floats(loads(blob, max_values=None, finite=False))
             self._snapshot = Logged(self.version, self.log[-1].round, blob, count, self.version)
         return self._snapshot
@@ -137,7 +137,7 @@ class Stream:
         """Bytes of :meth:`everything`."""
         message = None if self.form.memory else self.algorithm.afresh(self.view.state)
         if message is None:
-            return length(packed(self.view))
+            return length(pack_view(self.view))
         body, _, _ = self.form.send(self.form.values(message, self.view.buffers), self.tx, key)
         self._afresh = Logged(self.version, key.round, dumps(body), self.form.floats(body), self.version)
         return len(self._afresh.blob)
@@ -152,7 +152,7 @@ class Stream:
         self.view, self.tx = restore(packet["view"], self.view), restore(packet["tx"], self.tx)
         self.log = list(restore(packet["log"], Several([], Logged(0, 0, b"", 0.0, 0))))
         self._snapshot = None
-        self.whole = self._length(key._replace(round=self.log[-1].round)) if self.log else length(packed(self.view))
+        self.whole = self._length(key._replace(round=self.log[-1].round)) if self.log else length(pack_view(self.view))
         if not self.form.memory and self.log:
             body, key = self.form.read(self.log[-1].blob), key._replace(round=self.log[-1].round)
             values, _ = self.form.recv(body, self.view.rx, key)
@@ -173,7 +173,7 @@ def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: 
     return View(algorithm.see(view.state, msg, key), clone(rx) if form.memory else rx, buffers)
 
 
-def begun(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> View:
+def begin_known(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> View:
     """A client's half of a start that is known: the first broadcast, made of the server's first state, taken in."""
     return first(algorithm, form, server, view, key)[0]
 
@@ -181,7 +181,7 @@ def begun(algorithm: Algorithm, form: Form, server: State, view: View, key: Key)
 def first(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> tuple[View, State, list[Any]]:
     """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values."""
     values = form.values(algorithm.broadcast(server, view.state), view.buffers)
-    tx, rx = form.open(form.filled(values))
+    tx, rx = form.open(form.fill(values))
     key = key._replace(round=1, client=None)
     body, _, tx = form.send(values, tx, key)
     return receive(algorithm, form, view._replace(rx=rx), Logged(1, 1, dumps(body), 0.0, 1), key), tx, values
@@ -191,13 +191,13 @@ def catch_up(algorithm: Algorithm, form: Form, view: View, parcel: Parcel, key: 
     """A client's half: a parcel taken in."""
     for message in parcel.messages:
         if parcel.snapshot:
-            view = unpacked(loads(message.blob, max_values=None, finite=False), view)
+            view = unpack_view(loads(message.blob, max_values=None, finite=False), view)
             continue
         view = receive(algorithm, form, view, message, key)
     return view
 
 
-def packed(view: View) -> State:
+def pack_view(view: View) -> State:
     """A view as it is sent. Where a link's end holds what is in the state as well (EF21), a number says where.
 
     Of every Params in ``rx`` there is a number at the end: which of the state's Params holds these layers, bit for bit,
@@ -211,17 +211,17 @@ def packed(view: View) -> State:
         numbers.append(next(twins, None))
         return own if numbers[-1] is None else own.only(())
 
-    rx = _mapped(view.rx, left)
+    rx = _map(view.rx, left)
     return [view.state, rx, view.buffers, *numbers]
 
 
-def unpacked(packet: Packet, like: View) -> View:
-    """The view that :func:`packed` gave, after bytes and back."""
+def unpack_view(packet: Packet, like: View) -> View:
+    """The view that :func:`pack_view` gave, after bytes and back."""
     expected = sum(1 for _ in _params(like.rx))
     check(isinstance(packet, list) and len(packet) == len(View._fields) + expected, "a view")
     numbers = packet[len(View._fields) :]
     queue = iter(numbers)
-    blank = _mapped(like.rx, lambda own: own if next(queue) is None else own.only(()))
+    blank = _map(like.rx, lambda own: own if next(queue) is None else own.only(()))
     view: View = restore(packet[: len(View._fields)], like._replace(rx=blank))
     there = list(_params(view.state))
     check(all(n is None or (type(n) is int and 0 <= n < len(there)) for n in numbers), "parameters of the state")
@@ -231,7 +231,7 @@ def unpacked(packet: Packet, like: View) -> View:
         sent, number = next(pairs)
         return sent if number is None else there[number].only(own.names)
 
-    return view._replace(rx=_mapped(like.rx, found))
+    return view._replace(rx=_map(like.rx, found))
 
 
 def _params(x: State) -> Iterator[Params]:
@@ -242,15 +242,15 @@ def _params(x: State) -> Iterator[Params]:
         yield from _params(part)
 
 
-def _mapped(x: State, function: Callable[[Params], Params]) -> State:
+def _map(x: State, function: Callable[[Params], Params]) -> State:
     """A state with a function of each Params in its place, in the order of :func:`_params`."""
     if isinstance(x, Params):
         return function(x)
     if isinstance(x, dict):
-        return {key: _mapped(part, function) for key, part in x.items()}
+        return {key: _map(part, function) for key, part in x.items()}
     if not isinstance(x, list | tuple):
         return x
-    items = [_mapped(part, function) for part in x]
+    items = [_map(part, function) for part in x]
     if isinstance(x, Several):
         return Several(items, x.like)
     return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)

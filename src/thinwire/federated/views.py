@@ -17,7 +17,7 @@ from ..links.base import floats
 from ..params import Params
 from ..wire import Packet, State, dumps, length, loads
 from .messages import Form
-from .stream import Logged, Parcel, Stream, View, first, packed
+from .stream import Logged, Parcel, Stream, View, first, pack_view
 
 
 class Views(Stream):
@@ -62,14 +62,14 @@ class Views(Stream):
         """The newest values, whole and lossless, as the view of a client that is opened at them."""
         if self._snapshot is None:
             self.opened, rx = self.form.open(self.values)
-            blob = dumps(packed(self.view._replace(rx=rx)))
+            blob = dumps(pack_view(self.view._replace(rx=rx)))
             count = floats(loads(blob, max_values=None, finite=False))
             self._snapshot = Logged(self.version, self.key.round, blob, count, self.version)
         return self._snapshot
 
     def held(self, version: int, end: State) -> View:
         """What a client holds: of its state only the ends, for every broadcast is whole."""
-        return self.begun if version == 0 else self.view._replace(rx=self.form.mirrored(end))
+        return self.begun if version == 0 else self.view._replace(rx=self.form.mirror(end))
 
     def load(self, packet: Packet, key: Key) -> None:
         super().load(packet, key)

@@ -60,7 +60,7 @@ class _Coder:
             self.models[:, 0] = 1 << 15
         self.state = np.array([0, WHOLE, 0, 0], np.int64)  # low or code, range, the next byte's place, no room
 
-    def given(self, values: Tensor, contexts: Tensor, row: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    def arguments(self, values: Tensor, contexts: Tensor, row: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Numbers and their contexts, looked at: C reads where they say."""
         own, about = values.contiguous().numpy(), contexts.contiguous().numpy()
         require(own.shape == about.shape, "a context for each number")
@@ -85,7 +85,7 @@ class Writer(_Coder):
         ``contexts`` has the context of each. ``row`` is how far back the second neighbour is; 0 for none. Without
         ``negative`` no number may be below zero. Raises ``ValueError`` for a context or a number out of range.
         """
-        own, about = self.given(values, contexts, row)
+        own, about = self.arguments(values, contexts, row)
         require(own.size == 0 or int(own.min()) > (-MOST if negative else -1), "numbers of at most 31 bits")
         if self.state[3]:
             return False
@@ -152,7 +152,7 @@ class Reader(_Coder):
     def get(self, n: int, contexts: UInt8[Tensor, " n"], row: int = 0, negative: bool = True) -> Int32[Tensor, " n"]:
         """The next ``n`` numbers, whatever the bytes are."""
         found = torch.zeros(n, dtype=torch.int32, device="cpu")
-        values, about = self.given(found, contexts, row)
+        values, about = self.arguments(found, contexts, row)
         if self.lib is None:
             values[:] = self._get(about.tolist(), row, negative)
         else:

@@ -40,20 +40,20 @@ class Draw(NamedTuple):
 
 def fastfood(s: Float[Tensor, " d"], size: int, seed: int) -> Float[Tensor, " size"]:
     """A s for a matrix of ``size`` rows. Memory: the padded result and the padded s."""
-    require(padded(size, s.numel()) <= counter.MOST, f"a Fastfood matrix of {size} rows: at most {counter.MOST}")
+    require(rows_for(size, s.numel()) <= counter.MOST, f"a Fastfood matrix of {size} rows: at most {counter.MOST}")
     lib = native.library(s)
     if lib is None:
         return fastfood_reference(s, size, seed)
-    dim, n, threads = s.numel(), padded(size, s.numel()), torch.get_num_threads()
+    dim, n, threads = s.numel(), rows_for(size, s.numel()), torch.get_num_threads()
     inner, work = torch.zeros(power(dim), dtype=torch.float32, device="cpu"), native.empty(lib, n)
     inner[:dim] = s
     about = inner, inner.numel(), work, n, size
-    native.check(lib.tw_fastfood(*about, *_drawn(seed), 1 / math.sqrt(n * dim), threads))
+    native.check(lib.tw_fastfood(*about, *_sources(seed), 1 / math.sqrt(n * dim), threads))
     return work[:size]
 
 
 def fastfood_reference(s: Tensor, size: int, seed: int) -> Tensor:
-    dim, n = s.numel(), padded(size, s.numel())
+    dim, n = s.numel(), rows_for(size, s.numel())
     inner = torch.zeros(power(dim), device=s.device, dtype=torch.float32)
     inner[:dim] = s
     hadamard_reference_(inner)
@@ -70,20 +70,20 @@ def fastfood_reference(s: Tensor, size: int, seed: int) -> Tensor:
 
 def fastfood_transpose(x: Float[Tensor, " size"], dim: int, seed: int) -> Float[Tensor, " dim"]:
     """Aᵀ x for a matrix of ``dim`` columns. Memory: the padded x and up to 16 padded results, at most as long as x."""
-    require(padded(x.numel(), dim) <= counter.MOST, f"a Fastfood matrix of {x.numel()} rows: at most {counter.MOST}")
+    require(rows_for(x.numel(), dim) <= counter.MOST, f"a Fastfood matrix of {x.numel()} rows: at most {counter.MOST}")
     lib = native.library(x)
     if lib is None:
         return fastfood_transpose_reference(x, dim, seed)
-    x, size, n, m, threads = x.contiguous(), x.numel(), padded(x.numel(), dim), power(dim), torch.get_num_threads()
+    x, size, n, m, threads = x.contiguous(), x.numel(), rows_for(x.numel(), dim), power(dim), torch.get_num_threads()
     segment = segment_rows(n, m)
     work, sums = native.empty(lib, n), torch.zeros(n // segment, m, dtype=torch.float32, device="cpu")
     about = x, size, work, n, sums, m, segment
-    native.check(lib.tw_fastfood_transpose(*about, *_drawn(seed), threads))
+    native.check(lib.tw_fastfood_transpose(*about, *_sources(seed), threads))
     return sums[0, :dim].mul(1 / math.sqrt(n * dim))
 
 
 def fastfood_transpose_reference(x: Tensor, dim: int, seed: int) -> Tensor:
-    size, n, m = x.numel(), padded(x.numel(), dim), power(dim)
+    size, n, m = x.numel(), rows_for(x.numel(), dim), power(dim)
     work = torch.zeros(n, device=x.device, dtype=torch.float32)
     for start in range(0, size, counter.CHUNK):
         part = x[start : start + counter.CHUNK]
@@ -106,10 +106,10 @@ def draws(start: int, stop: int, n: int, m: int, seed: int, device: torch.device
     magnitude = torch.from_numpy(quantiles()).to(device)[drawn >> 20]
     gauss = magnitude * (1 - 2 * (drawn >> 19 & 1))
     sign = (1 - 2 * (drawn >> 18 & 1)).to(torch.float32)
-    return Draw(sign, gauss, permuted(torch.arange(start, stop, device=device), n, rounds) & (m - 1))
+    return Draw(sign, gauss, permute(torch.arange(start, stop, device=device), n, rounds) & (m - 1))
 
 
-def permuted(index: Tensor, n: int, rounds: list[int]) -> Tensor:
+def permute(index: Tensor, n: int, rounds: list[int]) -> Tensor:
     """A permutation of the integers below ``n``, a power of two, entry by entry."""
     half = max(1, (n.bit_length() - 1) // 2)
     for key in rounds:
@@ -151,7 +151,7 @@ def _exp(y: np.ndarray) -> np.ndarray:
     return total
 
 
-def _drawn(seed: int) -> tuple[object, np.ndarray]:
+def _sources(seed: int) -> tuple[object, np.ndarray]:
     """What C draws from: keys and the table."""
     return native.keys(counter.keys(seed, 1 + ROUNDS)), quantiles()
 
@@ -161,7 +161,7 @@ def power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def padded(size: int, dim: int) -> int:
+def rows_for(size: int, dim: int) -> int:
     """Rows that are drawn for a matrix of ``size`` rows and ``dim`` columns."""
     return max(power(size), power(dim))
 

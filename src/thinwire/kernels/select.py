@@ -61,7 +61,7 @@ def largest(x: Float[Tensor, " n"], k: int) -> Int64[Tensor, " m"]:
     about = x, x.numel(), k, _rounding(x)
     total = lib.tw_count_largest(*about, ctypes.byref(low), counts, threads)
     native.check(total < 0)
-    return _filled(lib, x, low.value, LARGEST, counts, total, threads)
+    return _fill(lib, x, low.value, LARGEST, counts, total, threads)
 
 
 def largest_reference(x: Tensor, k: int) -> Tensor:
@@ -82,10 +82,10 @@ def _between(lib: ctypes.CDLL, x: Tensor, low: int, high: int) -> Tensor:
     n, threads = x.numel(), torch.get_num_threads()
     counts = torch.empty(native.MOST_THREADS, dtype=torch.int64, device="cpu")
     total = lib.tw_count(x, n, low, high - low, counts, threads)
-    return _filled(lib, x, low, high, counts, total, threads)
+    return _fill(lib, x, low, high, counts, total, threads)
 
 
-def _filled(lib: ctypes.CDLL, x: Tensor, low: int, high: int, counts: Tensor, total: int, threads: int) -> Tensor:
+def _fill(lib: ctypes.CDLL, x: Tensor, low: int, high: int, counts: Tensor, total: int, threads: int) -> Tensor:
     """Positions as :func:`_between`, once they are counted for as many threads."""
     positions = native.empty(lib, total, dtype=torch.int64)
     about = x, x.numel(), low, high - low
@@ -115,7 +115,7 @@ def above_reference(x: Tensor, t: float) -> Tensor:
     return ((x.abs() >= least) & (x != 0)).nonzero().view(-1)
 
 
-def sampled_threshold(x: Float[Tensor, " n"], k: int, generator: torch.Generator) -> float:
+def sample_threshold(x: Float[Tensor, " n"], k: int, generator: torch.Generator) -> float:
     """A threshold that about ``k`` entries reach: the one that fits a sample of 65,536 entries.
 
     The sample is one entry of each of so many equal parts. Exact for at most so many entries. The generator is one

@@ -69,7 +69,7 @@ class PerClient(Wrapper):
     def open(self, like: Params) -> tuple[State, State]:
         return Estimate(like.clone(), self.inner.open(like.zeros())[0]), like.clone()
 
-    def mirrored(self, tx: State) -> State:
+    def mirror(self, tx: State) -> State:
         """The receiving end that goes with a sending end."""
         return tx.seen
 

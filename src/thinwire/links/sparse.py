@@ -17,7 +17,7 @@ from torch import Size, Tensor
 
 from ..errors import check, require
 from ..kernels import gaps, levels
-from ..kernels.select import above, largest, sampled_threshold, top_k
+from ..kernels.select import above, largest, sample_threshold, top_k
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
@@ -141,7 +141,7 @@ class TopK(Codec):
     def coded(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
         flat, k = x.reshape(-1), kept(self.share, x.numel())
         if self.sampled:
-            positions = above(flat, sampled_threshold(flat, k, key.generator("sample")))
+            positions = above(flat, sample_threshold(flat, k, key.generator("sample")))
         else:
             positions = largest(flat, k)
         positions = positions if len(positions) <= 2 * k else top_k(flat, k)

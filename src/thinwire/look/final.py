@@ -17,7 +17,7 @@ from ..run.identity import data_digest
 from ..studies.load import Loaded, load, study_of
 from ..studies.read import Run
 from ..task import Task, as_task, as_tasks
-from ..train.one import Slot, evaluate, floats, made
+from ..train.one import Slot, evaluate, floats, make_module
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def losses(module: nn.Module, task: Task, examples: int) -> tuple[Params, Callab
 
 def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module, or the one that a function makes under a seed."""
-    return copy.deepcopy(model) if isinstance(model, nn.Module) else made(model, seed)
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else make_module(model, seed)
 
 
 def final(run: Run, task: str | None = None) -> Final:

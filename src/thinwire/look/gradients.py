@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..algorithms.flss import gram
 from ..errors import require
-from ..federated.changes import kept
+from ..federated.changes import load_rows
 from ..params import Layout
 from ..studies.read import Run, lacks
 
@@ -149,7 +149,7 @@ def recorded(run: Run) -> Space:
     rounds = [line["round"] for line in run.rounds if "change" in line]
     if not rounds:
         raise lacks(run, "recorded gradients", "federated", "train it with --record gradients or all")
-    layout, rows = kept(run.path, rounds)
+    layout, rows = load_rows(run.path, rounds)
     return Space.of(rows, layout, rounds)
 
 

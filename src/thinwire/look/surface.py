@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..algorithms.features import last_linear, layer, passed
 from ..data.optional import optional
 from ..errors import require
-from ..federated.changes import MODELS, kept
+from ..federated.changes import MODELS, load_rows
 from ..key import Key
 from ..params import Layout, Params
 from ..studies.read import Run, lacks
@@ -110,7 +110,7 @@ def recorded(run: Run) -> tuple[Layout, list[Tensor], list[int]]:
     rounds = [line["round"] for line in run.rounds if line.get("model")]
     if not rounds:
         raise lacks(run, "recorded models", "federated", "train it with --record models or all")
-    layout, rows = kept(run.path, rounds, MODELS)
+    layout, rows = load_rows(run.path, rounds, MODELS)
     return layout, rows, rounds
 
 

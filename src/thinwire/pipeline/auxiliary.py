@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from ..key import Key
-from ..train.precision import uncached
+from ..train.precision import without_cache
 from ..wire import State
 from .memory import is_channels_last, ordered
 
@@ -37,7 +37,7 @@ class Auxiliary:
         """The error gradient of an output, predicted."""
         h = out.detach()
         net, _ = self._made(h.shape, self._type(h))
-        with torch.no_grad(), uncached(self.device):
+        with torch.no_grad(), without_cache(self.device):
             guess: Tensor = functional_call(net, {n: b.clone() for n, b in net.named_buffers()}, (h,))
         self.untaught.append((batch, h))
         return guess
@@ -48,7 +48,7 @@ class Auxiliary:
         assert number == batch
         net, optimizer = self._made(h.shape, self._type(h))
         optimizer.zero_grad()
-        with uncached(self.device):
+        with without_cache(self.device):
             out = net(h)
         F.mse_loss(out, error.to(out.dtype)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import require
-from ..train.precision import uncached
+from ..train.precision import without_cache
 from ..train.threads import one_thread
 from . import law
 from .frames import LEAST
@@ -63,7 +63,7 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
             times: list[tuple[float, float]] = []
             for _ in repeats():
                 began = _now(x.device)
-                with uncached(x.device):
+                with without_cache(x.device):
                     out = finish(stage(x.clone()))  # a copy, which may be written over
                 between = _now(x.device)
                 torch.autograd.backward(out.sum() if last else out, None if last else torch.ones_like(out))
@@ -100,7 +100,7 @@ def _kept(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> in
             found[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with uncached(x.device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with without_cache(x.device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = finish(stage(x.clone()))
     del out
     return sum(found.values())

@@ -17,7 +17,7 @@ from ..ddp.collectives import Group, Traffic
 from ..ddp.handle import gather
 from ..errors import OutOfSync, RankLost, require
 from ..train.given import refuse_shared_memory
-from ..train.precision import uncached
+from ..train.precision import without_cache
 from ..wire import dumps, loads
 from .schedule import Schedule
 
@@ -356,7 +356,7 @@ def _passed(chain: Sequence[Named], x: Tensor) -> list[Cost]:
             leaf = x.detach().to(device)
             leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
             began = _now(device)
-            with uncached(device):
+            with without_cache(device):
                 out = module(leaf.clone() if leaf.requires_grad else leaf)
             between = _now(device)
             require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")

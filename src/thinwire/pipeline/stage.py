@@ -28,7 +28,7 @@ from ..ddp.worker import Worker
 from ..errors import NonFinite, WireError, check, require
 from ..key import Key
 from ..links import Dense
-from ..train.precision import uncached
+from ..train.precision import without_cache
 from ..wire import Packet, State
 from .auxiliary import Auxiliary
 from .losses import Loss, mean_loss, scaled, share
@@ -366,7 +366,7 @@ class Stage:
         return self.trained if kept.version is None else self.versions[kept.version]
 
     def _call(self, x: Tensor, others: dict[str, Tensor]) -> Tensor:
-        with uncached(self.device):
+        with without_cache(self.device):
             out: Tensor = functional_call(self.module, others, (x,)) if others else self.module(x)
         return out
 

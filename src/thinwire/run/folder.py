@@ -94,7 +94,9 @@ _held: set[int] = set()  # descriptors of the folders that this process holds
 
 
 @contextlib.contextmanager
-def locked(folder: Path, other: str = "another run: choose another folder or wait for it to end") -> Iterator[None]:
+def lock_folder(
+    folder: Path, other: str = "another run: choose another folder or wait for it to end"
+) -> Iterator[None]:
     """Hold a folder; :class:`RunError` if another process, ``other``, does. A killed process lets go of it."""
     make_folder(folder)
     with open(folder / ".lock", "w") as file:
@@ -132,7 +134,7 @@ def roomy(folder: Path, command: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(path: str | Path | None, command: str, writes: bool = True) -> Iterator[Folder | None]:
+def open_folder(path: str | Path | None, command: str, writes: bool = True) -> Iterator[Folder | None]:
     """The folder of a run, held by who ``writes`` as long as the run lasts; None for a run without one.
 
     ``command`` is what goes on with the run after the disk was full. Raises :class:`RunError` for a folder in use.
@@ -141,7 +143,7 @@ def opened(path: str | Path | None, command: str, writes: bool = True) -> Iterat
         yield None
         return
     folder = Folder(Path(path), writes)
-    with roomy(folder.path, command), locked(folder.path) if writes else contextlib.nullcontext():
+    with roomy(folder.path, command), lock_folder(folder.path) if writes else contextlib.nullcontext():
         yield folder
 
 
@@ -209,7 +211,7 @@ class Folder:
         """
         kept, odd = dict[str, list[dict[str, Any]]](), dict[str, str]()
         for name in LINES:
-            kept[name], odd[name] = self._kept(name, round)
+            kept[name], odd[name] = self._entries(name, round)
         texts = {name: "".join(json.dumps(entry) + "\n" for entry in kept[name]) for name in LINES}
         records = kept["rounds.jsonl"]
         if [r["round"] for r in records] != list(range(1, round + 1)):
@@ -224,11 +226,11 @@ class Folder:
         for name in LINES:
             self.write(name, texts[name].encode())
         if (self.path / "clients.jsonl").exists():
-            evaluated, _ = self._kept("clients.jsonl", round)
+            evaluated, _ = self._entries("clients.jsonl", round)
             self.write("clients.jsonl", "".join(json.dumps(entry) + "\n" for entry in evaluated).encode())
         return records, texts["ledger.jsonl"]
 
-    def _kept(self, name: str, round: int) -> tuple[list[dict[str, Any]], str]:
+    def _entries(self, name: str, round: int) -> tuple[list[dict[str, Any]], str]:
         """The entries up to a round, and where a line is that is none, if it is not the last."""
         path, kept, cut = self.path / name, list[dict[str, Any]](), list[int]()
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []

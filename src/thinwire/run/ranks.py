@@ -35,7 +35,7 @@ def rank() -> int:
     return dist.get_rank() if size() > 1 else 0
 
 
-def placed(device: str) -> str:
+def device_of_rank(device: str) -> str:
     """``cuda`` as the GPU of this rank, where several share a machine."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return f"cuda:{local % torch.cuda.device_count()}" if device == "cuda" and size() > 1 else device
@@ -51,7 +51,7 @@ KINDS = (NonFinite, WireError, RunError, DataError, CombinationError, OutOfSync,
 ERRORS = {kind.__name__: kind for kind in KINDS}
 
 
-def shared(work: Callable[[], State]) -> list[Any]:
+def share(work: Callable[[], State]) -> list[Any]:
     """What every rank's ``work`` gives, in the order of ranks. Where it raises, all ranks raise the first one's error.
 
     A rank that left alone would leave the others waiting for it. ``RankLost`` is another rank's error, which is raised

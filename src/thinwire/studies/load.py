@@ -15,7 +15,7 @@ from ..algorithms.base import Algorithm
 from ..errors import RunError, require
 from ..expression import parse
 from ..federated.result import Predictor
-from ..train.one import made
+from ..train.one import make_module
 from .study import Study
 
 
@@ -59,7 +59,7 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
         require(known is not None, f"{path} is the run of no study: give its model too, load({str(path)!r}, model)")
         assert known is not None
         model = known.problem(about["seed"]).model
-    module = copy.deepcopy(model if isinstance(model, nn.Module) else made(model, about["seed"]))
+    module = copy.deepcopy(model if isinstance(model, nn.Module) else make_module(model, about["seed"]))
     clients = int(about["clients"])
     whole = algorithm.assemble(module, clients).eval()
     beside = algorithm.beside(whole)

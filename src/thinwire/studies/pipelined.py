@@ -39,9 +39,9 @@ from ..pipeline.stage import Stage
 from ..pipeline.watch import Watch, backpropagated, difference, due, mean_moved, parameters
 from ..pipeline.watch import size as length
 from ..problem import Problem
-from ..run.ranks import placed, rank, shared, size
+from ..run.ranks import device_of_rank, rank, share, size
 from ..task import Supervised
-from ..train.one import made, mean_metrics, portions, tally
+from ..train.one import make_module, mean_metrics, portions, tally
 from ..version import code_version
 from ..wire import Packet, State
 from .read import Record
@@ -173,8 +173,8 @@ class Pipelined(Steps):
     def stages(self, problem: Problem, seed: int, sample: Tensor | None = None) -> list[nn.Sequential]:
         """The parts of a model that begins. ``sample`` is measured with where no ``cut`` is known."""
         given = problem.model
-        module = copy.deepcopy(given) if isinstance(given, nn.Module) else made(given, seed)
-        module = module.to(placed(self.device))
+        module = copy.deepcopy(given) if isinstance(given, nn.Module) else make_module(given, seed)
+        module = module.to(device_of_rank(self.device))
         if self.cut or self.parts == 1:
             return split(module, self.parts, at=self.cut)
         return split(module, self.parts, sample=sample, mbit=self.mbit)
@@ -184,7 +184,7 @@ class Pipelined(Steps):
 
         Of several ranks rank 0's seconds count.
         """
-        x, y = next(self.drawn(problem, self.seeds[0]))[:2]
+        x, y = next(self.draw_cohort(problem, self.seeds[0]))[:2]
         with self.narrow():
             stages = self.stages(problem, self.seeds[0], x)
         study = replace(self, cut=places(stages))
@@ -198,7 +198,7 @@ class Pipelined(Steps):
                 profile = measure(stages, x, y)
             return [[float(f"{each:.4g}") for each in way] for way in (profile.forward, profile.backward)]
 
-        forward, backward = shared(measured)[0]
+        forward, backward = share(measured)[0]
         return replace(study, forward=tuple(forward), backward=tuple(backward))
 
     def rehearse(self, method: Schedule, problem: Problem) -> None:
@@ -240,7 +240,7 @@ class Pipelined(Steps):
         kind = torch.device(self.device).type
         return nullcontext() if self.autocast is None else torch.autocast(kind, getattr(torch, self.autocast))
 
-    def drawn(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    def draw_cohort(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         """Inputs, targets and the numbers of the examples of each batch, from batch ``begin`` on.
 
         What is left of an epoch after as many whole batches as there are is not used.
@@ -273,7 +273,7 @@ class Pipelined(Steps):
             states = resume["parts"]
             training.load_state_dict(states if isinstance(training, Simulation) else states[rank()])
         begin = 0 if resume is None else int(resume["step"])
-        drawn = self.drawn(problem, job.seed, begin)
+        drawn = self.draw_cohort(problem, job.seed, begin)
 
         def advance(count: int, last: bool) -> State:
             """Train with so many batches; the losses, and the bytes of each part here, forward and back."""
@@ -297,10 +297,10 @@ class Pipelined(Steps):
         while begin < self.steps:
             count = min(self.evaluate_every - begin % self.evaluate_every, self.steps - begin)
             began = time.monotonic()
-            found = shared(lambda: advance(count, begin + count == self.steps))  # noqa: B023  # called at once
+            found = share(lambda: advance(count, begin + count == self.steps))  # noqa: B023  # called at once
             sent = [each for _, parts, _ in found for each in parts]  # in the order of parts
             stale = [each for _, _, parts in found for each in parts]
-            tested = shared(lambda: _tested(training, problem.test))[-1]  # the last part's
+            tested = share(lambda: _tested(training, problem.test))[-1]  # the last part's
             losses, begin = found[-1][0], begin + count
             ahead, back = [a for _, a, _ in sent[:-1]], [b for _, _, b in sent[1:]]
             each = tuple([size / count for size in way] for way in (ahead, back))
@@ -321,7 +321,7 @@ class Pipelined(Steps):
             )
             told.record(records[-1])
             told.state(begin, lambda: {"step": begin, "records": records, "parts": _states(training)})  # noqa: B023
-        held = [most for each in shared(lambda: list(training.held.values())) for most in each]
+        held = [most for each in share(lambda: list(training.held.values())) for most in each]
         return _whole(training, stages), self._summary(method, records, stages, held)
 
     def _plain(self, training: Simulation | Pipeline, problem: Problem, seed: int) -> dict[int, tuple[int, Tensor]]:
@@ -330,7 +330,7 @@ class Pipelined(Steps):
             return {}
         stages = [training.stages[part] for part in range(self.parts)]
         batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
-        drawn = {batch: next(self.drawn(problem, seed, batch))[:2] for batch in set(batches.values())}
+        drawn = {batch: next(self.draw_cohort(problem, seed, batch))[:2] for batch in set(batches.values())}
         return {part: (batch, backpropagated(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
 
     def title(self, about: Record) -> str:
@@ -395,7 +395,7 @@ def _states(training: Simulation | Pipeline) -> list[State]:
     """The states of all parts, on every rank."""
     if isinstance(training, Simulation):
         return training.state_dict()
-    return shared(training.state_dict)
+    return share(training.state_dict)
 
 
 def _whole(training: Simulation | Pipeline, stages: Sequence[nn.Module]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from ..key import Key
 from ..links import EF21, LBGM, STC, ErrorFeedback, Half, Link, PerClient, TransformCoding
 from ..local import Trainer
 from ..problem import Problem
-from ..train.one import Slot, made
+from ..train.one import Slot, make_module
 from .cells import draw
 from .federated import Federated
 from .predict import ABOUT, Range, predict
@@ -190,7 +190,7 @@ def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int] 
     if coded is not None:
         up, down = map(TransformCoding, coded)
         found += [fedavg(ErrorFeedback(up), each) for each in (EF21(down), PerClient(down))]
-    x = Slot(problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)).params()
+    x = Slot(problem.model if isinstance(problem.model, nn.Module) else make_module(problem.model, seed)).params()
     for recycle in (len(x.names) // 4, 1):  # about half of the kernels, where each has a bias
         try:
             luar = LUAR(FedAvg(local), recycle=max(1, recycle))

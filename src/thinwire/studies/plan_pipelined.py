@@ -23,7 +23,7 @@ from ..pipeline.plan import Profile, cut_into, least, measure, memory, messages,
 from ..pipeline.schedule import Schedule
 from ..pipeline.split import places
 from ..problem import standard
-from ..train.one import made, unusable, usable
+from ..train.one import make_module, unusable, usable
 from .cells import draw
 from .pipelined import schedule
 
@@ -177,7 +177,7 @@ def _of_data(data: str, model: str | None, data_dir: str | None, batch: int) -> 
     require(batch <= there, f"--batch {batch}: {data} has {there} examples")
     assert not isinstance(problem.model, nn.Module)
     x, y = problem.tasks[0].batch(torch.arange(batch))
-    return made(problem.model, SEED), x, y
+    return make_module(problem.model, SEED), x, y
 
 
 def _shaped(model: str | None, shape: tuple[int, ...], classes: int, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -187,7 +187,7 @@ def _shaped(model: str | None, shape: tuple[int, ...], classes: int, batch: int)
     require(min(shape) > 0, f"--shape {','.join(map(str, shape))}: numbers above 0")
     require(classes > 1, f"--classes {classes}: at least 2")
     build = lambda: models.build(model, shape, classes, vocabulary=classes if len(shape) == 1 else None)  # noqa: E731
-    module = made(build, SEED)
+    module = make_module(build, SEED)
     g = Key(SEED).generator("planned")
     takes = inspect.signature(MODELS[model]).parameters
     x = torch.randint(classes, (batch, *shape), generator=g) if "vocabulary" in takes else torch.randn(batch, *shape)

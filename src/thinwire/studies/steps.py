@@ -22,7 +22,7 @@ from ..run.identity import data_digest
 from ..run.progress import live
 from ..run.ranks import rank
 from ..task import as_task, as_tasks
-from ..train.one import floats, made, unusable, usable
+from ..train.one import floats, make_module, unusable, usable
 from ..wire import Packet, State
 from .read import Record
 from .study import Job, Study, asked
@@ -87,7 +87,7 @@ class Steps(Study):
         count, has = len(problem.tasks), problem.test is not None
         require(count == 1, f"{where} made {count} data sets: let its function take `clients`, which is 1 here")
         require(has, f"{where} made no test set: let its function return (model, tasks, test)")
-        model = problem.model if isinstance(problem.model, nn.Module) else made(problem.model, seed)
+        model = problem.model if isinstance(problem.model, nn.Module) else make_module(problem.model, seed)
         tasks, test = as_tasks(problem.tasks, floats(model)), as_task(problem.test, "test", floats(model))
         return replace(problem, tasks=tasks, test=test)
 

@@ -30,7 +30,7 @@ from ..data import Augment
 from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
 from ..expression import configurations, parse, settings, vocabulary
 from ..problem import Problem, imported
-from ..run.folder import locked, make_folder, write_atomic
+from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
 from .read import UNITS, Record, read
 
@@ -202,7 +202,7 @@ class Study(ABC):
         failures, problems = [], problems or {}
         with contextlib.ExitStack() as stack:
             if rank() == 0:
-                stack.enter_context(locked(out))
+                stack.enter_context(lock_folder(out))
                 self.save(out)  # with what may have changed
             for method, seed, name in self.runs():
                 if self.done(out / name):
@@ -262,7 +262,7 @@ class Study(ABC):
                 raise RunError(f"{out} is not empty and holds no study: choose another --out")
             if not overwrite:
                 raise RunError(f"{out} holds a study: `thinwire resume {out}`, another --out, or --overwrite")
-            with locked(out):
+            with lock_folder(out):
                 for entry in out.iterdir():
                     if entry.is_dir():
                         shutil.rmtree(entry)

@@ -14,7 +14,7 @@ from ..dice import Dice
 from ..errors import require
 from ..task import IGNORED, Supervised, Task, cross_entropy, dice_loss, each_mask, squared_error
 from .one import Slot
-from .precision import uncached
+from .precision import without_cache
 
 
 def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
@@ -68,10 +68,10 @@ def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
             low, high = torch.aminmax(targets)
             within[place] = int(low) >= 0 and int(high) < classes
         if not within[place]:
-            _labelled(targets if task.indices is None else targets[task.indices], classes, task.ignore_index, who)
+            _check_labels(targets if task.indices is None else targets[task.indices], classes, task.ignore_index, who)
 
 
-def _labelled(own: Tensor, classes: int, ignored: int, who: str) -> None:
+def _check_labels(own: Tensor, classes: int, ignored: int, who: str) -> None:
     """Raise ``ValueError`` for a label that is not one of the classes."""
     bad = ((own < 0) | (own >= classes)) & (own != IGNORED) & (own != ignored)
     if bad.any():
@@ -88,7 +88,7 @@ def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
     dice = Dice.now()
     try:
         slot.module.eval()  # norms cannot train on one example
-        with torch.no_grad(), uncached(slot.device):
+        with torch.no_grad(), without_cache(slot.device):
             found = slot.module(inputs)
     except Exception as error:
         if not _of_torch(error):

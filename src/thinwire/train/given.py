@@ -189,13 +189,13 @@ def moving_buffers(module: nn.Module) -> set[str]:
             kind: Any = type(part)
             hooks = [hook for hook in part._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
             vectors = {f"{hook.name}_{vector}" for hook in hooks for vector in "uv"}  # of its power iteration
-            written = (_assigned(kind) | vectors) & part._buffers.keys()
+            written = (_assignments(kind) | vectors) & part._buffers.keys()
         names |= {_path(name, buffer) for buffer in written if part._buffers[buffer] is not None}
     return names
 
 
 @functools.cache
-def _assigned(kind: Any) -> frozenset[str]:
+def _assignments(kind: Any) -> frozenset[str]:
     """The attributes of ``self`` that ``forward``, or a method that it calls, assigns or writes to in place."""
     names, methods, waiting = set[str](), set[str](), {"forward"}
     while waiting:
@@ -204,7 +204,7 @@ def _assigned(kind: Any) -> frozenset[str]:
         function = inspect.unwrap(getattr(kind, method, None) or _nothing)
         if inspect.isfunction(function) and not (function.__module__ or "").startswith("torch.nn.modules"):
             tree = _tree(function)
-            names |= _written(tree, function.__code__.co_varnames[0] if function.__code__.co_argcount else "self")
+            names |= _writes(tree, function.__code__.co_varnames[0] if function.__code__.co_argcount else "self")
             waiting |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} & _methods(kind) - methods
     return frozenset(names)
 
@@ -227,7 +227,7 @@ def _tree(function: Any) -> ast.AST:
         return ast.Module([], [])
 
 
-def _written(tree: ast.AST, own: str) -> set[str]:
+def _writes(tree: ast.AST, own: str) -> set[str]:
     """The attributes of the module, ``own``, that are assigned, added to, or of which a method in place is called."""
     names = set()
     for node in ast.walk(tree):
@@ -312,7 +312,7 @@ class Attributes:
         self.sizes = [len(place) for place in self.places]
         self.fixed = [{n: v for n, v in place.items() if n not in STANDARD} for place in self.places]
         self.loose = [
-            (number, name) for number, values in enumerate(self.fixed) for name, v in values.items() if not _fixed(v)
+            (number, name) for number, values in enumerate(self.fixed) for name, v in values.items() if not _is_fixed(v)
         ]
         self.buffers = [(part._buffers, dict(part._buffers)) for part in module.modules() if part._buffers]
         self.kept = self._copies([self.fixed[number][name] for number, name in self.loose])
@@ -343,8 +343,8 @@ class Attributes:
         return copy.deepcopy(values, dict(self.own)) if values else []
 
 
-def _fixed(value: Any) -> bool:
+def _is_fixed(value: Any) -> bool:
     """Whether a value cannot be changed in place."""
     if isinstance(value, tuple | frozenset):
-        return all(map(_fixed, value))
+        return all(map(_is_fixed, value))
     return isinstance(value, FIXED) or (inspect.isroutine(value) and not inspect.ismethod(value))

@@ -23,7 +23,7 @@ from ..local import Local, Memory, Trained
 from ..params import Layout, Params
 from ..task import LossOf, Ratio, Supervised, Task
 from .compiled import Chain, chain, train_chains
-from .one import Slot, bent, diverged, order
+from .one import Slot, bend, explain_divergence, order
 
 
 class Apart(RuntimeError):
@@ -60,7 +60,7 @@ def _unfit(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) or sparse or shortens
 
 
-def chained(slot: Slot, task: Task) -> Chain | None:
+def chain_of(slot: Slot, task: Task) -> Chain | None:
     """The model as the loops in C take it, where they know it and the task."""
     plain = slot.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     known = chain(slot.module, slot.layout) if plain else None
@@ -74,7 +74,7 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     on the others of its batch.
     """
     own = [task for task in tasks if isinstance(task, Supervised)]  # all of them are
-    known = chained(slot, own[0])
+    known = chain_of(slot, own[0])
     if known is not None and known.trains(requests[0].trainer):
         native.keep_memory()
         found = train_chains(known, own, requests, keys)
@@ -82,7 +82,7 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
         found = _side_by_side(slot, own, requests, keys)
     for trained, task, key in zip(found, own, keys, strict=True):
         if not math.isfinite(trained.loss) or not trained.x.finite():
-            raise NonFinite(diverged(task, requests[0].trainer, trained.loss, key))
+            raise NonFinite(explain_divergence(task, requests[0].trainer, trained.loss, key))
     return found
 
 
@@ -93,7 +93,7 @@ def _side_by_side(
     trainer, device, num = requests[0].trainer, slot.device, len(tasks)
     w = torch.stack([request.x.flat for request in requests]).to(device)  # [clients, d]
     g = torch.empty_like(w)
-    layers, slopes = _stacked(w, slot.layout), _stacked(g, slot.layout)
+    layers, slopes = _stack_views(w, slot.layout), _stack_views(g, slot.layout)
     offset = _stack([request.offset for request in requests], device)
     anchor = _stack([request.anchor or request.x for request in requests], device) if trainer.prox else None
     begun = [request.memory or trainer.begin(slot.layout) for request in requests]
@@ -122,7 +122,7 @@ def _side_by_side(
         except Exception as error:  # torch.func's own, of as many kinds as there are operations it does not know
             raise Apart(str(error)) from error
         before = [] if all_active else [v.clone() for v in vectors]
-        step = bent(g, w, trainer, offset, anchor, vectors, done)
+        step = bend(g, w, trainer, offset, anchor, vectors, done)
         for v, old in zip(vectors, before, strict=False):
             torch.where(mask[:, :1] > 0, v, old, out=v)  # it ended with the client's last step
         if kept is not None:
@@ -156,7 +156,7 @@ def _check_alone(module: nn.Module, task: Supervised, places: Tensor, layers: La
         raise Apart("the loss of an example depends on the other examples of its batch")
 
 
-def _stacked(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+def _stack_views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Every layer of all clients, as a view."""
     spans = layout.spans.items()
     return {name: flat[:, start : start + size].view(len(flat), *shape) for name, (start, size, shape) in spans}

@@ -36,7 +36,7 @@ from .given import (
     values_a_channel,
 )
 from .modes import Modes
-from .precision import uncached
+from .precision import without_cache
 
 
 class Slot:
@@ -240,7 +240,7 @@ class Slot:
                         f"moves to other memory: keep no view of it, or make it anew in every forward pass",
                     )
                 if trains:
-                    self._reached(mean_loss(losses))
+                    self._check_gradient(mean_loss(losses))
             if self.device.type != "cpu":  # whose generator was not looked at
                 layers = self.module.modules()
                 self.random = self.random or any(getattr(m, "p", 0.0) or getattr(m, "dropout", 0.0) for m in layers)
@@ -260,7 +260,7 @@ class Slot:
             self.load_buffers(None)
         return names
 
-    def watched(self) -> Callable[[], None]:
+    def watch(self) -> Callable[[], None]:
         """A check for the end of a training that begins now: what is taken to stay where it is has stayed.
 
         It raises ``ValueError`` with the name of a buffer that moved, or of a parameter that was put elsewhere.
@@ -287,7 +287,7 @@ class Slot:
             f"not trained: write into it, p.data.copy_(...)",
         )
 
-    def _reached(self, loss: Tensor) -> None:
+    def _check_gradient(self, loss: Tensor) -> None:
         """Raise ``ValueError`` unless a gradient of the loss reaches a trained parameter of this slot."""
         for p, _ in self.slopes:
             p.grad = None
@@ -325,7 +325,7 @@ def check_loss(losses: Any, task: Task, examples: int) -> None:
     )
 
 
-def made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+def make_module(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module initialised under ``seed``; torch's own generator is left as it was.
 
     Raises ``ValueError`` where ``factory`` needs arguments, or makes no module.
@@ -357,7 +357,7 @@ def floats(module: nn.Module) -> torch.dtype:
 
 def train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     """Local training from ``request.x``, as its :class:`Trainer` says. Raises :class:`NonFinite`."""
-    with uncached(slot.device):
+    with without_cache(slot.device):
         return _train(slot, task, request, key)
 
 
@@ -367,7 +367,7 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     if request.buffers is not None:
         slot.load_buffers(request.buffers)
     slot.training()
-    check = slot.watched()
+    check = slot.watch()
     fewest = slot.fewest
     if len(task) < fewest:
         raise ValueError(f"client {key.client} has {len(task)} example: batch norm needs {fewest} to train on")
@@ -376,7 +376,7 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     generator = key.generator("batches")
     rows = order(task, request, key, generator, fewest)
     if request.gradient:
-        return _looked(slot, task, request, key, slot.batch(task, rows[0], generator))
+        return _look(slot, task, request, key, slot.batch(task, rows[0], generator))
     offset = None if request.offset is None else request.offset.flat.to(slot.device)
     anchor = (request.anchor or request.x).flat.to(slot.device) if trainer.prox else None
     begun = request.memory or trainer.begin(slot.layout)
@@ -389,7 +389,7 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     part = None
     if request.shift is not None:
         part = request.shift.flat.to(slot.device) / len(rows)
-    still = [] if request.mask is None or request.loss is not None else held(slot, request.mask)
+    still = [] if request.mask is None or request.loss is not None else masked_parameters(slot, request.mask)
     for row in rows:
         indices = row if row[-1] >= 0 else row[row >= 0]
         g.zero_()
@@ -400,9 +400,9 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
         total += (losses.totals if isinstance(losses, Ratio) else losses).detach().sum()
         steps += 1
         seen += float(losses.counts.sum()) if isinstance(losses, Ratio) else len(losses)
-        step = bent(g, w, trainer, offset, anchor, vectors, taken + steps)
+        step = bend(g, w, trainer, offset, anchor, vectors, taken + steps)
         if request.basis is not None:
-            step = projected(step, request.basis)
+            step = project(step, request.basis)
         if mask is not None:
             step = step * mask
         share = trainer.warmed(taken + steps)
@@ -415,12 +415,12 @@ def _train(slot: Slot, task: Task, request: Local, key: Key) -> Trained:
     loss = float(total) / max(seen, 1)  # of examples that all do not count it is 0
     x = slot.params()
     if not math.isfinite(loss) or not x.finite():
-        raise NonFinite(diverged(task, trainer, loss, key))
+        raise NonFinite(explain_divergence(task, trainer, loss, key))
     ended = Memory(tuple(Params(slot.layout, v.to("cpu", copy=True)) for v in vectors), taken + steps)
     return Trained(x, steps, loss, ended, lr * shares, slot.buffers())
 
 
-def _looked(slot: Slot, task: Task, request: Local, key: Key, batch: Batch) -> Trained:
+def _look(slot: Slot, task: Task, request: Local, key: Key, batch: Batch) -> Trained:
     """The gradient of a batch at the model that the slot holds, with weight decay: :func:`thinwire.local.look`."""
     slot.grad.zero_()
     mean = mean_loss(task.loss(slot.module, batch))
@@ -430,11 +430,11 @@ def _looked(slot: Slot, task: Task, request: Local, key: Key, batch: Batch) -> T
         slot.grad.add_(slot.flat, alpha=request.trainer.coupled)
     loss, g = float(mean.detach()), Params(slot.layout, slot.grad.to("cpu", copy=True))
     if not math.isfinite(loss) or not g.finite():
-        raise NonFinite(diverged(task, request.trainer, loss, key))
+        raise NonFinite(explain_divergence(task, request.trainer, loss, key))
     return Trained(request.x, 1, loss, Memory((g,), 1), request.trainer.rate(key), slot.buffers())
 
 
-def held(slot: Slot, mask: Params) -> list[nn.Parameter]:
+def masked_parameters(slot: Slot, mask: Params) -> list[nn.Parameter]:
     """The parameters that a mask holds where they are, whole: their gradients need not be computed (FedRep's body)."""
     moved = {name for name, part in mask.items() if part.any()}
     pairs = zip(slot.layout.names, slot.slopes, strict=True)
@@ -453,7 +453,7 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             p.requires_grad_(True)
 
 
-def diverged(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
+def explain_divergence(task: Task, trainer: Trainer, loss: float, key: Key) -> str:
     """What to change where training ended in NaN or infinity: the examples, if they hold any, or the trainer."""
     who = f"round {key.round}, client {key.client}"
     for start in range(0, len(task), CHUNK):
@@ -495,7 +495,7 @@ class _Net:
         return self.others[id(x)]
 
 
-def bent(
+def bend(
     g: Tensor,
     w: Tensor,
     trainer: Trainer,
@@ -506,7 +506,7 @@ def bent(
 ) -> Tensor:
     """The step to take for gradients ``g`` at ``w``, one model's or many's: what the trainer and the request add."""
     if trainer.clip is not None:
-        clipped(g, trainer.clip)
+        clip(g, trainer.clip)
     if trainer.coupled:
         g.add_(w, alpha=trainer.coupled)
     if anchor is not None:
@@ -516,7 +516,7 @@ def bent(
     return trainer.direction(g, w, vectors, step)
 
 
-def clipped(g: Tensor, most: float) -> Tensor:
+def clip(g: Tensor, most: float) -> Tensor:
     """``g``, each model's row scaled down to the Euclidean norm ``most`` where it is longer, in place.
 
     The formula is that of ``torch.nn.utils.clip_grad_norm_``.
@@ -525,7 +525,7 @@ def clipped(g: Tensor, most: float) -> Tensor:
     return g.mul_((most / (norm + 1e-6)).clamp_(max=1.0))
 
 
-def projected(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
+def project(step: Tensor, rows: Sequence[Tensor]) -> Tensor:
     """The part of a step that lies in the space of orthonormal rows."""
     part = torch.zeros_like(step)
     for row in rows:
@@ -543,7 +543,7 @@ def order(task: Task, request: Local, key: Key, generator: torch.Generator, at_l
     """
     rounds = None if request.aside and not request.again else getattr(task, "order", None)
     if rounds is None:
-        return drawn(len(task), request.trainer, generator, at_least)
+        return draw_batches(len(task), request.trainer, generator, at_least)
     who = f"round {key.round}, client {key.client}: the task's order"
     batches = rounds[key.round - 1] if key.round <= len(rounds) else ()
     given = [torch.as_tensor(batch, device="cpu") for batch in batches]
@@ -555,7 +555,7 @@ def order(task: Task, request: Local, key: Key, generator: torch.Generator, at_l
     return nn.utils.rnn.pad_sequence([batch.long() for batch in given], batch_first=True, padding_value=-1)
 
 
-def drawn(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 1) -> Tensor:
+def draw_batches(n: int, trainer: Trainer, generator: torch.Generator, at_least: int = 1) -> Tensor:
     """:func:`order` as it is drawn: a fresh permutation an epoch, batches of fewer than ``at_least`` left out."""
     size = n if trainer.batch is None else min(trainer.batch, n)
     epoch, steps = trainer.per_epoch(n, at_least), trainer.num_steps(n, at_least)
@@ -587,7 +587,7 @@ class Part(NamedTuple):
 
 def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None) -> dict[str, Part]:
     """Every metric over examples ``start`` to ``stop`` of a task, in parts that can be added."""
-    with uncached(slot.device):
+    with without_cache(slot.device):
         return sums(slot.module, task, partial(slot.batch, task), start, len(task) if stop is None else stop)
 
 

@@ -22,7 +22,7 @@ class Precision(NamedTuple):
         """As this thread has it. Threads begin without."""
         return Precision(device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
 
-    def held(self) -> AbstractContextManager[Any]:
+    def hold(self) -> AbstractContextManager[Any]:
         """Compute so until the block ends; parameters are narrowed at each forward pass anew.
 
         Torch keeps narrowed copies until the script leaves its ``with``. Within one those would be of parameters
@@ -32,10 +32,10 @@ class Precision(NamedTuple):
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """A function, computed so."""
-        with self.held():
+        with self.hold():
             return function(*arguments)
 
 
-def uncached(device: torch.device) -> AbstractContextManager[Any]:
+def without_cache(device: torch.device) -> AbstractContextManager[Any]:
     """``torch.autocast`` as the script has it, if it does, but without its copies of parameters."""
-    return Precision.now(device.type).held()
+    return Precision.now(device.type).hold()

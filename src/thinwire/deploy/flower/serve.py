@@ -23,7 +23,7 @@ from ...errors import OutOfSync, WireError, check, require
 from ...federated.clip import Clip
 from ...federated.privacy import Privacy
 from ...federated.result import Record, Result
-from ...run.folder import opened
+from ...run.folder import open_folder
 from ...train.threads import one_thread
 from ..server import Deployment
 from .post import NAME, Mail, packed, unpacked
@@ -83,7 +83,7 @@ def serve(
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(deadline > 0, f"deadline={deadline}: seconds to wait for answers are positive")
     require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
-    with one_thread(), opened(out, "the server, started with the same arguments,") as folder:
+    with one_thread(), open_folder(out, "the server, started with the same arguments,") as folder:
         states = None if folder is None else folder.path / "states"
         options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
         options |= {"mbit": mbit, "seed": seed, "test": test, "most_examples": most_examples, "start": start}

@@ -127,7 +127,7 @@ def library(*tensors: Tensor) -> ctypes.CDLL | None:
     for x in tensors:
         if x.device.type != "cpu" or (x.is_floating_point() and x.dtype != torch.float32):
             return None
-    found, level = _loaded(), _level()
+    found, level = _load(), _level()
     if found is None or level == "reference":
         return None
     return found
@@ -148,14 +148,14 @@ def keep_memory() -> None:
     Else vectors of some hundred kilobytes, made and dropped by the thousand, are given back to the system and faulted
     in again page by page, which costs more than what is computed in them. What a process takes at most stays as it is.
     """
-    lib = _loaded()
+    lib = _load()
     if lib is not None:
         lib.tw_keep_memory()
 
 
-def joined(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
+def join(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
     """``b"".join(parts)``; where it is long on large pages, and copied by as many threads as torch has here."""
-    size, found = sum(map(len, parts)), _loaded()
+    size, found = sum(map(len, parts)), _load()
     if size < LARGE or found is None or _level() == "reference":
         return b"".join(parts)
     made: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(None, size)  # nobody else has it yet: it may be written
@@ -175,7 +175,7 @@ def joined(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
 def use(level: str) -> str:
     """Run at most this level from now on, ``reference`` or one of ``LEVELS``; which one that is here is returned."""
     require(level in ("reference", *LEVELS), f"no level {level!r}: reference, {', '.join(LEVELS)}")
-    found = _loaded() if level != "reference" else None
+    found = _load() if level != "reference" else None
     _chosen[:] = ["reference" if found is None else LEVELS[found.tw_use(LEVELS.index(level))]]
     return _chosen[0]
 
@@ -205,7 +205,7 @@ def _level() -> str:
 
 
 @cache
-def _loaded() -> ctypes.CDLL | None:
+def _load() -> ctypes.CDLL | None:
     """The library, with its signatures; one warning where it cannot be had."""
     try:
         found = ctypes.CDLL(str(build.LIBRARY))
