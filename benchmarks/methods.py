@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire.algorithms.softpull import pulled
 
 GOAL = 1.15
 CLIENTS, EACH, EPOCHS, BATCH = 8, 96, 2, 32
@@ -164,7 +163,7 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
     own = [zero.map(torch.randn_like) for _ in range(CLIENTS)]
 
     def pull() -> None:
-        pulled(own, 0.7)
+        pull(own, 0.7)
         for x in own:
             tw.loads(tw.dumps(x))
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire import DeComFL, LocalSGD, Supervised
-from thinwire.algorithms.decomfl import Reply, direction, moved
+from thinwire.algorithms.decomfl import Reply, direction, move
 from thinwire.local import Trained
 
 
@@ -73,7 +73,7 @@ def test_slopes_are_those_of_the_loss() -> None:
     # of |x|^2 along z it is 2 x.z + mu |z|^2, and |z|^2 is 2
     first = [2 * float(torch.dot(x.flat, direction(2, 0, 0, 0, p))) + 1 for p in range(2)]
     assert reply[0].tolist() == pytest.approx(first)
-    second = moved(x, torch.tensor([first]) * -0.05, 0, 0)
+    second = move(x, torch.tensor([first]) * -0.05, 0, 0)
     assert reply[1].tolist() == pytest.approx(
         [2 * float(torch.dot(second.flat, direction(2, 0, 0, 1, p))) + 1 for p in range(2)], rel=1e-4
     )

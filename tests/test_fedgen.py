@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from problems import LOCAL, SCORED, TWICE, Scores, approx, handwriting, mlp, trained
 from thinwire import FedGen, Key, Params, Simulation, Supervised
-from thinwire.algorithms.fedgen import generated
+from thinwire.algorithms.fedgen import generate
 
 
 def test_a_round_of_fedgen_is_that_worked_out_by_hand() -> None:
@@ -79,7 +79,7 @@ def test_fedgens_generator_learns_features_that_the_head_takes_for_their_label()
         for _ in range(4):
             server, x = run.server, run.server.x
             counts = torch.ones(10, dtype=torch.int64)
-            drawn, features = generated(server.generator, counts, 500, torch.Generator().manual_seed(0))
+            drawn, features = generate(server.generator, counts, 500, torch.Generator().manual_seed(0))
             scores = nn.functional.linear(features, x["3.weight"], x["3.bias"])
             right.append(float((scores.argmax(1) == drawn).float().mean()))
             run.step()

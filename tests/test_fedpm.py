@@ -11,7 +11,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire import STC, FedPM, LocalAdam, Supervised
-from thinwire.algorithms.fedpm import Reply, _drawn
+from thinwire.algorithms.fedpm import Reply, _draw
 
 NET = [("w", torch.tensor([[0.3, -0.1], [-2.0, 0.5]])), ("b", torch.tensor([0.7, 0.0]))]
 
@@ -43,7 +43,7 @@ def test_the_server_counts_masks_since_the_last_reset() -> None:
 
 def test_the_mean_of_masks_is_theta() -> None:
     values = torch.tensor([0.0, 1.0, 0.1, 0.5, 0.93])
-    mean = sum(_drawn(tw.Params.of([("w", values)]), tw.Key(seed)).flat for seed in range(4_000)) / 4_000
+    mean = sum(_draw(tw.Params.of([("w", values)]), tw.Key(seed)).flat for seed in range(4_000)) / 4_000
     assert mean[:2].tolist() == [0, 1]
     assert (mean - values).abs().max() < 5 * 0.5 / math.sqrt(4_000)  # five standard errors
 
@@ -51,7 +51,7 @@ def test_the_mean_of_masks_is_theta() -> None:
 @pytest.mark.parametrize(("p", "entropy"), [(0.5, 1.0), (0.1, 0.469), (0.02, 0.1414)])
 def test_a_mask_takes_its_entropy_and_a_few_bytes_and_loses_nothing(p: float, entropy: float) -> None:
     # -(p log2 p + (1 - p) log2 (1 - p)) bits an entry
-    mask = _drawn(tw.Params.of([("w", torch.full((100, 300), p))]), tw.Key(3))
+    mask = _draw(tw.Params.of([("w", torch.full((100, 300), p))]), tw.Key(3))
     packet, seen, _ = STC(1.0).send(mask, None, tw.Key(0))
     assert seen.flat.equal(mask.flat)
     assert len(tw.dumps(packet)) < 1.05 * entropy * 30_000 / 8 + 60

@@ -16,7 +16,7 @@ import thinwire as tw
 from problems import handwriting, mlp, normed
 from thinwire import Ensemble, FedAvg, FedSM, FedSMExtra, LocalAdam, LocalSGD, Params, Simulation, Supervised
 from thinwire.algorithms.fedsm import Change, Held, Reply, Server
-from thinwire.algorithms.selector import Labelled, Mixture, Nearest, joined
+from thinwire.algorithms.selector import Labelled, Mixture, Nearest, join_selector
 from thinwire.algorithms.softpull import Model
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated.messages import Form
@@ -293,7 +293,7 @@ def test_an_ensemble_adds_up_outputs_by_the_selectors_shares() -> None:
 
 
 def test_the_label_of_fedsm_extra_is_the_model_with_the_smallest_loss() -> None:
-    whole = joined(linear(1, 2), "linear", None, 2)
+    whole = join_selector(linear(1, 2), "linear", None, 2)
 
     class Net:
         module, generator = whole, torch.Generator()
@@ -323,7 +323,7 @@ def test_the_label_of_fedsm_extra_is_the_model_with_the_smallest_loss() -> None:
 )
 def test_the_selector_follows_from_the_models_first_layer(model: nn.Module, shape: tuple[int, ...]) -> None:
     inputs = torch.ones(shape, dtype=torch.int64 if isinstance(model, nn.Embedding) else torch.float32)
-    one, other = joined(model, "", None, 5), joined(model, "", None, 5)
+    one, other = join_selector(model, "", None, 5), join_selector(model, "", None, 5)
     assert one.selector(inputs).shape == (2, 5)
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)  # every process makes the same
@@ -334,11 +334,11 @@ def twice(outputs: int) -> nn.Module:
 
 
 def test_a_selector_may_be_ones_own_and_must_have_no_norm_statistics() -> None:
-    assert joined(nn.Linear(7, 2), "test_fedsm:twice", None, 5).selector(torch.ones(1, 7)).shape == (1, 10)
+    assert join_selector(nn.Linear(7, 2), "test_fedsm:twice", None, 5).selector(torch.ones(1, 7)).shape == (1, 10)
     with pytest.raises(ValueError, match="has norm statistics"):
-        joined(nn.Conv2d(3, 4, 3), "vgg16", None, 5)
+        join_selector(nn.Conv2d(3, 4, 3), "vgg16", None, 5)
     with pytest.raises(ValueError, match="the model begins with LSTM, for which there is no selector"):
-        joined(nn.LSTM(3, 4), "", None, 5)
+        join_selector(nn.LSTM(3, 4), "", None, 5)
 
 
 def test_a_single_client_is_refused() -> None:

@@ -192,7 +192,7 @@ def test_a_basis_is_mixed_to_the_same_bits_on_every_machine() -> None:
     expected = np.zeros((4, 3_000))
     for row, weights in zip(rows.double().numpy(), by.numpy(), strict=True):
         expected = expected + weights[:, None] * row  # each product and each sum rounded once
-    found = flss.mixed(list(rows), by, rows[0])
+    found = flss.mix(list(rows), by, rows[0])
     assert torch.equal(torch.stack(list(found)), torch.from_numpy(expected).float())
 
 

@@ -14,7 +14,7 @@ import thinwire as tw
 from problems import Quadratic, approx, handwriting, mlp, trained
 from thinwire import FLSS, LUAR, FedAvg, FedPara, LocalSGD, Momentum, Params, PruneFL, Simulation
 from thinwire.algorithms.fedpara import Product, fold, root_mean_square
-from thinwire.algorithms.prunefl import kept, pruned
+from thinwire.algorithms.prunefl import entries_in, prune
 from thinwire.errors import CombinationError
 from thinwire.models import build
 
@@ -262,7 +262,7 @@ def test_four_rounds_of_pruning_are_those_worked_out_by_hand() -> None:
         for x, mask in expected:
             run.step()
             assert run.server.x.flat.tolist() == approx(x)
-            assert kept(run.server.x).tolist() == mask
+            assert entries_in(run.server.x).tolist() == mask
             up.append([e.payload for e in run.ledger.of("up", run.round)])
             down.append([e.payload for e in run.ledger.of("down", run.round)])
     # A message of one field begins with 14 bytes, 16 with padding; so four floats are 32. Two floats and four bits are
@@ -279,7 +279,7 @@ def test_only_entries_that_are_kept_cross_the_wire() -> None:
     sizes = []
     with run.pool:
         for _ in range(7):
-            held = int(kept(run.server.x).sum())  # of 888 entries of kernels and 22 of biases
+            held = int(entries_in(run.server.x).sum())  # of 888 entries of kernels and 22 of biases
             asked = run.round % 2 == 1
             run.step()
             for e in run.ledger.of("down", run.round):
@@ -289,7 +289,7 @@ def test_only_entries_that_are_kept_cross_the_wire() -> None:
                 assert e.payload <= 4 * held + 911 // 8 + 60 + (3650 if asked else 0)
                 assert e.payload > 3640 or not asked
             sizes.append(held)
-            gone = ~kept(run.server.x)
+            gone = ~entries_in(run.server.x)
             assert run.server.x.flat[gone].eq(0).all()
     assert sizes[:2] == [910, 910]
     assert sizes == sorted(sizes, reverse=True)
@@ -303,22 +303,22 @@ def test_an_adaptive_server_leaves_out_what_is_out() -> None:
     with run.pool:
         run.step()
         run.step()
-        out = ~kept(run.server.inner.x)
+        out = ~entries_in(run.server.inner.x)
         assert 300 < int(out.sum()) < 600
         run.step()
-        assert torch.equal(out, ~kept(run.server.inner.x))
+        assert torch.equal(out, ~entries_in(run.server.inner.x))
         assert run.server.inner.x.flat[out].eq(0).all()
 
 
 def test_the_mask_is_the_bits_that_are_set_and_the_wire_keeps_them() -> None:
     x = Params.of([("w", torch.tensor([[1.0, 0.0, -2.0, 0.0]])), ("b", torch.tensor([0.0, 3.0]))])
-    found = pruned(x, torch.tensor([True, True, False, False, True, True]))
+    found = prune(x, torch.tensor([True, True, False, False, True, True]))
     assert found["w"].tolist() == [[1.0, 0.0, 0.0, 0.0]]
     assert torch.signbit(found["w"]).tolist() == [[False, True, False, False]]
     packet, seen, _ = tw.Sparse().send(found, None, tw.Key(0))
     back, _ = tw.Sparse().recv(tw.loads(tw.dumps(packet)), x.layout, None, tw.Key(0))
     for y in (found, seen, back):
-        assert kept(y).tolist() == [True, True, False, False, True, True]
+        assert entries_in(y).tolist() == [True, True, False, False, True, True]
 
 
 def test_no_layer_is_pruned_away() -> None:

@@ -46,7 +46,7 @@ from thinwire.pipeline import (
 )
 from thinwire.pipeline.plan import measure, memory, messages
 from thinwire.pipeline.schedule import SCHEDULES
-from thinwire.pipeline.split import balanced
+from thinwire.pipeline.split import balance
 
 PARTS = (2, 3, 4)
 
@@ -624,9 +624,9 @@ def test_a_plan_is_the_least_staleness_that_hides_the_links():
 
 def test_cuts_make_the_costliest_part_as_cheap_as_can_be():
     # 9 | 2 3 4 | 5 5: the largest is 10; without what is not trained alone
-    assert balanced([9, 2, 3, 4, 5, 5], [True] * 6, 3) == [1, 4]
-    assert balanced([1, 1, 10, 1], [True, False, False, True], 2) == [2]
-    assert balanced([4, 4], [True, True], 2) == [1]
+    assert balance([9, 2, 3, 4, 5, 5], [True] * 6, 3) == [1, 4]
+    assert balance([1, 1, 10, 1], [True, False, False, True], 2) == [2]
+    assert balance([4, 4], [True, True], 2) == [1]
 
 
 def test_parts_have_the_names_and_the_modules_of_the_model():

@@ -10,7 +10,7 @@ import torch
 from thinwire.data import IID, DataSet, Natural, load, names
 from thinwire.errors import DataError
 from thinwire.models import build
-from thinwire.problem import SUITED, _suited, standard
+from thinwire.problem import SUITED, _model_for, standard
 from thinwire.task import Supervised, dice_loss
 
 
@@ -49,7 +49,7 @@ def test_the_model_that_suits_a_set_is_known_without_its_data(name: str) -> None
         data = load(name, download=False)
     except (DataError, ImportError) as why:
         pytest.skip(str(why))
-    assert _suited(data) == known
+    assert _model_for(data) == known
 
 
 def sites() -> DataSet:

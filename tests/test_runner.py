@@ -21,7 +21,7 @@ from test_distributed import two
 from test_simulate import assert_same_run, blobs, chosen, mlp, normed, simulate
 from thinwire import FedAvg, Key, Layout, LocalSGD, Params, Simulation, Supervised
 from thinwire.algorithms.fedavg import Reply
-from thinwire.algorithms.flss import combined
+from thinwire.algorithms.flss import combine
 from thinwire.algorithms.scaffold import Reply as Both
 from thinwire.errors import RunError, WireError
 from thinwire.federated import storage
@@ -361,7 +361,7 @@ def test_a_view_is_written_once_a_round_for_all_processes(monkeypatch: pytest.Mo
 
 def test_a_basis_of_another_model_is_one_clear_line() -> None:
     with pytest.raises(ValueError, match=r"^a basis for 7 parameters, and a model of 4: it has changed$"):
-        combined([torch.ones(7)], torch.ones(1), W)
+        combine([torch.ones(7)], torch.ones(1), W)
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, 4), (0.9, 4), (0.6, 2), (1.4, 6), (0.01, 1)])

@@ -27,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from thinwire.deploy import flower
 from thinwire.deploy.client import Node
-from thinwire.deploy.flower.post import PIECE, Mail, packed, unpacked
+from thinwire.deploy.flower.post import PIECE, Mail, pack, unpack
 from thinwire.deploy.server import Deployment
 
 pytestmark = pytest.mark.timeout(600)
@@ -158,7 +158,7 @@ def test_a_client_that_fails_is_left_out_of_the_round(tmp_path: Path, caplog: An
     grid = post("FedAvg()", tmp_path)
     grid.spoil = lambda node, message, reply: (
         Message(Error(1, "no memory left"), reply_to=message)
-        if node == 12 and message.metadata.group_id == "2" and unpacked(message.content)
+        if node == 12 and message.metadata.group_id == "2" and unpack(message.content)
         else reply
     )
     result = serve(grid, "FedAvg()")
@@ -169,7 +169,7 @@ def test_a_client_that_fails_is_left_out_of_the_round(tmp_path: Path, caplog: An
 def test_a_client_that_does_not_answer_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     grid = post("FedAvg()", tmp_path)
     grid.spoil = lambda node, message, reply: (
-        None if node == 12 and message.metadata.group_id == "2" and unpacked(message.content) else reply
+        None if node == 12 and message.metadata.group_id == "2" and unpack(message.content) else reply
     )
     result = serve(grid, "FedAvg()", deadline=2.0, poll=0.05)
     assert [r["lost_replies"] for r in result.rounds] == [0, 1, 0]
@@ -252,7 +252,7 @@ def test_a_client_without_its_state_is_opened_anew_in_the_same_round(tmp_path: P
 def test_hostile_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> None:
     grid, kinds = post("FedAvg()", tmp_path), iter(hostile())
     grid.spoil = lambda node, message, reply: (
-        Message(next(kinds), reply_to=message) if node == 12 and unpacked(message.content) else reply
+        Message(next(kinds), reply_to=message) if node == 12 and unpack(message.content) else reply
     )
     rounds = len(list(hostile()))
     result = serve(grid, "FedAvg()", rounds)
@@ -272,8 +272,8 @@ def hostile() -> Iterable[RecordDict]:
     yield RecordDict({"1": piece})
     yield RecordDict({"0": piece, "1": MetricRecord({"a": 1.0})})
     yield RecordDict({"0": ConfigRecord({"thinwire": bytes(1 << 20)})})
-    yield packed(b"")
-    yield packed(bytes(100))
+    yield pack(b"")
+    yield pack(bytes(100))
 
 
 def test_a_name_belongs_to_the_node_that_said_it_first(tmp_path: Path, caplog: Any) -> None:
@@ -371,12 +371,12 @@ def test_a_node_without_a_name_says_what_is_missing() -> None:
 
 def test_a_blob_is_cut_into_pieces_that_slow_links_deliver() -> None:
     data = torch.arange(100_000, dtype=torch.int32).numpy().tobytes()
-    content = packed(data)
+    content = pack(data)
     sizes = [len(record["thinwire"]) for record in content.config_records.values()]  # type: ignore[arg-type]
     assert (sizes[:-1], sum(sizes)) == ([PIECE] * 12, 400_000)
-    assert unpacked(content, 400_000) == data
+    assert unpack(content, 400_000) == data
     with pytest.raises(WireError, match="a blob of at most 399999 bytes"):
-        unpacked(content, 399_999)
+        unpack(content, 399_999)
 
 
 @pytest.mark.parametrize(
@@ -384,9 +384,9 @@ def test_a_blob_is_cut_into_pieces_that_slow_links_deliver() -> None:
 )
 def test_on_a_faster_link_pieces_are_larger(mbit: float, size: int) -> None:
     data = bytes(3 << 20)
-    content = packed(data, mbit)
+    content = pack(data, mbit)
     assert len(content["0"]["thinwire"]) == size  # type: ignore[arg-type,index]
-    assert unpacked(content) == data
+    assert unpack(content) == data
 
 
 @pytest.mark.parametrize(("mbit", "first"), [(None, (25, 25)), (2.0, (4, 2))])  # of 208,333 bytes, and of 625,000
@@ -397,7 +397,7 @@ def test_calls_and_answers_are_cut_for_the_uplink_that_was_measured_or_is_known(
     grid, pieces = post("FedAvg()", tmp_path, wide), list[tuple[int, int]]()
 
     def look(node: int, message: Message, reply: Message) -> Message:
-        if node == 12 and len(unpacked(reply.content)) > 1000:
+        if node == 12 and len(unpack(reply.content)) > 1000:
             pieces.append((len(message.content), len(reply.content)))
             if len(pieces) == 3:
                 return Message(Error(1, "it took too long"), reply_to=message)
@@ -421,7 +421,7 @@ def test_how_long_an_answer_was_on_its_way_is_what_its_senders_clock_says_and_fi
     behind = {11: 100.0, 12: -4.0, 13: -60.0}  # seconds
 
     def turn(node: int, message: Message, reply: Message) -> Message:
-        if node != 13 or unpacked(message.content) == b"":  # a clock that has been put right is not believed either
+        if node != 13 or unpack(message.content) == b"":  # a clock that has been put right is not believed either
             reply.metadata.__dict__["_created_at"] -= behind[node]
         reply.metadata.__dict__["_src_node_id"] = node
         return reply

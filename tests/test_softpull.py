@@ -11,7 +11,7 @@ import torch
 import thinwire as tw
 from problems import PAIR, TWICE, Point, approx, handwriting, mlp, normed
 from thinwire import EF21, FedAvg, FedBN, Half, Key, LocalSGD, Params, Simulation, SoftPull, TopK
-from thinwire.algorithms.softpull import Model, middle, pulled
+from thinwire.algorithms.softpull import Model, middle, pull
 from thinwire.errors import CombinationError, WireError
 from thinwire.federated.ledger import Ledger
 from thinwire.federated.messages import Form, read_letter, write_letter
@@ -36,30 +36,30 @@ def made(method: tw.Algorithm, cohorts: list[list[int]], model=normed) -> Simula
 
 def test_models_are_pulled_as_numpy_pulls_them() -> None:
     draws = np.random.default_rng(0).standard_normal((6, 500))
-    found = torch.stack([w.flat for w in pulled(vectors(*draws.tolist()), 0.7)]).numpy()
+    found = torch.stack([w.flat for w in pull(vectors(*draws.tolist()), 0.7)]).numpy()
     replay = np.stack([0.7 * w + 0.3 * np.delete(draws, k, 0).sum(0) / 5 for k, w in enumerate(draws)])
     assert np.abs(found - replay).max() < 1e-14
 
 
 def test_all_models_are_pulled_at_once_from_what_they_were() -> None:
     # 0.5 * 1 + 0.25 * (2 + 6), 0.5 * 2 + 0.25 * (1 + 6), 0.5 * 6 + 0.25 * (1 + 2)
-    assert [w.flat.item() for w in pulled(vectors([1.0], [2.0], [6.0]), 0.5)] == [2.5, 2.75, 3.75]
+    assert [w.flat.item() for w in pull(vectors([1.0], [2.0], [6.0]), 0.5)] == [2.5, 2.75, 3.75]
 
 
 def test_pulling_to_one_share_each_is_the_plain_mean() -> None:
     models = vectors([1.0, -3.0], [2.0, 5.0], [6.0, 4.0], [3.0, 2.0])
-    assert [w.flat.tolist() for w in pulled(models, 0.25)] == [[3.0, 2.0]] * 4
+    assert [w.flat.tolist() for w in pull(models, 0.25)] == [[3.0, 2.0]] * 4
     assert middle(models).flat.tolist() == [3.0, 2.0]
 
 
 def test_copies_of_one_model_stay_that_model_to_the_bit() -> None:
     w = Params.of([("w", torch.randn(1000, generator=torch.Generator().manual_seed(1)))])
-    assert all(torch.equal(found.flat, w.flat) for found in pulled([w] * 7, 0.3))
+    assert all(torch.equal(found.flat, w.flat) for found in pull([w] * 7, 0.3))
 
 
 def test_a_model_without_others_stays_as_it_is() -> None:
     (w,) = vectors([1.0, 2.0])
-    assert pulled([w], 0.2) == [w]
+    assert pull([w], 0.2) == [w]
 
 
 # V = [sgd(k, W[k]) for k in (0, 1)]; W = [0.7 * V[k] + 0.3 * V[1 - k] for k in (0, 1)]

@@ -17,7 +17,7 @@ from thinwire.errors import WireError
 from thinwire.kernels.select import top_k
 from thinwire.key import Key
 from thinwire.links import EF21, STC, Dense, DropoutAvg, Flat, Layerwise, Link, RandK, ScaledSign, Sparse, TopK
-from thinwire.links.sparse import kept, pack_positions, unpack_positions
+from thinwire.links.sparse import count_of, pack_positions, unpack_positions
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads
 
@@ -90,7 +90,7 @@ def test_where_all_are_alike_top_k_keeps_its_share_and_stc_sends_what_repeats_in
 
 def test_a_share_is_rounded_up_as_it_is_written() -> None:
     shares = [(0.01, 100), (0.01, 101), (0.07, 100), (0.25, 10), (0.35, 10), (1.0, 7), (1e-9, 5), (0.5, 0), (1 / 3, 3)]
-    assert [kept(share, n) for share, n in shares] == [1, 2, 7, 3, 4, 7, 1, 0, 1]
+    assert [count_of(share, n) for share, n in shares] == [1, 2, 7, 3, 4, 7, 1, 0, 1]
     assert 0.07 * 100 > 7
     packet, _, _ = DropoutAvg(0.7).send(Params(EIGHT, torch.ones(8)), None, key(0))  # 5.6 of 8 go
     assert packet[0][1].numel() == 3

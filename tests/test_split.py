@@ -13,33 +13,33 @@ from torch import Tensor, nn
 
 from pipelines import forked, refusal
 from thinwire.pipeline import BPK, DDG, DSP, FR, split
-from thinwire.pipeline.split import balanced, places, replays
+from thinwire.pipeline.split import balance, places, replays
 
 
 def test_a_part_that_replays_is_charged_for_its_forward_passes_twice():
     """Eight modules of 3, a forward pass is 1 of them: 4 | 4 is 12, and 16 with a replay; 3 | 5 is 12 and 15."""
     modules = [3.0] * 8, [True] * 8
-    assert balanced(*modules, 2) == [4]
-    assert balanced(*modules, 2, [1.0] * 8, [True, False]) == [3]
-    assert balanced(*modules, 2, [1.0] * 8, [False, False]) == [4]
+    assert balance(*modules, 2) == [4]
+    assert balance(*modules, 2, [1.0] * 8, [True, False]) == [3]
+    assert balance(*modules, 2, [1.0] * 8, [False, False]) == [4]
 
 
 def test_of_cuts_that_cost_a_twentieth_more_the_one_that_hands_on_fewest_bytes_is_taken():
     """Parts of 10.5 and 10, of 10 and 10.5, of 12 and 8.5: a twentieth more than 10.5 is 11.025."""
     costs, trained = [10.0, 0.5, 1.5, 8.5], [True] * 4
-    assert balanced(costs, trained, 2) == [1]
-    assert balanced(costs, trained, 2, handed=[100, 100, 10, 0]) == [1]  # 12 is too much more
-    assert balanced(costs, trained, 2, handed=[100, 40, 10, 0]) == [2]
-    assert balanced(costs, trained, 2, handed=[40, 40, 10, 0]) == [1]
-    assert balanced([10.1, 0.4, 0.5, 10.0], trained, 2, handed=[8, 8, 8, 0]) == [2]  # 10.9, 10.5 and 11.0: the least
+    assert balance(costs, trained, 2) == [1]
+    assert balance(costs, trained, 2, handed=[100, 100, 10, 0]) == [1]  # 12 is too much more
+    assert balance(costs, trained, 2, handed=[100, 40, 10, 0]) == [2]
+    assert balance(costs, trained, 2, handed=[40, 40, 10, 0]) == [1]
+    assert balance([10.1, 0.4, 0.5, 10.0], trained, 2, handed=[8, 8, 8, 0]) == [2]  # 10.9, 10.5 and 11.0: the least
 
 
 def test_parts_that_cost_alike_hand_on_little():
     """Three parts of four modules of 3: the largest is 6 wherever one cuts: two of three cuts are at 10 bytes."""
     costs, trained = [3.0] * 4, [True] * 4
-    assert balanced(costs, trained, 3) == [1, 2]
-    assert balanced(costs, trained, 3, handed=[100, 100, 10, 0]) == [1, 3]
-    assert balanced(costs, trained, 3, handed=[100, 10, 10, 0]) == [2, 3]
+    assert balance(costs, trained, 3) == [1, 2]
+    assert balance(costs, trained, 3, handed=[100, 100, 10, 0]) == [1, 3]
+    assert balance(costs, trained, 3, handed=[100, 10, 10, 0]) == [2, 3]
 
 
 class Gives(nn.Module):
@@ -63,11 +63,11 @@ def test_a_measured_model_is_cut_where_little_is_handed_on():
 def test_a_link_counts_as_a_part_does():
     """Parts of 6 | 6 with a link that is busy for 10, of 8 | 4 with one that is for 7, and of 11 | 1 with one for 1."""
     costs, trained, handed = [6.0, 2.0, 3.0, 1.0], [True] * 4, [100, 70, 10, 0]
-    assert balanced(costs, trained, 2, handed=handed) == [1]
-    assert balanced(costs, trained, 2, handed=handed, byte=0.05) == [1]  # 6, and 8 for the other
-    assert balanced(costs, trained, 2, handed=handed, byte=0.1) == [2]  # 10, and 8
-    assert balanced(costs, trained, 2, handed=handed, byte=10.0) == [2]  # 11 is more than half as much again as 6
-    assert balanced(costs, trained, 2, handed=[70, 70, 70, 0], byte=1.0) == [1]  # no link is better than another
+    assert balance(costs, trained, 2, handed=handed) == [1]
+    assert balance(costs, trained, 2, handed=handed, byte=0.05) == [1]  # 6, and 8 for the other
+    assert balance(costs, trained, 2, handed=handed, byte=0.1) == [2]  # 10, and 8
+    assert balance(costs, trained, 2, handed=handed, byte=10.0) == [2]  # 11 is more than half as much again as 6
+    assert balance(costs, trained, 2, handed=[70, 70, 70, 0], byte=1.0) == [1]  # no link is better than another
 
 
 def test_a_measured_model_is_cut_for_its_links():

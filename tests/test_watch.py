@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import thinwire as tw
 from thinwire.pipeline import BPK, DSP, GPipe, PipeDream, Simulation
 from thinwire.pipeline.schedule import Schedule
-from thinwire.pipeline.watch import Watch, backpropagated, difference, due, mean_moved, size
+from thinwire.pipeline.watch import Watch, backpropagate, difference, due, mean_moved, size
 
 
 def parts() -> list[nn.Module]:
@@ -64,7 +64,7 @@ def gap(schedule: Schedule, ticks: int) -> list[float]:
     for x, y in drawn[:-1]:
         training.step(x, y)
     stages = [training.stages[part] for part in range(3)]
-    expected = [(batch := due(s), backpropagated(stages, s.part, batch, *drawn[batch])) for s in stages]
+    expected = [(batch := due(s), backpropagate(stages, s.part, batch, *drawn[batch])) for s in stages]
     training.step(*drawn[-1])
     return [difference(s, batch, by) / float(by.norm()) for s, (batch, by) in zip(stages, expected, strict=True)]
 
@@ -84,7 +84,7 @@ def test_backpropagation_through_the_parts_is_that_of_the_whole_model() -> None:
     F.cross_entropy(whole(x), y).backward()
     for part, layers in enumerate(whole):
         expected = torch.cat([p.grad.flatten() for p in layers.parameters() if p.grad is not None])
-        found = backpropagated([training.stages[k] for k in range(3)], part, 0, x, y)
+        found = backpropagate([training.stages[k] for k in range(3)], part, 0, x, y)
         torch.testing.assert_close(found, expected)
 
 

@@ -14,7 +14,7 @@ import thinwire as tw
 from thinwire.key import Key
 from thinwire.links.base import Wrapper
 from thinwire.links.lbgm import multiplier
-from thinwire.links.sparse import kept
+from thinwire.links.sparse import count_of
 from thinwire.params import Layout, Params
 from thinwire.wire import Packet, State
 
@@ -69,4 +69,4 @@ class BilledLBGM(Wrapper):
 
 def billed(packet: Packet, share: float) -> float:
     """The authors' count of a message, which is a number, or a list of the one dense message."""
-    return float(kept(share, int(tw.Dense().floats(packet[0])))) if isinstance(packet, list) else 1.0
+    return float(count_of(share, int(tw.Dense().floats(packet[0])))) if isinstance(packet, list) else 1.0

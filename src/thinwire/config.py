@@ -42,7 +42,7 @@ class Config:
         cls.__repr__ = _short  # type: ignore[method-assign]
         cls.__hash__ = _hash  # type: ignore[method-assign]
         if "__post_init__" in vars(cls):
-            cls.__post_init__ = _fitted_first(cls.__post_init__)  # type: ignore[method-assign, assignment]
+            cls.__post_init__ = _fit_first(cls.__post_init__)  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
         """Fields become what their annotations say. Raises :class:`ExpressionError`, naming the first that cannot."""
@@ -62,7 +62,7 @@ def complete(x: Any) -> str:
     return _container(x, complete)
 
 
-def _decorated(cls: type) -> None:
+def _check_decorated(cls: type) -> None:
     """Raise ``TypeError`` for a class whose own fields are none, because @dataclass is missing."""
     if "__dataclass_fields__" in vars(cls):
         return
@@ -74,12 +74,12 @@ def _decorated(cls: type) -> None:
 
 
 def _fit(self: Any) -> None:
-    _decorated(type(self))
+    _check_decorated(type(self))
     for name, value in fit(type(self), {field.name: getattr(self, field.name) for field in fields(self)}).items():
         object.__setattr__(self, name, value)
 
 
-def _fitted_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
+def _fit_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
     """A class's own check of its values, after that of their types: it need not fear a text where it compares."""
 
     @wraps(check)
@@ -143,7 +143,7 @@ def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
         kinds = _kinds(cls)
     except NameError:  # an annotation that only a function knows, or a module that is not read to its end
         return dict(arguments)
-    found = {name: fitted(value, kinds[name]) for name, value in arguments.items()}
+    found = {name: fit_value(value, kinds[name]) for name, value in arguments.items()}
     for name, value in found.items():
         if value is NO_FIT:
             expected = f"{hint(kinds[name])} is expected"
@@ -156,22 +156,22 @@ def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fitted(value: Any, expected: Any) -> Any:
+def fit_value(value: Any, expected: Any) -> Any:
     """The value as a type asks for it (1 where a float is expected becomes 1.0, in tuples too), or ``NO_FIT``."""
     origin, inside = get_origin(expected), get_args(expected)
     if expected is Any:
         return value
     if origin in (Union, UnionType):
-        found = [fitted(value, kind) for kind in inside]
+        found = [fit_value(value, kind) for kind in inside]
         return value if any(f is value for f in found) else next((f for f in found if f is not NO_FIT), NO_FIT)
     if origin is Literal:
         return next((known for known in inside if isinstance(value, type(known)) and value == known), NO_FIT)
     if inside and origin in (tuple, list) and isinstance(value, origin):
         kinds = inside[:1] * len(value) if origin is list or inside[1:] == (...,) else inside
-        items = [fitted(item, kind) for item, kind in zip(value, kinds, strict=False)]
+        items = [fit_value(item, kind) for item, kind in zip(value, kinds, strict=False)]
         return NO_FIT if len(kinds) != len(value) or any(item is NO_FIT for item in items) else origin(items)
     if inside and origin is dict and isinstance(value, dict):
-        pairs = [(fitted(k, inside[0]), fitted(v, inside[1])) for k, v in value.items()]
+        pairs = [(fit_value(k, inside[0]), fit_value(v, inside[1])) for k, v in value.items()]
         return NO_FIT if any(part is NO_FIT for pair in pairs for part in pair) else dict(pairs)
     if expected in SCALARS:
         kind = SCALARS[expected]

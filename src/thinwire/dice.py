@@ -29,7 +29,7 @@ class Dice(NamedTuple):
         assert isinstance(numpy, dict)
         return Dice(torch.get_rng_state(), numpy, random.getstate())
 
-    def thrown(self) -> bool:
+    def changed(self) -> bool:
         """Whether anything was drawn, or seeded, since."""
         now = Dice.now()
         if self.python != now.python or not torch.equal(self.torch, now.torch):
@@ -63,7 +63,7 @@ def seeded(number: int, enabled: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def untouched() -> Iterator[Dice]:
+def put_back() -> Iterator[Dice]:
     """All three are put back as they were when the block ends. Gives them as they were."""
     before = Dice.now()
     try:

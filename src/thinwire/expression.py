@@ -72,7 +72,7 @@ class _Parser:
             raise ExpressionError(self.unclear() + (f": {why}" if why else "")) from error
 
     def unclear(self) -> str:
-        return f"{_quoted(self.text)} is not an expression such as FedAvg(up=TopK(0.01))"
+        return f"{_quote(self.text)} is not an expression such as FedAvg(up=TopK(0.01))"
 
     def value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
@@ -91,7 +91,7 @@ class _Parser:
             if any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args):
                 raise ExpressionError(f"{self.shown(node)}: write the arguments out, * and ** are not understood")
             arguments = [self.value(argument) for argument in node.args]
-            if twice := _repeated(str(k.arg) for k in node.keywords):
+            if twice := _repeats(str(k.arg) for k in node.keywords):
                 raise ExpressionError(f"{self.shown(node)}: {twice[0][:QUOTED]} is given twice")
             return self.call(node.func.id, arguments, {str(k.arg): self.value(k.value) for k in node.keywords})
         if isinstance(node, ast.Name) and node.id in self.names:
@@ -101,9 +101,9 @@ class _Parser:
     def mapping(self, node: ast.Dict) -> dict[str, Any]:
         pairs = [(self.value(k), self.value(v)) for k, v in zip(node.keys, node.values, strict=True) if k is not None]
         keys = [key for key, _ in pairs]
-        wrong = [key for key in keys if not isinstance(key, str)] or _repeated(keys)
+        wrong = [key for key in keys if not isinstance(key, str)] or _repeats(keys)
         if wrong:
-            raise ExpressionError(f"{self.shown(node)}: its keys are different texts, {_quoted(wrong[0])} is not")
+            raise ExpressionError(f"{self.shown(node)}: its keys are different texts, {_quote(wrong[0])} is not")
         return dict(pairs)
 
     def call(self, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
@@ -111,16 +111,16 @@ class _Parser:
             near = nearest(name[:QUOTED], self.names)
             if "FedAvg" in self.names:
                 raise ExpressionError(
-                    f"unknown name {_quoted(name)}{near}; `thinwire methods` lists them all, and one of your own "
+                    f"unknown name {_quote(name)}{near}; `thinwire methods` lists them all, and one of your own "
                     f"needs --use its_module"
                 )
-            raise ExpressionError(f"unknown name {_quoted(name)}{near}; known are {', '.join(sorted(self.names))}")
+            raise ExpressionError(f"unknown name {_quote(name)}{near}; known are {', '.join(sorted(self.names))}")
         cls = self.names[name]
         signature = inspect.signature(cls)
         for keyword in keywords:
             if keyword not in signature.parameters:
                 near = nearest(keyword[:QUOTED], signature.parameters)
-                raise ExpressionError(f"{name} has no argument {_quoted(keyword)}{near}: it is {name}{shape(cls)}")
+                raise ExpressionError(f"{name} has no argument {_quote(keyword)}{near}: it is {name}{shape(cls)}")
         try:
             bound = signature.bind(*arguments, **keywords).arguments
         except TypeError as error:
@@ -135,16 +135,16 @@ class _Parser:
         return cls(**bound)
 
     def shown(self, node: ast.expr) -> str:
-        return _quoted(ast.get_source_segment(self.text.strip(), node) or self.text)
+        return _quote(ast.get_source_segment(self.text.strip(), node) or self.text)
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     """A value as it is typed, cut where it is long."""
     text = repr(value[: QUOTED + 1] if isinstance(value, str) else value)
     return text if len(text) <= QUOTED + 2 else f"{text[:QUOTED]}..."
 
 
-def _repeated(names: Iterable[str]) -> list[str]:
+def _repeats(names: Iterable[str]) -> list[str]:
     """The names that are there more than once."""
     return [name for name, times in Counter(names).items() if times > 1]
 

@@ -72,7 +72,7 @@ def standard(
     )
     loaded = sets.load(data, data_dir) if isinstance(data, str) else data
     shape, classes, vocabulary = tuple(loaded.inputs.shape[1:]), loaded.num_classes, loaded.vocabulary
-    model, number = model or _suited(loaded), each_mask(loaded.targets).shape[1] if masks(loaded.targets) else 1
+    model, number = model or _model_for(loaded), each_mask(loaded.targets).shape[1] if masks(loaded.targets) else 1
     sites, targets, groups, there = loaded.sites, loaded.targets, loaded.groups, None
     if unseen is not None:
         require(
@@ -118,7 +118,7 @@ def standard(
     return Problem(build, [task(part, augment) for part in parts], tested(unseen), tests)
 
 
-def _suited(loaded: DataSet) -> str:
+def _model_for(loaded: DataSet) -> str:
     """The model where none is named. It follows from what the examples are, whatever the name of the set."""
     if loaded.vocabulary is not None:
         return "fasttext" if loaded.targets.ndim == 1 else "char_transformer"
@@ -145,7 +145,7 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     """
     module_name, _, name = where.partition(":")
     require(bool(module_name and name), f"--task {where}: write it as my_module:make_task")
-    module = imported(module_name, f"--task {where}")
+    module = import_module(module_name, f"--task {where}")
     function = getattr(module, name, None)
     near = nearest(name, (known for known, found in vars(module).items() if inspect.isfunction(found)))
     require(callable(function), f"--task {where}: {module_name} has no function {name}{near}")
@@ -171,7 +171,7 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     return problem
 
 
-def imported(name: str, asked: str) -> ModuleType:
+def import_module(name: str, asked: str) -> ModuleType:
     """A user's module, from here or the Python path; ``asked`` is the option that names it."""
     require(not name.endswith(".py"), f"{asked}: write the module without .py, as {name.removesuffix('.py')}")
     if os.getcwd() not in sys.path:

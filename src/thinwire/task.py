@@ -93,18 +93,18 @@ LossOf = Callable[[Tensor, Tensor], Tensor | Ratio]  # outputs, targets -> one v
 IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
 
 
-def counted(targets: Tensor) -> Tensor:
+def count_shares(targets: Tensor) -> Tensor:
     """The share of each example's targets that count, 0 to 1, [b]: those that are not ``IGNORED``."""
     counts = (targets != IGNORED).float()
     return counts if counts.ndim == 1 else counts.flatten(1).mean(1)
 
 
-def weighed(values: Tensor | Ratio, targets: Tensor) -> Tensor | Ratio:
+def weigh(values: Tensor | Ratio, targets: Tensor) -> Tensor | Ratio:
     """Values an example, [b], each as good as the share of its targets that count; others as they are."""
     whole = not (targets.is_floating_point() or masks(targets))
     if not whole or not isinstance(values, Tensor) or values.ndim != 1:
         return values
-    shares = counted(targets)
+    shares = count_shares(targets)
     return Ratio(values * shares, shares)
 
 
@@ -131,7 +131,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.ndim == 2:
         return F.cross_entropy(outputs, targets, reduction="none")
     losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none").view(len(targets), -1)
-    return losses.mean(1) if targets.is_floating_point() else _mean_counted(losses, targets)
+    return losses.mean(1) if targets.is_floating_point() else _mean_of_counted(losses, targets)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -139,10 +139,10 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     see :func:`cross_entropy`.
     """
     right = (outputs.argmax(-1) == targets).float()
-    return right if right.ndim == 1 else _mean_counted(right.flatten(1), targets)
+    return right if right.ndim == 1 else _mean_of_counted(right.flatten(1), targets)
 
 
-def _mean_counted(values: Tensor, targets: Tensor) -> Tensor:
+def _mean_of_counted(values: Tensor, targets: Tensor) -> Tensor:
     """The mean over an example's targets that count, of values that are 0 where they do not. [b, n] to [b]."""
     counts = (targets != IGNORED).flatten(1).sum(1)
     return values.sum(1) / counts.clamp_min(1)
@@ -231,7 +231,7 @@ def each_mask(targets: Tensor) -> Tensor:
     return targets.unsqueeze(1) if targets.ndim == 3 else targets
 
 
-def suited(outputs: Tensor, targets: Tensor) -> Tensor | Ratio:
+def loss_by_type(outputs: Tensor, targets: Tensor) -> Tensor | Ratio:
     """The loss that the targets' type says: of masks, of floats, and of whole numbers."""
     return _loss_of(targets)(outputs, targets)
 
@@ -288,8 +288,8 @@ class Supervised:
     inputs: Array
     targets: Array
     indices: Positions = None
-    loss_of: LossOf = suited
-    metrics_of: Mapping[str, LossOf] = field(default_factory=lambda: {"": suited})  # by type, too
+    loss_of: LossOf = loss_by_type
+    metrics_of: Mapping[str, LossOf] = field(default_factory=lambda: {"": loss_by_type})  # by type, too
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     augment: tuple[Augment, ...] = ()
@@ -307,9 +307,9 @@ class Supervised:
             sizes[0] == sizes[1], f"{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input"
         )
         found = _loss_of(self.targets)
-        if self.loss_of is suited:
+        if self.loss_of is loss_by_type:
             object.__setattr__(self, "loss_of", found)
-        if self.metrics_of == {"": suited}:
+        if self.metrics_of == {"": loss_by_type}:
             soft = found is squared_error and self.loss_of is cross_entropy
             object.__setattr__(self, "metrics_of", MEASURE[cross_entropy if soft else found])
         require(
@@ -345,7 +345,7 @@ class Supervised:
         where = indices if self.indices is None else self.indices[indices]
         inputs, targets = self.inputs[where], self._classes(self.targets[where])
         if generator is not None and self.augment:
-            inputs, targets = self._augmented(inputs, targets, generator)
+            inputs, targets = self._augment(inputs, targets, generator)
         return self.normalised(inputs), targets
 
     def _classes(self, targets: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ class Supervised:
             return targets
         return targets.masked_fill(targets == self.ignore_index, IGNORED)
 
-    def _augmented(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _augment(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         own = inputs.shape[1]
         if masks(targets):  # as more channels; VOID + 1 is 0 in a byte, so the zeros of a padding do not count
             inputs = torch.cat([inputs, (each_mask(targets) + 1).to(inputs.dtype)], dim=1)
@@ -379,17 +379,17 @@ class Supervised:
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor | Ratio:
         inputs, targets = batch
-        return self._weighed(self.loss_of(module(inputs), targets), targets)
+        return self._weigh(self.loss_of(module(inputs), targets), targets)
 
     def metrics(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor | Ratio]:
         inputs, targets = batch
         outputs = module(inputs)
-        named = {name: self._weighed(of(outputs, targets), targets) for name, of in self.metrics_of.items()}
-        return {"loss": self._weighed(self.loss_of(outputs, targets), targets), **named}
+        named = {name: self._weigh(of(outputs, targets), targets) for name, of in self.metrics_of.items()}
+        return {"loss": self._weigh(self.loss_of(outputs, targets), targets), **named}
 
-    def _weighed(self, values: Tensor | Ratio, targets: Tensor) -> Tensor | Ratio:
+    def _weigh(self, values: Tensor | Ratio, targets: Tensor) -> Tensor | Ratio:
         """Values an example, each as good as what of its targets counts."""
-        return values if self.counts_all else weighed(values, targets)
+        return values if self.counts_all else weigh(values, targets)
 
 
 def positions(indices: Any, examples: int) -> Tensor:
@@ -432,18 +432,18 @@ def labels(batch: Batch, who: str) -> Tensor:
     if not isinstance(targets, Tensor) or targets.dtype != torch.int64:
         raise ValueError(
             f"{who} needs batches of (inputs, targets) with whole numbers (int64) as targets: classification; this "
-            f"task's batch is {_described(batch)}"
+            f"task's batch is {_describe(batch)}"
         )
     if (targets < 0).any():
         raise ValueError(f"{who} needs a class for every example, and some targets do not count ({IGNORED})")
     return targets
 
 
-def _described(batch: Batch) -> str:
+def _describe(batch: Batch) -> str:
     if isinstance(batch, Tensor):
         return f"a {str(batch.dtype).removeprefix('torch.')} tensor"
     if isinstance(batch, tuple | list):
-        return f"({', '.join(map(_described, batch))})"
+        return f"({', '.join(map(_describe, batch))})"
     return f"a {type(batch).__name__}"
 
 
@@ -482,14 +482,14 @@ def as_task(x: Any, who: str = "", floats: torch.dtype = torch.float32) -> Task:
         return x
     if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor | np.ndarray):
         inputs, targets = (_numbers(part, f"{said}the {name}") for part, name in zip(x, PARTS, strict=True))
-        return _paired(inputs, targets, said, floats)
+        return _pair(inputs, targets, said, floats)
     if hasattr(x, "__len__") and hasattr(x, "__getitem__") and not isinstance(x, tuple | type):
         with seeded(0):
             pairs = [x[i] for i in range(len(x))]
         require(len(pairs) > 0, f"{said}the data set has no examples: leave it out, or give it some")
         if all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            inputs, targets = (_stacked([pair[i] for pair in pairs], f"{said}the {n}") for i, n in enumerate(PARTS))
-            return _paired(inputs, targets, said, floats)
+            inputs, targets = (_stack([pair[i] for pair in pairs], f"{said}the {n}") for i, n in enumerate(PARTS))
+            return _pair(inputs, targets, said, floats)
         if isinstance(pairs[0], dict):
             keys = ", ".join(map(str, list(pairs[0])[:4]))
             raise ValueError(
@@ -508,7 +508,7 @@ PARTS = ("inputs", "targets")
 OWN_TASK = "docs/own-task.md"  # of this repository
 
 
-def _paired(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> Supervised:
+def _pair(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> Supervised:
     sizes = [len(x) if x.ndim else 0 for x in (inputs, targets)]
     require(
         sizes[0] == sizes[1],
@@ -543,7 +543,7 @@ def _numbers(x: Any, what: str) -> Tensor:
     return found
 
 
-def _stacked(items: Sequence[Any], what: str) -> Tensor:
+def _stack(items: Sequence[Any], what: str) -> Tensor:
     """Items of one shape as one tensor."""
     tensors = [_numbers(item, what) for item in items]
     for i, tensor in enumerate(tensors):

@@ -20,13 +20,13 @@ def code_version() -> str:
         return number
     git = ["git", "-C", str(root)]
     try:
-        commit = _said([*git, "rev-parse", "--short=8", "HEAD"])
+        commit = _git([*git, "rev-parse", "--short=8", "HEAD"])
         parts = ["src", "experiments", "benchmarks", ":(exclude)*.jsonl"]  # results are no code
-        changed = _said([*git, "status", "--porcelain", "--untracked-files=no", "--", *parts])
+        changed = _git([*git, "status", "--porcelain", "--untracked-files=no", "--", *parts])
     except (OSError, subprocess.SubprocessError):
         return number
     return f"{number}+g{commit}{'-dirty' if changed else ''}"
 
 
-def _said(command: list[str]) -> str:
+def _git(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -68,10 +68,10 @@ class APFL(Personal):
         x, (v, alpha), rate = view.x, state, self.local.rate(key)
         w = (yield Local(x, self.local)).x
         if self.adaptive:
-            seen = yield look(mixed(v, x, alpha), self.local, self.local.batch)._replace(again=1)  # of w's first step
+            seen = yield look(mix(v, x, alpha), self.local, self.local.batch)._replace(again=1)  # of w's first step
             alpha = min(max(alpha - rate * (seen.gradient @ (v - x)), 0.0), 1.0)  # a step down the slope in alpha
         if alpha >= LEAST:
-            start, shift = mixed(v, x, alpha), (w - x) * (1 - alpha)
+            start, shift = mix(v, x, alpha), (w - x) * (1 - alpha)
             # v moves by lr alpha times the gradient at the mixture, and the mixture by alpha times that
             trainer = replace(self.local, lr=rate * alpha**2, prox=0.0, keep=False)
             end = yield Local(start, trainer, shift=shift, aside=True, own=True, again=2 if self.adaptive else 1)
@@ -80,12 +80,12 @@ class APFL(Personal):
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x
-        return x if client is None else mixed(own.v, x, own.alpha)
+        return x if client is None else mix(own.v, x, own.alpha)
 
     def own_statistics(self, own: State) -> bool:
         return bool(own.alpha >= LEAST)
 
 
-def mixed(v: Params, w: Params, alpha: float) -> Params:
+def mix(v: Params, w: Params, alpha: float) -> Params:
     """alpha v + (1 - alpha) w."""
     return v * alpha + w * (1 - alpha)

@@ -173,7 +173,7 @@ class Auto(Config):
         if before is None:
             ways = [_way(found, *room, key) for room in rooms]
         else:
-            ways = [way for way in (_sized(before, *room) for room in rooms) if _fits(found, way, key)]
+            ways = [way for way in (_with_bytes(before, *room) for room in rooms) if _fits(found, way, key)]
         errors = {way: _off(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
         least_off = min(errors.values())
         near = [way for way in errors if errors[way] <= RATHER * least_off]
@@ -193,11 +193,11 @@ class Auto(Config):
         if before is not None and before in near:
             return Verdict(before, [shares, STAYS])
         why = [shares] if fast is None or len(near) == 1 else [shares, QUICKEST]
-        return Verdict(best, why if before else [*self._budgeted(found), *why, *_reasons(found, best)])
+        return Verdict(best, why if before else [*self._budget_text(found), *why, *_reasons(found, best)])
 
     # -- the room that there is -----------------------------------------------
 
-    def _priced(self, found: Measured) -> tuple[float, tuple[float, float]]:
+    def _prices(self, found: Measured) -> tuple[float, tuple[float, float]]:
         """What a visit may cost, and what a byte up and a byte down cost.
 
         A share of FedAvg's bytes is one of those that arrive, and so are the bytes that count in it: a reply's cost
@@ -218,7 +218,7 @@ class Auto(Config):
 
     def _room(self, found: Measured, share: float) -> tuple[int, int]:
         """Bytes of a packet up and of one down, where the uplink has this share of what headers leave."""
-        whole, price = self._priced(found)
+        whole, price = self._prices(found)
         left = whole - sum(map(_times, price, found.fixed))
         most = length(found.movement.flat)
         up = min(share * left / price[0], most)
@@ -228,7 +228,7 @@ class Auto(Config):
 
     def _short(self, found: Measured) -> str:
         """Why there is no room, and what would be enough."""
-        whole, price = self._priced(found)
+        whole, price = self._prices(found)
         fixed = sum(map(_times, price, found.fixed))
         most = (_least(found) + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
         name, unit = next((n, u) for n, u in UNITS.items() if getattr(self, n) is not None)
@@ -244,9 +244,9 @@ class Auto(Config):
             f"it; {instead}"
         )
 
-    def _budgeted(self, found: Measured) -> list[str]:
+    def _budget_text(self, found: Measured) -> list[str]:
         """The budget of a visit, in a sentence."""
-        whole, price = self._priced(found)
+        whole, price = self._prices(found)
         unit = "s" if self.seconds is not None else "bytes"
         fixed = sum(map(_times, price, found.fixed))
         mean = "On average a" if price[0] < 1 and self.budget is not None else "A"
@@ -282,7 +282,7 @@ def _way(found: Measured, up: int, down: int, key: Key) -> Choice:
     return Choice(best_up, best_down, feedback, found.sample == found.clients and not found.lost)
 
 
-def _sized(choice: Choice, up: int, down: int) -> Choice:
+def _with_bytes(choice: Choice, up: int, down: int) -> Choice:
     """The same choice with other bytes."""
     return choice._replace(up=choice.up._replace(bytes=up), down=choice.down._replace(bytes=down))
 
@@ -328,20 +328,20 @@ def _off(found: Measured, choice: Choice, key: Key) -> float:
     feedback is counted likewise.
     """
     up, down = _links(choice)
-    kept = [_kept(up, x, key.at(str(n))).flat.double() for n, x in enumerate(found.changes)]
+    kept = [_loss_after_two(up, x, key.at(str(n))).flat.double() for n, x in enumerate(found.changes)]
     each, common = sum(map(_square, kept)) / len(kept), 0.0
     if len(kept) > 1:
         common = min(max(0.0, (len(kept) * _square(_mean(kept)) - each) / (len(kept) - 1)), each)
     model = found.clients / found.sample**2 * (each - common) + (found.clients / found.sample) ** 2 * common
-    left_out = found.movement - _seen(down, found.movement, key)
+    left_out = found.movement - _view_of(down, found.movement, key)
     return model + _square(left_out.flat.double())
 
 
-def _kept(link: Link, x: Params, key: Key) -> Params:
+def _loss_after_two(link: Link, x: Params, key: Key) -> Params:
     """What has not arrived after two visits with ``x``, the second of which also brings what the first has left."""
-    left = x - _seen(link, x, key)
+    left = x - _view_of(link, x, key)
     both = x + left
-    return both - _seen(link, both, key.at("again"))
+    return both - _view_of(link, both, key.at("again"))
 
 
 def _reasons(found: Measured, choice: Choice) -> list[str]:
@@ -374,7 +374,7 @@ def _times(price: float, bytes: int) -> float:
     return price * bytes
 
 
-def _seen(link: Link, x: Params, key: Key) -> Params:
+def _view_of(link: Link, x: Params, key: Key) -> Params:
     """What the other side sees of ``x``, sent as a first message."""
     _, seen, _ = link.send(x, link.open(x)[0], key)
     return seen

@@ -155,7 +155,7 @@ class ClusteredLBGM(Algorithm):
         x, opt = self.opt.step(server.x, update, server.opt)
 
         whole = [g for k, g in mean.whole.items() if k not in used and g.layout == layout and g.norm() > 0]
-        begun, cosines = self._begun(centroids, whole)
+        begun, cosines = self._begin(centroids, whole)
         homes = [_nearest(row) for row in cosines]
         moved = {}
         for j in sorted(set(homes)):
@@ -166,7 +166,7 @@ class ClusteredLBGM(Algorithm):
         changed = torch.tensor([j in moved for j in range(self.clusters)], device="cpu")
         return Server(x, opt, Params(view.centroids.layout, flat), changed)
 
-    def _begun(self, centroids: list[Params], whole: list[Params]) -> tuple[list[Params], list[list[float]]]:
+    def _begin(self, centroids: list[Params], whole: list[Params]) -> tuple[list[Params], list[list[float]]]:
         """The centroids with those that come into use, and the cosine of every update to every centroid."""
         centroids, cosines = list(centroids), [[_cosine(g, c) for c in centroids] for g in whole]
         for j, c in enumerate(centroids):

@@ -118,7 +118,7 @@ class DeComFL(Algorithm):
             return View(msg.x, view.seed, msg.round)
         if msg.round == view.round:
             return view  # the same again: nobody answered in the round before
-        return View(moved(view.x, msg.change["slopes"], view.seed, msg.round - 1), view.seed, msg.round)
+        return View(move(view.x, msg.change["slopes"], view.seed, msg.round - 1), view.seed, msg.round)
 
     def supersedes(self, older: Message, newer: Message) -> bool:
         same: bool = older.round == newer.round  # each of the others moves the model by a step
@@ -138,16 +138,16 @@ class DeComFL(Algorithm):
                 ahead = Params(x.layout, x.flat + self.mu * z)
                 there = yield Local(ahead, one, loss=Forward(), aside=True, again=p + 1)
                 slopes[k, p] = (there.loss - here.loss) / self.mu
-            x = moved(x, -rate / self.directions * slopes[k : k + 1], view.seed, view.round, k)
+            x = move(x, -rate / self.directions * slopes[k : k + 1], view.seed, view.round, k)
         return Reply(Params(Layout(("slopes",), (slopes.shape,)), slopes.view(-1))), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         change = mean.slopes * (-self.local.rate(key) / self.directions)
-        x = moved(server.x, change["slopes"], server.seed, server.round)
+        x = move(server.x, change["slopes"], server.seed, server.round)
         return Server(x, change, server.seed, server.round + 1)
 
 
-def moved(x: Params, change: Float[Tensor, "steps directions"], seed: int, round: int, first: int = 0) -> Params:
+def move(x: Params, change: Float[Tensor, "steps directions"], seed: int, round: int, first: int = 0) -> Params:
     """x + sum of change_kp z_kp, one after another."""
     flat = x.flat.clone()
     for k, row in enumerate(change.tolist(), first):

@@ -26,7 +26,7 @@ def last_linear(module: nn.Module) -> str | None:
     return names[-1] if names else None
 
 
-def passed(
+def pass_through(
     module: nn.Module, task: Task, batch: Batch, name: str, side: str
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, "..."]]:
     """The task's loss of a batch, and on its way the ``side`` ("input" or "output") of a layer: one forward pass.

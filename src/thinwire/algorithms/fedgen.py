@@ -75,7 +75,7 @@ class Taught(Loss):
 
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
         losses = per_example(task.loss(net.module, batch))
-        drawn, features = generated(self.generator, self.labels, len(losses), net.generator)
+        drawn, features = generate(self.generator, self.labels, len(losses), net.generator)
         device, head = losses.device, net.module.get_submodule(self.head)
         scores = wide_enough(head(features.to(device, next(head.parameters()).dtype)))
         return losses + self.weight * F.cross_entropy(scores, drawn.to(device), reduction="none")
@@ -140,7 +140,7 @@ class FedGen(Algorithm):
         if int(view.labels.sum()):
             loss = Taught(view.generator, view.labels, self.weight, self._head(view.x.layout))
         y = yield Local(view.x, self.local, loss=loss)
-        return Reply(y.x - view.x, counted(task, len(view.labels))), state
+        return Reply(y.x - view.x, count_classes(task, len(view.labels))), state
 
     def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
         believed = bool(((reply.labels >= 0) & (reply.labels <= examples)).all())  # so that no sum wraps round
@@ -156,7 +156,7 @@ class FedGen(Algorithm):
         generator, opt, draws = server.generator, server.opt, key.generator("generator")
         for _ in range(self.steps):
             flat = generator.flat.detach().requires_grad_()
-            drawn, features = generated(Params(generator.layout, flat), counts, BATCH, draws)
+            drawn, features = generate(Params(generator.layout, flat), counts, BATCH, draws)
             F.cross_entropy(F.linear(features, weight, bias), drawn).backward()  # type: ignore[no-untyped-call]
             assert flat.grad is not None
             generator, opt = self.teacher.step(generator, Params(generator.layout, -flat.grad), opt)
@@ -190,7 +190,7 @@ def fresh(noise: int, hidden: int, classes: int, features: int, key: Key) -> Par
     return Params.of(named)
 
 
-def generated(
+def generate(
     generator: Params, counts: Int64[Tensor, " c"], num: int, draws: torch.Generator
 ) -> tuple[Int64[Tensor, " n"], Float[Tensor, "n f"]]:
     """Labels as often as they were counted, and features for them."""
@@ -209,7 +209,7 @@ def generated(
     return drawn, F.linear(inside, generator["layer1.weight"], generator["layer1.bias"])
 
 
-def counted(task: Task, classes: int) -> Int64[Tensor, " c"]:
+def count_classes(task: Task, classes: int) -> Int64[Tensor, " c"]:
     """How many targets of each class a client has."""
     total = torch.zeros(classes, dtype=torch.int64, device="cpu")
     for start in range(0, len(task), CHUNK):

@@ -26,7 +26,7 @@ from ..params import Params
 from ..task import Batch, Task, labels
 from ..wire import State
 from .base import Client
-from .features import passed
+from .features import pass_through
 from .fedavg import FedAvg, Reply
 
 
@@ -41,8 +41,8 @@ class NotTrue(Loss):
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
         targets = labels(batch, "FedNTD")
         with torch.no_grad():
-            _, told = passed(net.other(self.x), task, batch, "", "output")
-        losses, outputs = passed(net.module, task, batch, "", "output")
+            _, told = pass_through(net.other(self.x), task, batch, "", "output")
+        losses, outputs = pass_through(net.module, task, batch, "", "output")
         require(
             outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1,
             f"FedNTD needs a score for each of two classes or more, beside every target; the model gives "

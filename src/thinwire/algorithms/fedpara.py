@@ -55,7 +55,7 @@ class Product(nn.Module):
 
         What the rank leaves over begins as random numbers times zeros, so that it can be trained.
         """
-        drawn = self.draw_cohort(root_mean_square(weight) or 1.0, seeded(weight))
+        drawn = self.draw_cohort(root_mean_square(weight) or 1.0, generator_of(weight))
         x1, y1, x2, y2, *kernels = (factor.to(weight.dtype) for factor in drawn)
         outwards, inwards = directions(weight, self.rank), directions(weight.transpose(0, 1), self.rank)
         o, i = outwards.shape[1], inwards.shape[1]
@@ -109,12 +109,12 @@ class FedPara(Around):
             inner = inner.inner
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        return self.factored(self.inner.prepare(module))
+        return self.factorise(self.inner.prepare(module))
 
     def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
-        return self.factored(self.inner.assemble(module, num_clients))
+        return self.factorise(self.inner.assemble(module, num_clients))
 
-    def factored(self, module: nn.Module) -> nn.Module:
+    def factorise(self, module: nn.Module) -> nn.Module:
         """A copy whose large weights are products."""
         module = copy.deepcopy(module)
         owners = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
@@ -122,14 +122,14 @@ class FedPara(Around):
         for layer in list(module.modules()):
             if not isinstance(layer, nn.Linear | _ConvNd) or parametrize.is_parametrized(layer):
                 continue
-            weight, rank = layer.weight.detach(), self.ranked(layer.weight.shape)
+            weight, rank = layer.weight.detach(), self.rank_of(layer.weight.shape)
             if rank is None or not layer.weight.requires_grad or owners[id(layer.weight)] > 1:
                 continue
             require(
                 weight.dtype in (torch.float32, torch.float64),
                 f"FedPara: a weight is {weight.dtype}; factors are float32 or float64: give model.float()",
             )
-            product, generator = Product(weight.shape, rank), seeded(weight)
+            product, generator = Product(weight.shape, rank), generator_of(weight)
             parametrize.register_parametrization(layer, "weight", product, unsafe=True)  # it is not checked: it is ours
             scale = root_mean_square(weight)
             if self.start == "random" and scale:
@@ -142,7 +142,7 @@ class FedPara(Around):
         )
         return module
 
-    def ranked(self, shape: Size) -> int | None:
+    def rank_of(self, shape: Size) -> int | None:
         """R for a weight of this shape; None where it stays as it is."""
         if self.rank is not None:
             return self.rank
@@ -204,7 +204,7 @@ def root_mean_square(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt())
 
 
-def seeded(x: Tensor) -> torch.Generator:
+def generator_of(x: Tensor) -> torch.Generator:
     """A generator whose seed is a digest of ``x``: the same draws for the same initial weights."""
     digest = hashlib.blake2b(x.detach().cpu().contiguous().numpy().tobytes(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

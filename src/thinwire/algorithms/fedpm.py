@@ -127,8 +127,8 @@ class FedPM(Algorithm):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         names = [name for name, shape in zip(x.layout.names, x.layout.shapes, strict=True) if len(shape) > 1]
         require(bool(names), "FedPM masks kernels, and this model has none")
-        theta = _filled(x.layout.only(names), 0.5)
-        server = Server(_signed(x, names), theta, theta.zeros(), key.seed, 0)
+        theta = _fill(x.layout.only(names), 0.5)
+        server = Server(_sign_kernels(x, names), theta, theta.zeros(), key.seed, 0)
         view = View(x.zeros(), theta, key.seed, 0)
         return Start(server, view, None, Reply(theta.zeros()), Broadcast(x.zeros(), theta, 0))
 
@@ -147,9 +147,9 @@ class FedPM(Algorithm):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         names = view.theta.names
         logits = view.base.replace(Params(view.theta.layout, torch.logit(view.theta.flat, self.least)))
-        moved = view.base.zeros().replace(_filled(view.theta.layout, 1.0))  # vectors stay where they are
+        moved = view.base.zeros().replace(_fill(view.theta.layout, 1.0))  # vectors stay where they are
         y = yield Local(logits, self.local, mask=moved, loss=Sampled(view.base.only(names)))
-        return Reply(_drawn(Params(view.theta.layout, torch.sigmoid(y.x.only(names).flat)), key.at("mask"))), state
+        return Reply(_draw(Params(view.theta.layout, torch.sigmoid(y.x.only(names).flat)), key.at("mask"))), state
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         counted = server.round % self.reset  # rounds since the last reset
@@ -161,17 +161,17 @@ class FedPM(Algorithm):
         base: Params = server.base
         theta: Params = server.theta
         if self.shown == "sample":
-            theta = _drawn(theta, Key(server.seed, server.round).at("fedpm"))
+            theta = _draw(theta, Key(server.seed, server.round).at("fedpm"))
         elif self.shown == "threshold":
             theta = Params(theta.layout, (theta.flat >= 0.5).to(theta.flat.dtype))
         return base.replace(Params(theta.layout, base.only(theta.names).flat * theta.flat))
 
 
-def _filled(layout: Layout, value: float) -> Params:
+def _fill(layout: Layout, value: float) -> Params:
     return Params(layout, torch.full_like(layout.zeros().flat, value))
 
 
-def _signed(x: Params, names: list[str]) -> Params:
+def _sign_kernels(x: Params, names: list[str]) -> Params:
     """Kernels of one magnitude, the deviation that Kaiming's initialisation has, with the signs of the start."""
     kernels = []
     for name in names:
@@ -180,7 +180,7 @@ def _signed(x: Params, names: list[str]) -> Params:
     return x.replace(Params.of(kernels))
 
 
-def _drawn(theta: Params, key: Key) -> Params:
+def _draw(theta: Params, key: Key) -> Params:
     """A mask: each entry is 1 with its probability."""
     flat = (
         torch.rand(theta.layout.size, generator=key.generator("bernoulli"), dtype=torch.float32, device="cpu")

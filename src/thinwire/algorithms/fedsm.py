@@ -35,8 +35,8 @@ from ..params import Params
 from ..task import Task
 from ..wire import Several, State
 from .base import Algorithm, Client, Each, Exact, Message, Models, Start
-from .selector import MODEL, SELECTOR, Labelled, Mixed, Mixture, Nearest, Super, joined, part, scores
-from .softpull import THESIS, Model, pulled
+from .selector import MODEL, SELECTOR, Labelled, Mixed, Mixture, Nearest, Super, join_selector, part, scores
+from .softpull import THESIS, Model, pull
 
 
 class Held(NamedTuple):
@@ -141,7 +141,7 @@ class FedSM(Algorithm):
         )
 
     def assemble(self, module: nn.Module, num_clients: int) -> nn.Module:
-        return joined(module, self.selector, self.shape, num_clients + self.extra)
+        return join_selector(module, self.selector, self.shape, num_clients + self.extra)
 
     def finish(self, module: nn.Module) -> nn.Module:
         assert isinstance(module, Super)
@@ -235,9 +235,9 @@ class FedSM(Algorithm):
             x = held.get(client, server.first.model).x + update
             held[client] = Model(x, None if changes.buffers is None else changes.buffers[client])
         clients = sorted(held)
-        models = pulled([held[client].x for client in clients], self.lam)
+        models = pull([held[client].x for client in clients], self.lam)
         kept = [held[client].buffers for client in clients]
-        statistics: Sequence[Params | None] = kept if None in kept else pulled([b for b in kept if b], self.lam)
+        statistics: Sequence[Params | None] = kept if None in kept else pull([b for b in kept if b], self.lam)
         found = [Held(*one) for one in zip(clients, map(Model, models, statistics), strict=True)]
         return Several(found, server.first)
 

@@ -17,7 +17,7 @@ thin singular value decomposition", 2006). A direction is then kept however smal
 where the share of its length outside P is so small that it may be rounding (1e-6; a sixty-fourth with "bfloat16"). The
 server alone decomposes, in double precision. It sends clients the small matrix that makes the new basis out of the old
 one and g, and clients only multiply, in an order and a precision that give the same bits on every machine
-(:func:`mixed`). Coefficients always travel as 32-bit floats and the small matrix as 64-bit floats, whatever ``up`` and
+(:func:`mix`). Coefficients always travel as 32-bit floats and the small matrix as 64-bit floats, whatever ``up`` and
 ``down`` are. After a full round the matrix has rank + 1 times rank entries; with 32 bits a new direction would be wrong
 by 1e-7 over the share of g that lies outside P. The mean is weighted as the inner method's ``weights`` says, by
 examples unless told otherwise; the paper averages uniformly.
@@ -210,11 +210,11 @@ class FLSS(Around):
         if msg.inner.x.names:
             inner = self.inner.see(inner, msg.inner, key)
         elif msg.update.names:
-            inner = inner._replace(x=self._stepped(inner.x, msg.update))
+            inner = inner._replace(x=self._step(inner.x, msg.update))
         else:
-            inner = inner._replace(x=self._stepped(inner.x, combined(rows, msg.coefficients.flat, inner.x.layout)))
+            inner = inner._replace(x=self._step(inner.x, combine(rows, msg.coefficients.flat, inner.x.layout)))
         if msg.update.names:
-            rows = self._moved(rows, msg.update, [*msg.first, *msg.mix])
+            rows = self._move(rows, msg.update, [*msg.first, *msg.mix])
         return View(inner, rows, msg.round)
 
     def supersedes(self, older: Message, newer: Message) -> bool:
@@ -258,7 +258,7 @@ class FLSS(Around):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         full, done = self.full(server.round), server.round + 1
         layout = server.update.layout
-        g = mean.inner.update if full else combined(server.rows, mean.coefficients.flat, layout)
+        g = mean.inner.update if full else combine(server.rows, mean.coefficients.flat, layout)
         inner = self.inner.server(server.inner, view.inner, mean.inner._replace(update=g), key)
         if not full:
             return server._replace(inner=inner, coefficients=mean.coefficients, round=done)
@@ -271,7 +271,7 @@ class FLSS(Around):
             weights = torch.cat([self.decay * sigma, torch.ones(1, dtype=torch.float64, device="cpu")])
             mix, sigma = leading([*server.rows, g.flat], weights, self.rank, self.rounding)
             made = [mix]
-        rows = self._moved(server.rows, g, made)
+        rows = self._move(server.rows, g, made)
         return Server(inner, rows, sigma, g, server.coefficients, first, mix, done)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
@@ -294,18 +294,18 @@ class FLSS(Around):
         """The share of a row's length that lies outside of a space for no other reason than how rows are stored."""
         return max(1e-6, 2 * torch.finfo(getattr(torch, self.store)).eps)
 
-    def _stepped(self, x: Params, g: Params) -> Params:
+    def _step(self, x: Params, g: Params) -> Params:
         assert isinstance(self.inner, FedAvg)
         return self.inner.opt.step(x, g, None)[0]
 
-    def _moved(self, rows: Several, g: Params, matrices: Sequence[Tensor]) -> Several:
+    def _move(self, rows: Several, g: Params, matrices: Sequence[Tensor]) -> Several:
         """The rows after an update: one more in the first rounds, later those that the one matrix makes."""
         if matrices:
-            return mixed([*rows, g.flat], matrices[0], rows.like)
+            return mix([*rows, g.flat], matrices[0], rows.like)
         return Several([*rows, g.flat.to(rows.like.dtype, copy=True)], rows.like)
 
 
-def combined(rows: Sequence[Tensor], coefficients: Tensor, layout: Layout) -> Params:
+def combine(rows: Sequence[Tensor], coefficients: Tensor, layout: Layout) -> Params:
     """P times coefficients. Raises ``ValueError`` for a basis of another model."""
     flat = layout.zeros().flat
     sizes = {row.numel() for row in rows} - {layout.size}
@@ -315,7 +315,7 @@ def combined(rows: Sequence[Tensor], coefficients: Tensor, layout: Layout) -> Pa
     return Params(layout, flat)
 
 
-def mixed(rows: Sequence[Tensor], matrix: Tensor, like: Tensor) -> Several:
+def mix(rows: Sequence[Tensor], matrix: Tensor, like: Tensor) -> Several:
     """New rows stored as ``like`` is, each the sum of the old ones weighted by a column of ``matrix`` [old, new].
 
     The same bits on every machine: in double precision, and one product and one sum after the
@@ -347,7 +347,7 @@ def gram(rows: Sequence[Tensor], matrix: Tensor | None = None) -> Tensor:
 
 
 def leading(rows: Sequence[Tensor], weights: Tensor, rank: int, rounding: float) -> tuple[Tensor, Tensor]:
-    """SVD_R of rows times ``weights`` [rows], as (matrix [rows, rank], sigma [rank]): :func:`mixed` makes the new rows.
+    """SVD_R of rows times ``weights`` [rows], as (matrix [rows, rank], sigma [rank]): :func:`mix` makes the new rows.
 
     A row whose share outside the space of those before it is at most ``rounding`` adds no
     direction to it. Where there are fewer directions than ``rank``, the last are zeros.

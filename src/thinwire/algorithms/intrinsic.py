@@ -178,7 +178,7 @@ class Intrinsic(Algorithm):
         return Key(seed, epoch, None, f"intrinsic/{name}")
 
     def _point(self, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
-        return _reached(self, base, sigma, seed, epoch)
+        return _model_at(self, base, sigma, seed, epoch)
 
 
 def _links(down: Link | dict[str, Link]) -> list[Link]:
@@ -186,7 +186,7 @@ def _links(down: Link | dict[str, Link]) -> list[Link]:
 
 
 @lru_cache(maxsize=1)  # a version's point is the same for all its clients, and for the server
-def _reached(method: Intrinsic, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
+def _model_at(method: Intrinsic, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
     """theta = theta_c + A Sigma."""
     flat = base.flat.clone()
     for name, s in sigma.items():

@@ -29,7 +29,7 @@ from ..params import Params
 from ..task import Batch, Task
 from ..wire import State
 from .base import Client, Start
-from .features import last_linear, layer, passed
+from .features import last_linear, layer, pass_through
 from .fedavg import FedAvg, Reply
 
 
@@ -52,7 +52,7 @@ class Contrast(Loss):
 
     def features(self, module: nn.Module, task: Task, batch: Batch) -> tuple[Float[Tensor, " b"], Float[Tensor, "b f"]]:
         name, side = (self.layer, "output") if self.layer is not None else (last_linear(module) or "", "input")
-        losses, z = passed(module, task, batch, name, side)
+        losses, z = pass_through(module, task, batch, name, side)
         require(
             len(z) == len(losses),
             f"MOON(layer={self.layer!r}): a layer that gives one row an example is wanted; layer {name!r} gives "

@@ -126,11 +126,11 @@ class PruneFL(Around):
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         everything = torch.ones(x.layout.size, dtype=torch.bool, device="cpu")
-        start = self.inner.init_with(pruned(x, everything), buffers, num_clients, key)
+        start = self.inner.init_with(prune(x, everything), buffers, num_clients, key)
         return start._replace(reply=Reply(x.zeros(), x.zeros()))
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        mask = Params(view.x.layout, kept(view.x).to(view.x.layout.dtype))
+        mask = Params(view.x.layout, entries_in(view.x).to(view.x.layout.dtype))
         work = self.inner.client(view, state, task, key)
         reply, state = yield from asking(work, lambda request: request._replace(mask=mask))
         if not self.reconfigures(key.round):
@@ -142,12 +142,12 @@ class PruneFL(Around):
         return (blank if self.reconfigures(key.round) else blank._replace(gradient=blank.gradient.only(())),)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        mask = kept(server.x)
+        mask = entries_in(server.x)
         update = mean.update.map(lambda f: torch.where(mask, f, 0.0))
         server = self.inner.server(server, view, mean._replace(update=update), key)
         if self.reconfigures(key.round):
             mask = self.chosen(server.x, mean.gradient, mask)
-        return server._replace(x=pruned(server.x, mask))
+        return server._replace(x=prune(server.x, mask))
 
     def chosen(self, x: Params, g: Params, mask: Bool[Tensor, " d"]) -> Bool[Tensor, " d"]:
         """Which entries of ``x`` are kept from here, given the mean gradient at it and which were kept so far."""
@@ -180,7 +180,7 @@ class PruneFL(Around):
         return candidate
 
 
-def kept(x: Params) -> Bool[Tensor, " d"]:
+def entries_in(x: Params) -> Bool[Tensor, " d"]:
     """Which entries are in: those with a bit set, and all of vectors."""
     mask = set_bits(x.flat)
     for start, size, shape in x.layout.spans.values():
@@ -189,6 +189,6 @@ def kept(x: Params) -> Bool[Tensor, " d"]:
     return mask
 
 
-def pruned(x: Params, mask: Bool[Tensor, " d"]) -> Params:
+def prune(x: Params, mask: Bool[Tensor, " d"]) -> Params:
     """``x`` with +0.0 where it is pruned and -0.0 where it is kept and zero."""
     return x.map(lambda f: torch.where(mask, torch.where(f == 0, -0.0, f), 0.0))

@@ -21,7 +21,7 @@ from .. import models
 from ..errors import require
 from ..local import Loss, Net
 from ..params import Layout, Params
-from ..problem import imported
+from ..problem import import_module
 from ..task import Batch, Ratio, Task, per_example, wide_enough
 from ..wire import dumps
 
@@ -47,7 +47,7 @@ class Super(nn.Module):
             return getattr(self.model, name)  # what a task of the user's own looks for
 
 
-def joined(module: nn.Module, selector: str, shape: tuple[int, ...] | None, outputs: int) -> Super:
+def join_selector(module: nn.Module, selector: str, shape: tuple[int, ...] | None, outputs: int) -> Super:
     """The module with a selector of so many outputs, whose weights follow from the module's, in its type of floats.
 
     Raises ``ValueError`` for a selector that cannot be made, or that has norm statistics.
@@ -73,7 +73,7 @@ def joined(module: nn.Module, selector: str, shape: tuple[int, ...] | None, outp
 def _selector(module: nn.Module, name: str, shape: tuple[int, ...] | None, outputs: int) -> nn.Module:
     if ":" in name:
         where, _, function = name.partition(":")
-        make = getattr(imported(where, f"selector={name!r}"), function, None)
+        make = getattr(import_module(where, f"selector={name!r}"), function, None)
         require(callable(make), f"selector={name!r}: {where} has no function {function}")
         assert make is not None
         found = make(outputs)
@@ -83,7 +83,7 @@ def _selector(module: nn.Module, name: str, shape: tuple[int, ...] | None, outpu
     if name:
         words = first.num_embeddings if isinstance(first, nn.Embedding) else None
         if shape is None:
-            shape = _suited(first)
+            shape = _input_shape(first)
         require(
             shape is not None,
             f"selector={name!r}: give the shape of an example, shape=(3, 256, 256), or a function of the number of "
@@ -103,7 +103,7 @@ def _selector(module: nn.Module, name: str, shape: tuple[int, ...] | None, outpu
     )
 
 
-def _suited(first: nn.Module | None) -> tuple[int, ...] | None:
+def _input_shape(first: nn.Module | None) -> tuple[int, ...] | None:
     """The shape of an example as far as the first layer says it; pictures of any size are taken for small ones."""
     if isinstance(first, nn.Conv2d):
         return (first.in_channels, 32, 32)

@@ -72,7 +72,7 @@ class Reply(NamedTuple):
     buffers: Each[Params | None]
 
 
-def pulled(models: Sequence[Params], lam: float) -> list[Params]:
+def pull(models: Sequence[Params], lam: float) -> list[Params]:
     """Equation (3-11), all models at once, from what they were: lam w_k + (1 - lam) times the mean of the others.
 
     Sums are of 64-bit floats. A model without others stays as it is.
@@ -227,9 +227,9 @@ class SoftPull(Around):
             inner = self.inner.server(own.inner, alone, of(mean.inner, client), key)
             held[client] = Held(client, inner, buffers)
         each = [held[client] for client in sorted(held)]
-        models = pulled([one.inner.x for one in each], self.lam)  # (3-11)
+        models = pull([one.inner.x for one in each], self.lam)  # (3-11)
         kept = [one.buffers for one in each if one.buffers is not None]
-        statistics: Sequence[Params | None] = pulled(kept, self.lam) if kept else [None] * len(each)
+        statistics: Sequence[Params | None] = pull(kept, self.lam) if kept else [None] * len(each)
         after = [
             Held(one.client, one.inner._replace(x=x), buffers)
             for one, x, buffers in zip(each, models, statistics, strict=True)

@@ -60,8 +60,8 @@ def ag_news(
     path = obtain("ag_news", TRAIN, data_dir, download, forms=("train.csv.gz", _SUBSET))
     test_path = obtain("ag_news", TEST, data_dir, download, forms=("test.csv.gz",))
     whole = path.name != _SUBSET
-    texts, labels = _published(path, _COUNT) if whole else _subset(path)
-    test_texts, test_labels = _published(test_path, _TEST_COUNT)
+    texts, labels = _read_published(path, _COUNT) if whole else _subset(path)
+    test_texts, test_labels = _read_published(test_path, _TEST_COUNT)
     known = frequent(texts, words)
     inputs, targets = bags(texts, known, length, buckets), torch.tensor(labels, device="cpu")
     if not whole:
@@ -83,7 +83,7 @@ def tokens(text: str) -> list[str]:
     return _WORD.findall(_APOSTROPHE.sub("'", text.lower()))
 
 
-def _published(path: Path, count: int) -> _Rows:
+def _read_published(path: Path, count: int) -> _Rows:
     """Rows of class 1 to 4, title, description; all quoted, no header."""
     try:
         rows = list(csv.reader(io.StringIO(read_text(path, _MOST_BYTES), newline="")))

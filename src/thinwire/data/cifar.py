@@ -97,8 +97,8 @@ def _contents(path: Path) -> list[bytes]:
 def _from_jpeg(train: Path, test: Path) -> DataSet:
     if not test.exists():
         raise DataError(f"cifar10: {test.name} is missing beside {train.name}; put it at {test}")
-    inputs, targets = _shuffled(*read_jpegs(train, 5 * _PER_BATCH))
-    test_inputs, test_targets = _shuffled(*read_jpegs(test, _PER_BATCH))
+    inputs, targets = _shuffle(*read_jpegs(train, 5 * _PER_BATCH))
+    test_inputs, test_targets = _shuffle(*read_jpegs(test, _PER_BATCH))
     return DataSet(
         name="cifar10_jpeg",
         inputs=inputs,
@@ -111,7 +111,7 @@ def _from_jpeg(train: Path, test: Path) -> DataSet:
     )
 
 
-def _shuffled(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _shuffle(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0), device="cpu")
     return images[order], labels[order]
 

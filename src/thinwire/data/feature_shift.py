@@ -44,8 +44,8 @@ def feature_shifted(data: DataSet, seed: int = 0) -> DataSet:
     pictures = data.inputs.dtype == torch.uint8 and data.inputs.ndim == 4 and data.targets.ndim == 1
     require(pictures, f"feature_shifted: {data.name} is no set of uint8 pictures with a label each")
     generator = torch.Generator().manual_seed(seed)
-    inputs, groups = _seen(data.inputs, generator)
-    test_inputs, test_groups = _seen(data.test_inputs, generator)
+    inputs, groups = _see(data.inputs, generator)
+    test_inputs, test_groups = _see(data.test_inputs, generator)
     mean, std = _moments(inputs)
     return replace(
         data,
@@ -117,7 +117,7 @@ CAMERAS: tuple[Camera, ...] = (contrast, blur, rotation, noise, background, inve
 """By site."""
 
 
-def _seen(inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _see(inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The pictures as their sites see them, and each one's site, int64 [n]."""
     require(len(inputs) >= len(CAMERAS), f"{len(inputs)} pictures are too few for {len(CAMERAS)} sites")
     out, groups = inputs.clone(), torch.empty(len(inputs), dtype=torch.int64, device="cpu")

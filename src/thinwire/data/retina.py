@@ -59,7 +59,7 @@ def retina(data_dir: str | Path | None = None, download: bool = True, size: int 
     path = obtain("retina_vessels", FILE, data_dir, download)
     image, vessel, fov, site, test = _arrays(path)
     steps = range(0, len(image), 16)  # pictures at a time
-    parts = [_resized(image[i : i + 16], vessel[i : i + 16], fov[i : i + 16], SIDE // size) for i in steps]
+    parts = [_resize(image[i : i + 16], vessel[i : i + 16], fov[i : i + 16], SIDE // size) for i in steps]
     inputs, masks = (torch.cat(x) for x in zip(*parts, strict=True))
     return DataSet(
         name="retina" if size == 128 else f"retina_{size}",
@@ -80,7 +80,7 @@ def retina_256(data_dir: str | Path | None = None, download: bool = True) -> Dat
     return retina(data_dir, download, size=256)
 
 
-def _resized(image: Tensor, vessel: Tensor, fov: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _resize(image: Tensor, vessel: Tensor, fov: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Pictures uint8 [n, 3, 256 / k, 256 / k] and masks uint8 [n, 256 / k, 256 / k]."""
     means = (2 * _sums(image, k) + k * k).div(2 * k * k, rounding_mode="floor").to(torch.uint8)  # rounded
     mask = (_sums(vessel, k) > VESSEL * k * k).to(torch.uint8)

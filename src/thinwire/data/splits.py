@@ -60,7 +60,7 @@ class IID(Split):
     """Shuffled and cut into equal parts (sizes differ by one at most)."""
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
-        return list(_shuffled(len(labels), seed).tensor_split(num_clients))
+        return list(_shuffle(len(labels), seed).tensor_split(num_clients))
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Similarity(Split):
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)
-        order = _shuffled(len(labels), seed)
+        order = _shuffle(len(labels), seed)
         cut = round(self.share * len(labels))
         mixed, rest = order[:cut], order[cut:]
         rest = rest[labels[rest].argsort(stable=True)]
@@ -216,7 +216,7 @@ def holdout(indices: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """
     require(len(indices) > 0, "a client without examples cannot be cut into training and test")
     require(0 <= share < 1, "share must be at least 0 and below 1")
-    order = _shuffled(len(indices), seed)
+    order = _shuffle(len(indices), seed)
     count = min(round(share * len(indices)), len(indices) - 1)
     return indices[order[count:]], indices[order[:count]]
 
@@ -250,7 +250,7 @@ def _one_each(split: Split, labels: Tensor) -> Tensor:
     return labels
 
 
-def _shuffled(count: int, seed: int) -> Tensor:
+def _shuffle(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
 
 

@@ -25,7 +25,7 @@ from ..wire import dumps, loads
 from .collectives import Gather, Talk
 from .exchange import Ends, Since, alike, average, ends
 from .given import Given
-from .handle import Compressed, Named, Tie, frozen, parameters, thawed
+from .handle import Compressed, Named, Tie, freeze, parameters, thaw
 from .methods import Hook
 
 UNUSED = 3  # backward passes without a step after which it is asked whether somebody else makes steps
@@ -63,7 +63,7 @@ class AtGradient(Compressed):
         self.places = [layer for _, layer in self.gradient.items()]
         self.ends = self.ahead = ends(method.link, self.gradient.layout, self.group.size)
         self.memory = remembers([self.ends.sender, self.ends.receivers])
-        if self.memory and (strange := self.trained.keys() - set(self.optimised())):
+        if self.memory and (strange := self.trained.keys() - set(self.parameters_of_optimizers())):
             name = self.names[min(self.trained[p] for p in strange)]
             raise ValueError(
                 f"{name!r} would be trained, and by no optimiser given to compress(): {self.name} has to know when a "
@@ -88,7 +88,7 @@ class AtGradient(Compressed):
         self.scaler: ref[GradScaler] | None = None
         self.first_scale = self.scale = 1.0
         self.stepped = self.resumed = False
-        self.hooks += [optimizer.register_state_dict_post_hook(self.stamped) for optimizer in optimizers]
+        self.hooks += [optimizer.register_state_dict_post_hook(self.stamp) for optimizer in optimizers]
         for number, (_, p) in enumerate(named):
             self.hooks.append(p.register_post_accumulate_grad_hook(partial(self._came, number)))  # type: ignore[no-untyped-call]
             if self.memory:
@@ -146,7 +146,7 @@ class AtGradient(Compressed):
         if not (gone := set(numbers)):
             return
         kept = self.given.waiting - gone
-        self.ahead = self.ends.take(self.ahead, self._named(kept), self.names) if kept else self.ends
+        self.ahead = self.ends.take(self.ahead, self._names_of(kept), self.names) if kept else self.ends
         self.given.drop(gone)
         self.unused |= gone
 
@@ -197,7 +197,7 @@ class AtGradient(Compressed):
         if told:
             torch._foreach_copy_(places, gradients)
             self.always = None if self.dynamic else sent
-        arrived = self._averaged(self.gradient.only(self._named(sent)), None if told else since)
+        arrived = self._average(self.gradient.only(self._names_of(sent)), None if told else since)
         if arrived is None:
             for gradient in gradients:
                 gradient.fill_(torch.inf)
@@ -212,7 +212,7 @@ class AtGradient(Compressed):
                 self.gradient[name].copy_(layer)
         torch._foreach_copy_(gradients, places)
 
-    def _averaged(self, gradient: Params, since: Since | None) -> Params | None:
+    def _average(self, gradient: Params, since: Since | None) -> Params | None:
         """The mean of what the links deliver, and what they remember if it is used."""
         factor = self._factor()
         sent = gradient if factor == 1 else gradient * factor
@@ -248,9 +248,9 @@ class AtGradient(Compressed):
                 "what was not sent of them. Give compress() the optimiser whose step() is called",
                 stacklevel=2,
             )
-        return Since(steps, self._named(unused), self._named(self.given.waiting))
+        return Since(steps, self._names_of(unused), self._names_of(self.given.waiting))
 
-    def _named(self, numbers: Iterable[int]) -> list[str]:
+    def _names_of(self, numbers: Iterable[int]) -> list[str]:
         return [self.names[number] for number in sorted(numbers)]
 
     # -- a step ---------------------------------------------------------------
@@ -259,7 +259,7 @@ class AtGradient(Compressed):
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.enter(optimizer):
             return
-        self.still_trained(optimizer)
+        self.check_trained(optimizer)
         self.asked = False
         if not any(map(callable, (*args[1:], *kwargs.values()))):  # a closure clears gradients first
             self._usable(optimizer)
@@ -286,14 +286,14 @@ class AtGradient(Compressed):
         self.steps[optimizer] += 1
         if not self.memory:
             return
-        self._scaled()
+        self._meet_scaler()
         if (infinite := getattr(optimizer, "found_inf", None)) is not None and float(infinite) > 0:
             return  # an optimiser that skips steps itself
         mine = {self.trained[p] for p in parameters(optimizer) if p in self.trained}
         used = self.given.there(mine & self.given.waiting)
         if used:
             all_used = used == self.given.waiting
-            self.ends = self.ahead if all_used else self.ends.take(self.ahead, self._named(used), self.names)
+            self.ends = self.ahead if all_used else self.ends.take(self.ahead, self._names_of(used), self.names)
             self.given.use(used)
 
     # -- a scaled loss ----------------------------------------------------------
@@ -307,7 +307,7 @@ class AtGradient(Compressed):
             self.scale = scaler.get_scale()
         return self.first_scale / self.scale
 
-    def _scaled(self) -> None:
+    def _meet_scaler(self) -> None:
         """Know the GradScaler that called this step, at the first one."""
         scaler, known = calling(), self.scaler() if self.scaler is not None else None
         if scaler is known and self.stepped:
@@ -332,10 +332,10 @@ class AtGradient(Compressed):
     def kept(self) -> dict[str, Any]:
         self._factor()
         scale = torch.tensor([self.first_scale, self.scale], dtype=torch.float64, device="cpu")
-        return {"link": frozen([self.ends.sender, self.ends.receivers]), "scale": scale}
+        return {"link": freeze([self.ends.sender, self.ends.receivers]), "scale": scale}
 
     def take(self, state: dict[str, Any]) -> None:
-        self.ends = self.ahead = Ends(*thawed(state["link"], [self.ends.sender, self.ends.receivers]))
+        self.ends = self.ahead = Ends(*thaw(state["link"], [self.ends.sender, self.ends.receivers]))
         if "scale" in state:
             self.first_scale, self.scale = state["scale"].tolist()
             self.stepped, self.resumed = False, True

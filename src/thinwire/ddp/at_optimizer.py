@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
 from .exchange import exchange, leave, output, place, start
-from .handle import Compressed, Named, Tie, frozen, mean, parameters, thawed
+from .handle import Compressed, Named, Tie, freeze, mean, parameters, thaw
 from .methods import Feedback
 from .vector import Vector
 
@@ -71,14 +71,14 @@ class AtOptimizer(Compressed):
         self.hooks += [
             model.register_forward_pre_hook(Tie(self._forward), prepend=True),
             model.register_forward_hook(Tie(self._watch)),
-            self.inner.register_state_dict_post_hook(Tie(self._saved)),
+            self.inner.register_state_dict_post_hook(Tie(self._save)),
             self.inner.register_load_state_dict_pre_hook(Tie(self._loading)),
         ]
         for optimizer in optimizers:
             # A GradScaler then calls every step and says whether there was an infinity, in place of not calling it.
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
             self.hooks += [
-                optimizer.register_state_dict_post_hook(self.stamped),
+                optimizer.register_state_dict_post_hook(self.stamp),
                 optimizer.register_step_pre_hook(self._before),
                 optimizer.register_step_post_hook(self._after),
             ]
@@ -167,14 +167,14 @@ class AtOptimizer(Compressed):
         for part in tree_leaves(outputs):
             if isinstance(part, Tensor) and part.requires_grad:
                 # The graph has the function, and that the only reference: with the one goes the other.
-                part.register_hook(partial(self._begun, graph))  # type: ignore[no-untyped-call]
+                part.register_hook(partial(self._begin, graph))  # type: ignore[no-untyped-call]
 
-    def _begun(self, graph: _Graph, gradient: Tensor) -> None:
+    def _begin(self, graph: _Graph, gradient: Tensor) -> None:
         """A graph's backward pass has begun."""
         self.pending.discard(graph)
 
     @torch.no_grad()
-    def _saved(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    def _save(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """x in place of what the parameters hold; with ``keep_vars`` the parameters themselves."""
         if self._live:
             return
@@ -197,13 +197,13 @@ class AtOptimizer(Compressed):
         self.rest()
         self._put(0.0)
 
-    def copied(self, memo: dict[int, Any]) -> None:
+    def on_copy(self, memo: dict[int, Any]) -> None:
         """The model is being copied: let the copy hold x."""
         if not self._live:
             for p, part in zip(self.vector.parameters, self.vector.cut(self.rank.x), strict=True):
                 copy.deepcopy(p, memo).data.copy_(part)
 
-    def pickled(self) -> None:
+    def on_pickle(self) -> None:
         """The model is being pickled, which takes what the parameters hold."""
         if not self._live:
             raise CombinationError(
@@ -220,14 +220,14 @@ class AtOptimizer(Compressed):
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.enter(optimizer):
             return
-        self.still_trained(optimizer)
+        self.check_trained(optimizer)
         require(
             optimizer not in self.stepped,
             f"{type(optimizer).__name__} steps again before every optimiser that compress() was given has made its "
             "step: what is sent is one step of each",
         )
         self.remember()
-        self._taken_there(args, kwargs)
+        self._check_place(args, kwargs)
         self.leave()
         found = getattr(optimizer, "found_inf", None)
         if found is None:
@@ -245,12 +245,12 @@ class AtOptimizer(Compressed):
         # The optimiser finds everything done; the scaler deletes both when it is back.
         optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
 
-    def _frozen(self) -> list[tuple[int, int]]:
+    def _still_runs(self) -> list[tuple[int, int]]:
         """The runs of entries of parameters that are not trained now: they do not move, and what is owed stays owed."""
         spans = zip(self.vector.parameters, self.vector.layout.spans.values(), strict=True)
         return [(first, first + size) for p, (first, size, _) in spans if not p.requires_grad]
 
-    def _taken_there(self, args: Any, kwargs: Any) -> None:
+    def _check_place(self, args: Any, kwargs: Any) -> None:
         """``ValueError`` for gradients that were not taken where the method takes them."""
         closure = any(map(callable, (*args[1:], *kwargs.values())))  # which takes them in the step
         if self.led or closure or self.at == self.rank.lam:
@@ -280,7 +280,7 @@ class AtOptimizer(Compressed):
             self._put(self.method.applied)
             return
         try:
-            talk = exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug, self._frozen())
+            talk = exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug, self._still_runs())
             self.drive(talk, "sending")
         except BaseException:
             self._put(self.method.applied)  # x is there still, for whoever wants to save it
@@ -309,10 +309,10 @@ class AtOptimizer(Compressed):
             self.rest()
         rank = self.rank
         total, seen = (None if x is None else x.clone() for x in (rank.total, rank.seen))
-        return {"residual": rank.e.clone(), "total": total, "link": frozen(rank.sender), "lam": rank.lam, "seen": seen}
+        return {"residual": rank.e.clone(), "total": total, "link": freeze(rank.sender), "lam": rank.lam, "seen": seen}
 
     def take(self, state: dict[str, Any]) -> None:
-        sender = thawed(state["link"], self.rank.sender)
+        sender = thaw(state["link"], self.rank.sender)
         self._residual(state["residual"], state["total"])
         self.rank.sender, self.rank.lam = sender, state["lam"]
         if self.rank.seen is not None:

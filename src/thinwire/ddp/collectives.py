@@ -166,10 +166,10 @@ def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T
         if not requests:
             return results
         assert len(requests) == len(talks), "workers that do not ask alike"
-        answers = answered(requests, traffic)
+        answers = answer_all(requests, traffic)
 
 
-def answered(requests: Sequence[Mean | Gather], traffic: Traffic | None = None) -> list[Any]:
+def answer_all(requests: Sequence[Mean | Gather], traffic: Traffic | None = None) -> list[Any]:
     """What a process group would answer to the requests of all its ranks. ``traffic`` is charged what one gives."""
     means = [r.x for r in requests if isinstance(r, Mean)]
     if means:

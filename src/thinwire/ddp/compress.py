@@ -51,9 +51,9 @@ def compress(
     compressed, and ``OutOfSync`` if ranks ask for different things. Nothing is changed then.
     """
     optimizers = [_bare(one) for one in (optimizer if isinstance(optimizer, Sequence) else [optimizer])]
-    named = _trained(model, optimizers)
+    named = _parameters_to_send(model, optimizers)
     if isinstance(method, Feedback):
-        _stepped(named, optimizers, method)
+        _check_stepped(named, optimizers, method)
         _whole(optimizers, method)
         refuse_moving(model.module if isinstance(model, DistributedDataParallel) else model)
         made: Compressed = AtOptimizer(model, optimizers, method, named, _group(model, method, group), seed, debug)
@@ -129,7 +129,7 @@ def _whole(optimizers: Sequence[Optimizer], method: Feedback) -> None:
             )
 
 
-def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
+def _parameters_to_send(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
     """The parameters that are trained and averaged, by name; ``ValueError`` for what cannot be compressed."""
     if hasattr(model, "_orig_mod"):
         raise CombinationError(
@@ -169,7 +169,7 @@ def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
         not strange,
         f"the optimiser has {strange} parameter(s) that are not the model's: build it from model.parameters()",
     )
-    averaged = _averaged(model, inner)
+    averaged = _averaged_by_ddp(model, inner)
     trained = [(name, p) for p, name in named.items() if p.requires_grad and p in averaged]
     for name, p in trained:
         if p.is_complex():
@@ -182,7 +182,7 @@ def _trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> Named:
     return trained
 
 
-def _averaged(model: nn.Module, inner: nn.Module) -> set[nn.Parameter]:
+def _averaged_by_ddp(model: nn.Module, inner: nn.Module) -> set[nn.Parameter]:
     """The parameters that DistributedDataParallel averages. Those that it was told to ignore stay each rank's own."""
     ignored = getattr(model, "parameters_to_ignore", ())
     # The names are those that it compares: of a parameter of the outermost module, ".name".
@@ -194,7 +194,7 @@ def _averaged(model: nn.Module, inner: nn.Module) -> set[nn.Parameter]:
     }
 
 
-def _stepped(named: Named, optimizers: Sequence[Optimizer], method: Feedback) -> None:
+def _check_stepped(named: Named, optimizers: Sequence[Optimizer], method: Feedback) -> None:
     """``ValueError`` unless the optimisers have all parameters that are trained."""
     optimised = {p for optimizer in optimizers for p in parameters(optimizer)}
     lacking = [name for name, p in named if p not in optimised]

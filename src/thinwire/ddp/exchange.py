@@ -103,7 +103,7 @@ def exchange(
     kept = [_set_aside(rank, w, a, b) for a, b in still]
     runs = [(0, len(e))] if method.link is not None else list(blocks(method, rank.layout, key))
     if debug:
-        yield from agreed([key.round, [run[0] for run in runs[:1]], is_finite(e)])
+        yield from agree([key.round, [run[0] for run in runs[:1]], is_finite(e)])
     if method.link is None:
         parts = [e[a:b] for a, b in runs]
         arrived = torch.cat(parts) if rank.seen is None else _with_square(parts)
@@ -192,7 +192,7 @@ def blocks(method: Feedback, layout: Layout, key: Key) -> Iterator[tuple[int, in
             yield first, first + begin + length - size
 
 
-def agreed(mine: list[Any]) -> Talk[None]:
+def agree(mine: list[Any]) -> Talk[None]:
     """Raise on every rank unless all are at the same step and block with finite numbers."""
     found = yield Gather(dumps(mine))
     everyone = [loads(data) for data in found]
@@ -231,11 +231,11 @@ class Ends:
         names, layers = set(names), set(layers)
         if names == layers:
             return later
-        sender = _taken(self.sender, later.sender, names, layers)
-        return Ends(sender, _taken(self.receivers, later.receivers, names, layers))
+        sender = _take(self.sender, later.sender, names, layers)
+        return Ends(sender, _take(self.receivers, later.receivers, names, layers))
 
 
-def _taken(old: State, new: State, names: set[str], layers: set[str]) -> State:
+def _take(old: State, new: State, names: set[str], layers: set[str]) -> State:
     if new is old or isinstance(new, Several):
         return new
     if isinstance(new, Params):
@@ -243,9 +243,9 @@ def _taken(old: State, new: State, names: set[str], layers: set[str]) -> State:
         return old.replace(new.only(mine)) if mine else old
     if isinstance(new, dict):
         own = {key: new[key] if key in names else old[key] for key in new.keys() & layers}
-        return {key: own[key] if key in own else _taken(old[key], new[key], names, layers) for key in new}
+        return {key: own[key] if key in own else _take(old[key], new[key], names, layers) for key in new}
     if isinstance(new, list | tuple):
-        parts = [_taken(one, other, names, layers) for one, other in zip(old, new, strict=True)]
+        parts = [_take(one, other, names, layers) for one, other in zip(old, new, strict=True)]
         return type(new)(*parts) if hasattr(new, "_fields") else type(new)(parts)
     if isinstance(new, Tensor) and not torch.equal(old, new):
         raise CombinationError(
@@ -285,7 +285,7 @@ def average(link: Link, own: Ends, g: Params, key: Key, since: Since | None = No
     finite = g.finite()
     if isinstance(link, PowerSGD):
         mine = flag(finite, since, g.flat.dtype)
-        heard = partial(flagged, since, key)
+        heard = partial(check_flags, since, key)
         found = yield from low_rank(link, own.sender, g if finite else g.zeros(), key, mine, heard)
         if found is None:
             return None
@@ -324,10 +324,10 @@ def deliver(
                 parts.append(flag(finite, since, kind))
             sums[kind] = torch.cat(parts)
             yield Mean(sums[kind])
-        all_finite = not kinds or (yield from flagged(since, key, sums[kinds[0]][-1]))
+        all_finite = not kinds or (yield from check_flags(since, key, sums[kinds[0]][-1]))
         if not all_finite:
             return layout.zeros(), receivers, False
-        seen, _ = link.recv(_filled(packet, sums, dict.fromkeys(kinds, 0)), layout, None, key)
+        seen, _ = link.recv(_fill(packet, sums, dict.fromkeys(kinds, 0)), layout, None, key)
         return seen, receivers, True
     usual = since is None or since.usual
     data = dumps(packet) if usual else UNUSUAL + dumps([*since, packet])  # type: ignore[misc]
@@ -363,7 +363,7 @@ def flag(finite: bool, since: Since | None, kind: torch.dtype) -> Float[Tensor, 
     return torch.full((1,), float(unusual) if finite else math.inf, dtype=kind, device="cpu")
 
 
-def flagged(since: Since | None, key: Key, mean: Tensor) -> Talk[bool]:
+def check_flags(since: Since | None, key: Key, mean: Tensor) -> Talk[bool]:
     """Whether all gradients are finite, of the mean of all ranks' flags. What ranks have to say they say here."""
     if float(mean) and math.isfinite(mean):
         mine = [] if since is None or since.usual else list(since)
@@ -405,10 +405,10 @@ def _leaves(packet: Packet) -> Iterator[Tensor]:
             yield from _leaves(part)
 
 
-def _filled(packet: Packet, sums: dict[torch.dtype, Tensor], at: dict[torch.dtype, int]) -> Packet:
+def _fill(packet: Packet, sums: dict[torch.dtype, Tensor], at: dict[torch.dtype, int]) -> Packet:
     """The packet with its tensors taken from ``sums``, one after the other."""
     if isinstance(packet, Tensor):
         begin = at[packet.dtype]
         at[packet.dtype] += packet.numel()
         return sums[packet.dtype][begin : at[packet.dtype]].view(packet.shape)
-    return [_filled(part, sums, at) for part in packet] if isinstance(packet, list) else packet
+    return [_fill(part, sums, at) for part in packet] if isinstance(packet, list) else packet

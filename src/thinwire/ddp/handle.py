@@ -101,7 +101,7 @@ class Compressed(ABC):
         Returns that root mean square before. One all-reduce of one number; for methods whose gradients are local
         until the step: what torch's function clips is then each rank's own.
         """
-        grads = [p.grad for p in self.optimised() if p.grad is not None]
+        grads = [p.grad for p in self.parameters_of_optimizers() if p.grad is not None]
         own: Any = torch.nn.utils.get_total_norm(grads)
         own = own.full_tensor() if hasattr(own, "full_tensor") else own
         square = own.float().square().reshape(1)
@@ -194,18 +194,18 @@ class Compressed(ABC):
         self.hooks.append(self.model.register_forward_pre_hook(Tie(self._even), prepend=True))
         if self.heedful:
             ALIVE.add(self)
-            _heed_steps()
+            _watch_steps()
 
     @property
     def heedful(self) -> bool:
         """Whether nobody but the given optimisers may step what is trained."""
         return True
 
-    def copied(self, memo: dict[int, Any]) -> None:
+    def on_copy(self, memo: dict[int, Any]) -> None:
         """The model is being copied; whatever the copy needs is done here."""
         return
 
-    def pickled(self) -> None:
+    def on_pickle(self) -> None:
         """The model is being pickled."""
         return
 
@@ -245,7 +245,7 @@ class Compressed(ABC):
             )
         self.others.add(optimizer)
 
-    def still_trained(self, optimizer: Optimizer) -> None:
+    def check_trained(self, optimizer: Optimizer) -> None:
         """``ValueError`` for a parameter that is trained by now, and that DistributedDataParallel does not know of."""
         for p in parameters(optimizer):
             if p.requires_grad and p not in self.trained and p not in self.own:
@@ -256,7 +256,7 @@ class Compressed(ABC):
                     "DistributedDataParallel anew, and compress it anew"
                 )
 
-    def optimised(self) -> list[nn.Parameter]:
+    def parameters_of_optimizers(self) -> list[nn.Parameter]:
         """The optimisers' parameters."""
         return [p for optimizer in self.optimizers for p in parameters(optimizer)]
 
@@ -268,7 +268,7 @@ class Compressed(ABC):
         """Run a generator over the process group."""
         return self.group.drive(talk, f"step {self.step} of {self.name}, {where}")
 
-    def stamped(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def stamp(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """An optimiser's state_dict says at which step it was taken, and by which rank."""
         if state["param_groups"]:
             state["param_groups"][0][STAMP] = torch.tensor([self.step, self.group.rank, self.group.size], device="cpu")
@@ -306,7 +306,7 @@ class Compressed(ABC):
         library = f"thinwire {code_version().partition('+')[0]}, messages {VERSION}"
         found = self.drive(gather(dumps([library, *mine])), "comparing what is to be compressed")
         self.ledger.setup, self.ledger.gathered, self.ledger.calls = self.ledger.gathered, 0, 0
-        everyone = [_asked(data) for data in found]
+        everyone = [_request_of(data) for data in found]
         for number, (theirs, *_) in enumerate(everyone):
             if theirs != everyone[0][0]:
                 raise OutOfSync(
@@ -319,7 +319,7 @@ class Compressed(ABC):
                     raise OutOfSync(f"rank {number} has another {name} than rank 0: give all ranks the same")
 
 
-def _asked(data: bytes) -> list[Any]:
+def _request_of(data: bytes) -> list[Any]:
     """What a rank asked for, behind the version of its library; of an older one, which did not say, that alone."""
     try:
         asked = loads(data, max_values=None)
@@ -353,7 +353,7 @@ ALIVE: WeakSet[Compressed] = WeakSet()  # those that have to know of every step 
 
 
 @cache
-def _heed_steps() -> None:
+def _watch_steps() -> None:
     register_optimizer_step_pre_hook(_about_to_step)
 
 
@@ -374,12 +374,12 @@ class Tie:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tie:
         if self.call is not None:
-            self.call.__self__.copied(memo)  # type: ignore[attr-defined]
+            self.call.__self__.on_copy(memo)  # type: ignore[attr-defined]
         return Tie()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.call is not None:
-            self.call.__self__.pickled()  # type: ignore[attr-defined]
+            self.call.__self__.on_pickle()  # type: ignore[attr-defined]
         return Tie, ()
 
 
@@ -399,12 +399,12 @@ def gather(data: bytes) -> Talk[list[bytes]]:
     return found
 
 
-def frozen(kept: Any) -> Tensor:
+def freeze(kept: Any) -> Tensor:
     """A link's state as a tensor of bytes, which torch saves without pickling classes."""
     return torch.frombuffer(bytearray(dumps(kept)), dtype=torch.uint8)
 
 
-def thawed(data: Any, like: Any) -> Any:
-    """What :func:`frozen` froze, with the types of ``like``."""
+def thaw(data: Any, like: Any) -> Any:
+    """What :func:`freeze` froze, with the types of ``like``."""
     check(isinstance(data, Tensor) and data.dtype == torch.uint8, "a link's state")
     return restore(loads(data.numpy().tobytes(), max_depth=100, max_values=None, finite=False), like)

@@ -133,13 +133,13 @@ def simulate(
                     with seeded(key.number("dice") % (1 << 32)):
                         drawn = Dice.now()
                         worker.backward(train, indices, key)
-                        dice = dice or drawn.thrown()
+                        dice = dice or drawn.changed()
             else:
                 drawn, precision = Dice.now(), Precision.now(torch.device(device).type)
                 backward = [partial(precision.call, worker.backward, train, *about) for worker, *about in work]
                 list(threads.map(lambda call: call(), backward))
                 require(
-                    type(train) is Supervised or not drawn.thrown(),
+                    type(train) is Supervised or not drawn.changed(),
                     f"step {step}: the task drew from the generators of torch, numpy or Python that all share, and its "
                     f"first batches did not: draw from the generator that `batch` is given, or draw in every batch",
                 )
@@ -150,11 +150,11 @@ def simulate(
                 record: Record = {
                     "step": step + 1,
                     "train_loss": losses / since,
-                    **_sent(result.traffic, before, workers),
+                    **_bytes_between(result.traffic, before, workers),
                 }
                 if isinstance(method, Feedback) and method.measured:
                     record |= {"lam": team[0].rank.lam, "lam_star": team[0].rank.lam_star}
-                record |= _owed(team) | (_tested(team, test, modes) if test is not None else {})
+                record |= _residuals(team) | (_evaluate(team, test, modes) if test is not None else {})
                 now = time.monotonic()
                 record["seconds"] = now - began
                 losses, before, began = 0.0, copy.copy(result.traffic), now
@@ -167,7 +167,7 @@ def simulate(
     return result
 
 
-def _sent(now: Traffic, before: Traffic, workers: int) -> Record:
+def _bytes_between(now: Traffic, before: Traffic, workers: int) -> Record:
     """The bytes between two moments, as a record has them."""
     reduced, gathered = now.reduced - before.reduced, now.gathered - before.gathered
     return {
@@ -178,7 +178,7 @@ def _sent(now: Traffic, before: Traffic, workers: int) -> Record:
     }
 
 
-def _owed(team: Sequence[Worker]) -> Record:
+def _residuals(team: Sequence[Worker]) -> Record:
     """How long residuals are, and how long their mean is. Nothing for a method that keeps an estimate instead."""
     method = team[0].method
     if not isinstance(method, Feedback) or method.estimate:
@@ -251,7 +251,7 @@ def _show(team: Sequence[Worker], judged: bool) -> None:
         team[0].vector.flat.copy_(x)
 
 
-def _tested(team: Sequence[Worker], test: Task, modes: Modes) -> Record:
+def _evaluate(team: Sequence[Worker], test: Task, modes: Modes) -> Record:
     module, device = team[0].module, team[0].vector.flat.device
     method = team[0].method
     _show(team, True)

@@ -22,7 +22,7 @@ from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
-from ..dice import seeded, untouched
+from ..dice import put_back, seeded
 from ..errors import OutOfSync, RunError, WireError, check, require
 from ..federated.client import ClientState, Job, Reply, adapt_model, client_inputs, one_round, statistics_of, unheard
 from ..federated.envelope import Answer, Call, key_of, mark, read_call
@@ -150,7 +150,7 @@ class Node:
         """The reply to a call. Raises ``WireError`` for bytes that are none, :class:`RunError` for another run's."""
         began, call = time.perf_counter(), read_call(data)
         other = "another process that answers for this client: a client is one process, and has a folder of its own"
-        with one_thread(), lock_folder(self.folder, other), untouched():
+        with one_thread(), lock_folder(self.folder, other), put_back():
             return self._answer(call, mark(data), began).write()
 
     def _answer(self, call: Call, number: int, began: float) -> Answer:
@@ -185,12 +185,12 @@ class Node:
         key = key_of(call.seed, call.client, call.round, call.mbit)
         job = Job(key, held.own, own, call.base == 0)
         mine, state = client_inputs(algorithm, alone, view, job, start if known else None)
-        metrics = self.tested(slot, start, statistics, mine, held.own, call)
+        metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
         name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
         return Answer.to(call, number, reply, name, time.perf_counter() - began, metrics)
 
-    def tested(
+    def evaluate(
         self, slot: Slot, start: Start, initial: Params | None, view: View, own: ClientState, call: Call
     ) -> bytes:
         """What this client's test says of what it holds before it trains; nothing in rounds without an evaluation."""

@@ -295,9 +295,9 @@ class Deployment(Rounds):
         clients = sorted(self.taken)
         self.bind([self.taken[client].norms for client in clients])
         try:
-            moved = self._served(clients)
+            moved = self._serve(clients)
         except Exception:  # not NonFinite alone: what the checks overlook must not take the round with it
-            moved = self._mended(clients)
+            moved = self._mend(clients)
         self.norms = [self.taken[client].norms for client in moved]
         self._remark(moved)
         for client, ends in moved.items():
@@ -318,13 +318,13 @@ class Deployment(Rounds):
         self.key = None
         return record
 
-    def _served(self, clients: list[int]) -> dict[int, Ends]:
+    def _serve(self, clients: list[int]) -> dict[int, Ends]:
         """Make the server's step with the answers of these clients; their next ends. If it raises, nothing moved."""
-        moved = self._added(clients)
+        moved = self._add(clients)
         self.serve(self._key())
         return moved
 
-    def _added(self, clients: list[int]) -> dict[int, Ends]:
+    def _add(self, clients: list[int]) -> dict[int, Ends]:
         """Begin the mean anew with the answers of these clients; their next ends."""
         key, moved = self._key(), dict[int, Ends]()
         self.gather()
@@ -351,11 +351,11 @@ class Deployment(Rounds):
         """What a client keeps, none of which is here."""
         return self.ends().own
 
-    def _mended(self, clients: list[int]) -> dict[int, Ends]:
+    def _mend(self, clients: list[int]) -> dict[int, Ends]:
         """The server's step without those whose answers it cannot use; the others' next ends."""
         usable = self._usable(clients)
         try:
-            return self._served(usable)
+            return self._serve(usable)
         except Exception:  # each half will do, and all together will not
             log.exception("round %d: the server could not use the answers of clients %s", self._key().round, usable)
             self.gather()
@@ -368,7 +368,7 @@ class Deployment(Rounds):
         2 log2(n) steps of the server, over two answers of each client in all, and never more than 2 n steps.
         """
         try:
-            self._added(clients)
+            self._add(clients)
             self.served(self._key())
         except Exception as error:
             if len(clients) > 1:

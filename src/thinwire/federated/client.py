@@ -260,7 +260,7 @@ def drawing(slot: Slot, task: Task, key: Key) -> Iterator[None]:
     with seeded(key.number("layers"), slot.random):
         before = None if slot.random or type(task) is Supervised else Dice.now()
         yield
-        if before is not None and before.thrown():
+        if before is not None and before.changed():
             raise ValueError(
                 f"round {key.round}, client {key.client}: its work drew from the generators of torch, numpy or Python "
                 f"that all share, and its first two examples did not, so that two runs would differ: draw from the "

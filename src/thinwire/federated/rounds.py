@@ -59,7 +59,8 @@ class Rounds(ABC):
     """A run between two rounds: what the server keeps, what of it is recorded, and the loop over rounds.
 
     A round begins with :meth:`publish` and ends with :meth:`finish`. In between its cohort is drawn
-    (:meth:`draw_cohort`), each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the server makes its step
+    (:meth:`draw_cohort`), each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the
+    server makes its step
     (:meth:`serve`). Who carries calls and answers, and what becomes of those that are lost, is the subclass's.
     """
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..key import Key
 from ..params import Layout, Params
-from .bitstream import FINEST, NONE, NOTHING, Part, built, joined, most_terms, seen_of, written
-from .decomposition import BLOCK, Layer, rounded_levels
+from .bitstream import FINEST, NONE, NOTHING, Part, build, join_parts, most_terms, read, write
+from .decomposition import BLOCK, Layer, round_levels
 from .lowrank import sides
 
 SLOPE = 0.11  # squared steps of error that a bit has to take off; 2 ln 2 / 12 = 0.116 for many levels
@@ -37,9 +37,7 @@ LEFT = 64  # but not for so few bytes
 FILLED = 0.9  # of the bytes allowed; with less, layers are coded as they would be with a finer step, too
 
 
-def searched(
-    x: Params, largest: float, most: int | None, share: float | None, key: Key
-) -> tuple[Tensor, Params] | None:
+def search(x: Params, largest: float, most: int | None, share: float | None, key: Key) -> tuple[Tensor, Params] | None:
     """The bytes with about the smallest step that fits ``most`` bytes, or the largest that keeps ``share``, and what is
     seen of them. None: not even one entry fits.
     """
@@ -57,30 +55,30 @@ def searched(
     trial, step = Trial(layers), math.sqrt(whole / (2 * (most or x.layout.size)))
     found: tuple[Tensor, list[Part], float] | None = None
     for _ in range(AGAIN if enough > 0 else 0):
-        step, ways, finer, slope = trial.solved(step, bits, error)
-        while trial.extended(ways, layers):
+        step, ways, finer, slope = trial.solve(step, bits, error)
+        while trial.extends(ways, layers):
             trial = Trial(layers)
-            step, ways, finer, slope = trial.solved(step, bits, error)
+            step, ways, finer, slope = trial.solve(step, bits, error)
         limits = largest, room, None if error is None else enough
-        found = fitted(x.layout, layers, trial.each(ways), step, slope, *limits)
+        found = fit(x.layout, layers, trial.each(ways), step, slope, *limits)
         if found is not None:
             if error is None and finer is not None and found[0].numel() < FILLED * room:
-                other = fitted(x.layout, layers, trial.each(finer), step, slope, *limits)
+                other = fit(x.layout, layers, trial.each(finer), step, slope, *limits)
                 both = [each for each in (found, other) if each is not None]
-                found = min(both, key=lambda each: missed(each[1], each[2], layers, largest))
+                found = min(both, key=lambda each: error_of(each[1], each[2], layers, largest))
             break
         bits, error = bits * 0.7, None if error is None else error * 0.9  # these terms cannot do
     if found is not None:
         packet, parts, sent = found
-        seen = joined(x.layout, parts, sent)
+        seen = join_parts(x.layout, parts, sent)
         off = (x.flat - seen.flat) / largest
         if error is not None or float(torch.dot(off, off)) <= enough:
             return packet, seen
     alone = single(x, room)
-    return None if alone is None or enough < whole - 1 else (alone, seen_of(alone, x.layout))
+    return None if alone is None or enough < whole - 1 else (alone, read(alone, x.layout))
 
 
-def fitted(
+def fit(
     layout: Layout,
     layers: list[Layer],
     ways: list[tuple[int, Tensor]],
@@ -107,12 +105,12 @@ def fitted(
         if sent == 0:
             break
         parts = [layer.part(step, mode, terms) for layer, (mode, terms) in zip(layers, ways, strict=True)]
-        packet = written(sent, parts, layout.shapes, 2 * room + 64)
+        packet = write(sent, parts, layout.shapes, 2 * room + 64)
         if enough is None:  # of the bytes, how many times too many
             off = 2.0 if packet is None else packet.numel() / room
             fits, better = off <= 1, best is None or (packet is not None and packet.numel() > best[0].numel())
         else:  # of the error, how many times too little
-            off = enough / max(missed(parts, step * largest, layers, largest), 1e-30)
+            off = enough / max(error_of(parts, step * largest, layers, largest), 1e-30)
             fits, better = off >= 1, best is None or (packet is not None and packet.numel() < best[0].numel())
         if packet is not None and fits and better:
             best = packet, parts, sent
@@ -138,12 +136,12 @@ def between(fine: float, coarse: float) -> float:
     return math.sqrt(max(fine, coarse / 16 if coarse < math.inf else 0) * min(coarse, 16 * fine if fine else coarse))
 
 
-def missed(parts: list[Part], sent: float, layers: list[Layer], largest: float) -> float:
+def error_of(parts: list[Part], sent: float, layers: list[Layer], largest: float) -> float:
     """The squared error that is left with the step that is sent."""
     total = 0.0
     for part, layer in zip(parts, layers, strict=True):
         if part.mode:
-            off = layer.x - built(part, sent / largest, layer.shape)
+            off = layer.x - build(part, sent / largest, layer.shape)
             total += float(torch.dot(off.view(-1), off.view(-1)))
         else:
             total += layer.energy
@@ -181,7 +179,7 @@ def _alone(x: Params, at: int, term: bool, room: int) -> Tensor | None:
             parts.append(Part(2, [1], [0], _one(m, row, sign), _one(n, column, 1)))
         else:
             return None
-    return written(float(x.flat[at].abs()), parts, x.layout.shapes, room)
+    return write(float(x.flat[at].abs()), parts, x.layout.shapes, room)
 
 
 def _one(n: int, at: int, value: int) -> Int32[Tensor, "1 n"]:
@@ -229,7 +227,7 @@ class Trial:
     def at(self, step: float) -> Guess:
         """What this step comes to."""
         y = self.entries / step
-        levels = rounded_levels(y)
+        levels = round_levels(y)
         bits = _bits(levels, self.size / self.times) * self.times + BESIDE
         nothing = self.energy / step**2
         gained = (levels * (2 * y - levels)).sum(1) / y.square().sum(1).clamp_min(1e-30)
@@ -237,7 +235,7 @@ class Trial:
         scale, gained = (self.s / step).round().clamp(1, FINEST), (self.s / step).square()
         cost = torch.full_like(self.s, BESIDE)
         for sample, times, n in self.sides:
-            rounded = rounded_levels(sample * scale[:, None])
+            rounded = round_levels(sample * scale[:, None])
             squares = rounded.square().sum(1).clamp_min(1) * sample.square().sum(1).clamp_min(1e-30)
             gained = gained * torch.linalg.vecdot(rounded, sample).square() / squares
             cost = cost + _bits(rounded, n / times) * times
@@ -265,7 +263,7 @@ class Trial:
         left = torch.where(entries, guess.error, left)
         return math.log(error / max(float(left.sum()) * step**2, 1e-300))
 
-    def solved(self, step: float, bits: float, error: float | None) -> tuple[float, Ways, Ways | None, float]:
+    def solve(self, step: float, bits: float, error: float | None) -> tuple[float, Ways, Ways | None, float]:
         """About the step with so many bits, or with so much error; how layers are coded; the power that these go by.
 
         Where a layer, or a term, comes in with a finer step, bits may jump beyond what is allowed. Then it is left out,
@@ -303,7 +301,7 @@ class Trial:
         worth = torch.split(ways.worth, self.terms)
         return [(mode, own.nonzero().view(-1)) for mode, own in zip(ways.modes.tolist(), worth, strict=True)]
 
-    def extended(self, ways: Ways, layers: list[Layer]) -> bool:
+    def extends(self, ways: Ways, layers: list[Layer]) -> bool:
         """Whether some layers were decomposed further: those of which the last term is sent."""
         more = [
             layer

@@ -54,7 +54,7 @@ def most_terms(shape: Size) -> int:
     return m * n // (2 * (m + n)) if m > 1 and n > 1 else 0
 
 
-def written(step: float, parts: list[Part], shapes: Sequence[Size], room: int) -> UInt8[Tensor, " bytes"] | None:
+def write(step: float, parts: list[Part], shapes: Sequence[Size], room: int) -> UInt8[Tensor, " bytes"] | None:
     """Step and layers as bytes; None where they are more than ``room``, or fewer than so many terms can take."""
     writer = Writer(CONTEXTS, room - 4)
     kinds = [_kind(part.left) for part in parts if part.mode == 1]
@@ -109,7 +109,7 @@ def _about(levels: list[int], n: int) -> UInt8[Tensor, " entries"]:
     ).repeat_interleave(n)
 
 
-def seen_of(packet: UInt8[Tensor, " bytes"], layout: Layout) -> Params:
+def read(packet: UInt8[Tensor, " bytes"], layout: Layout) -> Params:
     """What the bytes stand for. Raises ``WireError`` for bytes that no sender makes."""
     if packet.numel() == 0:
         return layout.zeros()
@@ -119,7 +119,7 @@ def seen_of(packet: UInt8[Tensor, " bytes"], layout: Layout) -> Params:
     reader = Reader(packet[4:], CONTEXTS)
     parts = parts_of(reader, layout.shapes, packet.numel() // TERM)
     reader.end()
-    return joined(layout, parts, step)
+    return join_parts(layout, parts, step)
 
 
 def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[Part]:
@@ -154,7 +154,7 @@ def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[Part]:
     return parts
 
 
-def built(part: Part, step: float, shape: Size) -> Tensor:
+def build(part: Part, step: float, shape: Size) -> Tensor:
     """A layer of its parts. Scales are computed in 64 bits, each operation rounded, then in 32 bits: the same bits
     wherever it is done.
     """
@@ -169,6 +169,6 @@ def built(part: Part, step: float, shape: Size) -> Tensor:
     return outer_sum(left, part.right.to(torch.float32)).view(shape)
 
 
-def joined(layout: Layout, parts: list[Part], step: float) -> Params:
+def join_parts(layout: Layout, parts: list[Part], step: float) -> Params:
     """What parts stand for."""
-    return join(layout, (built(part, step, shape) for part, shape in zip(parts, layout.shapes, strict=True)))
+    return join(layout, (build(part, step, shape) for part, shape in zip(parts, layout.shapes, strict=True)))

@@ -72,9 +72,9 @@ class Budget(Link):
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         layers = [self._options(layer, key.at(name)) for name, layer in x.to(torch.float32).items()]
         hulls = [_hull(options) for options in layers]
-        chosen, missed = _spent(self.bytes, layers, hulls)
+        chosen, missed = _spend(self.bytes, layers, hulls)
         if chosen is None:
-            least = length(_packed([hull[0] for hull in hulls]))
+            least = length(_pack([hull[0] for hull in hulls]))
             raise ValueError(
                 f"{self!r}: the {len(hulls)} layers take {least} bytes at their cheapest; raise bytes to that, or put "
                 f"a cheaper codec into the ladder"
@@ -82,11 +82,11 @@ class Budget(Link):
         while missed is not None:  # a large step found no room: it may be worth more than what was bought instead
             i, high = missed
             hulls[i] = hulls[i][hulls[i].index(high) :]
-            instead, missed = _spent(self.bytes, layers, hulls)
+            instead, missed = _spend(self.bytes, layers, hulls)
             if instead is None or _error(instead) >= _error(chosen):
                 break
             chosen = instead
-        packet = _packed(chosen)
+        packet = _pack(chosen)
         return packet, self._decode(packet, x.layout, key), None
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
@@ -116,7 +116,7 @@ class Budget(Link):
         return join(layout, (self.ladder[c].decode(p, shape, key.at(name)) for c, p, name, shape in named))
 
 
-def _packed(options: list[_Option]) -> Packet:
+def _pack(options: list[_Option]) -> Packet:
     return [torch.tensor([o.choice for o in options], dtype=torch.uint8, device="cpu"), [o.packet for o in options]]
 
 
@@ -124,7 +124,7 @@ def _error(chosen: list[_Option]) -> float:
     return sum(o.error for o in chosen)
 
 
-def _spent(
+def _spend(
     most: int, layers: list[list[_Option]], hulls: list[list[_Option]]
 ) -> tuple[list[_Option] | None, tuple[int, _Option] | None]:
     """What each layer is sent as in at most so many bytes, from the first of its hull on, and the first step that
@@ -139,11 +139,11 @@ def _spent(
             chosen[i] = high
         return chosen
 
-    fitting = bisect_right(range(len(steps) + 1), most, key=lambda count: length(_packed(after(count))))
+    fitting = bisect_right(range(len(steps) + 1), most, key=lambda count: length(_pack(after(count))))
     if fitting == 0:
         return None, None
     chosen = after(fitting - 1)
-    room = most - length(_packed(chosen))
+    room = most - length(_pack(chosen))
     better = [
         (_slope(chosen[i], o), i, o)
         for i, options in enumerate(layers)
@@ -153,7 +153,7 @@ def _spent(
     for _, i, o in sorted(better, key=lambda step: -step[0]):
         if o.error < chosen[i].error and o.bytes - chosen[i].bytes <= room:
             dearer = [*chosen[:i], o, *chosen[i + 1 :]]
-            left = most - length(_packed(dearer))  # exactly: padding depends on what lies before
+            left = most - length(_pack(dearer))  # exactly: padding depends on what lies before
             if left >= 0:
                 chosen, room = dearer, left
     return chosen, None if fitting > len(steps) else steps[fitting - 1][1:]

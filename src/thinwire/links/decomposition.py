@@ -82,7 +82,7 @@ class Layer:
 
     def _entries(self, step: float) -> Part:
         y = self.flat / step
-        levels = rounded_levels(y)
+        levels = round_levels(y)
         squares = float(torch.dot(levels, levels))
         if not squares:
             return NOTHING
@@ -92,7 +92,7 @@ class Layer:
     def _terms(self, step: float, terms: Tensor) -> Part:
         u, s, v = self.u[terms], self.s[terms], self.v[terms]
         levels = (s / step).round().clamp(1, FINEST)  # to a unit vector
-        left, right = rounded_levels(u * levels[:, None]), rounded_levels(v * levels[:, None])
+        left, right = round_levels(u * levels[:, None]), round_levels(v * levels[:, None])
         # The scales that leave least error, given all terms: (left leftT * right rightT) c = left x right.
         gram = ((left @ left.T) * (right @ right.T)).double()
         along = ((left @ u.T) * (s / step) * (right @ v.T)).sum(1).double()
@@ -103,6 +103,6 @@ class Layer:
         return Part(1 + len(terms), *own, left.to(torch.int32), right.to(torch.int32))
 
 
-def rounded_levels(x: Tensor) -> Tensor:
+def round_levels(x: Tensor) -> Tensor:
     """The nearest whole numbers; zero where that is not worth the bits."""
     return torch.where(x.abs() < DEAD, 0.0, x.round().clamp_(-FINEST, FINEST))

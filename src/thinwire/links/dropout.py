@@ -14,7 +14,7 @@ from ..key import Key
 from ..params import fold
 from ..wire import Packet
 from .base import Codec, parts, vector
-from .sparse import kept
+from .sparse import count_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DropoutAvg(Codec):
         require(0 <= self.drop < 1, f"DropoutAvg(drop={self.drop}): drop must be at least 0 and below 1")
 
     def _sent(self, n: int) -> int:
-        return kept(1 - Fraction(str(self.drop)), n)
+        return count_of(1 - Fraction(str(self.drop)), n)
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)

@@ -40,16 +40,16 @@ class Entropy(Wrapper):
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet, seen, tx = self.inner.send(x, tx, key)
-        return _coded(packet, x.layout), seen, tx
+        return _code(packet, x.layout), seen, tx
 
     def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
         return self.inner.look(x, tx, key)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        return self.inner.recv(_decoded(packet, limit(layout), values(layout)), layout, rx, key)
+        return self.inner.recv(_decode(packet, limit(layout), values(layout)), layout, rx, key)
 
     def floats(self, packet: Packet) -> float:
-        return self.inner.floats(_decoded(packet, None, None))  # of a packet that was made here, or checked
+        return self.inner.floats(_decode(packet, None, None))  # of a packet that was made here, or checked
 
 
 def limit(layout: Layout) -> int:
@@ -72,7 +72,7 @@ def entropy_bound(data: bytes) -> float:
     return float(found @ np.log2(max(1, len(data)) / found)) / 8
 
 
-def _coded(packet: Packet, layout: Layout) -> Packet:
+def _code(packet: Packet, layout: Layout) -> Packet:
     """The shortest of the four; which one it is comes first."""
     import zstandard  # where it is used
 
@@ -84,14 +84,14 @@ def _coded(packet: Packet, layout: Layout) -> Packet:
         # The frequencies and the lanes come on top of the bound; where zstd is ahead of it there is nothing to try.
         if entropy_bound(data) < len(frame):
             ways.append([RANS, len(data), *rans.encode(_bytes(data))])
-        found = _taken(packet, layout)
+        found = _take_rows(packet, layout)
         if found:
             ways.append([LEVELS, *found])
     return min(ways, key=lambda way: len(dumps(way)))
 
 
-def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packet:
-    """What :func:`_coded` was given. Nothing longer than ``most`` bytes, or of more values, is decompressed."""
+def _decode(packet: Packet, most: int | None, most_values: int | None) -> Packet:
+    """What :func:`_code` was given. Nothing longer than ``most`` bytes, or of more values, is decompressed."""
     check(isinstance(packet, list) and len(packet) >= 2 and type(packet[0]) is int, "how a packet is coded")
     way, *parts = packet
     if way == STORED:
@@ -101,7 +101,7 @@ def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packe
         check(len(parts) == 1, "a zstd frame")
         return loads(_zstd(octets(parts[0]), most), max_values=most_values)
     if way == LEVELS:
-        return _given_back(parts, most, most_values)
+        return _put_rows(parts, most, most_values)
     check(way == RANS and len(parts) == 4, "a packet stored, by zstd, by range coding or by levels")
     size, present, counts, words = parts
     check(type(size) is int and size > 0 and (most is None or size <= most), "a packet of no more bytes than accepted")
@@ -109,7 +109,7 @@ def _decoded(packet: Packet, most: int | None, most_values: int | None) -> Packe
     return loads(rans.decode(coded, size).numpy().tobytes(), max_values=most_values)
 
 
-def _taken(packet: Packet, layout: Layout) -> list[Packet]:
+def _take_rows(packet: Packet, layout: Layout) -> list[Packet]:
     """The packet with empty rows in place of its rows of 8-bit numbers, and of each its length, the width of its layer
     and its bytes. Nothing where there are none, or where one has a number that the coder does not take.
     """
@@ -133,8 +133,8 @@ def _taken(packet: Packet, layout: Layout) -> list[Packet]:
     return [rest, *taken] if taken and all(coded is not None for _, _, coded in taken) else []
 
 
-def _given_back(parts: list[Packet], most: int | None, most_values: int | None) -> Packet:
-    """What :func:`_taken` was given."""
+def _put_rows(parts: list[Packet], most: int | None, most_values: int | None) -> Packet:
+    """What :func:`_take_rows` was given."""
     check(len(parts) > 1, "a packet and its 8-bit numbers")
     rest, *taken = parts
     check(most_values is None or count(rest) <= most_values, "a packet of no more values than accepted")

@@ -115,7 +115,7 @@ class LBGM(Wrapper):
     def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
         l = self._look_back(tx.gradient, x.layout)  # noqa: E741
         g = x if self.compare == "dense" else self.inner.send(x, tx.inner, key)[1]
-        return {x.names[0] if len(x.names) == 1 else "*": compared(g, l, self.threshold)}
+        return {x.names[0] if len(x.names) == 1 else "*": compare(g, l, self.threshold)}
 
     def _look_back(self, kept: State, layout: Layout) -> Params:
         """L on the layers of ``layout``; zero where nothing was sent yet."""
@@ -123,7 +123,7 @@ class LBGM(Wrapper):
             return kept.only(layout.names)
         l = layout.zeros()  # noqa: E741
         for message in kept:  # oldest first
-            then, layers, packet = _opened(message)
+            then, layers, packet = _open(message)
             own = Layout(tuple(layers), tuple(map(Size, layers.values())), layout.dtype)
             g, _ = self.inner.recv(packet, own, None, Key(*then))
             l = l.replace(g.only(layers.keys() & layout.spans.keys()))  # noqa: E741
@@ -139,20 +139,20 @@ class LBGM(Wrapper):
         messages = [dumps([list(key), {name: list(shape) for name, shape in named}, packet])]
         newer = set(g.names)
         for message in reversed(kept):
-            layers = _opened(message)[1].keys()
+            layers = _open(message)[1].keys()
             if layers - newer:
                 messages.insert(0, message)
                 newer |= layers
         return Several(messages, b"")
 
 
-def _opened(message: bytes) -> list[Packet]:
+def _open(message: bytes) -> list[Packet]:
     """The key, the layers and their shapes, and the packet of a message that was kept."""
     parts: list[Packet] = loads(message, max_values=None, finite=False)
     return parts
 
 
-def compared(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
+def compare(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
     """How far g is from l, and whether it may be recycled (Algorithm 1, lines 6 and 7).
 
     It may not where l is zero, or where the square of g or rho is not finite. If g is zero, rho is zero.
@@ -170,5 +170,5 @@ def compared(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
 
 def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
     """rho, as a number of the type that g has, if g may be recycled, else None."""
-    found = compared(g, l, threshold)
+    found = compare(g, l, threshold)
     return torch.tensor(found.rho, dtype=g.layout.dtype, device="cpu") if found.recycled else None

@@ -65,16 +65,16 @@ class QSGD(Codec):
         flat, seed = x.reshape(-1), key.number("dither")
         if self.bucket is None:
             norms = self._norms(flat.view(1, -1))
-            return [norms, self._packed(flat, float(norms), seed, width(x.shape))]
+            return [norms, self._pack(flat, float(norms), seed, width(x.shape))]
         rows = pad(flat, (0, -flat.numel() % self.bucket)).view(-1, self.bucket)
         norms = self._norms(rows)
         shares = rows / torch.where(norms > 0, norms, 1.0)[:, None]
-        return [norms, self._packed(shares.view(-1)[: flat.numel()], 1.0, seed, width(x.shape))]
+        return [norms, self._pack(shares.view(-1)[: flat.numel()], 1.0, seed, width(x.shape))]
 
-    def _packed(self, flat: Tensor, scale: float, seed: int, row: int) -> Tensor:
+    def _pack(self, flat: Tensor, scale: float, seed: int, row: int) -> Tensor:
         """Levels in the fewest bytes."""
         found = quantize(flat, scale, self.levels, 8, seed)
-        coded = _coded(found, self.levels, (found.numel() * self.bits + 7) // 8, row)
+        coded = _code(found, self.levels, (found.numel() * self.bits + 7) // 8, row)
         if coded is not None:
             return coded
         return found if self.bits == 8 else quantize(flat, scale, self.levels, self.bits, seed)
@@ -91,7 +91,7 @@ class QSGD(Codec):
         norms = vector(scales, 1 if bucket is None else (n + bucket - 1) // bucket, torch.float32)
         levels, bits = octets(packed), self.bits
         if levels.numel() < (n * bits + 7) // 8:
-            levels, bits = _decoded(levels, self.levels, n, width(shape)), 8
+            levels, bits = _decode(levels, self.levels, n, width(shape)), 8
         check((norms >= 0).all(), "norms that are not negative")
         if bucket is None:
             return dequantize(levels, n, float(norms), self.levels, bits).view(shape)
@@ -120,7 +120,7 @@ class Ternary(Codec):
         flat = x.reshape(-1)
         scale = finite(self, _largest(flat)).clamp_max(HIGHEST)
         found = quantize(flat, float(scale), 1, 8, key.number("dither"))
-        coded = _coded(found, 1, (len(found) + 4) // 5, width(x.shape))
+        coded = _code(found, 1, (len(found) + 4) // 5, width(x.shape))
         return [scale, pack_trits(found) if coded is None else coded]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
@@ -129,7 +129,7 @@ class Ternary(Codec):
         check(number(scale) >= 0, "a scale that is not negative")
         digits = octets(digits)
         coded = digits.numel() < (n + 4) // 5
-        found = _decoded(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
+        found = _decode(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
         return dequantize(found, n, float(scale), 1, 8).view(shape)
 
     def count(self, packet: Packet) -> float:
@@ -162,15 +162,15 @@ class Int8(Codec):
         return 1 + float(packet[1].numel()) / 4
 
 
-def _coded(found: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
+def _code(found: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
     """Levels, ``most`` added, by the adaptive coder, which takes fewer than ``plain`` bytes; None where it does not."""
     if found.numel() >= coder.MOST:
         return None
     return coder.pack((found - most).view(torch.int8), plain - 1, row, most=most)
 
 
-def _decoded(coded: UInt8[Tensor, " bytes"], most: int, n: int, row: int) -> UInt8[Tensor, " n"]:
-    """What :func:`_coded` was given."""
+def _decode(coded: UInt8[Tensor, " bytes"], most: int, n: int, row: int) -> UInt8[Tensor, " n"]:
+    """What :func:`_code` was given."""
     return coder.unpack(coded, n, row, most=most).view(torch.uint8) + most
 
 

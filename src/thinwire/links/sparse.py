@@ -60,7 +60,7 @@ def unpack_positions(packet: Packet, n: int, row: int = 0) -> Int[Tensor, " k"]:
     return gaps.decode(octets(quotients), octets(rests), n, b)
 
 
-def placed(values: Tensor, positions: Int[Tensor, " k"], shape: Size) -> Tensor:
+def place(values: Tensor, positions: Int[Tensor, " k"], shape: Size) -> Tensor:
     """The values at their positions; the rest is zero."""
     return torch.zeros(shape.numel(), dtype=values.dtype, device="cpu").index_copy_(0, positions, values).view(shape)
 
@@ -88,7 +88,7 @@ class Sparse(Codec):
     def decode(self, packet: Packet, shape: Size, key: Key, dtype: torch.dtype = torch.float32) -> Tensor:
         check(isinstance(packet, list) and len(packet) == 2, "positions and values")
         positions = unpack_positions(packet[0], shape.numel(), width(shape))
-        return placed(vector(packet[1], len(positions), dtype), positions, shape)
+        return place(vector(packet[1], len(positions), dtype), positions, shape)
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         return [self.encode(layer, key) for _, layer in x.items()], x, None  # nothing to find out by decoding
@@ -139,7 +139,7 @@ class TopK(Codec):
         return self.coded(x, key)[0]
 
     def coded(self, x: Tensor, key: Key) -> tuple[Packet, Tensor]:
-        flat, k = x.reshape(-1), kept(self.share, x.numel())
+        flat, k = x.reshape(-1), count_of(self.share, x.numel())
         if self.sampled:
             positions = above(flat, sample_threshold(flat, k, key.generator("sample")))
         else:
@@ -147,12 +147,12 @@ class TopK(Codec):
         positions = positions if len(positions) <= 2 * k else top_k(flat, k)
         where = pack_positions(positions, x.numel(), width(x.shape))
         values, found = self.values.coded(flat.index_select(0, positions), key)
-        return [where, values], placed(found, positions, x.shape)
+        return [where, values], place(found, positions, x.shape)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         where, values = parts(packet, 2, "positions and values")
         positions = unpack_positions(where, shape.numel(), width(shape))
-        return placed(self.values.decode(values, positions.shape, key), positions, shape)
+        return place(self.values.decode(values, positions.shape, key), positions, shape)
 
     def count(self, packet: Packet) -> float:
         return self.values.count(packet[1])
@@ -192,20 +192,22 @@ class RandK(Codec):
         return self.unbiased
 
     def _positions(self, n: int, key: Key) -> Tensor:
-        return torch.randperm(n, generator=key.everyone().generator("positions"), device="cpu")[: kept(self.share, n)]
+        return torch.randperm(n, generator=key.everyone().generator("positions"), device="cpu")[
+            : count_of(self.share, n)
+        ]
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         return x.reshape(-1)[self._positions(x.numel(), key)]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
-        values = vector(packet, kept(self.share, n), torch.float32)
+        values = vector(packet, count_of(self.share, n), torch.float32)
         flat = torch.zeros(n, dtype=torch.float32, device="cpu")
         flat[self._positions(n, key)] = values * (n / len(values)) if self.unbiased and n else values
         return flat.view(shape)
 
 
-def kept(share: float | Fraction, n: int) -> int:
+def count_of(share: float | Fraction, n: int) -> int:
     """How many of ``n`` entries a share is, rounded up: at least one if there is one.
 
     The share is taken as it is written in decimals. So 0.07 of 100 is 7, although the floating-point product is above

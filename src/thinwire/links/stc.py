@@ -20,7 +20,7 @@ from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
 from ..wire import Packet
 from .base import Codec, number, octets, parts, width
-from .sparse import kept
+from .sparse import count_of
 
 GOLDEN = (1 + math.sqrt(5)) / 2
 
@@ -63,7 +63,7 @@ class STC(Codec):
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         n = flat.numel()
-        positions = largest(flat, kept(self.share, n))
+        positions = largest(flat, count_of(self.share, n))
         values = flat[positions]
         magnitude, packed = mean_magnitude(values), pack_signs(values)
         coded = None

@@ -21,9 +21,9 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, length
-from .allocation import least, searched
+from .allocation import least, search
 from .base import Link, finite, octets, vector
-from .bitstream import seen_of
+from .bitstream import read
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class TransformCoding(Link):
         require(self.share is None or 0 < self.share < 1, f"{self!r}: share must be above 0 and below 1")
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        packet, seen = self._coded(Params(_single(x.layout), finite(self, x.flat.to(torch.float32))), key)
+        packet, seen = self._code(Params(_single(x.layout), finite(self, x.flat.to(torch.float32))), key)
         return packet, Params(x.layout, seen.flat.to(x.layout.dtype)), None
 
-    def _coded(self, x: Params, key: Key) -> tuple[Tensor, Params]:
+    def _code(self, x: Params, key: Key) -> tuple[Tensor, Params]:
         most = self._most(x.layout)
         largest = float(x.flat.abs().max()) if x.layout.size else 0.0
         if not largest:
             return torch.zeros(0, dtype=torch.uint8, device="cpu"), x.zeros()
         if most is not None and length(x.flat) <= most:
             return x.flat, x.clone()
-        found = searched(x, largest, most, self.share, key)
+        found = search(x, largest, most, self.share, key)
         if found is None or (most is None and length(x.flat) <= length(found[0])):
             if most is not None:
                 enough = least(x.layout)
@@ -89,7 +89,7 @@ class TransformCoding(Link):
         coded = octets(packet)
         most = self._most(layout)
         check(most is None or length(coded) <= most, f"at most {most} bytes")
-        return Params(layout, seen_of(coded, _single(layout)).flat.to(layout.dtype)), None
+        return Params(layout, read(coded, _single(layout)).flat.to(layout.dtype)), None
 
     def _most(self, layout: Layout) -> int | None:
         """The bytes of a packet of these layers, at most."""

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..algorithms.features import last_linear, layer, passed
+from ..algorithms.features import last_linear, layer, pass_through
 from ..data.optional import optional
 from ..errors import require
 from ..federated.changes import MODELS, load_rows
@@ -133,7 +133,7 @@ def features(module: nn.Module, task: Task, indices: Tensor, name: str | None = 
     assert found is not None
     layer(module, found, f"--layer {found}")
     module.eval()
-    return passed(module, task, task.batch(indices), found, "input")[1].flatten(1)
+    return pass_through(module, task, task.batch(indices), found, "input")[1].flatten(1)
 
 
 def embedding(rows: Float[Tensor, "n d"], perplexity: float = 30.0, seed: int = 0) -> Float[Tensor, "n 2"]:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ..key import Key
 from ..train.precision import without_cache
 from ..wire import State
-from .memory import is_channels_last, ordered
+from .memory import in_order, is_channels_last
 
 
 class Auxiliary:
@@ -36,7 +36,7 @@ class Auxiliary:
     def guess(self, batch: int, out: Tensor) -> Tensor:
         """The error gradient of an output, predicted."""
         h = out.detach()
-        net, _ = self._made(h.shape, self._type(h))
+        net, _ = self._make(h.shape, self._type(h))
         with torch.no_grad(), without_cache(self.device):
             guess: Tensor = functional_call(net, {n: b.clone() for n, b in net.named_buffers()}, (h,))
         self.untaught.append((batch, h))
@@ -46,7 +46,7 @@ class Auxiliary:
         """A step towards the error gradient that came for the oldest output."""
         number, h = self.untaught.popleft()
         assert number == batch
-        net, optimizer = self._made(h.shape, self._type(h))
+        net, optimizer = self._make(h.shape, self._type(h))
         optimizer.zero_grad()
         with without_cache(self.device):
             out = net(h)
@@ -57,7 +57,7 @@ class Auxiliary:
         """That of the network's parameters: under autocast, which makes the outputs narrow, 32-bit floats."""
         return torch.float32 if torch.is_autocast_enabled(self.device.type) else h.dtype
 
-    def _made(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[nn.Module, Optimizer]:
+    def _make(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[nn.Module, Optimizer]:
         if self.net is None or self.optimizer is None:
             before = torch.get_rng_state()
             torch.manual_seed(self.key.number("auxiliary"))
@@ -86,12 +86,12 @@ class Auxiliary:
         """Go on from what :meth:`state` gave."""
         lasts = state.get("untaught_channels_last", [])
         self.untaught = deque(
-            (batch, ordered(h.to(self.device), last)) for (batch, h), last in zip_longest(state["untaught"], lasts)
+            (batch, in_order(h.to(self.device), last)) for (batch, h), last in zip_longest(state["untaught"], lasts)
         )
         self.net = self.optimizer = None
         if state["aux"] is not None:
             shape, weights, kept = state["aux"]
-            net, optimizer = self._made(shape, weights["0.weight"].dtype)
+            net, optimizer = self._make(shape, weights["0.weight"].dtype)
             net.load_state_dict(weights)
             optimizer.load_state_dict(kept)
 

@@ -161,7 +161,7 @@ class Inbox:
             self.room.add(-frame.nbytes)
         total += self.size
         if fits < length:
-            rest = self._taken(self._asked(length - fits, self.tag + REST))
+            rest = self._take(self._ask(length - fits, self.tag + REST))
             data += rest.numpy().tobytes()
             total += len(rest)
         return batch, micro, loads(data, max_values=None, finite=False), total
@@ -178,7 +178,7 @@ class Inbox:
     def look(self) -> str | None:
         """Why the neighbour has failed, where it has said so and that is here. Messages stay for :meth:`take`."""
         if self.size is None:
-            self.opening = self.opening or self._asked(LEAST, self.tag + OPENING)
+            self.opening = self.opening or self._ask(LEAST, self.tag + OPENING)
         for work, frame in [self.opening] if self.opening else self.posted:
             length = int(frame[:8].clone().view(torch.int64))
             if length < 0:  # its last byte is there, so all of them: what follows is on its way
@@ -187,21 +187,21 @@ class Inbox:
         return None
 
     def _opening(self) -> Tensor:
-        asked, self.opening = self.opening or self._asked(LEAST, self.tag + OPENING), None
-        return self._taken(asked)
+        asked, self.opening = self.opening or self._ask(LEAST, self.tag + OPENING), None
+        return self._take(asked)
 
     def _empty(self, size: int) -> Tensor:
         self.room.add(size)
         return torch.zeros(size, dtype=torch.uint8, device="cpu")
 
-    def _asked(self, size: int, tag: int) -> tuple[Any, Tensor]:
+    def _ask(self, size: int, tag: int) -> tuple[Any, Tensor]:
         frame = self._empty(size)
         try:
             return dist.irecv(frame, self.peer, group=self.group, tag=tag), frame
         except RuntimeError as error:
             raise Lost(first_line(error)) from error
 
-    def _taken(self, asked: tuple[Any, Tensor]) -> Tensor:
+    def _take(self, asked: tuple[Any, Tensor]) -> Tensor:
         """What was asked for, once it is there."""
         work, frame = asked
         self._wait(work)

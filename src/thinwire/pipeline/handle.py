@@ -227,12 +227,12 @@ def settle(settings: Settings) -> Settings:
     made = schedule.__name__ if isinstance(schedule, type) else "DSP"
     require(
         isinstance(schedule, Schedule),
-        f"schedule={shown(schedule)}: give a schedule, with its arguments, such as {made}"
+        f"schedule={describe(schedule)}: give a schedule, with its arguments, such as {made}"
         + ("((1, 0), (2, 0))" if made == "DSP" else "()"),
     )
     require(
         callable(optimizer) and not isinstance(optimizer, Optimizer),
-        f"optimizer={shown(optimizer)}: give a function that makes one of a part's parameters, such as "
+        f"optimizer={describe(optimizer)}: give a function that makes one of a part's parameters, such as "
         "lambda p: torch.optim.SGD(p, 0.1)",
     )
     require(clip is None or clip > 0, f"clip={clip}: the largest norm of a part's gradient, above 0, or None")
@@ -242,7 +242,7 @@ def settle(settings: Settings) -> Settings:
     return settings
 
 
-def shown(given: Any) -> str:
+def describe(given: Any) -> str:
     """What was given in place of something else, for an error."""
     if isinstance(given, str):
         return repr(given)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CombinationError
-from ..task import IGNORED, Ratio, masks, suited, weighed
+from ..task import IGNORED, Ratio, loss_by_type, masks, weigh
 from ..task import mean_loss as mean_of
 
 Loss = Callable[[Tensor, Tensor], Tensor | Ratio]
@@ -24,7 +24,7 @@ LEAST = 0.1  # of smaller losses that far of this
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor | Ratio:
     """What the targets' type says: cross entropy, the mean over what counts, or the squared error for floats."""
-    return weighed(suited(outputs, targets), targets)
+    return weigh(loss_by_type(outputs, targets), targets)
 
 
 def counting(targets: Tensor) -> int:
@@ -40,7 +40,7 @@ def share(part: Tensor, whole: Tensor, pieces: int) -> float:
     return 1 / pieces if every in (0, whole.numel()) else counting(part) / every
 
 
-def scaled(loss: Loss, outputs: Tensor, targets: Tensor, own: float, pieces: int) -> Tensor:
+def scale(loss: Loss, outputs: Tensor, targets: Tensor, own: float, pieces: int) -> Tensor:
     """A micro-batch's loss, so that the mean over a batch's ``pieces`` is the batch's loss. ``own`` is its share.
 
     Values an example are averaged over all examples, a ratio and a mean over what counts. Raises

@@ -20,17 +20,17 @@ def is_channels_last(x: Tensor | None) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last)
 
 
-def ordered(x: Tensor, channels_last: bool | None) -> Tensor:
+def in_order(x: Tensor, channels_last: bool | None) -> Tensor:
     """A tensor in the order in memory that :func:`is_channels_last` said."""
     return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
-def copied(x: Any) -> Any:
+def copy_state(x: Any) -> Any:
     """A copy of a state on the CPU, tensors without their graphs."""
     if isinstance(x, Tensor):
         return x.detach().to("cpu", copy=True).contiguous()
     if isinstance(x, dict):
-        return {name: copied(value) for name, value in x.items()}
+        return {name: copy_state(value) for name, value in x.items()}
     if isinstance(x, list | tuple | deque):
-        return [copied(value) for value in x]
+        return [copy_state(value) for value in x]
     return copy.copy(x)

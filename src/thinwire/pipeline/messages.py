@@ -35,10 +35,10 @@ class Messages:
         key = self._key(what, op, self.part)
         if isinstance(link, AQSGD):
             kind, numbers, usual = [str(x.dtype), list(x.shape)], x.detach().to("cpu", torch.float32), None
-            if not self.announced and not self.sent.knows(self._named(examples)):
+            if not self.announced and not self.sent.knows(self._name(examples)):
                 later = length([*kind, self.sent.differences(link.link, numbers, key)])
                 usual, self.announced = later + later // ROOM, True
-            return [*kind, self.sent.send(link.link, numbers, self._named(examples), key)], usual
+            return [*kind, self.sent.send(link.link, numbers, self._name(examples), key)], usual
         if type(link) is Dense:
             return plain(x), None
         params = Params.of([("x", x.detach().cpu())])
@@ -48,14 +48,14 @@ class Messages:
         """The tensor of a neighbour's packet: activations of the part before, or gradients of the one after."""
         link: Any = getattr(self.schedule, what)
         if type(link) is Dense:
-            return opened(packet)
+            return open_plain(packet)
         key = self._key(what, op, self.part - 1 if what == "activations" else self.part + 1)
         check(isinstance(packet, list) and len(packet) == 3, "a type, a shape and what the link made of the numbers")
         kind, shape, inner = packet
         dtype = getattr(torch, str(kind).removeprefix("torch."), None)
         check(isinstance(dtype, torch.dtype), "the name of a type")
         if isinstance(link, AQSGD):
-            return self.received.recv(link.link, inner, self._named(examples), key).to(dtype)
+            return self.received.recv(link.link, inner, self._name(examples), key).to(dtype)
         layout = Layout(("x",), (torch.Size(shape),), torch.float64 if dtype == torch.float64 else torch.float32)
         found: Tensor = link.recv(inner, layout, None, key)[0]["x"].to(dtype)
         return found
@@ -64,7 +64,7 @@ class Messages:
         number = self.replica * self.parts + sender  # among all parts of all replicas: no two draw alike
         return Key(self.seed, op.batch, number, f"pipeline/{what}/{op.micro}")
 
-    def _named(self, examples: list[int] | None) -> list[int]:
+    def _name(self, examples: list[int] | None) -> list[int]:
         if examples is None:
             raise ValueError(
                 f"{self.schedule.activations!r} remembers activations by example: step(x, y, examples=...) needs the "
@@ -78,7 +78,7 @@ def plain(x: Tensor) -> Tensor:
     return x.detach().to("cpu").contiguous()
 
 
-def opened(packet: Packet) -> Tensor:
+def open_plain(packet: Packet) -> Tensor:
     """The tensor of :func:`plain`. Raises ``WireError`` for anything else."""
     check(isinstance(packet, Tensor) and packet.is_floating_point(), "one tensor of floats")
     found: Tensor = packet

@@ -15,7 +15,7 @@ from ..train.precision import without_cache
 from ..train.threads import one_thread
 from . import law
 from .frames import LEAST
-from .losses import Loss, mean_loss, scaled
+from .losses import Loss, mean_loss, scale
 from .schedule import DNI, DSP, GPipe, Schedule
 from .simulation import Simulation
 from .split import _now, repeats
@@ -56,7 +56,7 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
     with one_thread(), torch.random.fork_rng(devices=[]):
         for part, stage in enumerate(copy.deepcopy(list(stages)), 1):
             last = part == len(stages)
-            finish = partial(_lost, loss, y.to(_device(stage))) if last else _same
+            finish = partial(_loss, loss, y.to(_device(stage))) if last else _same
             x = x.to(_device(stage)).detach()
             if part > 1:
                 x.requires_grad_()
@@ -71,7 +71,7 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
             ahead.append(min(first for first, _ in times))
             back.append(min(second for _, second in times))
             inputs.append(x.numel() * x.element_size())
-            graphs.append(_kept(stage, x, finish))
+            graphs.append(_graph_bytes(stage, x, finish))
             weights.append(sum(p.numel() * p.element_size() for p in stage.parameters() if p.requires_grad))
             x = out.detach()
     return Profile(len(y), tuple(ahead), tuple(back), tuple(inputs), tuple(graphs), tuple(weights))
@@ -85,11 +85,11 @@ def _same(out: Tensor) -> Tensor:
     return out
 
 
-def _lost(loss: Loss, targets: Tensor, out: Tensor) -> Tensor:
-    return scaled(loss, out, targets, 1.0, 1)
+def _loss(loss: Loss, targets: Tensor, out: Tensor) -> Tensor:
+    return scale(loss, out, targets, 1.0, 1)
 
 
-def _kept(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> int:
+def _graph_bytes(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> int:
     """Bytes that a graph keeps, each memory counted once."""
     own = {t.untyped_storage().data_ptr() for t in (x, *stage.parameters(), *stage.buffers())}
     found: dict[int, int] = {}

@@ -199,7 +199,7 @@ class Pipeline(Training):
                 check()
             result = self._drive(begin(self.stage))
             if what != "step":
-                self._sent()
+                self._wait_sent()
             else:
                 self.bytes.batches += 1
                 if self.settings.schedule.barrier and self.group is not None:
@@ -224,25 +224,25 @@ class Pipeline(Training):
                 if isinstance(request, Give):
                     self._give(request)
                 elif isinstance(request, Mean | Gather):
-                    answer = self._shared(request)
+                    answer = self._gather(request)
                 else:
                     answer = self._take(request)
             except Lost as error:
                 ahead = isinstance(request, Give) ^ (request.way == "backward")
-                raise self._lost(ahead, request.batch, error) from error
+                raise self._describe_loss(ahead, request.batch, error) from error
 
     def _give(self, request: Give) -> None:
         self.bytes.add(request.way, "sent", self.out[request.way].send(*request[1:]))
 
-    def _sent(self) -> None:
+    def _wait_sent(self) -> None:
         """Wait until messages have left this process, which may end now."""
         for way, box in self.out.items():
             try:
                 box.finish(len(box.going), self.timeout)
             except Lost as error:
-                raise self._lost(way != "backward", self.batches, error) from error
+                raise self._describe_loss(way != "backward", self.batches, error) from error
 
-    def _shared(self, request: Mean | Gather) -> Any:
+    def _gather(self, request: Mean | Gather) -> Any:
         """What all replicas of this part have of it."""
         assert self.peers is not None
         before = self.peers.traffic.bytes
@@ -269,7 +269,7 @@ class Pipeline(Training):
             )
         return packet
 
-    def _lost(self, ahead: bool, batch: int, error: Lost) -> RankLost:
+    def _describe_loss(self, ahead: bool, batch: int, error: Lost) -> RankLost:
         """What is said of the part after this one, or of the one before."""
         said, other = str(error), self.part + 1 if ahead else self.part - 1
         if said.startswith("part "):
@@ -288,7 +288,7 @@ class Pipeline(Training):
                 work.wait(datetime.timedelta(seconds=max(0.001, min(LOOK, end - time.monotonic()))))
                 return
             except RuntimeError as error:
-                if (told := self._told()) is not None:
+                if (told := self._reason()) is not None:
                     raise RankLost(f"part {self.part} of {self.settings.parts} cannot go on: {told}") from error
                 if over or time.monotonic() >= end:
                     raise RankLost(
@@ -296,7 +296,7 @@ class Pipeline(Training):
                         f"nothing for {self.timeout:g} s ({first_line(error)})"
                     ) from error
 
-    def _told(self) -> str | None:
+    def _reason(self) -> str | None:
         """Why a neighbour goes no further, where it has said so."""
         try:
             return next((said for way, box in self.into.items() if way != "look" and (said := box.look())), None)
@@ -341,10 +341,10 @@ class Pipeline(Training):
             try:
                 batch, micro, packet, size = self.into["backward"].take()
             except Lost as error:
-                raise self._lost(True, self.batches, error) from error
+                raise self._describe_loss(True, self.batches, error) from error
             self.bytes.add("backward", "received", size)
             self.pending.append([batch, micro, packet])
-        self._sent()
+        self._wait_sent()
         frames = {way: box.size for way, box in self.out.items() if box.size}
         return {**self.state_of(self.rank, self.pending), "frames": frames}
 

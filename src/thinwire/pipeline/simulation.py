@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ddp.collectives import Gather, Mean, Traffic, answered
+from ..ddp.collectives import Gather, Mean, Traffic, answer_all
 from ..ddp.methods import Hook, Method
 from ..errors import require
 from ..links import Dense
@@ -75,7 +75,7 @@ class Simulation(Training):
         if check is not None:
             check()
         self.begun = True
-        results = self._ended(begin)
+        results = self._finish(begin)
         if what == "step":
             for ledger in self.ledger.values():
                 ledger.batches += 1
@@ -86,10 +86,10 @@ class Simulation(Training):
 
     def whole_state_dict(self) -> dict[str, Tensor]:
         self._sound()
-        found = self._ended(lambda stage: stage.whole())
+        found = self._finish(lambda stage: stage.whole())
         return whole([found[k] for k in range(self.settings.parts)])
 
-    def _ended(self, begin: Any) -> dict[int, Any]:
+    def _finish(self, begin: Any) -> dict[int, Any]:
         """What comes of each rank's talk. Where one raises, the parts are left at different places."""
         try:
             return self._driven(begin)
@@ -128,7 +128,7 @@ class Simulation(Training):
             requests = [waits.get(rank) for rank in ranks]
             if replicas > 1 and ranks[0] not in answers and all(isinstance(r, Mean | Gather) for r in requests):
                 before = traffic.bytes
-                for rank, answer in zip(ranks, answered(requests, traffic), strict=True):  # type: ignore[arg-type]
+                for rank, answer in zip(ranks, answer_all(requests, traffic), strict=True):  # type: ignore[arg-type]
                     answers[rank] = answer
                     self.ledger[rank].averaged += traffic.bytes - before
 

@@ -87,21 +87,21 @@ def split(
         f"split(mbit={mbit}): bytes are measured with a sample; leave it out beside costs= or at=",
     )
     if costs is None and at is None:
-        chain, trained, measured = _agreed(lambda: _looked_at(model, parts, schedule, sample), group, timeout)
+        chain, trained, measured = _agree(lambda: _look_at(model, parts, schedule, sample), group, timeout)
         late = [] if schedule is None else replays(schedule, parts)
         both, again = [one.forward + one.backward for one in measured], [one.forward for one in measured]
-        cuts = balanced(both, trained, parts, again, late, [one.handed for one in measured], 8e-6 / (mbit or math.inf))
+        cuts = balance(both, trained, parts, again, late, [one.handed for one in measured], 8e-6 / (mbit or math.inf))
     else:
-        chain, trained = _checked(model, parts, schedule)
-        cuts = _given_cuts(chain, trained, parts, at) if at is not None else _costed_cuts(chain, trained, parts, costs)
-    made = [_joined(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
+        chain, trained = _check_chain(model, parts, schedule)
+        cuts = _cuts_at(chain, trained, parts, at) if at is not None else _cuts_by_cost(chain, trained, parts, costs)
+    made = [_join(chain[a:b]) for a, b in zip([0, *cuts], [*cuts, len(chain)], strict=True)]
     apart(made)
     return made
 
 
 def places(stages: Sequence[nn.Module]) -> tuple[int, ...]:
     """Where :func:`split` has cut a chain into ``stages``: what it takes as ``at``."""
-    lengths = [len(_opened((), stage)) for stage in stages]
+    lengths = [len(_open((), stage)) for stage in stages]
     return tuple(itertools.accumulate(lengths[:-1]))
 
 
@@ -111,7 +111,7 @@ def replays(schedule: Schedule, parts: int) -> list[bool]:
     return [schedule.keeps == "input" and delay > 0 for delay in schedule.delays(parts)[:-1]] + [False]
 
 
-def _checked(model: Any, parts: int, schedule: Schedule | None) -> tuple[list[Named], list[bool]]:
+def _check_chain(model: Any, parts: int, schedule: Schedule | None) -> tuple[list[Named], list[bool]]:
     """The chain of a model, and which of its modules have parameters to train."""
     require(parts >= 1, f"split(parts={parts}): at least 1")
     if schedule is not None:
@@ -126,7 +126,7 @@ def _checked(model: Any, parts: int, schedule: Schedule | None) -> tuple[list[Na
     return chain, trained
 
 
-def _costed_cuts(
+def _cuts_by_cost(
     chain: Sequence[Named], trained: Sequence[bool], parts: int, costs: Sequence[float] | None
 ) -> list[int]:
     assert costs is not None
@@ -135,10 +135,10 @@ def _costed_cuts(
         f"split(costs=...): {len(costs)} costs for {len(chain)} modules: {', '.join('.'.join(n) for n, _ in chain)}",
     )
     require(all(cost >= 0 for cost in costs), "split(costs=...): a cost is below 0")
-    return balanced([float(cost) for cost in costs], trained, parts)
+    return balance([float(cost) for cost in costs], trained, parts)
 
 
-def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at: Sequence[int]) -> list[int]:
+def _cuts_at(chain: Sequence[Named], trained: Sequence[bool], parts: int, at: Sequence[int]) -> list[int]:
     require(len(at) == parts - 1, f"split(at={list(at)}): {parts} parts begin at {parts - 1} places after the first")
     ends = [0, *at, len(chain)]
     for part, (begin, end) in enumerate(itertools.pairwise(ends)):
@@ -151,7 +151,7 @@ def _given_cuts(chain: Sequence[Named], trained: Sequence[bool], parts: int, at:
     return list(at)
 
 
-def balanced(
+def balance(
     costs: Sequence[float],
     trained: Sequence[bool],
     parts: int,
@@ -236,18 +236,18 @@ def _chain(model: Any) -> list[Named]:
         named = [
             (tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)
         ]
-        return [found for name, module in named for found in _opened(name, module)]
-    if isinstance(model, nn.ModuleList) or _as_written(model):
+        return [found for name, module in named for found in _open(name, module)]
+    if isinstance(model, nn.ModuleList) or _called_in_turn(model):
         model = nn.Sequential(OrderedDict(model.named_children()))  # its modules, under its names
     if type(model) is not nn.Sequential:
         raise ValueError(
             f"split: {type(model).__name__} is no chain, whose modules each take what the one before gives: make it an "
             "nn.Sequential or a list of modules, or give it a method chain() that returns one"
         )
-    return _opened((), model)
+    return _open((), model)
 
 
-def _as_written(model: Any) -> bool:
+def _called_in_turn(model: Any) -> bool:
     """Whether a subclass of nn.Sequential is called as one, by its modules in turn."""
     plain = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
     return plain and type(model) is not nn.Sequential and not (model._forward_hooks or model._forward_pre_hooks)
@@ -266,26 +266,23 @@ class Chained(nn.Sequential):
         return x
 
 
-def _opened(name: tuple[str, ...], module: nn.Module) -> list[Named]:
+def _open(name: tuple[str, ...], module: nn.Module) -> list[Named]:
     if type(module) is Chained:
         return [((*name, *inner.split(".")), module.get_submodule(inner)) for inner in module.order]
     if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks or not len(module):
         return [(name, module)]
     return [
-        found
-        for inner, child in module._modules.items()
-        if child is not None
-        for found in _opened((*name, inner), child)
+        found for inner, child in module._modules.items() if child is not None for found in _open((*name, inner), child)
     ]
 
 
-def _joined(chain: Sequence[Named]) -> nn.Sequential:
+def _join(chain: Sequence[Named]) -> nn.Sequential:
     """The modules in Sequentials that are named as in the model, and called in the chain's order."""
     if chain and not chain[0][0]:  # one module alone
         return nn.Sequential(chain[0][1])
     named = _tree(chain)
     joined = nn.Sequential(named)
-    same = [module for _, module in _opened((), joined)] == [module for _, module in chain]
+    same = [module for _, module in _open((), joined)] == [module for _, module in chain]
     return joined if same else Chained(named, [".".join(name) for name, _ in chain])
 
 
@@ -312,7 +309,7 @@ def apart(parts: Sequence[nn.Module]) -> None:
     refuse_shared_memory(nn.ModuleList(parts))
 
 
-def _measured(chain: Sequence[Named], sample: Any) -> list[Cost]:
+def _measure(chain: Sequence[Named], sample: Any) -> list[Cost]:
     """What each module takes; parameters' gradients, statistics and random numbers are left alone.
 
     The sample goes through the whole chain again and again, so that what disturbs a moment is in one measurement of
@@ -326,7 +323,7 @@ def _measured(chain: Sequence[Named], sample: Any) -> list[Cost]:
     kept = [(b, b.clone()) for _, module in chain for b in module.buffers()]
     try:
         for _ in repeats():
-            times.append(_passed(chain, x))
+            times.append(_pass(chain, x))
     finally:
         with torch.no_grad():
             for buffer, value in kept:
@@ -347,7 +344,7 @@ def repeats() -> Iterator[int]:
         yield already
 
 
-def _passed(chain: Sequence[Named], x: Tensor) -> list[Cost]:
+def _pass(chain: Sequence[Named], x: Tensor) -> list[Cost]:
     """What each module takes of one way through the chain."""
     found = []
     for name, module in chain:
@@ -380,14 +377,14 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _looked_at(model: Any, parts: int, schedule: Schedule | None, sample: Any) -> Looked:
+def _look_at(model: Any, parts: int, schedule: Schedule | None, sample: Any) -> Looked:
     """A model that this rank can cut, with what its modules take."""
-    chain, trained = _checked(model, parts, schedule)
+    chain, trained = _check_chain(model, parts, schedule)
     require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
-    return chain, trained, _measured(chain, sample)
+    return chain, trained, _measure(chain, sample)
 
 
-def _agreed(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout: float) -> Looked:
+def _agree(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout: float) -> Looked:
     """What this rank found with ``look``, and the costs of the first rank: parts have to be the same everywhere.
 
     An error of one rank is one of every rank.

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from ..ddp.collectives import Gather, Mean
-from ..ddp.handle import frozen, thawed
+from ..ddp.handle import freeze, thaw
 from ..ddp.methods import Hook, Method
 from ..ddp.worker import Worker
 from ..errors import NonFinite, WireError, check, require
@@ -31,9 +31,9 @@ from ..links import Dense
 from ..train.precision import without_cache
 from ..wire import Packet, State
 from .auxiliary import Auxiliary
-from .losses import Loss, mean_loss, scaled, share
-from .memory import copied, is_channels_last, ordered
-from .messages import Messages, opened, plain
+from .losses import Loss, mean_loss, scale, share
+from .memory import copy_state, in_order, is_channels_last
+from .messages import Messages, open_plain, plain
 from .schedule import Op, Schedule
 from .watch import Watch
 
@@ -169,10 +169,10 @@ class Stage:
     def look(self, x: Tensor | None, number: int) -> Talk[Tensor | None]:
         """Outputs, at the last part, in evaluation mode; nothing changes."""
         if self.part:
-            x = opened((yield Take("look", number, 0)))
+            x = open_plain((yield Take("look", number, 0)))
         elif x is None:
             raise ValueError("predict(x): the first part needs the inputs")
-        judged = yield from self._judged()
+        judged = yield from self._judge()
         modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         try:
@@ -188,12 +188,12 @@ class Stage:
 
     def whole(self) -> Talk[dict[str, Tensor]]:
         """The part's ``state_dict()``, copied: of replicas the model that their method is judged by."""
-        judged = yield from self._judged()
+        judged = yield from self._judge()
         with self._holding(judged):
-            found: dict[str, Tensor] = copied(self.module.state_dict())
+            found: dict[str, Tensor] = copy_state(self.module.state_dict())
         return found
 
-    def _judged(self) -> Talk[Tensor | None]:
+    def _judge(self) -> Talk[Tensor | None]:
         return None if self.worker is None else (yield from self.worker.judged()).clone()
 
     @contextmanager
@@ -262,7 +262,7 @@ class Stage:
         self.most = max(self.most, len(self.queue))
         if not self.last:
             assert out is not None
-            self._chained(out)
+            self._check_output(out)
             packet, usual = self.messages.pack(out, "activations", op, examples)
             yield Give("forward", op.batch, op.micro, packet, usual)
 
@@ -353,7 +353,7 @@ class Stage:
             out = self._call(x.clone() if self.fresh else x, {**weights, **(self._buffers() if still else {})})
             if self.last:
                 assert kept.y is not None
-                out = scaled(self.settings.loss, out, kept.y, kept.share, self.schedule.pieces)
+                out = scale(self.settings.loss, out, kept.y, kept.share, self.schedule.pieces)
         kept.out = out
 
     def plain(self, x: Tensor, batch: int, micro: int) -> Tensor:
@@ -390,7 +390,7 @@ class Stage:
             for g, state in zip(generators, before, strict=True):
                 g.set_state(state)
 
-    def _chained(self, out: Any) -> None:
+    def _check_output(self, out: Any) -> None:
         fits = isinstance(out, Tensor) and out.is_floating_point()
         what = f"a tensor of {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
         require(fits, f"part {self.part} gives {what}: the parts of a chain hand on one tensor of floats")
@@ -457,13 +457,13 @@ class Stage:
             "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
             **self.auxiliary.state(),
-            "worker": None if self.worker is None else frozen(self.worker.kept),
+            "worker": None if self.worker is None else freeze(self.worker.kept),
             "sent": [[e, h] for e, h in self.messages.sent.held.items()],
             "received": [[e, h] for e, h in self.messages.received.held.items()],
             "pending": [list(message) for message in pending],
             **({} if self.watch is None else {"watch": self.watch.state()}),
         }
-        return {name: copied(value) for name, value in found.items()}
+        return {name: copy_state(value) for name, value in found.items()}
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> list[Any]:
@@ -476,7 +476,7 @@ class Stage:
             groups, found = (each.get("param_groups", []) for each in (self.optimizer.state_dict(), state["optimizer"]))
             fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in found]
             require(fits, f"part {self.part} of it was trained with {name}, in its groups, and here it is {own}")
-            state = copied(state)
+            state = copy_state(state)
             for name, value in mine.items():
                 value.copy_(state["module"][name])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -493,7 +493,7 @@ class Stage:
                 b: [torch.tensor(x, dtype=torch.float32, device="cpu") for x in found] for b, found in state["losses"]
             }
             if self.worker is not None:
-                self.worker.kept = thawed(state["worker"], self.worker.kept)
+                self.worker.kept = thaw(state["worker"], self.worker.kept)
             self.auxiliary.load(state)
             for store, held in ((self.messages.sent, state["sent"]), (self.messages.received, state["received"])):
                 store.held.clear()
@@ -501,7 +501,7 @@ class Stage:
             self.queue, lasts = deque(), state.get("queue_channels_last", [])
             shares = state.get("shares") or [1 / self.schedule.pieces] * len(state["queue"])
             for (batch, micro, x, y, version), last, own in zip_longest(state["queue"], lasts, shares):
-                x, y = ordered(x.to(self.device), last), None if y is None else y.to(self.device)
+                x, y = in_order(x.to(self.device), last), None if y is None else y.to(self.device)
                 kept = Kept(batch, micro, x, y, None, version, own)
                 if version is not None:
                     self._graph(kept, still=True)

@@ -57,7 +57,7 @@ class AQSGD(Config):
             raise CombinationError(f"{self!r}: AQSGD remembers itself; take a link without a memory")
 
 
-def named(examples: list[int]) -> Tensor:
+def digest_of(examples: list[int]) -> Tensor:
     """A digest of a batch's examples, in their order: at ends that name others, differences would be of others too."""
     digest = hashlib.blake2b(
         torch.tensor(examples, dtype=torch.int64, device="cpu").numpy().tobytes(), digest_size=NAMED
@@ -78,12 +78,12 @@ class Store:
 
     def differences(self, link: Link, x: Tensor, key: Key) -> Packet:
         """A packet of the size of those in which no example is whole. Nothing changes."""
-        return [x[:0].contiguous(), link.send(Params.of([("x", x)]), None, key)[0], named([])]
+        return [x[:0].contiguous(), link.send(Params.of([("x", x)]), None, key)[0], digest_of([])]
 
     def send(self, link: Link, x: Tensor, examples: list[int], key: Key) -> Packet:
         """A batch of activations, [b, ...], as a packet: whole examples, and the differences of the others."""
         known = torch.tensor([example in self.held for example in examples], device="cpu")
-        packet: list[Packet] = [x[~known].contiguous(), None, named(examples)]
+        packet: list[Packet] = [x[~known].contiguous(), None, digest_of(examples)]
         fresh = x[~known]
         if known.any():
             before = torch.stack([self.held[e] for e, k in zip(examples, known.tolist(), strict=True) if k])
@@ -99,7 +99,7 @@ class Store:
         """What :meth:`send` sent."""
         if not (isinstance(packet, list) and len(packet) == 3 and isinstance(packet[0], Tensor)):
             raise WireError("a packet of another shape: whole examples, differences and a digest expected")
-        if not (isinstance(packet[2], Tensor) and torch.equal(packet[2], named(examples))):
+        if not (isinstance(packet[2], Tensor) and torch.equal(packet[2], digest_of(examples))):
             raise OutOfSync(
                 "the part before names other examples of this batch, or in another order: step(x, y, examples=...) "
                 "has the same numbers on every rank"

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..wire import State
-from .losses import scaled, share
+from .losses import scale, share
 
 if TYPE_CHECKING:
     from .stage import Stage
@@ -80,7 +80,7 @@ def due(stage: Stage) -> int | None:
     return next((op.batch for op in reversed(ops) if op.do == "step"), None)
 
 
-def backpropagated(stages: Sequence[Stage], part: int, batch: int, x: Tensor, y: Tensor) -> Float[Tensor, " d"]:
+def backpropagate(stages: Sequence[Stage], part: int, batch: int, x: Tensor, y: Tensor) -> Float[Tensor, " d"]:
     """The gradient of a part's parameters by backpropagation of a batch through all parts as they are now.
 
     Nothing changes. Links between parts take no part. Random layers draw what they draw in training.
@@ -91,7 +91,7 @@ def backpropagated(stages: Sequence[Stage], part: int, batch: int, x: Tensor, y:
         for stage in stages:
             h = stage.plain(h.to(stage.device), batch, micro)
         own = share(targets, y, pieces)
-        loss = scaled(stages[-1].settings.loss, h, targets.to(h.device), own, pieces) / pieces
+        loss = scale(stages[-1].settings.loss, h, targets.to(h.device), own, pieces) / pieces
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         flat = _flat(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True))
         total = flat if total is None else total + flat

@@ -36,7 +36,7 @@ from ..pipeline.plan import cut_into, measure, seconds
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
 from ..pipeline.stage import Stage
-from ..pipeline.watch import Watch, backpropagated, difference, due, mean_moved, parameters
+from ..pipeline.watch import Watch, backpropagate, difference, due, mean_moved, parameters
 from ..pipeline.watch import size as length
 from ..problem import Problem
 from ..run.ranks import device_of_rank, rank, share, size
@@ -331,7 +331,7 @@ class Pipelined(Steps):
         stages = [training.stages[part] for part in range(self.parts)]
         batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
         drawn = {batch: next(self.draw_cohort(problem, seed, batch))[:2] for batch in set(batches.values())}
-        return {part: (batch, backpropagated(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
+        return {part: (batch, backpropagate(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
 
     def title(self, about: Record) -> str:
         return f"{self.task or self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"

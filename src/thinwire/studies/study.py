@@ -25,11 +25,11 @@ from typing import Any, ClassVar, get_type_hints
 
 from .. import data as sets
 from .. import models
-from ..config import NO_FIT, Config, complete, differing, fitted, hint
+from ..config import NO_FIT, Config, complete, differing, fit_value, hint
 from ..data import Augment
 from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
 from ..expression import configurations, parse, settings, vocabulary
-from ..problem import Problem, imported
+from ..problem import Problem, import_module
 from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
 from .read import UNITS, Record, read
@@ -242,7 +242,7 @@ class Study(ABC):
         for name, value in given.items():
             if isinstance(value, str) and isinstance(hints[name], type) and issubclass(hints[name], Config):
                 given[name] = typed(value, vocabulary())
-        made = {k: fitted(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in given.items()}
+        made = {k: fit_value(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in given.items()}
         if odd := [name for name in ("methods", *made) if made.get(name, NO_FIT) is NO_FIT]:
             found = repr(given[odd[0]]) if odd[0] in given else "missing"
             raise RunError(f"{path} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
@@ -319,7 +319,7 @@ def own(use: Sequence[str]) -> dict[str, type]:
     """
     names: dict[str, type] = {}
     for module in use:
-        there = vars(imported(module, f"--use {module}"))
+        there = vars(import_module(module, f"--use {module}"))
         written = {name: x for name, x in there.items() if isinstance(x, type) and x.__module__ == module}
         for name, cls in written.items():
             if why := _unusable(name, cls, written.values()):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..dice import seeded, untouched
+from ..dice import put_back, seeded
 from ..errors import NonFinite, require
 from ..key import Key
 from ..local import Local, Memory, Trained, Trainer
@@ -227,11 +227,11 @@ class Slot:
         rows, written = torch.arange(2, device="cpu") % len(task), Written(self.module)
         views = [(layer, key, getattr(self.module.get_submodule(layer), key)) for layer, key in self.aliases]
         try:
-            with untouched() as dice:
+            with put_back() as dice:
                 losses = task.loss(self.module, self.batch(task, rows, Key(0).generator("probe")))
                 check_loss(losses, task, len(rows))
                 self._in_place()
-                self.random = self.random or dice.thrown()
+                self.random = self.random or dice.changed()
                 names = written.names() - norm_buffers(self.module)
                 for layer, key, view in views:
                     require(

@@ -12,7 +12,7 @@ from flwr.clientapp.typing import Mod
 from ...errors import CombinationError, require
 from ...federated.envelope import read_call
 from ..client import Node
-from .post import packed, unpacked
+from .post import pack, unpack
 
 ARRAYS = ("secagg_mod", "secaggplus_mod", "fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
 """Mods of Flower's that work on arrays of floats."""
@@ -37,20 +37,20 @@ def client_app(make: Callable[[Context], Node], mods: Sequence[Mod] = ()) -> Cli
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return replied(message, context, lambda: make(context))
+        return reply_to(message, context, lambda: make(context))
 
     return app
 
 
-def replied(message: Message, context: Context, make: Callable[[], Node]) -> Message:
+def reply_to(message: Message, context: Context, make: Callable[[], Node]) -> Message:
     """The reply to a message of the server's: to one without a word, the client's name."""
-    call = unpacked(message.content)
+    call = unpack(message.content)
     if not call:
-        return Message(packed(name_of(context).encode()), reply_to=message)
+        return Message(pack(name_of(context).encode()), reply_to=message)
     node, mbit = make(), read_call(call).mbit
     answer = node.answer(call)
     # The link may have become slower than it was when it was measured: after a loss it is as good as unknown.
-    return Message(packed(answer, 0.0 if node.lost else mbit), reply_to=message)
+    return Message(pack(answer, 0.0 if node.lost else mbit), reply_to=message)
 
 
 def name_of(context: Context) -> str:

@@ -21,7 +21,7 @@ from ...key import Key
 from ...local import Local, LocalSGD, Trained
 from ...train.one import Slot
 from ..client import Node
-from .app import folder_of, replied
+from .app import folder_of, reply_to
 
 ARRAYS, CONFIG = "arrays", "config"  # the names of the records in Flower's own strategies
 
@@ -43,7 +43,7 @@ def mod(algorithm: Algorithm, model: nn.Module | Callable[[], nn.Module]) -> Mod
         if message.metadata.message_type != MessageType.TRAIN:
             return call_next(message, context)
         folder = folder_of(context)
-        return replied(message, context, lambda: Theirs(algorithm, model, folder, message, context, call_next))
+        return reply_to(message, context, lambda: Theirs(algorithm, model, folder, message, context, call_next))
 
     return around
 

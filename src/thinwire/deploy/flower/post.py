@@ -22,7 +22,7 @@ SECONDS = 2.5  # that a larger piece may take on its link, as the small one does
 NAME = 200  # bytes of a client's name, at most
 
 
-def packed(data: bytes, mbit: float = 0.0) -> RecordDict:
+def pack(data: bytes, mbit: float = 0.0) -> RecordDict:
     """A blob as the content of a message, cut into pieces that a link of so many Mbit/s delivers (0: not known).
 
     Each piece is a ConfigRecord, which Flower sends, or asks for, in one request; an array takes
@@ -33,8 +33,8 @@ def packed(data: bytes, mbit: float = 0.0) -> RecordDict:
     return RecordDict({str(i): ConfigRecord({RECORD: piece}) for i, piece in enumerate(pieces)})
 
 
-def unpacked(content: RecordDict, most: int | None = None) -> bytes:
-    """The blob that :func:`packed` cut, of at most so many bytes. Raises ``WireError``."""
+def unpack(content: RecordDict, most: int | None = None) -> bytes:
+    """The blob that :func:`pack` cut, of at most so many bytes. Raises ``WireError``."""
     check(list(content) == [str(i) for i in range(len(content))], "pieces in their order")
     records = [r for r in content.values() if isinstance(r, ConfigRecord) and list(r) == [RECORD]]
     parts = [piece for piece in (record[RECORD] for record in records) if isinstance(piece, bytes)]
@@ -64,7 +64,7 @@ class Mail:
         """Look for the reply to this message from now on."""
         self.due.append(sent)
 
-    def arrived(self, seconds: float) -> dict[str, Message | None]:
+    def wait(self, seconds: float) -> dict[str, Message | None]:
         """The replies that have come, by what they reply to, at the latest after so many seconds.
 
         None is one that Flower cannot put together.

@@ -26,7 +26,7 @@ from ...federated.result import Record, Result
 from ...run.folder import open_folder
 from ...train.threads import one_thread
 from ..server import Deployment
-from .post import NAME, Mail, packed, unpacked
+from .post import NAME, Mail, pack, unpack
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
 AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authenticated node Flower asks as much
@@ -87,7 +87,7 @@ def serve(
         states = None if folder is None else folder.path / "states"
         options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
         options |= {"mbit": mbit, "seed": seed, "test": test, "most_examples": most_examples, "start": start}
-        names = [] if isinstance(clients, int) else ordered(clients)
+        names = [] if isinstance(clients, int) else by_number(clients)
         if isinstance(most_examples, Mapping):
             require(
                 set(most_examples) == set(names),
@@ -155,7 +155,7 @@ class Crew:
 
     def push(self, node: int, data: bytes, mbit: float = 0.0) -> list[str]:
         """Send a blob, which is empty to ask for a name; the number of the message, if it could be sent."""
-        content, group = packed(data, mbit), str(self.run.round + 1)
+        content, group = pack(data, mbit), str(self.run.round + 1)
         message = Message(content, node, MessageType.TRAIN, ttl=2 * self.deadline, group_id=group)
         return [sent for sent in self.grid.push_messages([message]) if sent]
 
@@ -166,7 +166,7 @@ class Crew:
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
-        found = self.answers.arrived(self.poll)
+        found = self.answers.wait(self.poll)
         for sent, message in found.items():
             client, since = self.waiting.pop(sent)
             if message is None or message.has_error():
@@ -174,7 +174,7 @@ class Crew:
                 log.warning("client %d failed: %s", client, why)
                 continue
             try:
-                data = unpacked(message.content, self.run.most)
+                data = unpack(message.content, self.run.most)
             except WireError as error:
                 log.warning("client %d sent no blob of ours: %s", client, error)
                 data = b""  # which is refused, and counted, like any other
@@ -217,13 +217,13 @@ class Crew:
                 for sent in self.push(node, b""):
                     self.asked[sent] = node
                     self.introductions.expect(sent)
-        for sent, message in self.introductions.arrived(0.0).items():
+        for sent, message in self.introductions.wait(0.0).items():
             node = self.asked.pop(sent)
             try:
                 if message is None or message.has_error():
                     raise WireError("it cannot be read" if message is None else message.error.reason)
                 self.on_its_way(message)  # so little that a clock that is far ahead shows
-                name = unpacked(message.content, NAME).decode()
+                name = unpack(message.content, NAME).decode()
                 check(name.isprintable() and name, "a name")
                 self.admit(name, node, online)
             except (WireError, UnicodeDecodeError) as error:
@@ -248,7 +248,7 @@ class Crew:
             self.named[name] = node
             if len(self.named) < self.run.num_clients:
                 return
-            names.extend(ordered(self.named))
+            names.extend(by_number(self.named))
             self.nodes = {client: self.named[name] for client, name in enumerate(names)}
         elif name not in names:
             log.warning("node %d says that it is %r, which this run does not know", node, name)
@@ -274,6 +274,6 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(found.public_bytes(*as_flower_has_it)).hexdigest()
 
 
-def ordered(names: Iterable[str]) -> list[str]:
+def by_number(names: Iterable[str]) -> list[str]:
     """In the order of their numbers, where they end in some."""
     return sorted(names, key=lambda name: (len(name), name))
