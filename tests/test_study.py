@@ -144,7 +144,7 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
     assert [one[f"{UNITS[kind]}s"] for one in rows] == [load(out).length] * 2
 
 
-@pytest.mark.draw_cohort
+@pytest.mark.drawn
 @each_kind
 def test_a_study_of_every_kind_has_the_plots_of_its_kind(
     kind: str, finished: dict[str, Path], thinwire: Command, tmp_path: Path

@@ -184,7 +184,7 @@ class Pipelined(Steps):
 
         Of several ranks rank 0's seconds count.
         """
-        x, y = next(self.draw_cohort(problem, self.seeds[0]))[:2]
+        x, y = next(self.drawn(problem, self.seeds[0]))[:2]
         with self.narrow():
             stages = self.stages(problem, self.seeds[0], x)
         study = replace(self, cut=places(stages))
@@ -240,7 +240,7 @@ class Pipelined(Steps):
         kind = torch.device(self.device).type
         return nullcontext() if self.autocast is None else torch.autocast(kind, getattr(torch, self.autocast))
 
-    def draw_cohort(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    def drawn(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         """Inputs, targets and the numbers of the examples of each batch, from batch ``begin`` on.
 
         What is left of an epoch after as many whole batches as there are is not used.
@@ -273,7 +273,7 @@ class Pipelined(Steps):
             states = resume["parts"]
             training.load_state_dict(states if isinstance(training, Simulation) else states[rank()])
         begin = 0 if resume is None else int(resume["step"])
-        drawn = self.draw_cohort(problem, job.seed, begin)
+        drawn = self.drawn(problem, job.seed, begin)
 
         def advance(count: int, last: bool) -> State:
             """Train with so many batches; the losses, and the bytes of each part here, forward and back."""
@@ -330,7 +330,7 @@ class Pipelined(Steps):
             return {}
         stages = [training.stages[part] for part in range(self.parts)]
         batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
-        drawn = {batch: next(self.draw_cohort(problem, seed, batch))[:2] for batch in set(batches.values())}
+        drawn = {batch: next(self.drawn(problem, seed, batch))[:2] for batch in set(batches.values())}
         return {part: (batch, backpropagate(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
 
     def title(self, about: Record) -> str:
