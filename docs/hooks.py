@@ -41,12 +41,11 @@ def on_config(config: Any) -> Any:
         every = macros.pages()
     except macros.Wrong as error:
         raise PluginError(str(error)) from None
-    for entry in config.nav:
-        if "Methods" in entry:
-            for kind, title in zip(macros.KINDS, ("Federated methods", "Links", "Data-parallel methods"), strict=True):
-                found = [{each.name: f"methods/{each.link}"} for each in every if each.kind == kind]
-                if found:
-                    entry["Methods"].append({title: found})
+    reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
+    methods = next(entry["Methods"] for entry in reference if "Methods" in entry)
+    for kind, title in zip(macros.KINDS, ("Federated methods", "Links", "Data-parallel methods"), strict=True):
+        if shown := [{each.name: f"methods/{each.link}"} for each in every if each.kind == kind]:
+            methods.append({title: shown})
     return config
 
 
