@@ -3,7 +3,7 @@
 - Macros are expanded (docs/macros.py).
 - The README is the first page, and the other files of PAGES are pages too. Any other file of the repository that a page
   links to becomes a page with its source. Links lead to these pages.
-- The pages of methods stand in the navigation by kind and name.
+- The pages of methods stand in the navigation by kind and name, and have the width of the page.
 - What was built is looked through: every link leads somewhere, and nothing is fetched from elsewhere.
 """
 
@@ -70,6 +70,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         raise PluginError(str(error)) from None
     if path.startswith("source/"):
         return text
+    if 'class="beside"' in text:
+        page.meta["hide"] = ["toc"]  # paper and code need the width of the page (css/beside.css)
     parts = CODE.split(text)
     return "".join(part if i % 2 else LINK.sub(_moved(path), part) for i, part in enumerate(parts))
 

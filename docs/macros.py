@@ -12,7 +12,7 @@ Each stands alone on a line:
 ``{{ options run }}``             a table of the options of a command, as its ``--help`` has them
 
 A name is a public one: ``FedAvg`` of thinwire, ``DEF`` or ``ddp.EF21`` of thinwire.ddp, or the whole path of something
-else, ``thinwire.links.sparse.kept``.
+else, ``thinwire.links.sparse.count_of``.
 """
 
 from __future__ import annotations

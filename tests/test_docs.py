@@ -447,8 +447,8 @@ def test_a_macro_that_means_nothing_is_an_error_that_names_page_and_macro():
 
 
 def test_code_of_a_page_has_no_docstrings_and_differences_are_markdown():
-    code = macros.code(["thinwire.links.sparse.kept", "TopK.contraction"])
-    assert code.startswith("```python\ndef kept(")
+    code = macros.code(["thinwire.links.sparse.count_of", "TopK.contraction"])
+    assert code.startswith("```python\ndef count_of(")
     assert '"""' not in code
     assert "\n# TopK\n@property\ndef contraction(self)" in code
     assert macros.markdown("a <- b * c, as :class:`~thinwire.Params` and ``x < y`` have") == (
