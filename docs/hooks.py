@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -111,9 +112,10 @@ def _moved(path: str) -> Any:
     """The same link within the site. What is not there is left as it is, and mkdocs says so."""
 
     def made(found: re.Match[str]) -> str:
+        label = found[1][:-1] if found[1].startswith("!") else f"[{LINK.sub(made, found[1][1:-1])}"  # a picture in it
         target = _target(path, found[2])
         if target is None:
-            return found[0]
+            return f"{label}]({found[2]})"
         where, anchor = target
         if where in PAGES:
             where = PAGES[where]
@@ -123,9 +125,9 @@ def _moved(path: str) -> Any:
         elif (ROOT / where).is_file():
             where = f"source/{where}.md"
         else:
-            return found[0]
+            return f"{label}]({found[2]})"
         there = posixpath.relpath(where, posixpath.dirname(path) or ".")
-        return f"{found[1]}({there}{'#' * bool(anchor)}{anchor})"
+        return f"{label}]({there}{'#' * bool(anchor)}{anchor})"
 
     return made
 
@@ -140,11 +142,20 @@ def _decisions() -> str:
 def _shown(path: str) -> str:
     """A page with a file of the repository."""
     text = (ROOT / path).read_text()
+    if path.endswith(".ipynb"):
+        return _notebook(text)
     cut = "" if len(text) <= LONGEST else f"\n\nThe first {LONGEST:,} characters of {len(text):,}.\n"
     if path.endswith(".md"):
         return text
     fence = "````"
     return f"# {path}\n{cut}\n{fence}{LANGUAGES.get(Path(path).suffix, 'text')}\n{text[:LONGEST].rstrip()}\n{fence}\n"
+
+
+def _notebook(text: str) -> str:
+    """The cells of a notebook, without the badge, which would be fetched from elsewhere."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    shown = [f"```python\n{said}\n```" if kind == "code" else said for kind, said in cells]
+    return re.sub(r"(?m)^\[!\[Open in Colab\].*\n", "", "\n\n".join(shown)) + "\n"
 
 
 # -- what was built -------------------------------------------------------------------------------------------------
