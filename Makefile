@@ -1,5 +1,7 @@
 # make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
+# make test-fast   ruff, and each test once with its first parameters: under two minutes
+# make help   these lines
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
 # make soak   the long tests
 # make golden the recorded runs, as on other processors
@@ -51,10 +53,10 @@ JOBS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
 MOST_JOBS ?= 4
 TOGETHER := -n $(JOBS) --maxprocesses $(MOST_JOBS)
 
-.PHONY: demo test deployments lint soak golden docs sanitize pipeline federation wheel clean
+.PHONY: demo help test test-fast deployments lint soak golden docs sanitize pipeline federation wheel clean
 .DELETE_ON_ERROR:
 
-demo: .venv/.installed-data
+demo: .venv/.installed-cli,plots,data
 	$(BIN)/thinwire run \
 	  "FedAvg()" \
 	  "FedAvg(opt=Adam(0.03))" \
@@ -74,6 +76,14 @@ demo: .venv/.installed-data
 # A file's tests stay in one process, which starts what they share once.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# For the loop of a day. What takes minutes is in `make test`.
+test-fast: .venv/.installed-dev
+	$(BIN)/ruff check --quiet
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TOGETHER) --first -m "not slow and not soak and not deployment" $(ARGS)
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 # Several at once, each process with a federation of its own: Flower's processes wait more than they compute.
 deployments: .venv/.installed-dev

@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     pluginmanager.register(figures)
     pluginmanager.register(processes)
     parser.addoption(
+        "--first", action="store_true", help="run each test once, with the first of its parameters (make test-fast)"
+    )
+    parser.addoption(
         "--golden-rewrite",
         action="store_true",
         help="write the recorded (golden) runs anew instead of comparing with them",
@@ -39,7 +42,10 @@ FIRST = [
 FIRST += [f"test_{name}.py" for name in ("federation", "cli", "distributed", "schedules", "kernels", "data")]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--first"):
+        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        items[:] = [item for item in items if first[item.nodeid.partition("[")[0]] is item]
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 

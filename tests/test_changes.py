@@ -16,11 +16,11 @@ from problems import Supervised
 from thinwire.errors import RunError
 from thinwire.federated.changes import keep, load_rows
 from thinwire.federated.client import ClientState, Reply
+from thinwire.federated.rank_pool import _pack, _unpack
 from thinwire.key import Key
 from thinwire.local import Local, Trained
 from thinwire.look.gradients import steps
 from thinwire.params import Params
-from thinwire.run.ranks import _packed, _unpacked
 from thinwire.studies.read import arms
 from thinwire.task import Task
 from thinwire.wire import dumps, loads
@@ -143,7 +143,7 @@ def test_where_clients_move_the_model_by_no_training_the_change_is_the_servers(
 def test_what_training_did_comes_through_between_ranks() -> None:
     found = {"change": torch.tensor([1.0, -2.0]), "weights": [0.5], "steps": 3, "rates": 0.3, "unsent": ["b"]}
     reply = Reply(b"blob", 4, 0.5, 3, 1.0, 0.1, [], found, ClientState(None, [None], None))
-    again = _unpacked(loads(dumps(_packed(reply)), max_values=None, finite=False), reply.next)
+    again = _unpack(loads(dumps(_pack(reply)), max_values=None, finite=False), reply.next)
     assert torch.equal(again.noted.pop("change"), found.pop("change"))
     assert (again.noted, again.blob, again.next) == (found, b"blob", reply.next)
 

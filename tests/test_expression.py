@@ -329,7 +329,7 @@ ERRORS = {
     "SGD(1, 2)": "SGD: too many positional arguments; it is SGD(lr=1.0)",
     "SGD(0.1, lr=0.2)": "SGD: multiple values for argument 'lr'; it is SGD(lr=1.0)",
     "LUAR(FedAvg())": "LUAR: missing a required argument: 'recycle'; "
-    "it is LUAR(inner, recycle, layers='kernels', select='metric', drop=False, both=False)",
+    "it is LUAR(inner, recycle, layers='kernels', select='metric', drop=False, both=False, past=True)",
     "Partition": "Partition: missing a required argument: 'links'; it is Partition(links)",
     "FedAvg(up=TopK)": "TopK needs its brackets here: TopK()",
     "TopK('0.1')": "TopK(share='0.1'): float is expected",

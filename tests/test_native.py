@@ -199,7 +199,7 @@ class Seen(ctypes.CDLL):
 @compiled
 def test_the_threads_call_every_function_in_c_that_takes_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(native._load())
-    monkeypatch.setattr(native, "_loaded", lambda: seen)
+    monkeypatch.setattr(native, "_load", lambda: seen)
     for kernel in KERNELS.values():
         kernel()
     assert seen.names - ONCE == set(native.SIGNATURES) - ONCE

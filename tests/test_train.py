@@ -143,6 +143,6 @@ def test_no_gradient_is_computed_of_what_a_mask_holds_and_the_steps_have_the_sam
     assert (found - x).norm() > 0.1
     still = train(slot, task, masked._replace(mask=x.zeros()), Key(0, 1, 0)).x
     assert torch.equal(still.flat, x.flat)
-    monkeypatch.setattr(one, "held", lambda *_: [])
+    monkeypatch.setattr(one, "masked_parameters", lambda *_: [])
     assert torch.equal(train(slot, watched, masked, Key(0, 1, 0)).x.flat, found.flat)
     assert Watched.seen[3:] == [[True] * 4] * 3

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
-import typer
+try:
+    import typer
+except ImportError as error:
+    sys.exit(f'thinwire: the command line needs typer ({error}): pip install "thinwire[cli]"')
 
 from ..train.allocator import keep_freed_memory
 from .app import INTERRUPTED, app

@@ -1,4 +1,4 @@
-"""Packages that only some data sets and splits need."""
+"""Packages that only some parts need: data sets and splits, the command line, plots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 
-def optional(module: str, purpose: str) -> Any:
+def optional(module: str, purpose: str, extra: str = "data") -> Any:
     """The module, imported now.
 
     Raises ImportError, with the command that installs it, where it is missing.
@@ -15,4 +15,4 @@ def optional(module: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f'{purpose} needs {package} ({error}): pip install "thinwire[data]"') from error
+        raise ImportError(f'{purpose} needs {package} ({error}): pip install "thinwire[{extra}]"') from error

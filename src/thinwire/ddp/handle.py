@@ -383,8 +383,8 @@ class Tie:
         return Tie, ()
 
 
-def parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    """Those of all its groups."""
+def parameters(optimizer: Optimizer) -> list[Any]:
+    """Those of all its groups: parameters, or tensors where it was given such."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

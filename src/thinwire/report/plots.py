@@ -6,17 +6,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.optional import optional
 from ..errors import nearest, require
 from ..studies.read import Arm
 from .curves import COSTS, NAMES, OWN, Axis, axes, count, curve, has, judged, sent
 
-matplotlib.use("Agg")  # files only: no screen is needed
-from matplotlib import pyplot as plt
-from matplotlib.ticker import Locator, NullFormatter
+optional("matplotlib", "drawing", "plots").use("Agg")  # files only: no screen is needed
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.ticker import Locator, NullFormatter  # noqa: E402
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000", "#dd8833", "#7755cc")
 SMOOTHED = 30  # points from which on a curve is drawn thin, and its running mean thick

@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..data.optional import optional
+
 
 @contextlib.contextmanager
 def live(rounds: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
     """Yields a function to call with a method's name and the record of each round, on standard error."""
+    optional("rich", "progress=True", "cli")
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
