@@ -1262,6 +1262,24 @@ def test_contributing_says_its_part_in_600_words_and_the_changelog_of_the_first_
     assert 10 < len(re.findall(r"^- ", first, re.M)) <= 25
 
 
+def test_the_look_of_the_guide_reads_says_draws_and_refuses(tmp_path):
+    pytest.importorskip("thinwire.look.base", reason="looks are no classes yet")
+    from thinwire.studies.read import Run
+
+    (code,) = blocks("docs/add-a-look.md")
+    exec(compile(code, "pace", "exec", dont_inherit=True), namespace := {"__name__": "pace"})
+    run = Run(tmp_path / "run", {"kind": "federated"}, [{"seconds": x} for x in (9.0, 3.0, 1.0, 2.0)], None)
+    look = namespace["Pace"](skip=1)
+    reading = look.read(run)
+    assert look.values(reading) == {"unit": "round", "seconds": [3.0, 1.0, 2.0]}
+    assert [list(table.cells) for table in look.rows(reading)] == [[["1", "2", "3"]]]
+    assert [path.name for path in look.draw(reading, tmp_path / "look")] == ["pace.png"]
+    with pytest.raises(ValueError, match="--skip -1: it must not be negative"):
+        namespace["Pace"](skip=-1)
+    with pytest.raises(tw.errors.RunError, match="has no round after the first 4: --skip fewer"):
+        namespace["Pace"](skip=4).read(run)
+
+
 @pytest.mark.parametrize("page", ["first-comparison", "cut-a-gpt", "ddp-script"])
 def test_the_commands_of_a_tutorial_parse(page):
     from typer.main import get_command
