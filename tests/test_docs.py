@@ -501,6 +501,15 @@ def test_links_between_pages_and_to_files_lead_somewhere():
     assert lost == []
 
 
+def test_the_pages_that_code_and_errors_name_are_there():
+    paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+    paths += [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / ".github").rglob("*.*"), ROOT / "SECURITY.md"]
+    named = {page for path in paths for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", path.read_text())}
+    named -= {"docs/methods/x.md"}  # of a test of macros
+    assert "docs/own-task.md" in named
+    assert [page for page in sorted(named) if not (ROOT / page).is_file()] == []
+
+
 @pytest.mark.parametrize("name", tables.TABLES)
 def test_a_printed_table_says_what_the_committed_results_say(name):
     page, printed = tables.printed()[name]
