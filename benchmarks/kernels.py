@@ -11,7 +11,7 @@ Then every link on an update of the size of ResNet-18 (11.2 million entries in 6
 ``dumps``, decoding ``loads`` and ``recv``, both together in copies of the update; and the most memory that ``send`` and
 ``recv`` take beside what they are given, in vectors of the update (44.7 MB), what they return included (Linux alone
 tells). Those that take long are timed fewer times. The settings are the ``measured`` of tests/tables.py.
-The table is Markdown, for docs/links.md.
+The table is Markdown, for docs/measured/links.md.
 
     python benchmarks/kernels.py [--rounds 7] [--threads 2] [--links [--only STC]] [--json] [--into FILE]
 

@@ -19,7 +19,7 @@ class Markdown(griffe.Extension):
     def on_package(self, *, pkg: Any, **_: Any) -> None:
         import thinwire
 
-        for package in ("algorithms", "links", "local", "optimizers", "params", "personal", "run", "schedules", "task"):
+        for package in ("algorithms", "federated", "links", "local", "optimizers", "params", "schedules", "task"):
             for name in getattr(thinwire, package).__all__ if pkg.name == "thinwire" else ():
                 if name not in pkg.members:  # what is loaded by a lazy root cannot be read off its source
                     pkg.set_member(name, griffe.Alias(name, f"thinwire.{package}.{name}"))

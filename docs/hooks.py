@@ -3,12 +3,13 @@
 - Macros are expanded (docs/macros.py).
 - The README is the first page, and the other files of PAGES are pages too. Any other file of the repository that a page
   links to becomes a page with its source. Links lead to these pages.
-- The pages of methods stand in the navigation by kind and name.
+- The pages of methods stand in the navigation by kind and name, and have the width of the page.
 - What was built is looked through: every link leads somewhere, and nothing is fetched from elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -41,12 +42,11 @@ def on_config(config: Any) -> Any:
         every = macros.pages()
     except macros.Wrong as error:
         raise PluginError(str(error)) from None
-    for entry in config.nav:
-        if "Methods" in entry:
-            for kind, title in zip(macros.KINDS, ("Federated methods", "Links", "Data-parallel methods"), strict=True):
-                found = [{each.name: f"methods/{each.link}"} for each in every if each.kind == kind]
-                if found:
-                    entry["Methods"].append({title: found})
+    reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
+    methods = next(entry["Methods"] for entry in reference if "Methods" in entry)
+    for kind, title in zip(macros.KINDS, ("Federated methods", "Links", "Data-parallel methods"), strict=True):
+        if shown := [{each.name: f"methods/{each.link}"} for each in every if each.kind == kind]:
+            methods.append({title: shown})
     return config
 
 
@@ -71,6 +71,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         raise PluginError(str(error)) from None
     if path.startswith("source/"):
         return text
+    if 'class="beside"' in text:
+        page.meta["hide"] = ["toc"]  # paper and code need the width of the page (css/beside.css)
     parts = CODE.split(text)
     return "".join(part if i % 2 else LINK.sub(_moved(path), part) for i, part in enumerate(parts))
 
@@ -110,9 +112,10 @@ def _moved(path: str) -> Any:
     """The same link within the site. What is not there is left as it is, and mkdocs says so."""
 
     def made(found: re.Match[str]) -> str:
+        label = found[1][:-1] if found[1].startswith("!") else f"[{LINK.sub(made, found[1][1:-1])}"  # a picture in it
         target = _target(path, found[2])
         if target is None:
-            return found[0]
+            return f"{label}]({found[2]})"
         where, anchor = target
         if where in PAGES:
             where = PAGES[where]
@@ -122,9 +125,9 @@ def _moved(path: str) -> Any:
         elif (ROOT / where).is_file():
             where = f"source/{where}.md"
         else:
-            return found[0]
+            return f"{label}]({found[2]})"
         there = posixpath.relpath(where, posixpath.dirname(path) or ".")
-        return f"{found[1]}({there}{'#' * bool(anchor)}{anchor})"
+        return f"{label}]({there}{'#' * bool(anchor)}{anchor})"
 
     return made
 
@@ -139,11 +142,20 @@ def _decisions() -> str:
 def _shown(path: str) -> str:
     """A page with a file of the repository."""
     text = (ROOT / path).read_text()
+    if path.endswith(".ipynb"):
+        return _notebook(text)
     cut = "" if len(text) <= LONGEST else f"\n\nThe first {LONGEST:,} characters of {len(text):,}.\n"
     if path.endswith(".md"):
         return text
     fence = "````"
     return f"# {path}\n{cut}\n{fence}{LANGUAGES.get(Path(path).suffix, 'text')}\n{text[:LONGEST].rstrip()}\n{fence}\n"
+
+
+def _notebook(text: str) -> str:
+    """The cells of a notebook, without the badge, which would be fetched from elsewhere."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    shown = [f"```python\n{said}\n```" if kind == "code" else said for kind, said in cells]
+    return re.sub(r"(?m)^\[!\[Open in Colab\].*\n", "", "\n\n".join(shown)) + "\n"
 
 
 # -- what was built -------------------------------------------------------------------------------------------------

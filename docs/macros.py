@@ -9,9 +9,10 @@ Each stands alone on a line:
 ``{{ methods links }}``           a table of the pages of methods of one kind
 ``{{ api links }}``               the API of the names of one kind in the catalogue; `api model` that of all networks
 ``{{ sets }}``                    a table of the data sets
+``{{ options run }}``             a table of the options of a command, as its ``--help`` has them
 
 A name is a public one: ``FedAvg`` of thinwire, ``DEF`` or ``ddp.EF21`` of thinwire.ddp, or the whole path of something
-else, ``thinwire.links.sparse.kept``.
+else, ``thinwire.links.sparse.count_of``.
 """
 
 from __future__ import annotations
@@ -424,7 +425,37 @@ def sets(words: list[str]) -> str:
     return _table(["name", "what it is"], rows, right=2) + "\n"
 
 
+def options(words: list[str]) -> str:
+    """What a command takes: its arguments and options, their defaults and what they mean."""
+    from typer.main import get_command
+
+    from thinwire.cli import app
+
+    command: Any = get_command(app)
+    for word in words:
+        if word not in getattr(command, "commands", {}):
+            raise Wrong(f"thinwire {' '.join(words)} is no command")
+        command = command.commands[word]
+    if not words or hasattr(command, "commands"):
+        raise Wrong("of which command?")
+    rows = []
+    context = command.make_context(words[-1], [], resilient_parsing=True)
+    for each in command.get_params(context):
+        if each.name == "help" or getattr(each, "hidden", False):
+            continue
+        written = (
+            " ".join(f"`{name}`" for name in each.opts)
+            if each.param_type_name == "option"
+            else each.human_readable_name
+        )
+        default = each.default if each.show_default and not callable(each.default) else None
+        shown = "" if default in (None, False, (), []) or not isinstance(default, str | int | float) else f"`{default}`"
+        rows.append([written, shown, markdown(" ".join((each.help or "").split())).replace("|", "\\|")])
+    return _table(["write", "default", "what it is"], rows, right=3) + "\n"
+
+
 MACROS = {
+    "options": options,
     "paper": paper,
     "code": code,
     "differences": differences,

@@ -32,14 +32,14 @@ from pages import (  # noqa: F401  pages fill TABLES
 
 PAGES = [
     *(f"docs/claims/{name}.md" for name in ("index", "lbgm", "fedluar", "thesis", "intrinsic", "flss", "every-method")),
-    "docs/results.md",
-    "docs/speed.md",
-    "docs/ddp.md",
-    "docs/federation.md",
-    "docs/links.md",
-    "docs/analysis.md",
-    "docs/personal.md",
-    "docs/pipeline.md",
+    "docs/measured/results.md",
+    "docs/measured/speed.md",
+    "docs/measured/ddp.md",
+    "docs/measured/federation.md",
+    "docs/measured/links.md",
+    "docs/measured/leakage.md",
+    "docs/measured/personal.md",
+    "docs/measured/pipeline.md",
     "docs/methods/auto.md",
     "docs/methods/transform-coding.md",
 ]

@@ -31,7 +31,7 @@ class Link:
     ``floats`` is the papers' figure for 1,000 entries in two layers.
     ``lost`` bounds what a contraction of 8 entries loses: (a, b) for |x - seen|^2 <= a |x|^2 + b.
     ``unbiased`` bounds how far the mean of 10,000 packets is off for entries 1 to 20: five standard errors.
-    ``measured`` are settings for 11 million entries: their bytes, times and memory are in docs/links.md.
+    ``measured`` are settings for 11 million entries: their bytes, times and memory are in docs/measured/links.md.
     """
 
     name: str

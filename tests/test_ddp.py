@@ -724,7 +724,8 @@ def test_a_method_is_typed_as_it_is_shown(text):
 
 
 def test_every_method_that_the_page_names_can_be_typed():
-    page = (HERE.parent / "docs" / "ddp.md").read_text()
+    pages = ("ddp.md", "reference/ddp.md", "explanation/ddp.md")
+    page = "".join((HERE.parent / "docs" / name).read_text() for name in pages)
     found = re.findall(r"`((?:DEFA?|S?AEF|EF|EF21|PSync|Hook)\(\S.*?\))`", page)
     found = [text for text in found if text != "Hook(link)"]
     assert len(found) > 15

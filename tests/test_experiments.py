@@ -446,7 +446,7 @@ def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(data
         if picture.exists():
             paths = [curves.train.RESULTS / f"{name}.jsonl" for name in ("cifar10", "speeds")]
             shown = curves.curves(*map(curves.record.read, paths))
-            assert curves.digest(shown) in picture.read_text(), "draw the curves of docs/pipeline.md again"
+            assert curves.digest(shown) in picture.read_text(), "draw the curves of docs/measured/pipeline.md again"
 
 
 def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def seen(folder: Path, name: str) -> Seen:
 
 
 def result(key: dict[str, Any], found: dict[str, Any], folder: str) -> None:
-    """A line of the table in docs/federation.md, where THINWIRE_RESULTS names a folder for it."""
+    """A line of the table in docs/measured/federation.md, where THINWIRE_RESULTS names a folder for it."""
     sys.path.append(str(ROOT / "experiments"))
     import record
 

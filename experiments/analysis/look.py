@@ -1,4 +1,5 @@
-"""What ``thinwire look`` shows of small real runs: the figures and the table of docs/analysis.md.
+"""What ``thinwire look`` shows of small real runs: the figures of docs/analysis.md and the table of
+docs/measured/leakage.md.
 
 A job is commands of thinwire, the last of which looks. Its line has these commands, what the look found, and what made
 it. The figures are copied to ``--figures``. Minutes on two cores, all on the digits of scikit-learn.

@@ -1,4 +1,4 @@
-"""Six methods on Fashion-MNIST: the table of docs/results.md.
+"""Six methods on Fashion-MNIST: the table of docs/measured/results.md.
 
 100 clients with labels dealt by Dirichlet(0.1), 10 of them a round, one local epoch of batches of 32, the 4-layer CNN
 of the FedAvg paper. ``recycled`` is the share of messages that were a scalar, counted from the ledger.

@@ -1,4 +1,4 @@
-"""The table of docs/analysis.md."""
+"""The table of docs/measured/leakage.md."""
 
 from __future__ import annotations
 

@@ -377,6 +377,6 @@ def all_claims() -> list[str]:
 TABLES["claims"] = all_claims
 for _group in PAPERS:
     TABLES[f"claims-{_group}"] = of_group(_group)
-    if _group not in ("personal", "dsp"):  # whose rows have tables of their own, in docs/personal.md and pipeline.md
+    if _group not in ("personal", "dsp"):  # whose rows have tables of their own, in docs/measured
         TABLES[f"rows-{_group}"] = rows_of(_group)
 TABLES["other-rates-lbgm"] = other_rates_of("lbgm")

@@ -1,4 +1,4 @@
-"""Tables of detached error feedback, in docs/claims and docs/ddp.md."""
+"""Tables of detached error feedback, in docs/claims and docs/measured/ddp.md."""
 
 from __future__ import annotations
 

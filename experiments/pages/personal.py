@@ -1,4 +1,4 @@
-"""Tables of docs/personal.md: models of clients' own on the retina's sites and on shifted Fashion-MNIST."""
+"""Tables of docs/measured/personal.md: models of clients' own on the retina's sites and on shifted Fashion-MNIST."""
 
 from __future__ import annotations
 

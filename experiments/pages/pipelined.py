@@ -1,4 +1,4 @@
-"""Tables of docs/pipeline.md: times over slow links, stragglers, and what staleness costs."""
+"""Tables of docs/measured/pipeline.md: times over slow links, stragglers, and what staleness costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of docs/results.md, speed.md, links.md, federation.md, and of a step's time in ddp.md."""
+"""Tables of docs/measured/results.md, speed.md, links.md, federation.md, and of a step's time in ddp.md."""
 
 from __future__ import annotations
 
