@@ -4,11 +4,10 @@ A study is a folder. ``study.json`` says all there is to know of it. Each method
 ``01-FedAvg/seed-0``, with the files that :mod:`thinwire.studies.read` describes and a checkpoint. Table and plots are
 made from what is on disk.
 
-Each kind of study is a subclass of :class:`Study` in a file of its own: federated, data-parallel. Another kind, such
-as pipelined training, names its ``kind`` and fills five hooks: ``method`` (a method from its expression), ``problem``
-(model and data of a seed), ``rehearse`` (build a run without training it), ``train`` (one run, from its last checkpoint
-on) and ``title``. It is then added to ``KINDS`` of :mod:`thinwire.studies`. How its lines are numbered, and what its
-table has, is said in :mod:`thinwire.report`.
+Each kind of study is a subclass of :class:`Study` in a file of its own, which has all that is particular to it: the
+fields that are its options, five hooks that train (``method``, ``problem``, ``rehearse``, ``train``, ``title``), and
+what table, curves and report show of its runs. Another kind, such as local SGD of language models, is such a file, a
+row in ``KINDS`` of :mod:`thinwire.studies`, and a row in ``EVERY_LINE`` of :mod:`thinwire.studies.read`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ from ..expression import configurations, parse, settings, vocabulary
 from ..problem import Problem, import_module
 from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
-from .read import UNITS, Record, read
+from .axes import BOTH, UP, WALL, Axis
+from .cells import Column, Row, megabytes_text, seconds_text
+from .read import Arm, Record, Run, read, unit_of
 
 FORMAT = 3  # of study.json
 
@@ -102,6 +103,10 @@ class Study(ABC):
 
     example: ClassVar[str]
     """A method of this kind, for errors."""
+    noun: ClassVar[str]
+    """What a method of this kind is, for errors of other kinds: "a data-parallel method"."""
+    outermost: ClassVar[Mapping[str, type]] = {}
+    """What its expressions begin with, besides what every expression may have."""
 
     @staticmethod
     @abstractmethod
@@ -130,6 +135,62 @@ class Study(ABC):
     @abstractmethod
     def title(self, about: Record) -> str:
         """What is above the table; ``about`` is a ``run.json``."""
+
+    # -- what a kind may say of its runs: table, curves and report ---------------
+
+    last: ClassVar[int] = 1
+    """Evaluations at the end of a run, whose mean a method is judged by."""
+    least: ClassVar[tuple[str, ...]] = ("s here", "best")
+    """The columns that a narrow terminal leaves out, these first."""
+    notes: ClassVar[Mapping[str, str]] = {}
+    """What the name of a column leaves unsaid."""
+    axes: ClassVar[Mapping[str, Axis]] = {
+        "bytes_up": Axis(UP, "MB sent"),
+        "bytes_total": Axis(BOTH, "MB sent, both directions"),
+        "wall_seconds": Axis(WALL, "wall-clock seconds"),
+    }
+    """What curves are drawn against besides rounds or steps. A name that ends with "seconds" is no count of bytes."""
+    ways: ClassVar[Mapping[str, str]] = {"up_bytes": "up", "down_bytes": "down"}
+    """What all bytes of a run are made of: keys of its lines, and what they are called."""
+    ways_said: ClassVar[str] = "All bytes of a run, in the mean over seeds."
+    absent: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """By section of the report that runs may lack: in whose expressions it could be, and what is said in its place."""
+
+    @classmethod
+    def knows(cls, name: str, names: Mapping[str, type]) -> bool:
+        """Whether an expression that begins with ``name`` is of this kind; ``names`` are those of all expressions."""
+        return name in cls.outermost and name not in names
+
+    @staticmethod
+    def plain(expression: str) -> bool:
+        """Whether a method sends everything: what shares of bytes refer to."""
+        return False
+
+    @staticmethod
+    def row(arm: Arm) -> Row:
+        """What a row of the table has of this kind alone."""
+        return {}
+
+    @staticmethod
+    def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+        """The columns after the best accuracy."""
+        return (
+            ("MB up", lambda row: megabytes_text(row["bytes_up"])),
+            ("MB down", lambda row: megabytes_text(row["bytes_down"])),
+            ("s here", lambda row: seconds_text(row["seconds"])),
+        )
+
+    @staticmethod
+    def words(about: Record, study: Record) -> list[tuple[str, str | None]]:
+        """The setting in words, from a ``run.json`` and its study: names, and what is said of each, or None."""
+        return []
+
+    @staticmethod
+    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+        """How large the runs are, in words, for the title of their page."""
+        return [f"{max(run.length for run in runs)} {runs[0].unit}s"]
+
+    # -- going on -------------------------------------------------------------
 
     def but(self, **changed: Any) -> Study:
         """The same study, to go on with other values of some fields; None leaves one as it is.
@@ -168,12 +229,12 @@ class Study(ABC):
     @property
     def length(self) -> int:
         """The rounds or steps of a run."""
-        return int(getattr(self, f"{UNITS[self.kind]}s"))
+        return int(getattr(self, f"{unit_of(self.kind)}s"))
 
     def done(self, folder: Path) -> bool:
         """Whether the run in a folder has all its rounds or steps."""
         path = folder / "summary.json"
-        return path.exists() and int(read(path).get(f"{UNITS[self.kind]}s", 0)) >= self.length
+        return path.exists() and int(read(path).get(f"{unit_of(self.kind)}s", 0)) >= self.length
 
     def check(self) -> Problem:
         """Build every run without training it; returns the problem of the first seed.
@@ -305,6 +366,14 @@ def slug(method: Config) -> str:
 
 
 # -- what is typed --------------------------------------------------------------
+
+
+def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | None:
+    """Of an expression that begins with ``name`` and is of another kind than this: which, and its command."""
+    from . import KINDS
+
+    other = next((one for one, cls in KINDS.items() if one != kind and cls.knows(name, names)), None)
+    return None if other is None else f"{name} is {KINDS[other].noun}, for `thinwire {KINDS.places[other].command}`"
 
 
 def known(use: Sequence[str]) -> dict[str, type]:
