@@ -6,17 +6,19 @@ import ast
 import json
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from toy_kind import LINE
 
 from thinwire import cli
+from thinwire.cli import train
 from thinwire.errors import ExpressionError
 from thinwire.report import html
 from thinwire.report.loggers import TOOLS, Log, Tool
 from thinwire.studies import KINDS, DataParallel, Federated, Pipelined, Place, load
 from thinwire.studies.catalogue import catalogue
 from thinwire.studies.read import EVERY_LINE, arms
+from toy_kind import LINE
 
 pytest.importorskip("sklearn")
 
@@ -40,7 +42,7 @@ def thinwire(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 class Heard(Tool):
     """A tool that notes what it is told."""
 
-    lines: list[tuple[int, set[str]]] = []
+    lines: ClassVar[list[tuple[int, set[str]]]] = []
 
     def __init__(self, out: Path) -> None:
         self.lines.clear()
@@ -113,9 +115,56 @@ def test_a_new_kind_is_trained_shown_and_resumed(
 
 
 @pytest.mark.usefixtures("toy")
+def test_a_new_kind_has_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.app, "registered_commands", [*cli.app.registered_commands])
+    train.add("toy")
+    assert thinwire(monkeypatch, "--help") == 0
+    assert "Train toys." in capsys.readouterr().out
+    out = tmp_path / "toys"
+    words = ["toy", "Share(0.5)", "Share(0.25)", "--epochs", "1", "--seeds", "1,2", "--rates", "0.1,0.2"]
+    assert thinwire(monkeypatch, *words, "--out", str(out), "--json") == 0
+    said = capsys.readouterr()
+    assert [row["method"] for row in json.loads(said.out.splitlines()[-1])["rows"]] == ["Share(0.5)", "Share(0.25)"]
+    assert (load(out).seeds, load(out).rates) == ((1, 2), (0.1, 0.2))
+    assert "note: toys are small" in said.err
+    for more, why in {
+        ("--rates", "a"): "--rates a: a rate an epoch separated by commas, such as 0.1,0.2",
+        (
+            "--out",
+            str(out),
+        ): f"{out} holds a study: `thinwire resume {out}`, another --out, or --overwrite",
+    }.items():
+        assert thinwire(monkeypatch, "toy", "Share(0.5)", *more) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == f"error: {why}"
+
+
+def test_a_new_kind_may_begin_a_family_of_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.app, "registered_groups", [*cli.app.registered_groups])
+    monkeypatch.setitem(KINDS.places, "toy", Place("toy_kind", "Toy", "toys train", "Train toys."))
+    train.add("toy")
+    assert thinwire(monkeypatch, "toys", "train", "--help") == 0
+    assert "Shares." in capsys.readouterr().out
+    assert [command.name for command in cli.app.registered_commands].count("train") == 0
+
+
+def test_no_command_is_of_no_kind() -> None:
+    assert [place.command for place in KINDS.places.values()] == ["run", "ddp-sim", "pipeline run"]
+    for place in KINDS.places.values():
+        *family, name = place.command.split()
+        within = (
+            cli.app if not family else next(x.typer_instance for x in cli.app.registered_groups if x.name in family)
+        )
+        assert name in [command.name for command in within.registered_commands]
+
+
+@pytest.mark.usefixtures("toy")
 def test_a_method_of_a_new_kind_is_refused_by_the_others_and_listed() -> None:
     for cls in (Federated, DataParallel, Pipelined):
-        with pytest.raises(ExpressionError, match="^Share is a share of a toy, for `thinwire toy`$"):
+        with pytest.raises(ExpressionError, match=r"^Share is a share of a toy, for `thinwire toy`$"):
             cls.method("Share(0.5)")
     toy = KINDS["toy"]
     for text, what in {

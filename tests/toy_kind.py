@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from thinwire.run.folder import Folder
 from thinwire.studies.axes import UP, Axis
 from thinwire.studies.cells import Column, Row, mean, percent_text
 from thinwire.studies.read import Arm, Record, Run
-from thinwire.studies.study import Job, Study, asked, known, of_another_kind
+from thinwire.studies.study import Job, Numbers, Study, asked, known, of_another_kind
 
 LINE = ("epoch", "up_bytes", "down_bytes", "seconds", "kept")
 
@@ -46,8 +46,13 @@ class Toy(Study):
     noun: ClassVar[str] = "a share of a toy"
     outermost: ClassVar[Mapping[str, type]] = {"Share": Share}
 
+    asks: ClassVar[tuple[str, str]] = "shares", "Shares."
+    out: ClassVar[str] = "runs/toys"
+    lists: ClassVar[Mapping[str, Numbers]] = {"rates": Numbers("a rate an epoch", "0.1,0.2", float, "Rates.")}
+
     epochs: int = asked(3, "Epochs to train.")
     lr: float = asked(0.1, "Learning rate.")
+    rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +68,9 @@ class Toy(Study):
 
     def problem(self, seed: int) -> Problem:
         return standard(self.data, self.model, 1, IID(), seed, data_dir=self.data_dir)
+
+    def hints(self) -> Iterator[str]:
+        yield "toys are small"
 
     def rehearse(self, method: Share, problem: Problem) -> None:
         require(0 < method.part <= 1, f"part={method.part}: it must be in (0, 1]")

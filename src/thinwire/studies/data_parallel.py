@@ -64,6 +64,9 @@ class DataParallel(Steps):
     example: ClassVar[str] = "DEF(ratio=64)"
     noun: ClassVar[str] = "a data-parallel method"
     outermost: ClassVar[Mapping[str, type]] = METHODS
+    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, e.g. "DEF(ratio=64)" "Hook(Dense())".'
+    out: ClassVar[str] = "runs/ddp"
+    resumes: ClassVar[bool] = True
 
     workers: int = asked(16, "Logical workers.")
     nesterov: bool = asked(False, "Nesterov's momentum.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
@@ -74,6 +74,13 @@ class Federated(Study):
     kind: ClassVar[str] = "federated"
     example: ClassVar[str] = "FedAvg()"
     noun: ClassVar[str] = "a federated method"
+    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, e.g. "FedAvg(up=TopK(0.01))".'
+    open: ClassVar[Mapping[str, tuple[type, str]]] = {
+        "lr": (float, "Local learning rate, where an expression leaves it open."),
+        "epochs": (float, "Local epochs, where an expression leaves them open."),
+        "batch": (int, "Local batch size, where an expression leaves it open."),
+    }
+    settings: ClassVar[tuple[type, ...]] = (Setting,)
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
@@ -112,11 +119,27 @@ class Federated(Study):
 
     def problem(self, seed: int) -> Problem:
         if self.task is not None:
-            return custom(self.task, self.clients or CLIENTS, seed)
+            problem, count = custom(self.task, self.clients or CLIENTS, seed), self.clients
+            made, how = len(problem.tasks), "leave --clients out, or let its function take `clients` and make so many"
+            require(count in (None, made), f"--clients {count}: --task {self.task} made {made} of them; {how}")
+            return problem
         held, augments = self.holdout, self.augments()
         return standard(
             self.data, self.model, self.clients, self._split(), seed, held, self.data_dir, augments, self.unseen
         )
+
+    @classmethod
+    def from_options(cls, methods: Sequence[str], options: Mapping[str, Any]) -> Study:
+        """As :meth:`Study.from_options`; the fields of a setting are options too."""
+        names = {field.name for field in fields(Setting)}
+        setting = settled({name: value for name, value in options.items() if name in names})
+        return super().from_options(methods, {**options, "setting": setting, "seed": setting.seed})
+
+    def hints(self) -> Iterator[str]:
+        for method in self.parsed():
+            if self.rounds <= method.warm_up:
+                start = f"{method.warms} in its first {method.warm_up} rounds, and --rounds is {self.rounds}"
+                yield f"{method!r} {start}"
 
     def rehearse(self, method: Algorithm | Auto, problem: Problem) -> None:
         if isinstance(method, Auto):  # it is chosen when the run begins

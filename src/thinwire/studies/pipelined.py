@@ -56,8 +56,9 @@ from .cells import (
 )
 from .read import Arm, Record, Run
 from .steps import Steps, Told
-from .study import Job, asked, described, of_another_kind, own
+from .study import Job, Numbers, asked, described, of_another_kind, own
 
+EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
 LAST = 5  # evaluations, whose mean is the accuracy
 BOUNDARIES = 4  # each of which has a column
@@ -131,6 +132,22 @@ class Pipelined(Steps):
     example: ClassVar[str] = "DSP((1, 1, 0), (4, 2, 0))"
     noun: ClassVar[str] = "a schedule of pipelined training"
     outermost: ClassVar[Mapping[str, type]] = SCHEDULES
+    asks: ClassVar[tuple[str, str]] = "schedules", 'Schedules, e.g. "BPK()" "DSP((1,1,0),(4,2,0))" "1F1B(4)".'
+    out: ClassVar[str] = "runs/pipeline"
+    lists: ClassVar[Mapping[str, Numbers]] = {
+        "cut": Numbers(
+            "places in the chain",
+            "4,9",
+            int,
+            "The places in the chain of modules where parts begin, e.g. 4,9 (default: by measured seconds).",
+        ),
+        "rates": Numbers(
+            "a factor for each part", "0.5,0.7,1", float, "A factor of the rate for each part, e.g. 0.5,0.7,1."
+        ),
+        "forward": Numbers(*EACH, "Seconds of a batch at each part, forward, e.g. 0.02,0.03,0.02 (else measured)."),
+        "backward": Numbers(*EACH, "Seconds of a batch at each part, back (else measured)."),
+        **Steps.lists,
+    }
 
     batch: int = asked(64, "Examples of a batch.")
     momentum: float = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")

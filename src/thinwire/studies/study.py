@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from .. import data as sets
 from .. import models
@@ -41,6 +41,15 @@ FORMAT = 3  # of study.json
 def asked(default: Any, help: str, **more: Any) -> Any:
     """A field that is an option of the command line: its default, and the option's help text."""
     return field(default=default, metadata={"help": help}, **more)
+
+
+class Numbers(NamedTuple):
+    """A field that is typed as numbers with commas between them: what they are, an example, and its help text."""
+
+    what: str
+    example: str
+    kind: type
+    help: str
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,32 @@ class Study(ABC):
     @abstractmethod
     def title(self, about: Record) -> str:
         """What is above the table; ``about`` is a ``run.json``."""
+
+    # -- what a kind may say of its command --------------------------------------
+
+    asks: ClassVar[tuple[str, str]] = "methods", "Methods."
+    """What expressions are called, and their help text."""
+    out: ClassVar[str] = "runs/latest"
+    """The folder that is taken where none is named."""
+    open: ClassVar[Mapping[str, tuple[type, str]]] = {}
+    """What expressions may leave open: by the name of an option its type and its help text."""
+    lists: ClassVar[Mapping[str, Numbers]] = {}
+    """The fields that are typed with commas."""
+    settings: ClassVar[tuple[type, ...]] = ()
+    """Configurations besides the study's own, whose fields are options too."""
+    resumes: ClassVar[bool] = False
+    """Whether the command has ``--resume``, as ``thinwire resume`` does it too."""
+
+    @classmethod
+    def from_options(cls, methods: Sequence[str], options: Mapping[str, Any]) -> Study:
+        """The study that a command line describes: ``options`` by their names, None where one was not typed.
+
+        ``seed`` is that of a study without ``seeds``.
+        """
+        values = {f.name: options[f.name] for f in fields(cls) if options.get(f.name) is not None}
+        values.setdefault("seeds", (options.get("seed", 0),))
+        left = {name: options.get(name) for name in cls.open}
+        return cls(cls.resolved(methods, values.get("use", ()), left), **values)
 
     # -- what a kind may say of its runs: table, curves and report ---------------
 
@@ -236,12 +271,20 @@ class Study(ABC):
         path = folder / "summary.json"
         return path.exists() and int(read(path).get(f"{unit_of(self.kind)}s", 0)) >= self.length
 
-    def check(self) -> Problem:
-        """Build every run without training it; returns the problem of the first seed.
+    def settled(self, problem: Problem) -> Study:
+        """The same study with what is measured when it begins, if anything is."""
+        return self
+
+    def hints(self) -> Iterator[str]:
+        """What is worth knowing before it trains, a sentence each."""
+        return iter(())
+
+    def check(self, problem: Problem | None = None) -> Problem:
+        """Build every run without training it; returns the problem of the first seed, which may be there already.
 
         What is wrong comes to light here, before a folder is taken.
         """
-        problem = self.problem(self.seeds[0])
+        problem = problem or self.problem(self.seeds[0])
         for method in self.parsed():
             self.rehearse(method, problem)
         return problem
