@@ -18,7 +18,7 @@ from thinwire.federated.changes import keep, load_rows
 from thinwire.federated.client import ClientState, Reply
 from thinwire.key import Key
 from thinwire.local import Local, Trained
-from thinwire.look.gradients import steps
+from thinwire.look.recycling import steps
 from thinwire.params import Params
 from thinwire.run.ranks import _packed, _unpacked
 from thinwire.studies.read import arms
