@@ -14,8 +14,8 @@ from ..errors import RunError, require
 from ..params import Params
 from ..problem import Problem, custom
 from ..run.identity import data_digest
-from ..studies.trained import Loaded, load, study_of
 from ..studies.read import Run
+from ..studies.trained import Loaded, load, study_of
 from ..task import Task, as_task, as_tasks
 from ..train.one import Slot, evaluate, floats, make_module
 

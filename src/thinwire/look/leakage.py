@@ -443,9 +443,7 @@ class Leakage(Look[Reading]):
         "idlg (label from the last layer), dlg (label sought too) or label (known).",
         one_of("idlg", "dlg", "label"),
     )
-    distance: str = option(
-        "squares", "squares or cosine: how gradients are compared.", one_of("squares", "cosine")
-    )
+    distance: str = option("squares", "squares or cosine: how gradients are compared.", one_of("squares", "cosine"))
     iterations: int = option(300, "Steps of L-BFGS.", at_least(1))
     tries: int = option(3, "Beginnings, of which the best match is taken.", at_least(1))
     lr: float | None = option(None, "Local learning rate, where an expression leaves it open.")
