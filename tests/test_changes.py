@@ -19,7 +19,7 @@ from thinwire.federated.client import ClientState, Reply
 from thinwire.federated.rank_pool import _pack, _unpack
 from thinwire.key import Key
 from thinwire.local import Local, Trained
-from thinwire.look.gradients import steps
+from thinwire.look.recycling import steps
 from thinwire.params import Params
 from thinwire.studies.read import arms
 from thinwire.task import Task

@@ -12,21 +12,21 @@ import torch
 from torch import Size
 
 from thinwire.errors import RunError
-from thinwire.look import drawing as figures
 from thinwire.look import gradients
+from thinwire.look import recycling as tests_of_lbgm
 from thinwire.look.gradients import (
     Space,
     centred,
     components,
     cosines,
-    look_backs,
+    draw_cosines,
+    draw_overlap,
     looked_at,
     overlap,
     progression,
-    recycling,
     spectrum,
-    steps,
 )
+from thinwire.look.recycling import draw_recycling, look_backs, recycling, steps
 from thinwire.params import Layout
 
 LAYOUT = Layout(("a", "b"), (Size([4, 5]), Size([10])))
@@ -134,8 +134,8 @@ def test_a_heat_map_of_many_rounds_shows_one_of_some(tmp_path: Path, monkeypatch
     assert torch.allclose(found.layers["*"].cosines.double(), whole[[0, 2, 5]][:, [0, 2, 5]], atol=1e-6)
     assert found.layers["a"].overlap is not None
     assert found.layers["a"].overlap.shape == (3, 3)
-    assert figures.cosines(space, found, tmp_path / "cosines.png").exists()
-    assert figures.overlap(space, found, tmp_path / "overlap.png").exists()
+    assert draw_cosines(space, found, tmp_path / "cosines.png").exists()
+    assert draw_overlap(space, found, tmp_path / "overlap.png").exists()
 
 
 def look(client: int, sin2: float | None, recycled: bool, norm: float = 2.0) -> dict:
@@ -193,14 +193,14 @@ def test_a_layer_has_the_means_of_clients_in_each_round_that_tested() -> None:
 def test_tests_of_clients_and_of_layers_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict]
 ) -> None:
-    drawn, heat = list[list[list[float | None]]](), figures._map
+    drawn, heat = list[list[list[float | None]]](), tests_of_lbgm.heat_map
 
     def noted(place: Any, values: Any, *more: Any, **how: Any) -> Any:
         drawn.append([[None if np.isnan(x) else x for x in row] for row in values.tolist()])
         return heat(place, values, *more, **how)
 
-    monkeypatch.setattr(figures, "_map", noted)
-    assert figures.recycling(recycling(lines), lines, tmp_path / "look_back.png").exists()
+    monkeypatch.setattr(tests_of_lbgm, "heat_map", noted)
+    assert draw_recycling(recycling(lines), lines, tmp_path / "look_back.png").exists()
     clients, layers = look_backs(lines, "client"), look_backs(lines, "layer")
     assert drawn == [clients.sin2, clients.rho, layers.sin2, layers.rho]
 
@@ -230,7 +230,7 @@ def test_equation_45_of_gradient_descent_on_a_quadratic() -> None:
 def test_a_layer_without_gradients_is_left_out_of_heat_maps(tmp_path: Path) -> None:
     layout = Layout(("used", "frozen"), (Size([2]), Size([3])))
     space = Space.of([torch.tensor([1.0, 2.0, 0, 0, 0]), torch.tensor([2.0, 1.0, 0, 0, 0])], layout, [1, 4])
-    assert figures.overlap(space, looked_at(space), tmp_path / "overlap.png").exists()  # of rounds 1 and 4: two between
+    assert draw_overlap(space, looked_at(space), tmp_path / "overlap.png").exists()  # of rounds 1 and 4: two between
     nothing = Space.of([torch.zeros(5)], layout)
     with pytest.raises(RunError, match="all gradients are zero"):
-        figures.overlap(nothing, looked_at(nothing), tmp_path / "none.png")
+        draw_overlap(nothing, looked_at(nothing), tmp_path / "none.png")

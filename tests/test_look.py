@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,9 @@ from PIL import Image
 
 import thinwire as tw
 from thinwire.cli import main
-from thinwire.look import drawing as figures
-from thinwire.look import pictures
-from thinwire.look.leakage import Leak
+from thinwire.look import gradients, pictures
+from thinwire.look.leakage import Leak, draw_leaks
+from thinwire.report.curves import NAMES
 from thinwire.studies.read import EVERY_LINE
 
 Look = Callable[..., tuple[int, str, str]]
@@ -93,11 +94,11 @@ def test_what_models_are_judged_by_is_drawn_below_the_components(
         del line["accuracy"]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     seen: list[Any] = []
-    drawn = figures.components
-    monkeypatch.setattr(figures, "components", lambda *given: seen.append(given[3:]) or drawn(*given))
+    drawn = gradients.draw_components
+    monkeypatch.setattr(gradients, "draw_components", lambda *given: seen.append(given[3:]) or drawn(*given))
     assert thinwire("look", "gradients", str(run))[0] == 0
     ((reached, value),) = seen
-    assert (reached.middle.tolist(), figures.NAMES[value]) == ([10, 20, 30, 40], "Dice coefficient, %")
+    assert (reached.middle.tolist(), NAMES[value]) == ([10, 20, 30, 40], "Dice coefficient, %")
 
 
 def test_layers_of_a_study_are_drawn_into_the_folders_of_its_runs(thinwire: Look, study: Path) -> None:
@@ -297,7 +298,7 @@ def test_a_leak_has_its_bytes_and_its_picture(thinwire: Look, tmp_path: Path) ->
 def test_long_names_of_methods_lie_within_the_picture(tmp_path: Path) -> None:
     name, picture = "FedAvg(LocalSGD(0.1), weights='uniform')", torch.zeros(1, 8, 8)
     found = [Leak(name, 0, 0, 1, "whole", 1.0, 0.0, 1.0, 1.0, picture, picture)] * 3
-    with Image.open(figures.leaked(found, tmp_path / "leakage.png")) as drawn:
+    with Image.open(draw_leaks(found, tmp_path / "leakage.png")) as drawn:
         assert np.asarray(drawn.convert("L"))[0].min() == 255  # no letter is cut off at the top
 
 
@@ -307,6 +308,108 @@ def test_a_dimension_is_measured(thinwire: Look, tmp_path: Path) -> None:
     assert code == 0
     assert error.startswith("Intrinsic(8): at best")
     assert found(out)["dimension"] in (8, 16)
+
+
+HELP = Path(__file__).with_name("look_help.txt").read_text().strip().split("\n\n")
+
+
+@pytest.mark.parametrize("asked", HELP, ids=lambda text: text.splitlines()[0].split("[")[0].strip().split()[-1])
+def test_the_help_of_a_look_is_what_it_was_when_each_had_a_function_of_its_own(
+    thinwire: Look, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts were written by the commands of before they were made from the looks' fields."""
+    monkeypatch.setenv("COLUMNS", "200")
+    name = asked.splitlines()[0].removeprefix("Usage: thinwire look ").split("[")[0] or asked.split()[3]
+    words = [] if asked.startswith("Usage: thinwire look [OPTIONS] COMMAND") else [name.strip()]
+    code, out, _ = thinwire("look", *words, "--help")
+    lines = [" ".join(line.translate(dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")).split()) for line in out.splitlines()]
+    assert (code, [line for line in lines if line]) == (0, asked.splitlines())
+
+
+def test_the_looks_are_listed_without_importing_torch() -> None:
+    code = """
+import sys
+sys.argv = ["thinwire", "look", "--help"]
+from thinwire.cli import main
+try:
+    main()
+finally:
+    assert not {"torch", "numpy", "matplotlib"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, "leakage" in done.stdout) == (0, True), done.stderr
+
+
+A_LOOK = '''"""The bytes of a federated run, round by round."""
+
+from dataclasses import dataclass
+
+from thinwire.look.base import Look, Table, at_least, option
+from thinwire.look.drawing import plain, plt, save
+from thinwire.studies.read import lacks
+
+
+@dataclass(frozen=True)
+class Traffic(Look):
+    """Needs a federated run."""
+
+    every: int = option(1, "Rounds that are one row.", at_least(1))
+
+    def read(self, run):
+        if run.kind != "federated":
+            raise lacks(run, "rounds", "federated", "")
+        sums = [0]
+        for line in run.rounds:
+            sums.append(sums[-1] + line["up_bytes"])
+        return [(i, sums[i] - sums[i - self.every]) for i in range(self.every, len(sums), self.every)]
+
+    def rows(self, reading):
+        yield Table("bytes up", ("round", "bytes"), reading)
+        yield f"{sum(sent for _, sent in reading)} bytes in all"
+
+    def draw(self, reading, folder):
+        figure, place = plt.subplots()
+        place.plot(*zip(*reading))
+        plain(place, "round", "bytes up")
+        return [save(figure, folder / "traffic.png")]
+
+    def values(self, reading):
+        return {"bytes": [sent for _, sent in reading]}
+'''
+A_ROW = """
+import sys
+import thinwire.look as looks
+looks.__path__.append({folder!r})  # the file lies beside the others
+looks.LOOKS["traffic:Traffic"] = "What clients sent, by round."
+from thinwire.cli import main
+sys.argv = ["thinwire", "look", *{words!r}]
+main()
+"""
+
+
+def test_a_look_is_a_file_and_a_row(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "traffic.py").write_text(A_LOOK)
+
+    def look(*words: str) -> tuple[int, str, str]:
+        code = A_ROW.format(folder=str(tmp_path), words=list(words))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    run = next(study.glob("01-*/seed-0"))
+    sent = [json.loads(line)["up_bytes"] for line in (run / "rounds.jsonl").read_text().splitlines()]
+    code, out, error = look("traffic", str(run), "--every", "2", "--out", str(tmp_path / "out"), "--json")
+    assert code == 0, error
+    answer = found(out)
+    assert answer["runs"] == {".": {"bytes": [sent[0] + sent[1], sent[2] + sent[3]]}}
+    assert answer["files"] == [str(tmp_path / "out" / "traffic.png")]
+    assert f"{sum(sent)} bytes in all" in out
+    code, out, _ = look("traffic", "--help")
+    assert code == 0
+    for text in ("What clients sent, by round.", "Needs a federated run.", "Rounds that are one row.", "[default: 1]"):
+        assert text in out
+    assert "What clients sent, by round." in look("--help")[1]
+    code, _, error = look("traffic", str(run), "--every", "0")
+    assert (code, error) == (2, "error: --every 0: it must be at least 1\n")
 
 
 @pytest.mark.parametrize(

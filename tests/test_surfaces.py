@@ -8,7 +8,9 @@ import torch
 
 import thinwire as tw
 from problems import Supervised
-from thinwire.look.surface import embedding, features, filtered, random_direction, span, surface, way
+from thinwire.look.embedding import embedding, features
+from thinwire.look.path import span, way
+from thinwire.look.surface import filtered, random_direction, surface
 from thinwire.params import Params
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -14,12 +14,12 @@ from .app import app
 
 
 def command(
-    name: str, options: Callable[[], list[Any]], within: typer.Typer = app
+    name: str, options: Callable[[], list[Any]], within: typer.Typer = app, more: Callable[[], str] = str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that has ``options`` besides the parameters of its function, which takes their values as ``**given``.
 
-    They are made when the command is called: until then nobody waits for torch. ``given["typed"]`` has the names of
-    all that were typed, and not left at their defaults.
+    They are made when the command is called: until then nobody waits for torch. So is ``more``, which its help text
+    ends with. ``given["typed"]`` has the names of all that were typed, and not left at their defaults.
     """
 
     class WithOptions(TyperCommand):
@@ -28,6 +28,7 @@ def command(
         def get_params(self, ctx: Any) -> Any:
             if not self.whole:
                 self.params, self.whole = [*self.params, *options()], True
+                self.help = f"{self.help}\n\n{more()}".strip()
             return super().get_params(ctx)
 
         def invoke(self, ctx: Any) -> Any:
@@ -44,9 +45,20 @@ def command(
 
 
 def options_of(cls: type, *names: str) -> list[Any]:
-    """The options that some fields of a configuration are: these, or all that have a help text.
+    """The options that some fields of a configuration are: these, or all that have a help text."""
+    return options_with(parameters(cls, *names))
 
-    Name, type, default and help text are the field's own.
+
+def parameter(name: str, kind: Any, default: Any = MISSING) -> inspect.Parameter:
+    """A parameter of a command, which has to be typed where no default is given."""
+    value = inspect.Parameter.empty if default is MISSING else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=kind)
+
+
+def parameters(cls: type, *names: str) -> list[inspect.Parameter]:
+    """Some fields of a configuration: name, type, default and help text are the field's own.
+
+    A field with a ``metavar`` is an argument, all others are options.
     """
     hints, made = get_type_hints(cls), []
     for field in fields(cls):
@@ -56,27 +68,21 @@ def options_of(cls: type, *names: str) -> list[Any]:
         kinds = (hints[field.name], *get_args(hints[field.name]))
         plain = () if several or any(get_origin(kind) is Literal for kind in kinds) else (bool, int, float)
         kind: Any = list[str] if several else next((kind for kind in plain if kind in kinds), str)
-        default = None if several else field.default
+        default = None if several and field.default is not MISSING else field.default
         words = [f"--{field.name.replace('_', '-')}"] if kind is bool else []  # and no --no-...
-        hinted: Any = Annotated[
-            kind | None if default is None else kind, typer.Option(*words, help=field.metadata["help"])
-        ]
-        made.append(parameter(field.name, hinted, default))
-    return options_of_parameters(made)
+        how, metavar = {"help": field.metadata["help"]}, field.metadata.get("metavar")
+        about: Any = typer.Argument(metavar=metavar, **how) if metavar else typer.Option(*words, **how)
+        made.append(parameter(field.name, Annotated[kind | None if default is None else kind, about], default))
+    return made
 
 
-def parameter(name: str, hint: Any, default: Any = ...) -> inspect.Parameter:
-    """A parameter of a function that is a command, as typer reads them; without a default it has to be typed."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def options_of_parameters(made: Sequence[inspect.Parameter]) -> list[Any]:
-    """The arguments and options that typer makes of a function with these parameters."""
+def options_with(parameters: list[inspect.Parameter]) -> list[Any]:
+    """The options of parameters, as typer makes them of a function that has these."""
 
     def function() -> None: ...
 
-    function.__signature__ = inspect.Signature(list(made))  # type: ignore[attr-defined]
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     holder = typer.Typer(add_completion=False)
     holder.command()(function)
     return list(typer.main.get_command(holder).params)

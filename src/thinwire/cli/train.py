@@ -11,7 +11,7 @@ import typer
 from ..studies import KINDS
 from . import typed
 from .app import app
-from .command import command, options_of, options_of_parameters, parameter
+from .command import command, options_of, options_with, parameter
 from .finish import finish, listener
 from .options import Json, LogTo, Out, Overwrite, Seed, Seeds
 
@@ -58,7 +58,7 @@ def _options(cls: Any) -> list[Any]:
     own += [parameter("overwrite", Overwrite, False)]
     own += [parameter("resume", Resume, False)] if cls.resumes else []
     own += [parameter("log", LogTo, None), parameter("as_json", Json, False)]
-    return [*options_of_parameters(own), *fields]
+    return [*options_with(own), *fields]
 
 
 def _train(

@@ -9,10 +9,14 @@ the mean of the last steps, over the entries that were sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..studies.read import Run, lacks
+from .base import Look, Row, Table, short
+from .drawing import COLOURS, panels, plain, save
 
 
 class Owed(NamedTuple):
@@ -45,9 +49,56 @@ def owed(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
     return found
 
 
-def recorded(run: Run) -> list[Owed]:
-    """Of a run of ``thinwire ddp-sim``. Raises :class:`RunError` for one whose method keeps no residuals."""
-    found = owed(run.rounds)
-    if not found:
-        raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
-    return found
+class Reading(NamedTuple):
+    """The residuals of a run, and how its method is called."""
+
+    name: str
+    steps: list[Owed]
+
+
+@dataclass(frozen=True)
+class Feedback(Look[Reading]):
+    """Needs a study of `thinwire ddp-sim` with a method that keeps residuals, such as DEF(64)."""
+
+    def read(self, run: Run) -> Reading:
+        if not (steps := owed(run.rounds)):
+            raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
+        return Reading(run.about.get("name", run.expression), steps)
+
+    def rows(self, reading: Reading) -> Iterable[Row]:
+        yield Table(
+            reading.name,
+            ("step", "residual", "||x - y||", "lambda*", "lambda"),
+            [
+                [e.step, f"{e.residual:.4g}", f"{e.distance:.4g}", short(e.best), short(e.lam)]
+                for e in reading.steps[:: max(1, len(reading.steps) // 20)]
+            ],
+        )
+
+    def draw(self, reading: Reading, folder: Path) -> list[Path]:
+        return [draw_residuals(reading.steps, folder / "feedback.png")]
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        return {"steps": [e._asdict() for e in reading.steps]}
+
+
+def draw_residuals(steps: Sequence[Owed], path: Path) -> Path:
+    """Residuals and the distance of x and y by step, lambda* beside the lambda in use, and what x and y reach."""
+    averaged = any(e.accuracy_x is not None for e in steps)
+    figure, places = panels(2 + averaged, 5.2, 3.8)
+    x, nothing = [e.step for e in steps], float("nan")
+    left, right = places[:2]
+    left.plot(x, [e.residual for e in steps], color=COLOURS[0], label="residual, root of mean ‖e‖²")
+    left.plot(x, [e.distance for e in steps], color=COLOURS[1], label="‖x - y‖ = ‖mean e‖")
+    right.plot(x, [nothing if e.best is None else e.best for e in steps], color=COLOURS[0], label="λ*")
+    if any(e.lam is not None for e in steps):
+        right.plot(x, [nothing if e.lam is None else e.lam for e in steps], "--", color=COLOURS[1], label="λ in use")
+    if averaged:  # paper 002's Figure 8
+        for name, colour, label in (("accuracy", 0, "y (DEF)"), ("accuracy_x", 1, "x (DEF-A)")):
+            reached = [getattr(e, name) for e in steps]
+            places[2].plot(x, [nothing if a is None else 100 * a for a in reached], color=COLOURS[colour], label=label)
+    for place, label in zip(places, ("", "", "test accuracy, %"), strict=False):
+        place.legend(frameon=False)
+        place.set_ylim(bottom=None if label else 0)
+        plain(place, "step", label)
+    return save(figure, path)

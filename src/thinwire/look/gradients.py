@@ -1,7 +1,7 @@
-"""The space of a run's gradients: how many directions it has, and what look-back recycling needs of it.
+"""The space of a run's gradients: how many directions it has, in all layers and in each.
 
 Azam, Hosseinalipour, Qiu, Brinton, "Recycling Model Updates in Federated Learning: Are Gradient Subspaces Low-Rank?",
-ICLR 2022, Section 2, Algorithm 2, Theorem 1, Corollary 1 and Equation 45.
+ICLR 2022, Section 2. What look-back recycling needs of them is in :mod:`~thinwire.look.recycling`.
 
 The T gradients of D entries are rows of G. Everything here follows from their inner products G G^T, [T, T], which are
 summed up block by block, a layer at a time. Nothing of size D x D or T x D is made.
@@ -10,13 +10,14 @@ Differences from the paper: a gradient is the mean change of the model over a ro
 figure here depends on; with one client and one local epoch that is Algorithm 2's accumulated gradient times the
 learning rate. Algorithm 2 decomposes anew after each epoch, here at most 100 times a run. The paper's "explained
 variance" is, in its Appendix D.1, a share of the sum of singular values; ``of="variance"`` takes their squares instead.
-Beta and Upsilon of Equation 45 are constants that nobody knows: here they are estimates from below, from what was seen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,13 +25,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..algorithms.flss import gram
-from ..errors import require
+from ..errors import RunError, require
 from ..federated.changes import load_rows
 from ..params import Layout
-from ..studies.read import Run, lacks
+from ..report.curves import NAMES, Curve, count, curve, judged
+from ..studies.read import Arm, Run, lacks
+from .base import Look, Note, Row, Table, option
+from .drawing import COLOURS, heat_map, panels, plain, plt, save
+from .recycling import (
+    WHOLE,
+    Recycling,
+    Step,
+    draw_bounds,
+    draw_recycling,
+    look_backs,
+    recycling,
+    steps,
+)
 
 Kind = Literal["values", "variance"]
-WHOLE = "*"  # all layers as one vector
 POINTS = 100  # of a progression
 FEW = 20  # of that of one layer
 MOST = 12  # heat maps side by side: of all layers as one, and of those with the most entries
@@ -173,14 +186,14 @@ class Seen(NamedTuple):
     cosines: Float[Tensor, "s s"] | None  # of these with one another; None of a layer that has no heat map
 
 
-class Look(NamedTuple):
+class Geometry(NamedTuple):
     """What is seen of a run's gradients: of all layers as one (*), and of each."""
 
     layers: dict[str, Seen]
     whole: Float[Tensor, "t t"]  # the inner products of all layers as one
 
 
-def looked_at(space: Space, of: Kind = "values") -> Look:
+def looked_at(space: Space, of: Kind = "values") -> Geometry:
     """All layers, one after another: the matrices of a layer are dropped before those of the next are made."""
     sizes = {WHOLE: space.layout.size, **dict(zip(space.layout.names, space.layout.sizes, strict=True))}
     found, drawn, at = dict[str, Seen](), space.largest(), space.shown()
@@ -199,137 +212,180 @@ def looked_at(space: Space, of: Kind = "values") -> Look:
         counted = progression(products, of=of, points=POINTS if name == WHOLE else FEW)
         maps = (near[at, :SHOWN].abs().T.float(), alike[at][:, at].float()) if name in drawn else (None, None)
         found[name], whole = Seen(line, counted, *maps), products
-    return Look({WHOLE: found.pop(WHOLE), **found}, whole)
+    return Geometry({WHOLE: found.pop(WHOLE), **found}, whole)
 
 
-# -- what recycling needs -----------------------------------------------------
-
-
-class Recycling(NamedTuple):
-    """A round's look-back tests, over its clients, fields and layers."""
-
-    round: int
-    sin2: float | None  # the median of those that there were
-    rho: float | None  # the median
-    recycled: float  # the share of tests that ended in a scalar
-    error: float | None  # the largest ||d||^2 sin^2 of all clients, d the mean gradient of a local step
-    allowed: float  # 1 / sqrt(tau T), what Corollary 1 allows for it
-
-
-def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
-    """Of rounds with ``looks``. ||d||^2 sin^2 is what a scalar loses of a client's gradient, all its layers together.
-
-    A layer's loss counts whether it was recycled or sent: it says what recycling would have cost.
-    """
-    found, total = [], len(lines)
-    for line in lines:
-        tests = [look for look in line.get("looks", ()) if look["sin2"] is not None]
-        if not line.get("looks"):
-            continue
-        lost: dict[tuple[int, str], float] = {}
-        for look in tests:
-            if look.get("rates"):
-                d = look["norm"] / look["rates"]  # change / (lr tau)
-                own = look["client"], look["field"]
-                lost[own] = lost.get(own, 0.0) + d * d * look["sin2"]
-        steps = [look["steps"] for look in line["looks"] if "steps" in look] or [1]
-        tau = sum(steps) / len(steps)
-        found.append(
-            Recycling(
-                line["round"],
-                _median([look["sin2"] for look in tests]),
-                _median([look["rho"] for look in tests]),
-                sum(look["recycled"] for look in line["looks"]) / len(line["looks"]),
-                max(lost.values(), default=None),
-                1 / math.sqrt(max(1.0, tau) * total),
-            )
+def by_the_server(run: Run) -> list[Note]:
+    """What is said of a run whose recorded changes are not its clients' but the server's; nothing of any other."""
+    if not any(line.get("change", {}).get("of") == "server" for line in run.rounds):
+        return []
+    return [
+        Note(
+            "note: clients of this method move the model otherwise than by one training. The changes that are shown "
+            "are those of the server's model"
         )
-    return found
+    ]
 
 
-class LookBacks(NamedTuple):
-    """Look-back tests by client, or by layer: means over all of a row's in a round, None where it had none."""
+class Reading(NamedTuple):
+    """What a run has of the two: recorded gradients (else ``space`` is None), and tests of LBGM."""
 
-    rows: list[Any]  # numbers of clients, or names of layers
-    rounds: list[int]  # those that tested
-    sin2: list[list[float | None]]  # [rows, rounds]
-    rho: list[list[float | None]]
+    run: Run
+    tests: list[Recycling]
+    space: Space | None = None
+    geometry: Geometry | None = None
+    value: str = ""  # what the model is judged by
+    reached: Curve | None = None  # of that
+    bounds: Sequence[Step] = ()
 
 
-def look_backs(lines: Sequence[Mapping[str, Any]], by: Literal["client", "layer"]) -> LookBacks:
-    """Of rounds with ``looks``: a client's over its fields and layers, or a layer's over clients.
+@dataclass(frozen=True)
+class Gradients(Look[Reading]):
+    """Needs a run with --record gradients (components), looks (LBGM's tests), or all."""
 
-    Clients are in order, layers in the model's. Where replies have several fields, a layer's name has its field's too.
+    squares: bool = option(False, "Shares of the squared singular values, in place of the paper's values.")
+
+    def read(self, run: Run) -> Reading:
+        tests = recycling(run.rounds)
+        there = any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists()
+        if not tests and not there:
+            how = "train it with --record gradients (LBGM's looks: looks) or all"
+            raise lacks(run, "recorded gradients", "federated", how)
+        if not there:
+            return Reading(run, tests)
+        space = recorded(run)
+        geometry = looked_at(space, "variance" if self.squares else "values")
+        alone = Arm(run.expression, run.expression, [run])
+        value, _ = judged([alone])
+        bounds = steps(space.rounds, geometry.whole, run.rounds)
+        return Reading(run, tests, space, geometry, value, curve(alone, count, value), bounds)
+
+    def rows(self, reading: Reading) -> Iterable[Row]:
+        if reading.space is not None and reading.geometry is not None:
+            yield from by_the_server(reading.run)
+            lines = [layer.line for layer in reading.geometry.layers.values()]
+            yield Table(
+                f"{len(reading.space.rounds)} gradients",
+                ("layer", "entries", "N95", "N99", "cosine to the next", "to the nearest direction"),
+                [[e.layer, f"{e.entries:,}", e.n95, e.n99, f"{e.consecutive:.3f}", f"{e.nearest:.3f}"] for e in lines],
+            )
+        if reading.bounds:
+            last = reading.bounds[-1]
+            yield (
+                f"Equation 45, with a smoothness of {last.beta:.3g} and a dissimilarity of {last.upsilon2:.3g} as "
+                f"seen between rounds: a learning rate of at most {last.bound:.3g}; it is {last.rate:.3g}. Noise "
+                "of batches and of sampled clients counts as curvature there: trust it of full batches alone"
+            )
+        if tests := reading.tests:
+            losses = [(e.error, e.allowed) for e in tests if e.error is not None]
+            yield (
+                f"look-back tests: {100 * sum(e.recycled for e in tests) / len(tests):.1f} % recycled; ||d||^2 sin^2 "
+                f"was within 1/sqrt(tau T) for every client in {sum(error <= allowed for error, allowed in losses)} of "
+                f"{len(losses)} rounds"
+            )
+
+    def draw(self, reading: Reading, folder: Path) -> list[Path]:
+        space, geometry, files = reading.space, reading.geometry, list[Path]()
+        if space is not None and geometry is not None:
+            files = [
+                draw_components(space, geometry, folder / "components.png", reading.reached, reading.value),
+                draw_overlap(space, geometry, folder / "overlap.png"),
+                draw_cosines(space, geometry, folder / "cosines.png"),
+            ]
+        if reading.bounds:
+            files.append(draw_bounds(reading.bounds, folder / "bounds.png"))
+        if reading.tests:
+            files.append(draw_recycling(reading.tests, reading.run.rounds, folder / "look_back.png"))
+        return files
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        space, geometry, reached, lines = reading.space, reading.geometry, reading.reached, reading.run.rounds
+        numbers: dict[str, Any] = {}
+        if space is not None and geometry is not None:
+            judgement = reached and {
+                "value": reading.value,
+                "rounds": reached.x.tolist(),
+                "values": reached.middle.tolist(),
+            }
+            numbers |= {
+                "layers": [layer.line._asdict() for layer in geometry.layers.values()],
+                "progression": geometry.layers[WHOLE].progression,
+                "progressions": {name: layer.progression for name, layer in geometry.layers.items()},
+                "reached": judgement,
+                "heat_maps": _maps(space, geometry),
+                "steps": [e._asdict() for e in reading.bounds],
+            }
+        if reading.tests:
+            numbers["recycling"] = [e._asdict() for e in reading.tests]
+            by: Literal["client", "layer"]
+            for by in ("client", "layer"):
+                names, *means = look_backs(lines, by)
+                numbers[f"by_{by}"] = {f"{by}s": names, **dict(zip(("rounds", "sin2", "rho"), means, strict=True))}
+            numbers["looks"] = [{"round": line["round"], **look} for line in lines for look in line.get("looks", ())]
+        return numbers
+
+
+def _maps(space: Space, geometry: Geometry) -> dict[str, Any]:
+    """The heat maps of overlaps and cosines, by layer, with four digits; the rounds of their columns."""
+    maps: dict[str, dict[str, list[list[float]]]] = {"overlap": {}, "cosines": {}}
+    for kind, by_layer in maps.items():
+        for name, layer in geometry.layers.items():
+            if (values := getattr(layer, kind)) is not None:
+                by_layer[name] = [[round(x, 4) for x in row] for row in values.tolist()]
+    return {"rounds": [space.rounds[i] for i in space.shown()], **maps}
+
+
+def draw_components(
+    space: Space, geometry: Geometry, path: Path, reached: Curve | None = None, value: str = "accuracy"
+) -> Path:
+    """N95- and N99-PCA after each round, and below what the model is judged by (paper 000's Figure 1).
+
+    ``value`` is what that is: a name of :mod:`thinwire.report.curves`.
     """
-    looks = [(line["round"], look) for line in lines for look in line.get("looks", ())]
-    rounds = list(dict.fromkeys(round for round, _ in looks))
-    several = len({look["field"] for _, look in looks}) > 1
-
-    def row(look: Mapping[str, Any]) -> Any:
-        return f"{look['field']}, {look['layer']}" if by == "layer" and several else look[by]
-
-    rows = list(dict.fromkeys(row(look) for _, look in looks))
-    rows = sorted(rows) if by == "client" else rows
-    found: dict[tuple[Any, int], list[Mapping[str, Any]]] = {}
-    for round, look in looks:
-        if look["sin2"] is not None:
-            found.setdefault((row(look), round), []).append(look)
-
-    def means(value: str) -> list[list[float | None]]:
-        each = {where: sum(look[value] for look in some) / len(some) for where, some in found.items()}
-        return [[each.get((row, round)) for round in rounds] for row in rows]
-
-    return LookBacks(rows, rounds, means("sin2"), means("rho"))
+    rows = 1 if reached is None else 2
+    figure, grid = plt.subplots(rows, 1, figsize=(6, 3.4 * rows), layout="constrained", squeeze=False, sharex=True)
+    found = geometry.layers[WHOLE].progression
+    x = [space.rounds[t - 1] for t, _ in found]
+    top = grid[0, 0]
+    for i, (name, colour) in enumerate((("N95-PCA", COLOURS[1]), ("N99-PCA", COLOURS[0]))):
+        top.plot(x, [counts[i] for _, counts in found], color=colour, label=name)
+    top.plot(x, [t for t, _ in found], ":", color=COLOURS[6], label="gradients so far")
+    top.legend(frameon=False)
+    plain(top, "round" if reached is None else "", "principal components")
+    if reached is not None:
+        grid[1, 0].plot(reached.x, reached.middle, color=COLOURS[0])
+        plain(grid[1, 0], "round", NAMES[value])
+    return save(figure, path)
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return float(torch.tensor(values, dtype=torch.float64).quantile(0.5)) if values else None
-
-
-class Step(NamedTuple):
-    """Equation 45, with what a run shows in place of what cannot be seen: the rate should be at most ``bound``."""
-
-    round: int
-    beta: float  # the largest ||d_t+1 - d_t|| / ||x_t+1 - x_t|| so far, in place of the smoothness
-    upsilon2: float  # the largest mean ||d_k||^2 / ||mean d_k||^2 so far, at least 1, in place of Upsilon^2
-    rate: float  # the mean learning rate of a local step
-    bound: float  # min(1 / (2 tau), 1 / (tau sqrt(2 (1 + 4 Upsilon^2)))) / beta
-
-
-def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """Of rounds with recorded gradients, whose inner products of all layers are given, from the second on.
-
-    None of rounds whose change is the server's: clients' rates are not known of these.
-
-    Where all clients take one step a round along gradients of all of their examples, ``beta`` is the smoothness along
-    the path: no more than the loss's. Else gradients of two rounds differ by their noise and by who was sampled too.
-    That counts as curvature, the more the shorter the steps are, so that ``beta`` goes as 1 / rate and ``bound`` as
-    the rate itself. It then says nothing of which rates are too high.
-    """
-    found, beta, upsilon2 = [], 0.0, 1.0
-    changes = {line["round"]: line["change"] for line in lines if "change" in line and "of" not in line["change"]}
-    for i, number in enumerate(rounds):
-        own = changes.get(number)
-        if own is None:
-            continue
-        if own["norm"] > 0:
-            upsilon2 = max(upsilon2, own["square"] / own["norm"] ** 2)
-        before = changes.get(number - 1)
-        if i == 0 or before is None or rounds[i - 1] != number - 1:
-            continue
-        a, b = 1 / before["rates"], 1 / own["rates"]  # d = change / (lr tau)
-        apart = a * a * products[i - 1, i - 1] - 2 * a * b * products[i - 1, i] + b * b * products[i, i]
-        if before["moved"] > 0:
-            beta = max(beta, math.sqrt(max(0.0, float(apart))) / before["moved"])
-        tau = own["steps"]
-        most = min(1 / (2 * tau), 1 / (tau * math.sqrt(2 * (1 + 4 * upsilon2))))
-        found.append(Step(number, beta, upsilon2, own["rates"] / tau, most / beta if beta else math.inf))
-    return found
-
-
-def looked(run: Run) -> list[Recycling]:
-    """Of a run that was trained with ``record="looks"``. Raises :class:`RunError` for any other."""
-    found = recycling(run.rounds)
+def _draw_heat(space: Space, found: Mapping[str, Tensor], path: Path, y: str, low: float, title: str) -> Path:
+    """A heat map of each layer, whose columns are the rounds that are shown; so are its rows unless these are ``y``."""
+    found = {name: values for name, values in found.items() if values.numel()}  # a layer without gradients has no space
     if not found:
-        raise lacks(run, "looks", "federated", "train a method over LBGM with --record looks")
-    return found
+        raise RunError("all gradients are zero: there is nothing to draw")
+    sizes = {WHOLE: space.layout.size, **dict(zip(space.layout.names, space.layout.sizes, strict=True))}
+    figure, places = panels(len(found))
+    rounds, by = [space.rounds[i] for i in space.shown()], space.every()
+    x = "round" if by == 1 else f"round, one of {by}"
+    shown = None
+    for place, (name, values) in zip(places, found.items(), strict=True):
+        kind = "viridis" if low == 0 else "RdBu_r"
+        down, each = (range(1, len(values) + 1), 1) if y else (rounds, by)
+        shown = heat_map(place, values.numpy(), rounds, down, (by, each), vmin=low, vmax=1, cmap=kind)
+        place.set_title(f"{'all layers' if name == WHOLE else name}, {sizes[name]:,}", fontsize=8)
+        place.set_xlabel(x)
+        place.set_ylabel(y or x)
+    figure.colorbar(shown, ax=places, shrink=0.7, label=title)
+    return save(figure, path)
+
+
+def draw_overlap(space: Space, geometry: Geometry, path: Path) -> Path:
+    """Heat maps of |cosine| of gradients with principal directions, by layer (Figure 2)."""
+    found = {name: seen.overlap for name, seen in geometry.layers.items() if seen.overlap is not None}
+    return _draw_heat(space, found, path, "principal direction", 0, "|cosine|")
+
+
+def draw_cosines(space: Space, geometry: Geometry, path: Path) -> Path:
+    """Heat maps of the cosine of each gradient with each other, by layer (Figure 3)."""
+    found = {name: seen.cosines for name, seen in geometry.layers.items() if seen.cosines is not None}
+    return _draw_heat(space, found, path, "", -1, "cosine")

@@ -10,10 +10,18 @@ too that are not sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..studies.read import Run, lacks
+from .base import Look, Row, Table
+from .drawing import COLOURS, heat_map, logarithmic, plain, plt, save
+from .gradients import by_the_server
 
 KAPPA = 1 / 16  # Theorem 3.2 asks for less
 
@@ -70,9 +78,71 @@ def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
     return found
 
 
-def recorded(run: Run) -> tuple[list[Layer], list[Kappa]]:
-    """Of a run that was trained with ``record="layers"``. Raises :class:`RunError` for any other."""
-    found = layers(run.rounds)
-    if not found:
-        raise lacks(run, "recorded layers", "federated", "train it with --record layers")
-    return found, kappas(run.rounds)
+class Reading(NamedTuple):
+    """What the records of a run say of its layers."""
+
+    run: Run
+    layers: list[Layer]
+    kappas: list[Kappa]
+
+
+@dataclass(frozen=True)
+class Layers(Look[Reading]):
+    """Needs a run with --record layers, gradients or all."""
+
+    def read(self, run: Run) -> Reading:
+        if not (means := layers(run.rounds)):
+            raise lacks(run, "recorded layers", "federated", "train it with --record layers")
+        return Reading(run, means, kappas(run.rounds))
+
+    def rows(self, reading: Reading) -> Iterable[Row]:
+        yield from by_the_server(reading.run)
+        yield Table(
+            f"{len(reading.kappas)} rounds, means",
+            ("layer", "||change||", "||weights||", "s", "share of ||g||^2", "recycled"),
+            [
+                [e.layer, f"{e.change:.4g}", f"{e.weights:.4g}", f"{e.score:.3g}", f"{e.share:.3f}", e.recycled]
+                for e in reading.layers
+            ],
+        )
+        shares = [e.kappa for e in reading.kappas if e.unsent and e.kappa is not None]
+        if shares:
+            yield (
+                f"kappa: mean {sum(shares) / len(shares):.3f}, largest {max(shares):.3f}; below 1/16 in "
+                f"{sum(k < KAPPA for k in shares)} of {len(shares)} rounds that recycled"
+            )
+
+    def draw(self, reading: Reading, folder: Path) -> list[Path]:
+        return [draw_scores(reading.layers, reading.kappas, folder / "layers.png")]
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        return {"layers": [e._asdict() for e in reading.layers], "kappa": [e._asdict() for e in reading.kappas]}
+
+
+def draw_scores(layers: Sequence[Layer], kappas: Sequence[Kappa], path: Path) -> Path:
+    """Norms and scores of layers (paper 001's Figure 1), which were recycled when, and kappa by round."""
+    names = [layer.layer for layer in layers]
+    figure, grid = plt.subplots(2, 2, figsize=(13, 2.6 + 0.5 * min(30, len(names)) ** 0.9 + 3.4), layout="constrained")
+    places = np.arange(len(names))
+    norms = grid[0, 0]
+    norms.barh(places - 0.2, [e.weights for e in layers], 0.4, color=COLOURS[6], label="‖x‖")
+    norms.barh(places + 0.2, [e.change for e in layers], 0.4, color=COLOURS[0], label="‖Δ‖")
+    logarithmic(norms)
+    norms.legend(frameon=False)
+    own = grid[0, 1]
+    own.barh(places, [e.score for e in layers], color=COLOURS[1])
+    for place, title in ((norms, "norm, mean over rounds"), (own, "s = ‖Δ‖ / ‖x‖, mean over rounds")):
+        place.set_yticks(places, names, fontsize=7)
+        place.invert_yaxis()
+        plain(place, title, "")
+    heat = np.array([[name in e.unsent for e in kappas] for name in names], dtype=float)
+    heat_map(grid[1, 0], heat, [e.round for e in kappas], range(len(names)), vmin=0, vmax=1, cmap="Greys")
+    grid[1, 0].set_yticks(places, names, fontsize=7)
+    grid[1, 0].set_xlabel("round (black: recycled)")
+    line = grid[1, 1]
+    share = [math.nan if e.kappa is None else e.kappa for e in kappas]
+    line.plot([e.round for e in kappas], share, color=COLOURS[0], label="kappa")
+    line.axhline(KAPPA, linestyle="--", color=COLOURS[1], label="1/16")
+    line.legend(frameon=False)
+    plain(line, "round", "recycled layers' share of ‖g‖²")
+    return save(figure, path)

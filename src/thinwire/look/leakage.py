@@ -25,7 +25,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -34,6 +38,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from ..algorithms import Auto
 from ..algorithms.base import Algorithm
 from ..errors import require
 from ..federated.client import ClientState
@@ -42,8 +47,13 @@ from ..federated.privacy import Privacy
 from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Layout, Params
-from ..task import Supervised, Task, labels
+from ..problem import custom, standard
+from ..studies.federated import Federated, settled
+from ..task import Supervised, Task, as_tasks, labels
 from ..train.one import train
+from .base import DATA_DIR, METHOD, Look, Note, Row, Table, at_least, one_of, option, short
+from .drawing import draw_picture, panels, save
+from .final import built
 from .similarity import psnr, ssim
 
 Attack = Literal["idlg", "dlg", "label"]
@@ -398,3 +408,104 @@ def _shown(task: Task, *pictures: Tensor) -> list[Tensor]:
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     return [((x - low) / ((high - low) or 1.0)).clamp(0, 1) for x in pictures]
+
+
+# -- the look -----------------------------------------------------------------
+
+FITS = 0.9  # cosine, below which what is sent is hardly a gradient
+
+
+class Reading(NamedTuple):
+    """A leak of each method, and the noise that hid them."""
+
+    privacy: Privacy | None
+    leaks: list[Leak]
+
+
+@dataclass(frozen=True)
+class Leakage(Look[Reading]):
+    """It reads no run."""
+
+    subject = "nothing"
+    out = ("A folder for the pictures.", Path("runs/leakage"))
+
+    methods: tuple[str, ...] = option(MISSING, METHOD, metavar="EXPR")
+    data: str = option("digits", "A data set of `thinwire run`.")
+    model: str = option("dlg_lenet", "A model of `thinwire run`; dlg_lenet is the attack's own.")
+    task: str | None = option(None, "my_module:make_task instead of --data and --model.")
+    picture: int = option(0, "The position of the client's picture in the training data.")
+    round: int = option(1, "The round in which it is sent; in those before, the next pictures.", at_least(1))
+    privacy: str | None = option(
+        None, "Noise on the mean, which others than the server see: Privacy(clip=1, noise=0.01)."
+    )
+    attack: str = option(
+        "idlg",
+        "idlg (label from the last layer), dlg (label sought too) or label (known).",
+        one_of("idlg", "dlg", "label"),
+    )
+    distance: str = option("squares", "squares or cosine: how gradients are compared.", one_of("squares", "cosine"))
+    iterations: int = option(300, "Steps of L-BFGS.", at_least(1))
+    tries: int = option(3, "Beginnings, of which the best match is taken.", at_least(1))
+    lr: float | None = option(None, "Local learning rate, where an expression leaves it open.")
+    seed: int = option(0, "Seed of the model and of the beginnings.")
+    use: tuple[str, ...] = option((), "A module with methods or links of your own. Repeatable.")
+    data_dir: str | None = option(None, DATA_DIR)
+
+    def read(self, _: None) -> Reading:
+        privacy = settled({"privacy": self.privacy}).privacy if self.privacy else None
+        typed = [Federated.method(text, self.use, {"lr": self.lr}) for text in self.methods]
+        methods = [method for method in typed if not isinstance(method, Auto)]
+        fits = len(methods) == len(typed)
+        require(fits, "Auto is chosen by a run: give the expression that `thinwire plan` says")
+        if self.task:
+            problem = custom(self.task, 1, self.seed)
+        else:
+            problem = standard(self.data, self.model, 1, seed=self.seed, data_dir=self.data_dir)
+        task = as_tasks(problem.tasks)[0]
+        if kinds := rough(built(problem.model, self.seed)):
+            print(
+                f"note: this model has {', '.join(kinds)}, whose second derivatives are zero nearly everywhere: L-BFGS "
+                "cannot invert its gradients, so a poor picture says nothing of other attacks; dlg_lenet is smooth",
+                file=sys.stderr,
+            )
+        how: dict[str, Any] = {name: getattr(self, name) for name in ("attack", "distance", "iterations", "tries")}
+        how |= {"round": self.round, "privacy": privacy, "seed": self.seed}
+        return Reading(privacy, [leak(method, problem.model, task, self.picture, **how) for method in methods])
+
+    def rows(self, reading: Reading) -> Iterable[Row]:
+        hidden = f", {reading.privacy!r}" if reading.privacy else ""
+        yield Table(
+            f"picture {self.picture} of {self.task or self.data}, round {self.round}{hidden}",
+            ("method", "bytes", "PSNR", "SSIM", "match", "label", "guess"),
+            [
+                [e.method, f"{e.bytes:,}", f"{e.psnr:.1f}", short(e.ssim), f"{e.match:.1e}", e.label, e.guess]
+                for e in reading.leaks
+            ],
+        )
+        for e in (e for e in reading.leaks if e.fits < FITS):
+            yield Note(
+                f"note: what {e.method} sends has a cosine of {e.fits:.2f} to the gradient of the picture, and this "
+                "attack takes it for that: a poor picture says nothing of other attacks"
+            )
+
+    def draw(self, reading: Reading, folder: Path) -> list[Path]:
+        return [draw_leaks(reading.leaks, folder / "leakage.png")]
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        leaks = [leak._asdict() for leak in reading.leaks]
+        for numbers in leaks:
+            del numbers["original"], numbers["rebuilt"]
+        return {"privacy": None if reading.privacy is None else repr(reading.privacy), "leaks": leaks}
+
+
+def draw_leaks(leaks: Sequence[Leak], path: Path) -> Path:
+    """The picture, and what was rebuilt of it from what each method sends."""
+    titles = ["the client's picture"]
+    for one in leaks:
+        alike = "" if one.ssim is None else f", SSIM {one.ssim:.2f}"
+        name = textwrap.wrap(one.method, 36, break_long_words=False)[:3]
+        titles.append("\n".join([*name, f"PSNR {one.psnr:.1f} dB{alike}"]))
+    figure, places = panels(1 + len(leaks), 2.6, 3.05 + 0.12 * max(title.count("\n") for title in titles))
+    for place, title, picture in zip(places, titles, [leaks[0].original, *(one.rebuilt for one in leaks)], strict=True):
+        draw_picture(place, picture, title)
+    return save(figure, path, bbox_inches="tight")  # the layout leaves too little for titles over square pictures

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -10,7 +14,11 @@ from torch import Tensor, nn
 
 from ..data.dataset import VOID
 from ..errors import RunError
+from ..studies.read import Arm, counted
 from ..task import Supervised, Task, dice, each_mask, masks
+from .base import OWN_TASK, Look, Row, Table, at_least, option
+from .drawing import draw_picture, plt, save
+from .final import final
 
 WHITE, RED, BLUE, GREY = (255, 255, 255), (230, 40, 40), (60, 110, 255), (90, 90, 90)
 GAP = 190
@@ -56,3 +64,65 @@ def segmented(client: int, task: Task, example: int, modules: list[nn.Module]) -
         [compared(out[0] > 0, truth) for out in outputs],
         [float(dice(out, targets)) for out in outputs],
     )
+
+
+class Reading(NamedTuple):
+    """The methods, and a picture of each client by all of them."""
+
+    methods: list[str]
+    pictures: list[Segmented]
+
+
+@dataclass(frozen=True)
+class Pictures(Look[Reading]):
+    """Needs complete runs, of a study or with --task, that segment pictures, such as --data retina. Where clients have
+    models of their own, it is the client's. Of several seeds the first finished one is drawn.
+    """
+
+    subject = "study"
+
+    example: int = option(0, "The position of the picture in each client's test.", at_least(0))
+    clients: int = option(6, "Clients, the first ones: a row each.", at_least(1))
+    task: str | None = option(None, OWN_TASK)
+
+    def read(self, arms: list[Arm]) -> Reading:
+        ends = [final(counted(arm).runs[0], self.task) for arm in arms]
+        pictures = []
+        for client in range(min(self.clients, len(ends[0].problem.tasks))):
+            modules = [end.module(None if end.loaded.own_module is None else client) for end in ends]
+            pictures.append(segmented(client, ends[0].test(client), self.example, modules))
+        return Reading([arm.label for arm in arms], pictures)
+
+    def rows(self, reading: Reading) -> Iterable[Row]:
+        cells = [[one.client, *(f"{value:.3f}" for value in one.dice)] for one in reading.pictures]
+        yield Table("Dice", ("client", *reading.methods), cells)
+
+    def draw(self, reading: Reading, folder: Path) -> list[Path]:
+        return [draw_masks(reading.pictures, reading.methods, folder / "pictures.png")]
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        pictures = reading.pictures
+        numbers = {"clients": [one.client for one in pictures], "dice": [one.dice for one in pictures]}
+        return {"methods": reading.methods, **numbers}
+
+
+def draw_masks(pictures: Sequence[Segmented], names: Sequence[str], path: Path) -> Path:
+    """A row a client: picture, mask, and every method's (paper 002's Figures 16 to 19)."""
+    figure, grid = plt.subplots(
+        len(pictures),
+        2 + len(names),
+        figsize=(1.9 * (2 + len(names)), 2 * len(pictures)),
+        layout="constrained",
+        squeeze=False,
+    )
+    for places, one in zip(grid, pictures, strict=True):
+        cells = [(one.truth, "by hand")]
+        for name, mask, value in zip(names, one.found, one.dice, strict=True):
+            short = "\n".join(textwrap.wrap(name, 28, break_long_words=False)[:2])
+            cells.append((mask, f"{short}\n{value:.3f}"))
+        draw_picture(places[0], one.picture, f"client {one.client}")
+        for place, (mask, title) in zip(places[1:], cells, strict=True):
+            place.imshow(mask.numpy(), interpolation="nearest")
+            place.set_title(title, fontsize=7)
+            place.set_axis_off()
+    return save(figure, path)

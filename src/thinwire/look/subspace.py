@@ -1,22 +1,22 @@
-"""The subspace that updates lie in: its spectrum, what a basis of R directions leaves out, and how many a task needs.
+"""The subspace that updates lie in: its spectrum, and what a basis of R directions leaves out.
 
-"Federated Learning in Streaming Subspace", anonymous submission, Proposition 3.4.1 and Figure 5; Melas-Kyriazi, Wang,
-"Intrinsic Gradient Compression for Federated Learning", 2021, Section 2.1.
+"Federated Learning in Streaming Subspace", anonymous submission, Proposition 3.4.1 and Figure 5.
 
 :func:`streaming` follows the basis of FLSS through recorded gradients. It needs their inner products alone: a basis is
 kept as the weights with which it is made of them. So it says of a run of any method how well FLSS would have done.
 
-Differences from the papers: rho_R is of the gradients that were recorded, which are the mean changes of a round's
-clients; the first paper has the changes of the model. The dimension that :func:`smallest` measures is that of one
-learning rate and one training length, found by doubling and halving: accuracy need not grow with the dimension, so a
-smaller one may do as well.
+Differences from the paper: rho_R is of the gradients that were recorded, which are the mean changes of a round's
+clients; the paper has the changes of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +27,10 @@ from ..errors import require
 from ..expression import parse
 from ..run.folder import CHECKPOINT, read_state
 from ..studies.read import Run
-from .gradients import Space, spectrum
+from .base import SHARE, Look, Row, Table, at_least, option
+from .drawing import COLOURS, plain, plt, save
+from .gradients import by_the_server, spectrum
+from .gradients import recorded as space
 
 
 def left_out(sigma: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
@@ -75,9 +78,10 @@ def streaming(
     return found, sigma
 
 
-class Subspace(NamedTuple):
+class Spectrum(NamedTuple):
     """What ``thinwire look subspace`` shows of a run."""
 
+    run: Run
     sigma: Float[Tensor, " t"]  # of all recorded gradients
     rho: Float[Tensor, " t"]  # rho_R, R from 1
     followed: list[Followed]
@@ -85,35 +89,65 @@ class Subspace(NamedTuple):
     kept: Float[Tensor, " r"] | None  # server.sigma at the last checkpoint, of a run of FLSS
 
 
-def basis(rank: int | None, start: int | None, decay: float | None) -> None:
-    """Raise ``ValueError`` for options of a basis that mean nothing, whatever the run."""
-    for name, given in (("rank", rank), ("start", start)):
-        require(given is None or given >= 1, f"--{name} {given}: it must be at least 1")
-    require(decay is None or 0 < decay <= 1, f"--decay {decay}: it must be above 0, and 1 at most")
-    fits = rank is None or start is None or rank <= start
+@dataclass(frozen=True)
+class Subspace(Look[Spectrum]):
+    """Needs a run with --record gradients or all, of any method."""
+
+    rank: int | None = option(None, "Directions of the basis (FLSS's R).", at_least(1))
+    start: int | None = option(None, "Rounds that it is first made of (FLSS's L).", at_least(1))
+    decay: float | None = option(None, "What its singular values are multiplied by (lambda).", SHARE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank is not None and self.start is not None:
+            _fit(self.rank, self.start)
+
+    def read(self, run: Run) -> Spectrum:
+        gradients = space(run)
+        products, own = gradients.whole(), flss(run)
+        total = len(products)
+        # Of another method's run: made of the first 20 rounds, or of half of them, with half as many directions.
+        first = self.start or (own.start if own else max(1, min(20, total // 2)))
+        size = self.rank or (min(own.rank, first) if own else max(1, min(10, first // 2)))
+        _fit(size, first)
+        every = own.every if own else 1
+        decay = (own.decay if own else 1.0) if self.decay is None else self.decay
+        steps, _ = streaming(products, size, first, every, decay)
+        steps = [one._replace(round=number) for one, number in zip(steps, gradients.rounds, strict=True)]
+        sigma = spectrum(products)
+        return Spectrum(run, sigma, left_out(sigma), steps, size, kept(run) if own else None)
+
+    def rows(self, reading: Spectrum) -> Iterable[Row]:
+        yield from by_the_server(reading.run)
+        sigma, rho = reading.sigma, reading.rho
+        yield Table(
+            f"{len(sigma)} updates",
+            ("R", "sigma_R / sigma_1", "rho_R"),
+            [
+                [r, f"{sigma[r - 1] / sigma[0]:.2e}", f"{rho[r - 1]:.2e}"]
+                for r in (1, 2, 5, 10, 20, 50, 100, 200)
+                if r <= len(rho)
+            ],
+        )
+        there = [e.cosine for e in reading.followed if e.cosine > 0]
+        if there:
+            yield f"cosine to {reading.rank} directions: mean {sum(there) / len(there):.3f}, last {there[-1]:.3f}"
+
+    def draw(self, reading: Spectrum, folder: Path) -> list[Path]:
+        return [draw_spectrum(reading, folder / "subspace.png")]
+
+    def values(self, reading: Spectrum) -> dict[str, Any]:
+        return {
+            "sigma": reading.sigma.tolist(),
+            "rho": reading.rho.tolist(),
+            "followed": [e._asdict() for e in reading.followed],
+            "server_sigma": None if reading.kept is None else reading.kept.tolist(),
+        }
+
+
+def _fit(rank: int, start: int) -> None:
+    fits = rank <= start
     require(fits, f"--rank {rank}: at most --start {start}, the rounds whose updates the basis is first made of")
-
-
-def recorded(run: Run, rank: int | None = None, start: int | None = None, decay: float | None = None) -> Subspace:
-    """Of a run that was trained with ``record="gradients"``.
-
-    Without arguments the basis is that of the run's own FLSS. Of another method's run it is made of the first 20
-    rounds, or of half of them where there are fewer than 40. It has half as many directions, and moves in every round.
-    """
-    from .gradients import recorded as space
-
-    basis(rank, start, decay)
-    found: Space = space(run)
-    products, own = found.whole(), flss(run)
-    total = len(products)
-    first = start or (own.start if own else max(1, min(20, total // 2)))
-    size = rank or (min(own.rank, first) if own else max(1, min(10, first // 2)))
-    basis(size, first, None)
-    every = own.every if own else 1
-    followed, _ = streaming(products, size, first, every, (own.decay if own else 1.0) if decay is None else decay)
-    followed = [one._replace(round=number) for one, number in zip(followed, found.rounds, strict=True)]
-    sigma = spectrum(products)
-    return Subspace(sigma, left_out(sigma), followed, size, kept(run) if own else None)
 
 
 def flss(run: Run) -> FLSS | None:
@@ -137,42 +171,23 @@ def kept(run: Run) -> Float[Tensor, " r"] | None:
     return sigma
 
 
-class Tried(NamedTuple):
-    """A training in a space of so many dimensions."""
-
-    dim: int
-    reached: float
-    enough: bool
-
-
-def smallest(
-    reach: Callable[[int], float], goal: float, low: int, high: int, precision: float = 0.1
-) -> tuple[int | None, list[Tried]]:
-    """The smallest dimension from ``low`` to ``high`` whose training reaches ``goal``, and all that were tried.
-
-    The dimension is doubled until one is enough, then the step from the last that was not is halved until the two are
-    within ``precision`` of each other. None where ``high`` is not enough either. Raises ``ValueError`` unless
-    1 <= low <= high.
-    """
-    require(1 <= low <= high, f"dimensions {low} to {high}: the lowest is at least 1, and at most the highest")
-    tried: list[Tried] = []
-
-    def enough(dim: int) -> bool:
-        reached = reach(dim)
-        tried.append(Tried(dim, reached, reached >= goal))
-        return reached >= goal
-
-    below, dim = 0, low
-    while not enough(dim):
-        if dim == high:
-            return None, tried
-        below, dim = dim, min(2 * dim, high)
-    while below and dim - below > max(1.0, precision * dim):
-        middle = (below + dim) // 2
-        below, dim = (below, middle) if enough(middle) else (middle, dim)
-    return dim, tried
-
-
-def shown(tried: list[Tried]) -> list[dict[str, Any]]:
-    """As JSON has them, by dimension."""
-    return [found._asdict() for found in sorted(tried)]
+def draw_spectrum(reading: Spectrum, path: Path) -> Path:
+    """Singular values, rho_R, and the cosine of each gradient to the basis that was there before it."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")
+    sigma = reading.sigma.numpy()
+    x = np.arange(1, len(sigma) + 1)
+    left.semilogy(x, np.maximum(sigma / sigma[0], 1e-8), color=COLOURS[0], label="recorded gradients")
+    if reading.kept is not None:
+        own = reading.kept.numpy()
+        left.semilogy(
+            np.arange(1, len(own) + 1), np.maximum(own / own[0], 1e-8), ".", color=COLOURS[1], label="server.sigma"
+        )
+    left.legend(frameon=False)
+    plain(left, "direction", "singular value, by the largest")
+    middle.semilogy(x, np.maximum(reading.rho.numpy(), 1e-12), color=COLOURS[0])
+    plain(middle, "R", "rho: share of σ² after the first R")
+    there = [each for each in reading.followed if each.cosine > 0]
+    right.plot([e.round for e in there], [e.cosine for e in there], color=COLOURS[0])
+    right.set_ylim(0, 1.02)
+    plain(right, "round", f"‖Pᵀg‖ / ‖g‖, {reading.rank} directions")
+    return save(figure, path)

@@ -1,30 +1,31 @@
-"""The loss around a model, along the way a run took, and where a model puts the examples of each client.
+"""The loss around a run's final model, on the plane of two random directions.
 
-Li, Xu, Taylor, Studer, Goldstein, "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, Sections 4 and 7.
-Van der Maaten, Hinton, "Visualizing Data using t-SNE", JMLR 2008, as scikit-learn computes it.
+Li, Xu, Taylor, Studer, Goldstein, "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, Section 4.
 
-Differences from the papers: principal directions are those of the models less their mean, as in the code of Li et al.,
-where the text subtracts the last model. They follow from inner products, so nothing of size D x D is made.
+Differences from the paper: none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from matplotlib import patheffects
+from torch import Tensor
 
-from ..algorithms.features import last_linear, layer, pass_through
-from ..data.optional import optional
-from ..errors import require
-from ..federated.changes import MODELS, load_rows
 from ..key import Key
-from ..params import Layout, Params
-from ..studies.read import Run, lacks
-from ..task import Task
-from .gradients import Space, centred
+from ..params import Params
+from ..studies.read import Run
+from .base import ODD, OWN_TASK, POSITIVE, Look, Row, at_least, option
+from .drawing import plain, plt, save
+from .final import final, losses
+
+CLIENT = "On this client's own test, or what it trains on (default: the shared test)."
+EXAMPLES = "Examples, the first ones, at each point."
 
 
 def filtered(direction: Params, x: Params) -> Params:
@@ -64,86 +65,77 @@ def surface(
     return torch.tensor([[loss(centre + first * a + second * b) for a in across] for b in up], dtype=torch.float64)
 
 
-class Way(NamedTuple):
-    """Where a run's models lie on the plane of their two principal directions."""
-
-    rounds: list[int]
-    directions: tuple[Params, Params]  # of length 1
-    places: Float[Tensor, "t 2"]  # from the last model, which lies at (0, 0)
-    shares: list[float]  # of the models' variance, that of each principal direction, the largest first
+def steps(points: int, reach: float) -> list[float]:
+    """So many places from -reach to reach, the middle one of which is 0."""
+    return [reach * (2 * i / (points - 1) - 1) for i in range(points)]
 
 
-def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
-    """Of models [d], the last of which is the end. Raises ``ValueError`` for fewer than three.
+class Reading(NamedTuple):
+    """A loss around a model, and at which steps along either direction."""
 
-    The first model has no negative coordinate: a principal direction has no sign of its own.
+    steps: list[float]
+    loss: Float[Tensor, "up across"]
+
+
+@dataclass(frozen=True)
+class Surface(Look[Reading]):
+    """Needs a complete run of any federated method, of a study or with --task."""
+
+    points: int = option(15, "Points along each direction, odd: the middle one is the model.", ODD)
+    reach: float = option(1.0, "How far to go along each direction, in lengths of its filters.", POSITIVE)
+    examples: int = option(1000, EXAMPLES, at_least(1))
+    client: int | None = option(None, CLIENT)
+    seed: int = option(0, "Of the two directions.")
+    task: str | None = option(None, OWN_TASK)
+
+    def read(self, run: Run) -> Reading:
+        end = final(run, self.task)
+        x, loss = losses(end.module(), end.test(self.client), self.examples)
+        a, b = (random_direction(x, self.seed, number) for number in range(2))
+        places = steps(self.points, self.reach)
+        return Reading(places, surface(x, a, b, places, places, loss))
+
+    def rows(self, reading: Reading) -> Iterable[Row]:
+        middle = self.points // 2
+        at, most = float(reading.loss[middle, middle]), float(reading.loss.max())
+        yield f"loss {at:.4g} at the model, {most:.4g} at most within {self.reach:g}"
+
+    def draw(self, reading: Reading, folder: Path) -> list[Path]:
+        names, path = ("first direction", "second direction"), folder / "surface.png"
+        return [draw_surface(reading.loss, reading.steps, reading.steps, path, *names)]
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        return {"across": reading.steps, "up": reading.steps, "loss": reading.loss.tolist()}
+
+
+def draw_surface(
+    values: Tensor,
+    across: Sequence[float],
+    up: Sequence[float],
+    path: Path,
+    x: str,
+    y: str,
+    rounds: Sequence[int] = (),
+    places: Tensor | None = None,
+) -> Path:
+    """A loss [up, across] as levels, even in their logarithm, with the model at (0, 0).
+
+    Of a run's way to it there are the rounds and ``places`` [round, 2] of its models.
     """
-    require(len(rows) >= 3, f"{len(rows)} models: three at least make a plane")
-    products = centred(Space.of(rows, layout).whole())
-    values, vectors = torch.linalg.eigh(products)
-    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-    places = (vectors * values.sqrt())[:, :2]
-    places = places - places[-1]
-    signs = torch.where(places[0] < 0, -1.0, 1.0).double()
-    mean = torch.stack([row.double() for row in rows]).mean(0) if len(rows) * layout.size < 1 << 24 else _mean(rows)
-    directions = []
-    for j in range(2):
-        flat = torch.zeros(layout.size, dtype=torch.float64)
-        for t, row in enumerate(rows):
-            flat.add_(row.double() - mean, alpha=float(vectors[t, j]))
-        length = float(flat.norm()) or 1.0
-        directions.append(Params(layout, (flat * float(signs[j]) / length).to(layout.dtype)))
-    total = float(values.sum()) or 1.0
-    shares = (values[: len(rows) - 1] / total).tolist()  # n models differ in at most n - 1 directions
-    return Way(list(rounds), (directions[0], directions[1]), places * signs, shares)
-
-
-def _mean(rows: Sequence[Tensor]) -> Tensor:
-    total = torch.zeros(len(rows[0]), dtype=torch.float64)
-    for row in rows:
-        total += row
-    return total / len(rows)
-
-
-def recorded(run: Run) -> tuple[Layout, list[Tensor], list[int]]:
-    """The models that a run recorded, and their rounds. Raises :class:`RunError` where there are none."""
-    rounds = [line["round"] for line in run.rounds if line.get("model")]
-    if not rounds:
-        raise lacks(run, "recorded models", "federated", "train it with --record models or all")
-    layout, rows = load_rows(run.path, rounds, MODELS)
-    return layout, rows, rounds
-
-
-def span(places: Float[Tensor, " t"], points: int, margin: float = 0.25) -> list[float]:
-    """So many values from the least to the largest place and a share of the distance beyond."""
-    low, high = float(places.min()), float(places.max())
-    beyond = margin * ((high - low) or 1.0)
-    found: list[float] = torch.linspace(low - beyond, high + beyond, points, dtype=torch.float64).tolist()
-    return found
-
-
-@torch.no_grad()
-def features(module: nn.Module, task: Task, indices: Tensor, name: str | None = None) -> Float[Tensor, "n d"]:
-    """What goes into a layer, by default the last linear one, for these examples: one row each.
-
-    Raises ``ValueError`` for a layer that the model has not, or that is no part of its forward pass.
-    """
-    found = last_linear(module) if name is None else name
-    require(found is not None, "the model has no linear layer: name one with --layer")
-    assert found is not None
-    layer(module, found, f"--layer {found}")
-    module.eval()
-    return pass_through(module, task, task.batch(indices), found, "input")[1].flatten(1)
-
-
-def embedding(rows: Float[Tensor, "n d"], perplexity: float = 30.0, seed: int = 0) -> Float[Tensor, "n 2"]:
-    """Places on a plane by t-SNE: close together where rows are. Distances between groups say little.
-
-    At most a third of the rows is taken as ``perplexity``. Needs scikit-learn. Raises ``ValueError`` for fewer than
-    four rows.
-    """
-    require(len(rows) >= 4, f"{len(rows)} examples: t-SNE needs four at least")
-    tsne = optional("sklearn.manifold", "t-SNE").TSNE(
-        perplexity=min(perplexity, (len(rows) - 1) / 3), init="pca", random_state=seed % (1 << 32)
-    )
-    return torch.from_numpy(tsne.fit_transform(rows.float().numpy())).double()
+    figure, place = plt.subplots(figsize=(6, 5), layout="constrained")
+    loss = values.nan_to_num(1e8).clamp(1e-8, 1e8).log10().numpy()
+    bar = figure.colorbar(place.contourf(across, up, loss, levels=20, cmap="viridis"))
+    bar.set_label("test loss")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{10**value:.3g}")
+    marks: dict[str, Any] = {"color": "white", "markeredgecolor": "black", "linewidth": 1}
+    if places is None:
+        place.plot([0], [0], "o", **marks)
+    else:
+        place.plot(*places.T.tolist(), ".-", **marks)
+        for t in (0, len(rounds) - 1):
+            beside: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points"}
+            at = float(places[t, 0]), float(places[t, 1])
+            label = place.annotate(f"round {rounds[t]}", at, color="white", **beside)
+            label.set_path_effects([patheffects.withStroke(linewidth=2, foreground="black")])
+    plain(place, x, y)
+    return save(figure, path)

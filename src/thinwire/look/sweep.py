@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import Config
@@ -17,6 +19,8 @@ from ..report import curves
 from ..report.curves import SHARES, axes, has, judged
 from ..studies import KINDS
 from ..studies.read import Arm, Run, counted
+from .base import Look, Row, Table, option
+from .drawing import COLOURS, logarithmic, plain, plt, save
 
 BYTES = "bytes"  # in place of a setting: MB sent, both directions; so are bytes_up and the like
 PERPLEXITY = "perplexity"
@@ -168,3 +172,64 @@ def _within(name: str, other: str) -> bool:
     """Whether a class is that of a part of what has the other one: values.class of TopK is not said beside TopK."""
     above = other.removesuffix("class")
     return bool(above) and name != other and name.startswith(above)
+
+
+class Reading(NamedTuple):
+    """The setting, the name of what was reached, and a curve for each group of methods."""
+
+    across: str
+    value: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Sweep(Look[Reading]):
+    """Needs a study with several methods that were evaluated: the mean of the last five evaluations counts."""
+
+    subject = "studies"
+
+    across: str | None = option(
+        None,
+        "A number of the methods, e.g. opt.beta (default: the only one that differs), or what was sent: "
+        "bytes (both directions), bytes_up or floats_up.",
+    )
+    of: str | None = option(None, "accuracy, dice, loss, perplexity... (default: what the methods are judged by).")
+    tuned: str | None = option(
+        None, "A number that was tuned, e.g. local.lr: of methods that differ in it the best counts."
+    )
+
+    def read(self, arms: list[Arm]) -> Reading:
+        return Reading(*swept(arms, self.across, self.tuned, self.of))
+
+    def rows(self, reading: Reading) -> Iterable[Row]:
+        cells = [
+            [line.name, f"{p.at:g}", f"{p.mean:.4g}", f"{p.low:.4g}", f"{p.high:.4g}"]
+            for line in reading.lines
+            for p in line.points
+        ]
+        yield Table(NAMES[reading.value], ("methods", reading.across, "mean", "lowest", "highest"), cells)
+
+    def draw(self, reading: Reading, folder: Path) -> list[Path]:
+        return [draw_sweep(reading.lines, reading.across, NAMES[reading.value], folder / "sweep.png")]
+
+    def values(self, reading: Reading) -> dict[str, Any]:
+        lines = [{"name": line.name, "points": [p._asdict() for p in line.points]} for line in reading.lines]
+        return {"across": reading.across, "value": reading.value, "lines": lines}
+
+
+def draw_sweep(lines: Sequence[Line], across: str, value: str, path: Path) -> Path:
+    """What was reached by a setting, a curve for each of the others; bars are from the lowest seed to the highest."""
+    figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(lines)), layout="constrained")
+    for i, line in enumerate(lines):
+        middle = [point.mean for point in line.points]
+        spread = [[p.mean - p.low for p in line.points], [p.high - p.mean for p in line.points]]
+        x = [point.at for point in line.points]
+        style = ("o-", "s--", "^:")[i // len(COLOURS) % 3]
+        place.errorbar(x, middle, spread, fmt=style, color=COLOURS[i % len(COLOURS)], capsize=3, label=line.name)
+    positive = [point.at for line in lines for point in line.points]
+    if min(positive) > 0 and max(positive) / min(positive) > 20:
+        logarithmic(place)
+    if len(lines) > 1 or lines[0].name:
+        figure.legend(loc="outside lower center", frameon=False, fontsize=8)
+    plain(place, across, value)
+    return save(figure, path)
