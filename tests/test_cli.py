@@ -97,7 +97,7 @@ def test_the_last_line_of_json_holds_both_directions_in_bytes(compared):
     assert up == sum(r["up_bytes"] for r in rounds)
 
 
-@pytest.mark.draw_cohort
+@pytest.mark.drawn
 def test_plot_reads_single_runs_and_whole_comparisons(compared, thinwire, tmp_path):
     out, _ = compared
     code, shown, _ = thinwire("plot", str(out / "01-FedAvg"), "--out", str(tmp_path), "--json")
@@ -106,7 +106,7 @@ def test_plot_reads_single_runs_and_whole_comparisons(compared, thinwire, tmp_pa
     assert (tmp_path / "overview.png").exists()
 
 
-@pytest.mark.draw_cohort
+@pytest.mark.drawn
 def test_the_best_until_then_is_drawn_into_files_of_its_own(compared, thinwire, tmp_path):
     out, _ = compared
     code, shown, error = thinwire("plot", str(out), "--out", str(tmp_path), "--best")
@@ -671,7 +671,7 @@ def test_what_is_wrong_is_said_before_data_are_loaded(thinwire, monkeypatch, wor
         assert len(error.splitlines()) == 1
 
 
-@pytest.mark.draw_cohort
+@pytest.mark.drawn
 def test_what_clients_reach_on_their_own_tests_is_in_table_plots_json_and_folder(thinwire, tmp_path):
     out = tmp_path / "out"
     words = ["FedAvg()", *SMALL, "--lr", "0.2", "--holdout", "0.2", "--evaluate-every", "2", "--out", str(out)]
@@ -779,7 +779,7 @@ def test_the_plan_is_the_one_asked_for_or_the_rules_and_kept_when_a_run_goes_on(
     assert json.loads((out / "01-FedAvg/seed-0/summary.json").read_text())["plan"] == kept
 
 
-@pytest.mark.draw_cohort
+@pytest.mark.drawn
 def test_plot_writes_the_file_that_is_named_in_its_format(compared, thinwire, tmp_path):
     out, _ = compared
     code, shown, error = thinwire("plot", str(out), "--out", str(tmp_path / "new/plots.svg"), "--title", "Two methods")
@@ -791,7 +791,7 @@ def test_plot_writes_the_file_that_is_named_in_its_format(compared, thinwire, tm
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["plots.svg"]
 
 
-@pytest.mark.draw_cohort
+@pytest.mark.drawn
 def test_plot_takes_a_format_for_all_files_and_a_size_in_inches(compared, thinwire, tmp_path):
     out, _ = compared
     code, _, error = thinwire("plot", str(out), "--out", str(tmp_path / "pdfs"), "--format", "pdf", "--json")

@@ -30,7 +30,7 @@ from thinwire.studies.matrix import _example
 LEFT_OPEN = {"lr": 0.5, "batch": 16, "epochs": 2}  # where an expression says nothing
 NEUTRAL = {"lr": 0.1, "batch": 16}  # the same, of identities
 ROUNDS, STOP = 4, 2
-ROOMS = (tw.algorithms, tw.personal)
+ROOMS = (tw.algorithms,)
 
 
 def rows() -> list[Method]:

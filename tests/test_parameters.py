@@ -69,7 +69,7 @@ def test_full_rank_trains_all_its_factors() -> None:
 @pytest.mark.parametrize("shape", [(96, 120), (64, 48, 3, 3)], ids=["linear", "convolution"])
 def test_random_factors_make_weights_of_the_scale_that_was_asked_for(shape: tuple[int, ...], rank: int) -> None:
     product = Product(torch.Size(shape), rank)
-    factors = product.draw_cohort(0.05, torch.Generator().manual_seed(0))
+    factors = product.drawn(0.05, torch.Generator().manual_seed(0))
     assert root_mean_square(product(*factors)) == pytest.approx(0.05, rel=1e-4)
 
 
@@ -97,7 +97,7 @@ def test_the_initial_weights_keep_the_scale_of_the_module() -> None:
     ],
 )
 def test_the_rank_follows_from_the_share_of_entries(shape: tuple[int, ...], ratio: float, rank: int | None) -> None:
-    assert FedPara(FedAvg(), ratio=ratio).ranked(torch.Size(shape)) == rank
+    assert FedPara(FedAvg(), ratio=ratio).rank_of(torch.Size(shape)) == rank
 
 
 def test_a_run_sends_the_factors_and_gives_the_dense_model() -> None:

@@ -78,7 +78,7 @@ def test_every_batch_is_used_once_before_the_last_evaluation(digits):
     one = study("DSP((1, 0), (4, 0))")
     stages = one.stages(digits, 0)
     trained = one.training(one.parsed()[0], 0, stages)
-    for _, (x, y, _) in zip(range(6), one.draw_cohort(digits, 0), strict=False):
+    for _, (x, y, _) in zip(range(6), one.draw_batches(digits, 0), strict=False):
         trained.step(x, y)
     trained.drain()
     model, _, _ = run(one, digits)

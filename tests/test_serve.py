@@ -216,7 +216,7 @@ def test_however_many_are_waited_for_only_so_many_are_asked_for_at_once() -> Non
         mail.expect(f"message-{number}")
     grid.replies["message-99"] = Message(Error(1, "no memory left"), reply_to=Message(RecordDict(), 11, "train"))
     looks = 0
-    while "message-99" not in mail.arrived(0.2):
+    while "message-99" not in mail.wait(0.2):
         looks += 1
     assert looks == 3  # 32 at a time, in turn
     assert 1 < grid.most <= 32
@@ -230,7 +230,7 @@ def test_an_error_of_the_connection_is_raised_where_replies_are_awaited() -> Non
     mail = Mail(Gone({}, {}))
     mail.expect("message-1")
     with pytest.raises(ConnectionError, match="the SuperLink is gone"):
-        mail.arrived(1.0)
+        mail.wait(1.0)
 
 
 def test_a_client_without_its_state_is_opened_anew_in_the_same_round(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from thinwire.errors import RunError
 from thinwire.report import html, plots, table
 from thinwire.run.folder import lock_folder
 from thinwire.studies import KINDS, DataParallel, Federated, Pipelined, Study, load
-from thinwire.studies.read import UNITS, arms
+from thinwire.studies.read import EVERY_LINE, arms, unit_of
 
 pytest.importorskip("sklearn")
 
@@ -107,7 +107,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_there_is_a_small_study_of_every_kind() -> None:
-    assert set(STUDIES) == set(KINDS) == set(UNITS)
+    assert set(STUDIES) == set(KINDS) == set(EVERY_LINE)
 
 
 @each_kind
@@ -131,7 +131,7 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
     assert (out / row.folders[0] / "seed-0/summary.json").exists()
     assert not (out / row.folders[1] / "seed-0/summary.json").exists()
     again = list[tuple[str, int]]()
-    monkeypatch.setattr(finish, "_log", lambda name, record: again.append((name, record[UNITS[kind]])))
+    monkeypatch.setattr(finish, "_log", lambda name, record: again.append((name, record[unit_of(kind)])))
     code, shown, error = thinwire("resume", str(out), "--json")
     assert code == 0, error
     # What was complete is not trained again, and the other goes on from its checkpoint.
@@ -141,10 +141,10 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
         assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
         assert lines(one) == lines(other)
     rows = json.loads(shown[-1])["rows"]
-    assert [one[f"{UNITS[kind]}s"] for one in rows] == [load(out).length] * 2
+    assert [one[f"{unit_of(kind)}s"] for one in rows] == [load(out).length] * 2
 
 
-@pytest.mark.draw_cohort
+@pytest.mark.drawn
 @each_kind
 def test_a_study_of_every_kind_has_the_plots_of_its_kind(
     kind: str, finished: dict[str, Path], thinwire: Command, tmp_path: Path
@@ -154,7 +154,7 @@ def test_a_study_of_every_kind_has_the_plots_of_its_kind(
     found = sorted(Path(line).name for line in shown)
     losses = [name for name in STUDIES[kind].plots if not name.startswith(("bytes", "floats"))]
     expected = [f"accuracy_by_{name}.png" for name in STUDIES[kind].plots] + [f"loss_by_{name}.png" for name in losses]
-    assert found == sorted([*expected, "overview.png", f"sent_by_{UNITS[kind]}s.png"])
+    assert found == sorted([*expected, "overview.png", f"sent_by_{unit_of(kind)}s.png"])
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in found)
 
 
@@ -223,7 +223,7 @@ def test_a_seed_has_not_begun_where_no_study_has_it(kind: str, copied: Callable[
 
 @each_kind
 def test_a_run_with_less_than_is_planned_says_how_much_that_is(kind: str, copied: Callable[[str], Path]) -> None:
-    out, unit = copied(kind), UNITS[kind]
+    out, unit = copied(kind), unit_of(kind)
     first, second = arms([out])
     made = first.runs[0].length
     if kind == "federated":  # whose rounds may become more
@@ -250,7 +250,7 @@ def test_the_lines_of_all_kinds_have_the_same_keys_for_what_they_share(kind: str
     for arm in arms([finished[kind]]):
         (run,) = arm.runs
         assert run.summary is not None
-        assert all(shared | {UNITS[kind]} <= line.keys() for line in run.rounds)
+        assert all(shared | {unit_of(kind)} <= line.keys() for line in run.rounds)
         for way in ("up", "down"):
             assert sum(line[f"{way}_bytes"] for line in run.rounds) == run.summary[f"bytes_{way}"] > 0
 

@@ -11,7 +11,7 @@ from .local import *
 from .optimizers import *
 from .params import *
 from .schedules import *
-from .studies.load import load
+from .studies.loading import load
 from .task import *
 from .version import code_version as code_version
 from .wire import dumps, loads, restore

@@ -17,8 +17,12 @@ except ImportError as error:
 from ..train.allocator import keep_freed_memory
 from .app import INTERRUPTED, app
 
-# In the order of `thinwire --help`, where families stand last.
-from . import run, resume, plot, report, table, methods, predict, plan, ddp_sim, look, pipeline  # isort: skip  # noqa: F401
+from . import resume, plot, report, table, methods, predict, plan, look, pipeline, train  # isort: skip  # noqa: F401
+
+train.add_all()
+# In the order of `thinwire --help`: what trains first, others as they are imported, and other kinds after them.
+for one in (app, pipeline.pipeline):
+    one.registered_commands.sort(key=lambda command: command.name != "run")
 
 __all__ = ["app", "main"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -46,11 +46,8 @@ def command(
 def options_of(cls: type, *names: str) -> list[Any]:
     """The options that some fields of a configuration are: these, or all that have a help text.
 
-    Name, type, default and help text are the field's own. Typer makes them of a function that has them as parameters.
+    Name, type, default and help text are the field's own.
     """
-
-    def function() -> None: ...
-
     hints, made = get_type_hints(cls), []
     for field in fields(cls):
         if "help" not in field.metadata or (names and field.name not in names):
@@ -64,8 +61,21 @@ def options_of(cls: type, *names: str) -> list[Any]:
         hinted: Any = Annotated[
             kind | None if default is None else kind, typer.Option(*words, help=field.metadata["help"])
         ]
-        made.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hinted))
-    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        made.append(parameter(field.name, hinted, default))
+    return options_of_parameters(made)
+
+
+def parameter(name: str, hint: Any, default: Any = ...) -> inspect.Parameter:
+    """A parameter of a function that is a command, as typer reads them; without a default it has to be typed."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def options_of_parameters(made: Sequence[inspect.Parameter]) -> list[Any]:
+    """The arguments and options that typer makes of a function with these parameters."""
+
+    def function() -> None: ...
+
+    function.__signature__ = inspect.Signature(list(made))  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
     holder = typer.Typer(add_completion=False)
     holder.command()(function)

@@ -79,8 +79,10 @@ def _choice(name: str, record: dict[str, Any]) -> None:
 
 def _log(name: str, record: dict[str, Any]) -> None:
     """A line now and then, where nobody watches: of every tenth round, and of all evaluations of steps."""
-    unit = "step" if "step" in record else "round"
-    if unit == "step" or record["round"] % 10 == 0 or record["round"] == 1:
+    from ..studies.read import number_of
+
+    unit, made = number_of(record)
+    if unit != "round" or made % 10 == 0 or made == 1:
         measures = [name for name in ("accuracy", "dice") if record.get(name) is not None]
         shown = "".join(f" {name} {record[name]:.3f}" for name in measures)
-        typer.echo(f"{name} {unit} {record[unit]}{shown} up {record['up_bytes']} B", err=True)
+        typer.echo(f"{name} {unit} {made}{shown} up {record['up_bytes']} B", err=True)

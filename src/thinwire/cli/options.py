@@ -26,7 +26,6 @@ Use = Annotated[list[str] | None, typer.Option("--use", help="A module with meth
 Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate, where an expression leaves it open.")]
 Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expression leaves them open.")]
 Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
-Decay = Annotated[str | None, typer.Option(help="A tenth of the rate after these shares, e.g. 0.5,0.75.")]
 Seed = Annotated[int, typer.Option(help="Seed of the model and of batches.")]
 Seeds = Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")]
 Out = Annotated[Path, typer.Option(help="A new folder for everything.", callback=folder)]

@@ -8,7 +8,7 @@ import typer
 
 from .command import command, options_of
 from .options import Batch, Epochs, Json, Rate, print_json
-from .typed import federated, refuse_other_clients
+from .typed import study as study_of
 
 
 def _options() -> list[Any]:
@@ -36,12 +36,12 @@ def plan(
     **given: Any,
 ) -> None:
     """What methods would cost on slow links: bytes, seconds, accuracy after some rounds, and what to type."""
+    from ..studies import Federated
     from ..studies import plan_federated as alternatives
 
     auto = f"Auto({budget})"
-    study = federated([auto, *(methods or ())], given, {"lr": lr, "epochs": epochs, "batch": batch})
+    study = study_of(Federated, [auto, *(methods or ())], {**given, "lr": lr, "epochs": epochs, "batch": batch})
     problem = study.problem(study.setting.seed)
-    refuse_other_clients(study, given["typed"], len(problem.tasks))
     names = [p.name for p in _options() if p.name in given["typed"] and p.name not in ("workers", "device")]
     words = [word for name in names for word in _words(name, given[name])]
     found = alternatives.plan(

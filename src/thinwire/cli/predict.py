@@ -8,7 +8,7 @@ import typer
 
 from .command import command, options_of
 from .options import Batch, Epochs, Json, Methods, Rate, print_json
-from .typed import federated, refuse_other_clients
+from .typed import study as study_of
 
 
 def _options() -> list[Any]:
@@ -30,13 +30,13 @@ def predict(
     **given: Any,
 ) -> None:
     """Bytes and seconds of a federated run before it is trained, from messages that are really encoded."""
+    from ..studies import Federated
     from ..studies.predict import predict as foresee
     from ..studies.predict import show
 
-    study = federated(methods, given, {"lr": lr, "epochs": epochs, "batch": batch})
+    study = study_of(Federated, methods, {**given, "lr": lr, "epochs": epochs, "batch": batch})
     rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start
     problem = study.problem(seed)
-    refuse_other_clients(study, given["typed"], len(problem.tasks))
     found = [foresee(method, problem, rounds, sample, mbit, seed, start) for method in study.parsed()]
     show(found, rounds, sample or len(problem.tasks), mbit)
     print_json(as_json, {"predictions": [vars(p) for p in found]})

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..algorithms.base import Algorithm, Around, adapts, predicts
-from ..config import complete, differing
+from ..config import complete
 from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
@@ -512,13 +512,9 @@ class Rounds(ABC):
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Rounds are recorded there from now on."""
-        self.folder, about = folder, folder.about()
-        if about is not None and not resume:
+        if folder.about() is not None and not resume:
             raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
-        packet = folder.load()
-        for name, value in self.fingerprint().items():
-            if about is not None and about.get(name) != value:
-                raise RunError(f"{folder.path} is another run: its {differing(name, about.get(name), value)}")
+        self.folder, about, packet = folder, folder.agree(self.fingerprint()), folder.load()
         folder.describe({**self.fingerprint(), "versions": self.versions(folder, about or {})})
         if packet is None:
             folder.cut(0)

@@ -1,4 +1,4 @@
-"""One direction of one wire: codecs (no memory), and links that hold links. docs/measured/links.md has their bytes."""
+"""One direction of one wire: codecs (no memory), and links that hold links. docs/measured/links.md has their cost."""
 
 from ..kernels.select import top_k
 from .atomo import ATOMO

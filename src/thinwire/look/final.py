@@ -14,7 +14,7 @@ from ..errors import RunError, require
 from ..params import Params
 from ..problem import Problem, custom
 from ..run.identity import data_digest
-from ..studies.load import Loaded, load, study_of
+from ..studies.loading import Loaded, load, study_of
 from ..studies.read import Run
 from ..task import Task, as_task, as_tasks
 from ..train.one import Slot, evaluate, floats, make_module

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..config import Config
 from ..errors import RunError, nearest, require
 from ..report import curves
-from ..report.curves import COSTS, SHARES, has, judged
+from ..report.curves import SHARES, axes, has, judged
 from ..studies import KINDS
 from ..studies.read import Arm, Run, counted
 
@@ -76,7 +76,7 @@ def swept(
         if not seeds or (axis is None and not _number(each.get(path))):
             continue
         if axis is not None:
-            at = statistics.fmean(COSTS[axis](run)[-1] for run in runs)
+            at = statistics.fmean(axes(run.kind)[axis].values(run)[-1] for run in runs)
             same = {name: v for name, v in each.items() if not _number(v)}
         else:
             at, same = float(each[path]), {name: v for name, v in each.items() if name not in (path, best)}

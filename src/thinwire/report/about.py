@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..config import complete
-from ..ddp.methods import METHODS
-from ..expression import parse, vocabulary
-from ..pipeline import AQSGD
-from ..pipeline.schedule import SCHEDULES
+from ..expression import parse
 from ..problem import SUITED
+from ..studies import KINDS
+from ..studies.cells import join_words, short_expression
 from ..studies.read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
 from ..studies.read import setting as setting_of
 from ..studies.read import study as study_of_run
@@ -30,15 +28,8 @@ def study_of(folders: Sequence[Path]) -> Record:
 
 def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
     """What is above the page and the table. Of runs that belong to no study nobody has written down the data."""
-    study, about = study_of(folders), found[0].runs[0].about
-    if found[0].kind == "data-parallel":
-        said = [f"{about['workers']} workers", f"{about['steps']} steps"]
-    elif found[0].kind == "pipelined":
-        said = [f"{about['parts']} parts", f"batches of {about['batch']}", f"{about['steps']} steps"]
-    else:
-        rounds = study.get("rounds") or max(run.length for arm in found for run in arm.runs)
-        said = [f"{about['clients']} clients"] if "clients" in about else []
-        said.append(f"{rounds} rounds")
+    study, kind = study_of(folders), KINDS[found[0].kind]
+    said = kind.scale([run for arm in found for run in arm.runs], study)
     return ", ".join(filter(None, (study.get("task") or study.get("data"), *said)))
 
 
@@ -54,7 +45,7 @@ def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> lis
         ("Data", f"{study['data']}{examples}" if study.get("data") and not study.get("task") else None),
         ("Pictures", "changed batch by batch: " + ", ".join(study["augment"]) if study.get("augment") else None),
         ("Model", ", ".join([*_model(study), *([f"{parameters:,} parameters"] if parameters else [])])),
-        *SETTINGS[found[0].kind](about, study),
+        *KINDS[found[0].kind].words(about, study),
         ("Local training", _shared_trainer(found)),
         ("Seeds", _seeds(found)),
         ("Folders", ", ".join(map(str, folders))),
@@ -71,74 +62,12 @@ def _model(study: Record) -> list[str]:
     return [study["model"] or (f"{suited}, which suits the data" if suited else "one that suits the data")]
 
 
-def _of_rounds(about: Record, study: Record) -> list[tuple[str, str | None]]:
-    clients, sample = about.get("clients"), about.get("sample")
-    everyone = "all of them take part in each round" if sample == clients else f"{sample} of them take part in a round"
-    split = f", with shares of the data by {study['split']}" if study.get("split") else ""
-    dropout, holdout = about.get("dropout") or 0, study.get("holdout") or 0
-    return [
-        ("Clients", f"{clients}{split}; {everyone}" if clients else None),
-        ("Rounds", str(study["rounds"]) if study.get("rounds") else None),
-        ("Lost replies", f"a client that takes part does not answer with probability {dropout:g}" if dropout else None),
-        ("Network", _plain(about.get("network")) or "none simulated"),
-        ("Privacy", _plain(about.get("privacy"))),
-        ("Clipping", _clip(about.get("clip"))),
-        (
-            "Own tests",
-            f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None,
-        ),
-    ]
-
-
-def _clip(clip: Any) -> str | None:
-    """The bound of replies of a federated run."""
-    if clip is None:
-        return None
-    return "replies to twice their median norm of five rounds" if clip == "auto" else f"replies to a norm of {clip:g}"
-
-
-def _of_steps(about: Record, study: Record) -> list[tuple[str, str | None]]:
-    kind = "AdamW" if about.get("adamw") else "SGD"
-    more = "" if about.get("adamw") else f", momentum {about.get('momentum', 0):g}"
-    more += " (Nesterov's)" if about.get("nesterov") else ""
-    more += f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
-    decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
-    return [
-        ("Workers", f"{about['workers']}, each of which takes {about['batch']} examples in a step"),
-        ("Steps", f"{about['steps']:,}"),
-        ("Optimiser", f"{kind}, learning rate {about['lr']:g}{more}"),
-        ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
-    ]
-
-
-def _of_parts(about: Record, study: Record) -> list[tuple[str, str | None]]:
-    own = [f"{f + b:.3g}" for f, b in zip(about["forward"], about["backward"], strict=True)]
-    decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
-    rates = _listed([f"{factor:g}" for factor in about["rates"]]) if about.get("rates") else None
-    more = f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
-    begin = _listed([str(place) for place in about["cut"]]) if about["cut"] else None
-    return [
-        ("Parts", f"{about['parts']}" + (f"; from the second on they begin at module {begin}" if begin else "")),
-        ("Steps", f"{about['steps']:,}, of {about['batch']} examples"),
-        ("Optimiser", f"{about['optimizer']}, learning rate {about['lr']:g}, momentum {about['momentum']:g}{more}"),
-        ("Rates", f"{rates} times that, by part" if rates else None),
-        ("Clipping", f"gradients of a part to a norm of {about['clip']:g}" if about.get("clip") else None),
-        ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
-        ("Links", f"{about['mbit']:g} Mbit/s each way, {about['latency']:g} s one way"),
-        ("Seconds", f"a batch takes parts {_listed(own)} s forward and back"),
-    ]
-
-
 def _seeds(found: Sequence[Arm]) -> str:
     runs = [run for arm in found for run in arm.runs]
     there = {run.seed for run in runs}
     left = [not_begun(run).values() for run in runs]
     ahead = {seed for each in left if each for seed in set.intersection(*map(set, each))} - there
     return "; not begun: ".join(", ".join(map(str, sorted(seeds))) for seeds in (there, ahead) if seeds)
-
-
-SETTINGS = {"federated": _of_rounds, "data-parallel": _of_steps, "pipelined": _of_parts}
-"""What is said of a run, from its ``run.json`` and its study, by its kind."""
 
 
 def chosen_said(found: Sequence[Arm]) -> list[tuple[str, str]]:
@@ -185,14 +114,6 @@ def written(arm: Arm) -> list[tuple[str, str]]:
     return [(arm.label, arm.expression), *dict.fromkeys(made)]
 
 
-def _plain(text: str | None) -> str | None:
-    """An expression without what it leaves at its default, where it can be read."""
-    try:
-        return None if text is None else repr(parse(text, names=vocabulary()))
-    except ValueError:
-        return text
-
-
 def _shared_trainer(found: Sequence[Arm]) -> str | None:
     """How clients train, where that is the same with every method: labels leave it out then."""
     try:
@@ -200,7 +121,7 @@ def _shared_trainer(found: Sequence[Arm]) -> str | None:
     except ValueError:
         return None
     kinds = {complete(trainer) for some in each for trainer in some}
-    return _plain(kinds.pop()) if len(kinds) == 1 else None
+    return short_expression(kinds.pop()) if len(kinds) == 1 else None
 
 
 def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
@@ -209,7 +130,7 @@ def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
     runs = [run for arm in found for run in arm.runs]
     ahead = not_begun_said(found, folders)
     if single := [arm.label for arm in found if len({run.seed for run in arm.runs}) == 1 and arm.label not in ahead]:
-        whose = "Every method" if len(single) == len(found) else _listed(single)
+        whose = "Every method" if len(single) == len(found) else join_words(single)
         said.append(
             f"{whose} was trained with one seed: a difference may be chance. `--seeds 0,1,2` trains with three, and "
             f"the table then has deviations."
@@ -237,7 +158,9 @@ def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
     each = [{n: v for n, v in run.about.items() if n not in MAY_DIFFER} | setting_of(run) for run in runs]
     fixed = dict.fromkeys(name for one in each for name in one)
     found_by = {name: sorted({str(one.get(name)) for one in each}) for name in fixed}
-    return said + [f"Runs differ in {name}: {_listed(values)}." for name, values in found_by.items() if len(values) > 1]
+    return said + [
+        f"Runs differ in {name}: {join_words(values)}." for name, values in found_by.items() if len(values) > 1
+    ]
 
 
 def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, str]:
@@ -250,7 +173,7 @@ def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, s
     studies = {run.path.resolve().parent.parent: run for arm in found for run in arm.runs}
     ahead: dict[str, set[int]] = {}
     for place, run in studies.items():
-        names = _names(study_of_run(run))
+        names = _names(study_of_run(run), run.kind)
         for folder, seeds in not_begun(run).items():
             arm = begun.get(place / folder)
             if arm is not None:
@@ -258,38 +181,28 @@ def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, s
             elif any((place / folder).is_relative_to(one) for one in named):
                 ahead.setdefault(names.get(folder, folder), set()).update(seeds)
     return {
-        label: f"seed{'s' if len(seeds) > 1 else ''} {_listed(list(map(str, sorted(seeds))))}"
+        label: f"seed{'s' if len(seeds) > 1 else ''} {join_words(list(map(str, sorted(seeds))))}"
         for label, seeds in ahead.items()
         if seeds
     }
 
 
-def _names(study: Record) -> dict[str, str]:
+def _names(study: Record, kind: str) -> dict[str, str]:
     """The methods of a study by their folders, as short as the table has them."""
-    methods, kind = study.get("methods", ()), study.get("kind", "federated")
-    names = {text: _named(text, kind) for text in methods}
-    short = labels(names) if kind == "federated" else names
+    methods = study.get("methods", ())
+    short = labels({text: _name(text, kind) for text in methods})
     return dict(zip(study.get("folders", ()), (short[text] for text in methods), strict=False))
 
 
-def _named(text: str, kind: str) -> str:
+def _name(text: str, kind: str) -> str:
     """The name of a method that has not begun; of a module of the user's own, which a report does not run, the text."""
-    outer = text.partition("(")[0]
-    outermost = {name: cls for name, cls in OUTERMOST.get(kind, {}).items() if name == outer}  # a link may be called so
     try:
-        return repr(parse(text, names={**vocabulary(), "AQSGD": AQSGD, **outermost}))
+        return repr(KINDS[kind].method(text))
     except ValueError:
         return text
 
 
-OUTERMOST: dict[str, dict[str, type]] = {"data-parallel": {**METHODS}, "pipelined": {**SCHEDULES}}
-"""What stands around all else in a method, by the kind of its runs, besides what every expression may have."""
 MAY_DIFFER = (
     *("method", "name", "seed", "model", "data", "test", "examples", "versions", "plan", "device", "staleness"),
 )
 """What ``run.json`` says that may differ between runs of one study."""
-
-
-def _listed(words: Sequence[str]) -> str:
-    shown = [*words[:6], *([f"{len(words) - 6} more"] if len(words) > 6 else [])]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..federated.network import transfer
-from ..studies.read import UNITS, Arm, Run, counted
+from ..studies import KINDS
+from ..studies.axes import Axis, Values
+from ..studies.axes import count as count
+from ..studies.read import Arm, Run, counted, unit_of
 
-Axis = Callable[[Run], list[float]]
 Vector = NDArray[np.float64]
 
 SHARES = ("accuracy", "dice")  # what models are judged by, from 0 to 1: the second where pictures are segmented
@@ -39,11 +40,11 @@ class Curve(NamedTuple):
     seeds: int
 
 
-def curve(arm: Arm, axis: Axis, value: str, best: bool = False) -> Curve | None:
+def curve(arm: Arm, axis: Values, value: str, best: bool = False) -> Curve | None:
     """A value of a method against an axis; shares are in percent. None where it was never measured.
 
-    A value is a key of the lines, or of ``COSTS``: what had been sent until then. With ``best`` it is the best of each
-    seed until then: the lowest of losses, and else the highest.
+    A value is a key of the lines, or of the axes of its kind: what had been sent until then. With ``best`` it is the
+    best of each seed until then: the lowest of losses, and else the highest.
     """
     found, choose = [], min if value.endswith("loss") else max
     for run in counted(arm).runs:
@@ -66,7 +67,8 @@ def curve(arm: Arm, axis: Axis, value: str, best: bool = False) -> Curve | None:
 
 
 def _values(run: Run, value: str) -> Sequence[float | None]:
-    return COSTS[value](run) if value in COSTS else [line.get(value) for line in run.rounds]
+    axis = KINDS[run.kind].axes.get(value)
+    return [line.get(value) for line in run.rounds] if axis is None else axis.values(run)
 
 
 def has(arms: Sequence[Arm], name: str) -> bool:
@@ -83,60 +85,12 @@ def judged(arms: Sequence[Arm]) -> tuple[str, str]:
 # -- what is drawn against -------------------------------------------------------
 
 
-def count(run: Run) -> list[float]:
-    """Rounds or steps."""
-    return [float(r[run.unit]) for r in run.rounds]
-
-
-def _running(*names: str, unit: float = 1e6) -> Axis:
-    def axis(run: Run) -> list[float]:
-        return list(np.cumsum([sum(r[name] for name in names) / unit for r in run.rounds]))
-
-    return axis
-
-
-def _seconds(run: Run) -> list[float]:
-    clock = [float(r["clock"]) for r in run.rounds]
-    if clock and clock[-1] > 0:
-        return clock
-    return list(np.cumsum([transfer(r["slowest_bytes"], 10) for r in run.rounds]))
-
-
-SENT = {
-    "federated": {
-        "bytes_up": "MB sent by clients",
-        "bytes_total": "MB sent, both directions",
-        "floats_up": "millions of floats sent by clients",
-        "seconds": "seconds on the simulated network",
-    },
-    # There is no simulated clock: a collective's time hangs on how it is done.
-    "data-parallel": {
-        "bytes_up": "MB sent by a worker",
-        "bytes_total": "MB sent and received by a worker",
-        "wall_seconds": "wall-clock seconds, all workers on this machine",
-    },
-    "pipelined": {
-        "bytes_total": "MB sent between parts, both directions",
-        "seconds": "seconds by the law",
-        "wall_seconds": "wall-clock seconds of this training",
-    },
-}
-"""What accuracy is drawn against besides rounds or steps, and how that axis is labelled, by the kind of the runs."""
-COSTS: dict[str, Axis] = {
-    "bytes_up": _running("up_bytes"),
-    "bytes_total": _running("up_bytes", "down_bytes"),
-    "floats_up": _running("up_floats"),
-    "seconds": _seconds,
-    "wall_seconds": _running("seconds", unit=1),
-}
-
-
-def axes(kind: str) -> dict[str, tuple[Axis, str]]:
+def axes(kind: str) -> dict[str, Axis]:
     """What accuracy is drawn against, and how the axis is labelled, for runs of a kind."""
-    unit = UNITS[kind]
-    return {f"{unit}s": (count, unit), **{name: (COSTS[name], label) for name, label in SENT[kind].items()}}
+    unit = unit_of(kind)
+    return {f"{unit}s": Axis(count, unit), **KINDS[kind].axes}
 
 
 def sent(kind: str) -> dict[str, str]:
     """Which of these count what was sent, in words. They are drawn by round or step too."""
-    return {name: label for name, label in SENT[kind].items() if not name.endswith("seconds")}
+    return {name: axis.label for name, axis in KINDS[kind].axes.items() if not name.endswith("seconds")}

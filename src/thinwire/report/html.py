@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..errors import require
 from ..run.folder import write_atomic
+from ..studies import KINDS
 from ..studies.read import Arm, Record, arms, counted
 from ..version import code_version
 from . import about, heat, numbers, table
@@ -68,7 +69,7 @@ def page(contents: Record, live: bool = False) -> str:
 def gather(folders: Sequence[Path]) -> Record:
     """All that the page shows of the runs below ``folders``. Raises :class:`RunError` where there is none to read."""
     found = arms(list(folders))
-    rows = table.rows(found)
+    rows, kind = table.rows(found), KINDS[found[0].kind]
     study = about.study_of(folders)
     whole, most = [counted(arm) for arm in found], numbers.points(found)
     sections = {
@@ -102,25 +103,18 @@ def gather(folders: Sequence[Path]) -> Record:
         "measure": {"accuracy": "accuracy", "dice": "Dice coefficient"}[rows[0]["measure"]],
         "targets": [numbers.targets(arm, most) for arm in whole],
         "bytes": numbers.bytes_of(whole),
-        "bytes_said": numbers.SAID[found[0].kind],
+        "bytes_said": kind.ways_said,
         **{name: value for name, value in sections.items() if value is not None},
-        "missing": [why for name, why in MISSING.items() if _wanted(name, found) and sections[name] is None],
+        "missing": [
+            why
+            for name, (methods, why) in kind.absent.items()
+            if _wanted(name, methods, found) and sections[name] is None
+        ],
     }
 
 
-MISSING = {
-    "layers": "Bytes by layer: `--record bytes` records them.",
-    "clients": "Accuracy by client: `--holdout 0.2` keeps a fifth of each client's examples for a test of its own.",
-    "taking_part": "Who took part: these runs have no ledger.jsonl.",
-    "unsent": "Layers that LUAR did not send: `--record layers` or `--record bytes` records them.",
-    "recycled": "Clients whose updates LBGM recycled: `--record looks` records them.",
-}
-"""What is said in place of a section of federated studies, whose runs do not have it."""
-
-
-def _wanted(name: str, found: Sequence[Arm]) -> bool:
-    """Whether runs of this kind, with these methods, could have a section."""
-    recycles = {"recycled": "LBGM(", "unsent": "LUAR("}.get(name, "")
-    runs = [run for arm in found if recycles in arm.expression for run in arm.runs]
+def _wanted(name: str, methods: str, found: Sequence[Arm]) -> bool:
+    """Whether runs of methods whose expressions have these letters could have a section."""
+    runs = [run for arm in found if methods in arm.expression for run in arm.runs]
     recorded = name == "unsent" and any(heat.left_out(line) is not None for run in runs for line in run.rounds)
-    return found[0].kind == "federated" and bool(runs) and not recorded
+    return bool(runs) and not recorded

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from ..errors import nearest, require
 from ..run.folder import write_atomic
-from ..studies.read import Record, read, read_lines
+from ..studies.read import EVERY_LINE, Record, number_of, read, read_lines, unit_of
 
 Outcome = Literal["finished", "failed", "killed"]  # "killed" is Ctrl-C's
 
@@ -184,10 +184,10 @@ class Log:
                 ) from error
 
     def __call__(self, name: str, record: Record) -> None:
-        at = _at(record)
+        unit, at = number_of(record)
         self._open(name, at)
         self.at = at
-        values = {key: float(value) for key, value in record.items() if _number(value) and key not in ("round", "step")}
+        values = {key: float(value) for key, value in record.items() if _number(value) and key != unit}
         for tool, had in zip(self.tools, self.had, strict=True):
             if at > had:
                 tool.line(at, values)
@@ -198,7 +198,7 @@ class Log:
         if not self.tools or not (folder / "run.json").exists():
             return
         lines = list(read_lines(folder / "rounds.jsonl")) if (folder / "rounds.jsonl").exists() else []
-        done = max(map(_at, lines), default=0)
+        done = max((number_of(line)[1] for line in lines), default=0)
         self._open(name, done + 1)  # what a tool has of the rounds before stays
         self.end("failed")
 
@@ -215,7 +215,7 @@ class Log:
         if self.name:
             ended = self.out / self.name / "summary.json"
             said = read(ended) if ended.exists() else {}
-            complete = self.at in (said.get("rounds"), said.get("steps"))
+            complete = self.at in [said.get(f"{unit_of(kind)}s") for kind in EVERY_LINE]
             self.name = ""
             for tool in self.tools:
                 tool.end("finished" if complete else outcome)
@@ -228,11 +228,6 @@ class Log:
     ) -> None:
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         self.end("finished" if kind is None else "killed" if interrupted else "failed")
-
-
-def _at(record: Record) -> int:
-    """The round or step of a line."""
-    return int(record["step"] if "step" in record else record["round"])
 
 
 def _number(value: Any) -> bool:

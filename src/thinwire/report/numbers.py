@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..studies.cells import noted
+from ..studies import KINDS
+from ..studies.axes import count
+from ..studies.cells import mean, measure_of, noted
 from ..studies.read import Arm, Record, Run, read_lines
 from . import table
-from .curves import NAMES, axes, count, curve, sent
+from .curves import NAMES, axes, curve, sent
 
 POINTS = 400  # of a curve
 EVERY = 6000  # points of a value's curves, of all methods and seeds
@@ -24,21 +26,19 @@ EVERY_LAYER = 4000  # of all methods, both ways
 
 def cells(rows: Sequence[Record]) -> Record:
     """The table: its head, its rows, and what the names of columns leave unsaid."""
-    columns, form = table.columns_of(rows), table.FORMS[rows[0]["kind"]]
+    columns, kind = table.columns_of(rows), KINDS[rows[0]["kind"]]
     return {
         "head": [name for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
-        "note": noted(form.notes, [name for name, _ in columns]),
+        "note": noted(kind.notes, [name for name, _ in columns]),
     }
 
 
 def axes_of(found: Sequence[Arm]) -> Record:
     """What curves can be drawn against, by name, in words."""
-    labels = {name: label for name, (_, label) in axes(found[0].kind).items()}
     timed = any(run.rounds and run.rounds[-1].get("clock") for arm in found for run in arm.runs)
-    if not timed and "seconds" in labels:
-        labels["seconds"] = "seconds of the slowest client's bytes at 10 Mbit/s"
-    return labels
+    known = axes(found[0].kind)
+    return {name: axis.label if timed else axis.untimed or axis.label for name, axis in known.items()}
 
 
 def points(found: Sequence[Arm]) -> int:
@@ -50,8 +50,8 @@ def curves(arm: Arm, most: int = POINTS) -> Record:
     """By value: the mean over seeds, the band, and the place on every axis."""
     made: Record = {}
     for value in NAMES:
-        for name, (axis, _) in axes(arm.kind).items():
-            found = curve(arm, axis, value)
+        for name, axis in axes(arm.kind).items():
+            found = curve(arm, axis.values, value)
             if found is None:
                 continue
             kept = _thinned(len(found.x), most)
@@ -91,14 +91,14 @@ def targets(arm: Arm, most: int = POINTS) -> list[Record]:
 
     ``accuracy``, in percent, is the Dice coefficient where pictures are segmented.
     """
-    found, measure = [], table.judged(arm)
+    found, measure = [], measure_of(arm)
     for run in arm.runs:
         best, kept = -1.0, list[int]()
         for i, line in enumerate(run.rounds):
             accuracy = line.get(measure)
             if accuracy is not None and accuracy > best:
                 best, kept = accuracy, [*kept, i]
-        costs = {name: np.array(axis(run))[kept] for name, (axis, _) in axes(arm.kind).items()}
+        costs = {name: np.array(axis.values(run))[kept] for name, axis in axes(arm.kind).items()}
         reached = [100 * run.rounds[i][measure] for i in kept]
         thin = _thinned(len(kept), most) if kept else []
         made = {name: _short(cost[thin]) for name, cost in costs.items()} if kept else {}
@@ -106,32 +106,10 @@ def targets(arm: Arm, most: int = POINTS) -> list[Record]:
     return found
 
 
-PARTS = {
-    "federated": {
-        "up_payload": "up, payload",
-        "up_framing": "up, headers",
-        "down_payload": "down, payload",
-        "down_framing": "down, headers",
-    },
-    "data-parallel": {
-        "reduced_bytes": "up, in all-reduces",
-        "gathered_bytes": "up, in all-gathers",
-        "down_bytes": "down",
-    },
-    "pipelined": {"up_bytes": "activations, ahead", "down_bytes": "error gradients, back"},
-}
-"""What all bytes of a run are made of, by its kind."""
-SAID = {
-    "federated": "All bytes of a run, in the mean over seeds. Headers are what a message has around its payload.",
-    "data-parallel": "All bytes of one worker's run, in the mean over seeds.",
-    "pipelined": "All bytes between parts, in the mean over seeds.",
-}
-
-
 def bytes_of(found: Sequence[Arm]) -> list[Record]:
     """What of all bytes went where, in the mean over seeds; a list with ``name`` and ``values``, one a method."""
-    parts = PARTS[found[0].kind]
-    return [{"name": said, "values": [table.mean(arm, name) for arm in found]} for name, said in parts.items()]
+    parts = KINDS[found[0].kind].ways
+    return [{"name": said, "values": [mean(arm, name) for arm in found]} for name, said in parts.items()]
 
 
 def layers(found: Sequence[Arm]) -> list[Record] | None:
@@ -163,7 +141,7 @@ def clients(found: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
     """
     made = []
     for number, arm in enumerate(found):
-        each = [own for run in arm.runs if (own := _own(run, table.judged(arm)))]
+        each = [own for run in arm.runs if (own := _own(run, measure_of(arm)))]
         if not each:
             continue
         places = [(np.arange(len(own)) + 0.5) / len(own) for own in each]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ..data.optional import optional
 from ..errors import nearest, require
+from ..studies.axes import Values, count
 from ..studies.read import Arm
-from .curves import COSTS, NAMES, OWN, Axis, axes, count, curve, has, judged, sent
+from .curves import NAMES, OWN, axes, curve, has, judged, sent
 
 optional("matplotlib", "drawing", "plots").use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
@@ -56,11 +57,11 @@ def plot(
     form, first = form or "png", "best_" if best else ""
     unit, (value, loss) = arms[0].unit, judged(arms)
     files = []
-    for name, (axis, label) in axes(arms[0].kind).items():
+    for name, (axis, label, _) in axes(arms[0].kind).items():
         path = out / f"{first}{value}_by_{name}.{form}"
         files.append(_single(arms, path, axis, label, value, title, size, best=best))
     beside = "train_loss" if loss == "test_loss" and has(arms, "train_loss") else None
-    for name, (axis, label) in axes(arms[0].kind).items():
+    for name, (axis, label, _) in axes(arms[0].kind).items():
         if name not in sent(arms[0].kind):
             path = out / f"{first}loss_by_{name}.{form}"
             files.append(_single(arms, path, axis, label, loss, title, size, beside, best))
@@ -85,10 +86,12 @@ def _sent(arms: list[Arm], path: Path, title: str | None, size: tuple[float, flo
 def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None, best: bool) -> Path:
     unit, (value, loss) = arms[0].unit, judged(arms)
     drawn = list(axes(arms[0].kind).values())[:3]
-    panels = [*((*axis, value) for axis in drawn), (count, unit, loss)]
+    panels = [*((axis.values, axis.label, value) for axis in drawn), (count, unit, loss)]
     figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
-    for place, (axis, label, name) in zip(grid.flat, panels, strict=True):
+    for place, (axis, label, name) in zip(grid.flat, panels, strict=False):
         _draw(place, arms, axis, label, name, best)
+    for place in grid.flat[len(panels) :]:  # of a kind with fewer axes
+        place.set_visible(False)
     return _named(figure, grid.flat[0], path, title, 2)
 
 
@@ -104,7 +107,7 @@ def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
 def _single(
     arms: list[Arm],
     path: Path,
-    axis: Axis,
+    axis: Values,
     label: str,
     value: str,
     title: str | None,
@@ -138,9 +141,9 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str, best: bool = False) -> None:
+def _draw(place: Any, arms: list[Arm], axis: Values, label: str, value: str, best: bool = False) -> None:
     """One curve a method: the mean over seeds, with a band from the lowest to the highest."""
-    steady = best or value in COSTS  # it goes one way: there is nothing to smooth
+    steady = best or value in axes(arms[0].kind)  # it goes one way: there is nothing to smooth
     for number, arm in enumerate(arms):
         found = curve(arm, axis, value, best)
         if found is None:
@@ -162,7 +165,7 @@ def _draw(place: Any, arms: list[Arm], axis: Axis, label: str, value: str, best:
         logarithmic(place)
     place.set_xlabel(label)
     band = "\n(band: one deviation, dash-dots: lowest tenth, dots: worst client)"
-    name = sent(arms[0].kind)[value] if value in COSTS else NAMES[value]
+    name = axes(arms[0].kind)[value].label if value in axes(arms[0].kind) else NAMES[value]
     name += (band if value in OWN else "") + (", best until then" if best else "")
     long = not steady and any(len(run.rounds) >= SMOOTHED for arm in arms for run in arm.runs)
     place.set_ylabel(name + (f" (thick: mean of the last {WINDOW})" if long else ""))
@@ -205,7 +208,7 @@ def logarithmic(place: Any) -> None:
     place.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _part(arm: Arm, axis: Axis, name: str) -> NDArray[np.float64]:
+def _part(arm: Arm, axis: Values, name: str) -> NDArray[np.float64]:
     """In percent, the mean over seeds of what stands beside clients' own tests, in the rounds of their curve."""
     found = curve(arm, axis, name)
     assert found is not None

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ..config import differing
 from ..errors import RunError, WireError
 from ..wire import Packet, State, loads, pieces
 
@@ -168,6 +169,14 @@ class Folder:
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunError(f"{path} is damaged ({error}): delete the folder to start this run anew") from error
         return found if isinstance(found, dict) or found is None else {}
+
+    def agree(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What ``run.json`` says, None where there is none. Raises :class:`RunError` where it has another fact."""
+        about = self.about()
+        for name, value in facts.items():
+            if about is not None and about.get(name) != value:
+                raise RunError(f"{self.path} is another run: its {differing(name, about.get(name), value)}")
+        return about
 
     def describe(self, values: Mapping[str, Any]) -> None:
         """Write ``run.json``: the method, the seed, the setting."""

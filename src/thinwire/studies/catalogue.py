@@ -10,7 +10,7 @@ from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import Config
 from ..data import Augment, Split
-from ..ddp.methods import METHODS, Method
+from ..ddp.methods import Method
 from ..expression import settings, shape, vocabulary
 from ..federated.network import Network
 from ..federated.privacy import Privacy
@@ -18,10 +18,10 @@ from ..federated.setting import Setting
 from ..links import Link
 from ..links.subspace import Basis
 from ..optimizers import Optimizer
-from ..pipeline.schedule import SCHEDULES
 from ..pipeline.schedule import Schedule as Parts
 from ..pipeline.stored import AQSGD
 from ..schedules import Schedule
+from . import KINDS as STUDIES
 from .study import own
 
 
@@ -57,17 +57,18 @@ KINDS: dict[type, str] = {
 def catalogue(use: Sequence[str] = ()) -> list[Entry]:
     """Every name, by kind, then by name; those too that ``use``, modules of the user's, define."""
     # One by one: EF21 is a link, and a data-parallel method too.
-    named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), *METHODS.items()]
-    named += [*SCHEDULES.items(), ("AQSGD", AQSGD)]
+    named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), ("AQSGD", AQSGD)]
     # What a module merely imports from thinwire is there already.
     named += [(name, cls) for name, cls in own(use).items() if not cls.__module__.startswith("thinwire.")]
-    found = [_entry(name, cls) for name, cls in named]
-    order = list(KINDS.values())
+    found = [_entry(name, cls, KINDS[Config]) for name, cls in named]
+    found += [_entry(name, cls, kind) for kind, study in STUDIES.items() for name, cls in study.outermost.items()]
+    order = [*KINDS.values(), *STUDIES]
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 
 
-def _entry(name: str, cls: type) -> Entry:
-    kind = next(word for base, word in KINDS.items() if issubclass(cls, base))
+def _entry(name: str, cls: type, other: str) -> Entry:
+    """``other`` is the kind of a configuration that has none of these bases."""
+    kind = next((word for base, word in KINDS.items() if base is not Config and issubclass(cls, base)), other)
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
     return Entry(name, kind, f"{name}{shape(cls)}", summary, getattr(cls, "paper", ""))
 

@@ -1,8 +1,19 @@
-"""A table on the terminal, and what is said below it: of runs, of plans and of predictions alike."""
+"""Tables: what a cell is made of, and a table on the terminal, of runs, of plans and of predictions alike.
+
+A row has the figures of one method, by name; a column makes a text of a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..expression import parse, vocabulary
+from .read import Arm, Run
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
 
 NAME = 30  # characters of a method's name that always stand side by side
 BORDER = 3  # characters around a cell
@@ -42,3 +53,93 @@ def noted(notes: Mapping[str, str], columns: Iterable[str]) -> str:
     """What is said of columns that are there."""
     there = set(columns)
     return " ".join(note for name, note in notes.items() if name in there)
+
+
+# -- figures of a method, over the lines of its runs ------------------------------
+
+
+def measure_of(arm: Arm) -> str:
+    """What a model is judged by: "accuracy", or "dice" where pictures were segmented."""
+    return (
+        "dice"
+        if any("dice" in line or "client_dice" in line for run in arm.runs for line in run.rounds)
+        else "accuracy"
+    )
+
+
+def mean(arm: Arm, name: str) -> float:
+    """The mean over seeds of a sum over lines."""
+    return statistics.fmean(sum(r[name] for r in run.rounds) for run in arm.runs)
+
+
+def average(values: Iterable[float | None]) -> float | None:
+    """The mean of those that there are."""
+    there = [value for value in values if value is not None]
+    return statistics.fmean(there) if there else None
+
+
+def last_value(run: Run, name: str) -> float | None:
+    """The newest value of a run's lines; None where none has it."""
+    return mean_of_last(run, name, 1)
+
+
+def mean_of_last(run: Run, name: str, count: int) -> float | None:
+    """The mean of the last ``count`` values that there are."""
+    return average([r[name] for r in run.rounds if r.get(name) is not None][-count:])
+
+
+def best_value(run: Run, name: str) -> float | None:
+    """The highest value of a run's lines; None where none has it."""
+    return max((r[name] for r in run.rounds if r.get(name) is not None), default=None)
+
+
+# -- figures as they are shown ---------------------------------------------------
+
+
+def share_text(row: Row, x: float | None) -> str:
+    """An accuracy in percent; a Dice coefficient as it is."""
+    return percent_text(x) if row["measure"] == "accuracy" or x is None else f"{x:.4f}"
+
+
+def deviation_text(row: Row, x: float) -> str:
+    """A deviation of what :func:`share_text` shows, in the same unit."""
+    return f"{100 * x:.1f}" if row["measure"] == "accuracy" else f"{x:.4f}"
+
+
+def loss_text(x: float | None) -> str:
+    """Three digits after the point."""
+    return "-" if x is None else f"{x:.3f}"
+
+
+def percent_text(x: float | None) -> str:
+    """A share as percent."""
+    return "-" if x is None else f"{100 * x:.1f} %"
+
+
+def megabytes_text(x: float) -> str:
+    """Bytes as megabytes, of 10^6 bytes."""
+    if 0 < x < 1e5:  # more digits of what is less than .1 MB: of less than a kB all
+        return f"{x / 1e6:.{4 if x >= 1e3 else 6}f}"
+    return f"{x / 1e6:.2f}" if x < 1e8 else f"{x / 1e6:,.0f}"
+
+
+def seconds_text(x: float) -> str:
+    """Seconds, without a unit."""
+    return f"{x:.1f}" if x < 100 else f"{x:,.0f}"
+
+
+# -- figures in words ------------------------------------------------------------
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Words with commas and "and"; of more than six the first six, and how many more there are."""
+    shown = [*words[:6], *([f"{len(words) - 6} more"] if len(words) > 6 else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def short_expression(text: str | None) -> str | None:
+    """An expression without what it leaves at its default, where it can be read."""
+    try:
+        return None if text is None else repr(parse(text, names=vocabulary()))
+    except ValueError:
+        return text

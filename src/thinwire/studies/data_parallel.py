@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,20 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..algorithms import Algorithm
-from ..ddp.methods import METHODS, Method
+from ..config import complete
+from ..ddp.methods import METHODS, Hook, Method
 from ..ddp.simulation import Record, Result, simulate
 from ..ddp.worker import Worker, enough
 from ..errors import ExpressionError, nearest, require
 from ..expression import parse, vocabulary
-from ..links import Link
-from ..pipeline.schedule import SCHEDULES
+from ..links import Dense, Link
 from ..problem import Problem
 from ..run.ranks import size
 from ..version import code_version
 from ..wire import Packet, State
+from .axes import BOTH, UP, WALL, Axis
+from .cells import Column, Row, average, last_value, mean, megabytes_text, percent_text, seconds_text
+from .read import Arm, Run
 from .steps import Steps, Told
-from .study import Job, asked, own
+from .study import Job, asked, of_another_kind, own
 
 
 def method(text: str, use: Sequence[str] = ()) -> Method:
@@ -39,11 +42,9 @@ def method(text: str, use: Sequence[str] = ()) -> Method:
     if outer in methods:
         made: Method = parse(text, names={**names, outer: methods[outer]})
         return made
+    if other := of_another_kind(DataParallel.kind, outer, names):
+        raise ExpressionError(other + (f"; here are {', '.join(methods)}" if outer in names else ""))
     cls = names.get(outer, Method)
-    if issubclass(cls, Algorithm):
-        raise ExpressionError(f"{outer} is a federated method, for `thinwire run`; here are {', '.join(methods)}")
-    if outer in SCHEDULES:
-        raise ExpressionError(f"{outer} is a schedule of pipelined training, for `thinwire pipeline run`")
     raise ExpressionError(
         f"no data-parallel method {outer!r}{nearest(outer, methods)}; known are {', '.join(methods)}, and any link "
         f"as Hook({text.strip() if issubclass(cls, Link) else 'TopK(0.01)'})"
@@ -61,6 +62,11 @@ class DataParallel(Steps):
 
     kind: ClassVar[str] = "data-parallel"
     example: ClassVar[str] = "DEF(ratio=64)"
+    noun: ClassVar[str] = "a data-parallel method"
+    outermost: ClassVar[Mapping[str, type]] = METHODS
+    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, e.g. "DEF(ratio=64)" "Hook(Dense())".'
+    out: ClassVar[str] = "runs/ddp"
+    resumes: ClassVar[bool] = True
 
     workers: int = asked(16, "Logical workers.")
     nesterov: bool = asked(False, "Nesterov's momentum.")
@@ -137,3 +143,70 @@ class DataParallel(Steps):
             "bytes_gathered": traffic.gathered,
             "seconds": sum(line["seconds"] for line in records),
         }
+
+    # -- what table, curves and report show ------------------------------------
+
+    # There is no simulated clock: a collective's time hangs on how it is done.
+    axes: ClassVar[Mapping[str, Axis]] = {
+        "bytes_up": Axis(UP, "MB sent by a worker"),
+        "bytes_total": Axis(BOTH, "MB sent and received by a worker"),
+        "wall_seconds": Axis(WALL, "wall-clock seconds, all workers on this machine"),
+    }
+    ways: ClassVar[Mapping[str, str]] = {
+        "reduced_bytes": "up, in all-reduces",
+        "gathered_bytes": "up, in all-gathers",
+        "down_bytes": "down",
+    }
+    ways_said: ClassVar[str] = "All bytes of one worker's run, in the mean over seeds."
+    least: ClassVar[tuple[str, ...]] = ("s here", "best", "of x", "MB down", "MB up")
+    notes: ClassVar[Mapping[str, str]] = {
+        "kB a step": "kB (10^3 bytes) a step and MB (10^6) up are what one worker gives to collectives: of an "
+        "all-reduce among W workers 2 (W - 1) / W times that crosses each link, of an all-gather W - 1 times.",
+        "MB down": "MB down is what it gets back.",
+        "of x": "'of x': the accuracy of x, where y is judged.",
+    }
+
+    @staticmethod
+    def plain(expression: str) -> bool:
+        return expression == complete(Hook(Dense()))
+
+    @staticmethod
+    def row(arm: Arm) -> Row:
+        return {
+            "accuracy_x": average(last_value(run, "accuracy_x") for run in arm.runs),
+            "bytes_reduced": mean(arm, "reduced_bytes"),
+            "bytes_gathered": mean(arm, "gathered_bytes"),
+            "bytes_per_step": statistics.fmean(
+                sum(r["up_bytes"] for r in run.rounds) / max(1, run.length) for run in arm.runs
+            ),
+        }
+
+    @staticmethod
+    def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+        return (
+            ("of x", lambda row: percent_text(row["accuracy_x"])),
+            ("kB a step", lambda row: f"{row['bytes_per_step'] / 1e3:,.2f}"),
+            ("MB up", lambda row: megabytes_text(row["bytes_up"])),
+            ("MB down", lambda row: megabytes_text(row["bytes_down"])),
+            ("up / Dense", lambda row: percent_text(row["share_up"])),
+            ("s here", lambda row: seconds_text(row["seconds"])),
+        )
+
+    @staticmethod
+    def words(about: Record, study: Record) -> list[tuple[str, str | None]]:
+        kind = "AdamW" if about.get("adamw") else "SGD"
+        more = "" if about.get("adamw") else f", momentum {about.get('momentum', 0):g}"
+        more += " (Nesterov's)" if about.get("nesterov") else ""
+        more += f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
+        decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
+        return [
+            ("Workers", f"{about['workers']}, each of which takes {about['batch']} examples in a step"),
+            ("Steps", f"{about['steps']:,}"),
+            ("Optimiser", f"{kind}, learning rate {about['lr']:g}{more}"),
+            ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
+        ]
+
+    @staticmethod
+    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+        about = runs[0].about
+        return [f"{about['workers']} workers", f"{about['steps']} steps"]

@@ -3,26 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
 
+import numpy as np
+
+from ..algorithms import FedAvg
 from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..config import Config
 from ..data import Split
-from ..ddp.methods import METHODS
 from ..errors import ExpressionError, require
-from ..expression import settings
+from ..expression import parse, settings
 from ..federated.auto_run import without_noise
+from ..federated.network import transfer
 from ..federated.setting import Setting
 from ..federated.simulate import simulate
 from ..federated.simulation import Simulation
-from ..pipeline.schedule import SCHEDULES
+from ..links import Dense
+from ..optimizers import SGD
 from ..problem import CLIENTS, Problem, custom, standard
-from .read import Record
-from .study import Job, Study, asked, known, option, typed
+from .axes import BOTH, UP, Axis, clock, running
+from .cells import (
+    Column,
+    Row,
+    average,
+    deviation_text,
+    last_value,
+    loss_text,
+    mean,
+    measure_of,
+    megabytes_text,
+    percent_text,
+    seconds_text,
+    share_text,
+    short_expression,
+)
+from .read import Arm, Record, Run, chosen, read_lines
+from .study import Job, Study, asked, known, of_another_kind, option, typed
+
+OF_CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
+FEW = 10  # clients, each of which has a column
+BESIDE = ("served", "predicted")  # what is tested beside the model that all share
+OTHERS = {"before": "before adapting", "shared": "shared model"}
+"""Models besides the clients' own ones that their tests are of, and the titles of the columns."""
+
+
+def _seconds(run: Run) -> list[float]:
+    """Those of the simulated network; without one those that the slowest client's bytes take at 10 Mbit/s."""
+    simulated = clock(run)
+    if simulated and simulated[-1] > 0:
+        return simulated
+    return list(np.cumsum([transfer(line["slowest_bytes"], 10) for line in run.rounds]))
 
 
 @dataclass(frozen=True)
@@ -37,6 +73,14 @@ class Federated(Study):
 
     kind: ClassVar[str] = "federated"
     example: ClassVar[str] = "FedAvg()"
+    noun: ClassVar[str] = "a federated method"
+    asks: ClassVar[tuple[str, str]] = "methods", 'Methods, e.g. "FedAvg(up=TopK(0.01))".'
+    open: ClassVar[Mapping[str, tuple[type, str]]] = {
+        "lr": (float, "Local learning rate, where an expression leaves it open."),
+        "epochs": (float, "Local epochs, where an expression leaves them open."),
+        "batch": (int, "Local batch size, where an expression leaves it open."),
+    }
+    settings: ClassVar[tuple[type, ...]] = (Setting,)
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
@@ -63,11 +107,9 @@ class Federated(Study):
     @staticmethod
     def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Algorithm | Auto:
         """A method of :mod:`thinwire.algorithms`, or one of the user's own; ``defaults`` are those of its training."""
-        names, outer = known(use), text.partition("(")[0].strip()
-        if outer in SCHEDULES and outer not in names:
-            raise ExpressionError(f"{outer} is a schedule of pipelined training, for `thinwire pipeline run`")
-        if outer in METHODS and outer not in names:
-            raise ExpressionError(f"{outer} is a data-parallel method, for `thinwire ddp-sim`")
+        names = known(use)
+        if other := of_another_kind(Federated.kind, text.partition("(")[0].strip(), names):
+            raise ExpressionError(other)
         found = typed(text, names, defaults)
         if isinstance(found, tuple):
             raise ExpressionError(f"{text} is several methods: put each into quotes of its own")
@@ -77,11 +119,27 @@ class Federated(Study):
 
     def problem(self, seed: int) -> Problem:
         if self.task is not None:
-            return custom(self.task, self.clients or CLIENTS, seed)
+            problem, count = custom(self.task, self.clients or CLIENTS, seed), self.clients
+            made, how = len(problem.tasks), "leave --clients out, or let its function take `clients` and make so many"
+            require(count in (None, made), f"--clients {count}: --task {self.task} made {made} of them; {how}")
+            return problem
         held, augments = self.holdout, self.augments()
         return standard(
             self.data, self.model, self.clients, self._split(), seed, held, self.data_dir, augments, self.unseen
         )
+
+    @classmethod
+    def from_options(cls, methods: Sequence[str], options: Mapping[str, Any]) -> Study:
+        """As :meth:`Study.from_options`; the fields of a setting are options too."""
+        names = {field.name for field in fields(Setting)}
+        setting = settled({name: value for name, value in options.items() if name in names})
+        return super().from_options(methods, {**options, "setting": setting, "seed": setting.seed})
+
+    def hints(self) -> Iterator[str]:
+        for method in self.parsed():
+            if self.rounds <= method.warm_up:
+                start = f"{method.warms} in its first {method.warm_up} rounds, and --rounds is {self.rounds}"
+                yield f"{method!r} {start}"
 
     def rehearse(self, method: Algorithm | Auto, problem: Problem) -> None:
         if isinstance(method, Auto):  # it is chosen when the run begins
@@ -112,6 +170,157 @@ class Federated(Study):
     def title(self, about: Record) -> str:
         # A user's task may have made more clients, or fewer.
         return f"{self.task or self.data}, {about.get('clients', self.clients)} clients, {self.rounds} rounds"
+
+    # -- what table, curves and report show ------------------------------------
+
+    axes: ClassVar[Mapping[str, Axis]] = {
+        "bytes_up": Axis(UP, "MB sent by clients"),
+        "bytes_total": Axis(BOTH, "MB sent, both directions"),
+        "floats_up": Axis(running("up_floats"), "millions of floats sent by clients"),
+        "seconds": Axis(
+            _seconds, "seconds on the simulated network", "seconds of the slowest client's bytes at 10 Mbit/s"
+        ),
+    }
+    ways: ClassVar[Mapping[str, str]] = {
+        "up_payload": "up, payload",
+        "up_framing": "up, headers",
+        "down_payload": "down, payload",
+        "down_framing": "down, headers",
+    }
+    ways_said: ClassVar[str] = (
+        "All bytes of a run, in the mean over seeds. Headers are what a message has around its payload."
+    )
+    absent: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "layers": ("", "Bytes by layer: `--record bytes` records them."),
+        "clients": (
+            "",
+            "Accuracy by client: `--holdout 0.2` keeps a fifth of each client's examples for a test of its own.",
+        ),
+        "taking_part": ("", "Who took part: these runs have no ledger.jsonl."),
+        "unsent": (
+            "LUAR(",
+            "Layers that LUAR did not send: `--record layers` or `--record bytes` records them.",
+        ),
+        "recycled": ("LBGM(", "Clients whose updates LBGM recycled: `--record looks` records them."),
+    }
+    least: ClassVar[tuple[str, ...]] = (
+        *("M floats up", "own MB down", "own MB up", "s here", "s at 10", "s at 100", "best", "s at 1 Mbit/s"),
+        *("up / FedAvg", "total / FedAvg", "lowest tenth"),
+        *(f"client {client}" for client in reversed(range(FEW))),
+    )
+    notes: ClassVar[Mapping[str, str]] = {
+        "own tests": "Own tests: the mean over clients of what each one's own model reaches on its own test, ± the "
+        "standard deviation over clients.",
+        "lowest tenth": "Lowest tenth and worst client: over the clients of a seed the 10th percentile and the lowest, "
+        "in the mean over seeds.",
+        OTHERS["shared"]: "Shared model: the mean over clients' own tests of the model that all share.",
+        OTHERS["before"]: "Before adapting: that of what a client's own model is made of, before it is fine-tuned.",
+        "own MB up": "Own MB: of MB up and down those of clients' own models, which the server mixes; the rest is "
+        "shared.",
+        "served": "Served: the model that the server keeps beside the trained one, such as an average.",
+        "predicted": "Predicted: what the method makes of an example of no named client, such as by its selector.",
+        "MB up": "MB are 10^6 bytes of what was really serialised, headers included, each broadcast once for every "
+        "recipient.",
+        "s at 1 Mbit/s": "Seconds at a rate are those that the slowest client's bytes take, both ways, with equal "
+        "links and no computing.",
+        "M floats up": "M floats up is the papers' own count (millions of 32-bit floats' worth of values; positions, "
+        "masks and headers count nothing): not bytes.",
+    }
+
+    @classmethod
+    def knows(cls, name: str, names: Mapping[str, type]) -> bool:
+        return issubclass(names.get(name, object), Algorithm)
+
+    @staticmethod
+    def plain(expression: str) -> bool:
+        """FedAvg with nothing compressed."""
+        try:
+            method = parse(expression)
+        except ValueError:
+            return False
+        return isinstance(method, FedAvg) and (method.opt, method.up, method.down) == (SGD(1.0), Dense(), Dense())
+
+    @staticmethod
+    def row(arm: Arm) -> Row:
+        slowest, measure = mean(arm, "slowest_bytes"), measure_of(arm)
+        own = (name.replace("client", f"client_{measure}") for name in OF_CLIENTS)
+        made = [{"seed": run.seed, **each} for run in arm.runs for each in chosen(run)]
+        return {
+            **{name: average(last_value(run, name) for run in arm.runs) for name in own},
+            **({"chosen": made} if made else {}),
+            **{kind: average(last_value(run, f"{kind}_{measure}") for run in arm.runs) for kind in BESIDE},
+            "test_loss": average(last_value(run, "test_loss") for run in arm.runs),
+            "by_client": _each_client(arm, measure),
+            "personal_up": _personal(arm, "up"),
+            "personal_down": _personal(arm, "down"),
+            "floats_up": mean(arm, "up_floats"),
+            "network_seconds": {str(rate): slowest * 8 / (rate * 1e6) for rate in (1, 10, 100)},
+            "clock": statistics.fmean(run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs),
+        }
+
+    @staticmethod
+    def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+        own: tuple[Column, ...] = (
+            ("own tests", _own_tests),
+            ("lowest tenth", partial(_cell, "client_p10")),
+            ("worst client", partial(_cell, "client_worst")),
+            *(
+                (title, partial(_cell, f"client_{part}"))
+                for part, title in OTHERS.items()
+                if any(_of(row, f"client_{part}") is not None for row in rows)
+            ),
+        )
+        apart: tuple[Column, ...] = (
+            ("own MB up", lambda row: megabytes_text(row["personal_up"])),
+            ("own MB down", lambda row: megabytes_text(row["personal_down"])),
+        )
+        beside = [kind for kind in BESIDE if any(row[kind] is not None for row in rows)]
+        loss: tuple[Column, ...] = (("test loss", lambda row: loss_text(row["test_loss"])),)
+        only = all(row[row["measure"]] is None for row in rows) and any(row["test_loss"] is not None for row in rows)
+        return (
+            *(loss if only else ()),
+            *((kind, lambda row, kind=kind: share_text(row, row[kind])) for kind in beside),
+            *((*own, *_client_columns(rows)) if _by_client(rows) else ()),
+            ("MB up", lambda row: megabytes_text(row["bytes_up"])),
+            ("MB down", lambda row: megabytes_text(row["bytes_down"])),
+            *(apart if any(row["personal_up"] or row["personal_down"] for row in rows) else ()),
+            ("up / FedAvg", lambda row: percent_text(row["share_up"])),
+            ("total / FedAvg", lambda row: percent_text(row["share_total"])),
+            ("s at 1 Mbit/s", lambda row: seconds_text(row["network_seconds"]["1"])),
+            ("s at 10", lambda row: seconds_text(row["network_seconds"]["10"])),
+            ("s at 100", lambda row: seconds_text(row["network_seconds"]["100"])),
+            ("s here", lambda row: seconds_text(row["seconds"])),
+            ("M floats up", lambda row: f"{row['floats_up'] / 1e6:.3g}"),
+        )
+
+    @staticmethod
+    def words(about: Record, study: Record) -> list[tuple[str, str | None]]:
+        clients, sample = about.get("clients"), about.get("sample")
+        some = "all of them take part in each round" if sample == clients else f"{sample} of them take part in a round"
+        split = f", with shares of the data by {study['split']}" if study.get("split") else ""
+        dropout, holdout = about.get("dropout") or 0, study.get("holdout") or 0
+        return [
+            ("Clients", f"{clients}{split}; {some}" if clients else None),
+            ("Rounds", str(study["rounds"]) if study.get("rounds") else None),
+            (
+                "Lost replies",
+                f"a client that takes part does not answer with probability {dropout:g}" if dropout else None,
+            ),
+            ("Network", short_expression(about.get("network")) or "none simulated"),
+            ("Privacy", short_expression(about.get("privacy"))),
+            ("Clipping", _clip(about.get("clip"))),
+            (
+                "Own tests",
+                f"{100 * holdout:g} % of each client's examples, which it does not train on" if holdout else None,
+            ),
+        ]
+
+    @staticmethod
+    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+        about, rounds = runs[0].about, study.get("rounds") or max(run.length for run in runs)
+        return [*([f"{about['clients']} clients"] if "clients" in about else []), f"{rounds} rounds"]
+
+    # -- going on -------------------------------------------------------------
 
     def but(self, **changed: Any) -> Study:
         """As :meth:`Study.but`; ``rounds`` can only grow, and ``workers`` are the setting's."""
@@ -144,3 +353,61 @@ def settled(values: Mapping[str, Any]) -> Setting:
         with contextlib.suppress(ValueError):
             made["clip"] = float(values["clip"])
     return Setting().but({**values, **made})
+
+
+def _personal(arm: Arm, way: str) -> float:
+    """Of the bytes up or down those of clients' own models, the mean over seeds: 0 of most methods."""
+    return statistics.fmean(sum(r.get(f"{way}_personal", 0) for r in run.rounds) for run in arm.runs)
+
+
+def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
+    """Of few clients with tests of their own, each one's value at the last evaluation, the mean over seeds."""
+    paths = [run.path / "clients.jsonl" for run in arm.runs]
+    lasts = [
+        [line for line in read_lines(path) if line.get("round", 0) <= run.length][-1:]
+        for path, run in zip(paths, arm.runs, strict=True)
+        if path.exists()
+    ]
+    each = [line[measure] for lines in lasts for line in lines if measure in line]
+    if not each or len(each) < len(paths) or len(each[0]) > FEW or len(set(map(len, each))) > 1:
+        return None
+    return [average(values) for values in zip(*each, strict=True)]
+
+
+def _by_client(found: Sequence[Row]) -> bool:
+    """Whether clients have tests of their own."""
+    return any(_of(row, "client") is not None for row in found)
+
+
+def _of(row: Row, name: str) -> float | None:
+    """A value by what the row is judged by: of "client_worst" that of "client_accuracy_worst"."""
+    value: float | None = row[name.replace("client", f"client_{row['measure']}")]
+    return value
+
+
+def _own_tests(row: Row) -> str:
+    mean, spread = (_of(row, name) for name in OF_CLIENTS[:2])
+    return share_text(row, mean) + ("" if spread is None else f" ± {deviation_text(row, spread)}")
+
+
+def _client_columns(found: Sequence[Row]) -> tuple[Column, ...]:
+    """A column a client, where there are few in all rows."""
+    each = [row["by_client"] for row in found]
+    if not all(each) or len({len(values) for values in each}) > 1:
+        return ()
+
+    def column(client: int) -> Column:
+        return f"client {client}", lambda row: share_text(row, row["by_client"][client])
+
+    return tuple(column(client) for client in range(len(each[0])))
+
+
+def _cell(name: str, row: Row) -> str:
+    return share_text(row, _of(row, name))
+
+
+def _clip(clip: Any) -> str | None:
+    """The bound of replies of a federated run."""
+    if clip is None:
+        return None
+    return "replies to twice their median norm of five rounds" if clip == "auto" else f"replies to a norm of {clip:g}"

@@ -23,14 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..algorithms import Algorithm
 from ..config import complete
-from ..ddp.methods import METHODS
 from ..ddp.worker import batches
 from ..errors import ExpressionError, nearest, require
 from ..expression import parse, vocabulary
 from ..key import Key
-from ..pipeline import AQSGD, Pipeline, Simulation, pipeline, split
+from ..pipeline import AQSGD, BPK, Pipeline, Simulation, pipeline, split
 from ..pipeline.muon import Muon
 from ..pipeline.plan import cut_into, measure, seconds
 from ..pipeline.schedule import SCHEDULES, Schedule
@@ -44,12 +42,26 @@ from ..task import Supervised
 from ..train.one import make_module, mean_metrics, portions, tally
 from ..version import code_version
 from ..wire import Packet, State
-from .read import Record
+from .axes import BOTH, WALL, Axis, clock
+from .cells import (
+    Column,
+    Row,
+    average,
+    join_words,
+    loss_text,
+    mean_of_last,
+    megabytes_text,
+    percent_text,
+    seconds_text,
+)
+from .read import Arm, Record, Run
 from .steps import Steps, Told
-from .study import Job, asked, described, own
+from .study import Job, Numbers, asked, described, of_another_kind, own
 
+EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
 LAST = 5  # evaluations, whose mean is the accuracy
+BOUNDARIES = 4  # each of which has a column
 STALE = ("moved", "weights", "difference", "gradient", "part_parameters")  # by part
 LOOKED = 500  # examples of a test that go through the parts at once
 
@@ -62,12 +74,9 @@ def schedule(text: str, use: Sequence[str] = ()) -> Schedule:
     text = re.sub(r"^\s*1F1B\b", "OneFOneB", text)
     names: dict[str, type] = {**vocabulary(), **SCHEDULES, "AQSGD": AQSGD, **own(use)}
     outer = text.partition("(")[0].strip()
-    cls = names.get(outer, METHODS.get(outer, Schedule))
-    if issubclass(cls, Algorithm):
-        raise ExpressionError(f"{outer} is a federated method, for `thinwire run`; here are {', '.join(SCHEDULES)}")
-    if outer in METHODS and outer not in names:
-        raise ExpressionError(f"{outer} is a data-parallel method, for `thinwire ddp-sim`")
-    if outer not in names or not issubclass(cls, Schedule):
+    if other := of_another_kind(Pipelined.kind, outer, names):
+        raise ExpressionError(other + (f"; here are {', '.join(SCHEDULES)}" if outer in names else ""))
+    if outer not in names or not issubclass(names[outer], Schedule):
         known = f"known are {', '.join(SCHEDULES)}"
         link = f"; a link is one of a schedule's, as in BPK(activations={text.strip()})" if outer in names else ""
         raise ExpressionError(f"no schedule {outer!r}{nearest(outer, SCHEDULES)}; {known}{link}")
@@ -121,6 +130,24 @@ class Pipelined(Steps):
     kind: ClassVar[str] = "pipelined"
     may_change: ClassVar[tuple[str, ...]] = (*Steps.may_change, "record")
     example: ClassVar[str] = "DSP((1, 1, 0), (4, 2, 0))"
+    noun: ClassVar[str] = "a schedule of pipelined training"
+    outermost: ClassVar[Mapping[str, type]] = SCHEDULES
+    asks: ClassVar[tuple[str, str]] = "schedules", 'Schedules, e.g. "BPK()" "DSP((1,1,0),(4,2,0))" "1F1B(4)".'
+    out: ClassVar[str] = "runs/pipeline"
+    lists: ClassVar[Mapping[str, Numbers]] = {
+        "cut": Numbers(
+            "places in the chain",
+            "4,9",
+            int,
+            "The places in the chain of modules where parts begin, e.g. 4,9 (default: by measured seconds).",
+        ),
+        "rates": Numbers(
+            "a factor for each part", "0.5,0.7,1", float, "A factor of the rate for each part, e.g. 0.5,0.7,1."
+        ),
+        "forward": Numbers(*EACH, "Seconds of a batch at each part, forward, e.g. 0.02,0.03,0.02 (else measured)."),
+        "backward": Numbers(*EACH, "Seconds of a batch at each part, back (else measured)."),
+        **Steps.lists,
+    }
 
     batch: int = asked(64, "Examples of a batch.")
     momentum: float = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
@@ -184,7 +211,7 @@ class Pipelined(Steps):
 
         Of several ranks rank 0's seconds count.
         """
-        x, y = next(self.draw_cohort(problem, self.seeds[0]))[:2]
+        x, y = next(self.draw_batches(problem, self.seeds[0]))[:2]
         with self.narrow():
             stages = self.stages(problem, self.seeds[0], x)
         study = replace(self, cut=places(stages))
@@ -240,7 +267,7 @@ class Pipelined(Steps):
         kind = torch.device(self.device).type
         return nullcontext() if self.autocast is None else torch.autocast(kind, getattr(torch, self.autocast))
 
-    def draw_cohort(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    def draw_batches(self, problem: Problem, seed: int, begin: int = 0) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
         """Inputs, targets and the numbers of the examples of each batch, from batch ``begin`` on.
 
         What is left of an epoch after as many whole batches as there are is not used.
@@ -273,7 +300,7 @@ class Pipelined(Steps):
             states = resume["parts"]
             training.load_state_dict(states if isinstance(training, Simulation) else states[rank()])
         begin = 0 if resume is None else int(resume["step"])
-        drawn = self.draw_cohort(problem, job.seed, begin)
+        drawn = self.draw_batches(problem, job.seed, begin)
 
         def advance(count: int, last: bool) -> State:
             """Train with so many batches; the losses, and the bytes of each part here, forward and back."""
@@ -330,7 +357,7 @@ class Pipelined(Steps):
             return {}
         stages = [training.stages[part] for part in range(self.parts)]
         batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
-        drawn = {batch: next(self.draw_cohort(problem, seed, batch))[:2] for batch in set(batches.values())}
+        drawn = {batch: next(self.draw_batches(problem, seed, batch))[:2] for batch in set(batches.values())}
         return {part: (batch, backpropagate(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
 
     def title(self, about: Record) -> str:
@@ -357,6 +384,110 @@ class Pipelined(Steps):
             "clock": records[-1]["clock"],
             "seconds": sum(line["seconds"] for line in records),
         }
+
+    # -- what table, curves and report show ------------------------------------
+
+    axes: ClassVar[Mapping[str, Axis]] = {
+        "bytes_total": Axis(BOTH, "MB sent between parts, both directions"),
+        "seconds": Axis(clock, "seconds by the law"),
+        "wall_seconds": Axis(WALL, "wall-clock seconds of this training"),
+    }
+    ways: ClassVar[Mapping[str, str]] = {"up_bytes": "activations, ahead", "down_bytes": "error gradients, back"}
+    ways_said: ClassVar[str] = "All bytes between parts, in the mean over seeds."
+    last: ClassVar[int] = LAST
+    least: ClassVar[tuple[str, ...]] = (
+        *("s here", "best", "test loss", "total / BPK", "s by the law", "MB back", "MB ahead"),
+        *(f"MB {part}-{part + 1}" for part in reversed(range(BOUNDARIES))),
+    )
+    notes: ClassVar[Mapping[str, str]] = {
+        "loss": f"Accuracy and losses are means of the last {LAST} evaluations.",
+        "staleness": "Staleness: batches between a batch's forward pass and the step that it leads to, part by part.",
+        "MB ahead": "MB (10^6 bytes) ahead are activations, MB back error gradients, of what was really serialised, "
+        "headers included.",
+        "MB 0-1": "'0-1' is the boundary between parts 0 and 1, ahead + back.",
+        "s by the law": "Seconds by the law are those of the parts' measured times and of the links' rate and latency. "
+        "DNI's auxiliary networks take more (≥).",
+        "x BPK": "'x BPK': how many times as fast as plain model parallelism.",
+    }
+
+    @staticmethod
+    def plain(expression: str) -> bool:
+        return expression == complete(BPK())
+
+    @staticmethod
+    def row(arm: Arm) -> Row:
+        about = arm.runs[0].about
+        by = {f"bytes_{way}": _by_boundary(arm, f"{way}_bytes") for way in ("forward", "backward")}
+        clocks = [run.rounds[-1]["clock"] if run.rounds else 0.0 for run in arm.runs]
+        return {
+            "train_loss": average(mean_of_last(run, "train_loss", LAST) for run in arm.runs),
+            "test_loss": average(mean_of_last(run, "test_loss", LAST) for run in arm.runs),
+            **by,
+            "staleness": about["staleness"],
+            "clock": statistics.fmean(clocks),
+            "seconds_per_batch": statistics.fmean(
+                c / max(1, run.length) for c, run in zip(clocks, arm.runs, strict=True)
+            ),
+        }
+
+    @staticmethod
+    def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+        boundaries = max(len(row["bytes_forward"]) for row in rows)
+
+        def between(part: int) -> Column:
+            def cell(row: Row) -> str:
+                ways = [row[f"bytes_{way}"] for way in ("forward", "backward")]
+                return " + ".join(megabytes_text(way[part]) for way in ways) if part < len(ways[0]) else "-"
+
+            return f"MB {part}-{part + 1}", cell
+
+        return (
+            ("loss", lambda row: loss_text(row["train_loss"])),
+            ("test loss", lambda row: loss_text(row["test_loss"])),
+            ("staleness", lambda row: ", ".join(map(str, row["staleness"]))),
+            *(between(part) for part in range(boundaries) if boundaries <= BOUNDARIES),
+            ("MB ahead", lambda row: megabytes_text(row["bytes_up"])),
+            ("MB back", lambda row: megabytes_text(row["bytes_down"])),
+            ("total / BPK", lambda row: percent_text(row["share_total"])),
+            ("s a batch", lambda row: _bound("≥", row) + f"{row['seconds_per_batch']:.4g}"),
+            ("s by the law", lambda row: _bound("≥", row) + seconds_text(row["clock"])),
+            ("x BPK", lambda row: _bound("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
+            ("s here", lambda row: seconds_text(row["seconds"])),
+        )
+
+    @staticmethod
+    def words(about: Record, study: Record) -> list[tuple[str, str | None]]:
+        own = [f"{f + b:.3g}" for f, b in zip(about["forward"], about["backward"], strict=True)]
+        decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
+        rates = join_words([f"{factor:g}" for factor in about["rates"]]) if about.get("rates") else None
+        more = f", weight decay {about['weight_decay']:g}" if about.get("weight_decay") else ""
+        begin = join_words([str(place) for place in about["cut"]]) if about["cut"] else None
+        return [
+            ("Parts", f"{about['parts']}" + (f"; from the second on they begin at module {begin}" if begin else "")),
+            ("Steps", f"{about['steps']:,}, of {about['batch']} examples"),
+            ("Optimiser", f"{about['optimizer']}, learning rate {about['lr']:g}, momentum {about['momentum']:g}{more}"),
+            ("Rates", f"{rates} times that, by part" if rates else None),
+            ("Clipping", f"gradients of a part to a norm of {about['clip']:g}" if about.get("clip") else None),
+            ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
+            ("Links", f"{about['mbit']:g} Mbit/s each way, {about['latency']:g} s one way"),
+            ("Seconds", f"a batch takes parts {join_words(own)} s forward and back"),
+        ]
+
+    @staticmethod
+    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+        about = runs[0].about
+        return [f"{about['parts']} parts", f"batches of {about['batch']}", f"{about['steps']} steps"]
+
+
+def _by_boundary(arm: Arm, name: str) -> list[float]:
+    """The mean over seeds of a sum over lines, of each boundary between parts."""
+    sums = [[sum(each) for each in zip(*(r[name] for r in run.rounds), strict=True)] for run in arm.runs]
+    return [statistics.fmean(each) for each in zip(*sums, strict=True)]
+
+
+def _bound(sign: str, row: Row) -> str:
+    """Before seconds that leave out what a schedule computes besides its parts."""
+    return f"{sign} " if row["expression"].startswith("DNI(") else ""
 
 
 def _against(stage: Stage, plain: Mapping[int, tuple[int, Tensor]]) -> list[float | None]:

@@ -44,14 +44,22 @@ from ..expression import parse
 from ..local import LocalAdam, LocalAdamW, LocalSGD, Trainer
 
 Record = dict[str, Any]
-UNITS = {"federated": "round", "data-parallel": "step", "pipelined": "step"}
-"""What a line of ``rounds.jsonl`` is numbered by, by the kind of the run: its key."""
 EVERY_LINE = {
     "federated": ("round", "up_bytes", "down_bytes", "slowest_bytes", "up_floats", "seconds", "clock"),
     "data-parallel": ("step", "up_bytes", "down_bytes", "reduced_bytes", "gathered_bytes", "seconds"),
     "pipelined": ("step", "up_bytes", "down_bytes", "forward_bytes", "backward_bytes", "seconds", "clock"),
 }
-"""What every line of ``rounds.jsonl`` has, by the kind of the run."""
+"""What every line of ``rounds.jsonl`` has, by the kind of the run. The first is its unit: what it is numbered by."""
+
+
+def unit_of(kind: str) -> str:
+    """What a line of a run of some kind is numbered by, "round" or "step": its key."""
+    return EVERY_LINE[kind][0]
+
+
+def number_of(line: Record) -> tuple[str, int]:
+    """The unit of a line, of whatever kind its run is, and how many it was made after: ("round", 3)."""
+    return next((unit, int(line[unit])) for unit in map(unit_of, EVERY_LINE) if unit in line)
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,13 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """A key of ``UNITS``."""
+        """A key of ``EVERY_LINE``."""
         return str(self.about.get("kind", "federated"))
 
     @property
     def unit(self) -> str:
         """What a line is numbered by: "round" or "step"."""
-        return UNITS[self.kind]
+        return unit_of(self.kind)
 
     @property
     def length(self) -> int:
@@ -108,7 +116,7 @@ class Arm:
 
     @property
     def kind(self) -> str:
-        """That of all its runs: a key of ``UNITS``."""
+        """That of all its runs: a key of ``EVERY_LINE``."""
         return self.runs[0].kind
 
     @property
@@ -130,7 +138,7 @@ def arms(folders: list[Path]) -> list[Arm]:
     for run in runs:
         by.setdefault(run.expression, []).append(run)
     names = {expression: _name(found) for expression, found in by.items()}
-    short = labels(names) if runs[0].kind == "federated" else names
+    short = labels(names)
     return [
         Arm(f"{short[expression]} ({said})" if said else short[expression], expression, some)
         for expression, found in by.items()
@@ -233,8 +241,8 @@ def _runs(folder: Path) -> list[Run]:
         about, ended = read(path.parent / "run.json"), path.parent / "summary.json"
         if missing := [name for name in ("method", "seed") if name not in about]:
             raise RunError(f"{path.parent / 'run.json'} is no run's: {missing[0]} is missing")
-        if about.get("kind", "federated") not in UNITS:
-            raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(UNITS)}")
+        if about.get("kind", "federated") not in EVERY_LINE:
+            raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(EVERY_LINE)}")
         summary = read(ended) if ended.exists() else None  # before the lines: a run that ends meanwhile has them all
         run = Run(path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary)
         made = int((summary or {}).get(f"{run.unit}s", 0))
@@ -288,6 +296,8 @@ def labels(names: dict[str, str]) -> dict[str, str]:
         found = {text: parse(text) for text in names}
     except ValueError:  # one is a method of the user's own, whose module may not be here
         return _without_training(names)
+    if not all(isinstance(x, Algorithm | Auto) for x in found.values()):
+        return names  # a link's name may be that of a data-parallel method too
     kinds = {complete(trainer) for x in found.values() for trainer in trainers(x)}
     short = {text: repr(_plain(x) if len(kinds) == 1 else x) for text, x in found.items()}
     if len(set(short.values())) < len(short):
@@ -324,7 +334,7 @@ def _without_training(names: dict[str, str]) -> dict[str, str]:
                 call.args.pop()
             call.keywords = [k for k in call.keywords if not _trains(k.value)]
         short[text] = ast.unparse(tree)
-    return short if len(kinds) < 2 and len(set(short.values())) == len(short) else names
+    return short if len(kinds) == 1 and len(set(short.values())) == len(short) else names
 
 
 def _trains(node: ast.expr) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from ..config import complete, differing
+from ..config import complete
 from ..data import IID
-from ..errors import RunError, require
+from ..errors import require
 from ..problem import Problem, custom, standard
 from ..run.folder import CHECKPOINT, Folder
 from ..run.identity import data_digest
@@ -25,7 +25,7 @@ from ..task import as_task, as_tasks
 from ..train.one import floats, make_module, unusable, usable
 from ..wire import Packet, State
 from .read import Record
-from .study import Job, Study, asked
+from .study import Job, Numbers, Study, asked
 
 
 class Told(NamedTuple):
@@ -49,6 +49,11 @@ class Steps(Study):
     """
 
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "checkpoint_every")
+    lists: ClassVar[Mapping[str, Numbers]] = {
+        "decay": Numbers(
+            "shares of the steps", "0.5,0.75", float, "A tenth of the rate after these shares, e.g. 0.5,0.75."
+        )
+    }
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
     batch: int = asked(8, "Examples a worker takes in a step.")
@@ -94,7 +99,9 @@ class Steps(Study):
     def train(self, job: Job, folder: Path) -> None:
         files = Folder(folder, writes=rank() == 0)
         about = self.about(job.method, job.seed, job.problem)
-        state = _opened(files, about)
+        files.agree(about)
+        files.describe(about)
+        state = files.load()
         lines, saved = ([], 0) if state is None else (state["records"], state["step"])
         files.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
@@ -138,13 +145,3 @@ class Steps(Study):
             "test": data_digest([problem.test]),
         }
         return dict(json.loads(json.dumps(found)))
-
-
-def _opened(files: Folder, about: Record) -> Packet:
-    """The state that a run goes on from; None where it begins. Raises :class:`RunError` for the folder of another."""
-    found = files.about()
-    for name, value in about.items():
-        if found is not None and found.get(name) != value:
-            raise RunError(f"{files.path} is another run: its {differing(name, found.get(name), value)}")
-    files.describe(about)
-    return files.load()

@@ -4,11 +4,10 @@ A study is a folder. ``study.json`` says all there is to know of it. Each method
 ``01-FedAvg/seed-0``, with the files that :mod:`thinwire.studies.read` describes and a checkpoint. Table and plots are
 made from what is on disk.
 
-Each kind of study is a subclass of :class:`Study` in a file of its own: federated, data-parallel. Another kind, such
-as pipelined training, names its ``kind`` and fills five hooks: ``method`` (a method from its expression), ``problem``
-(model and data of a seed), ``rehearse`` (build a run without training it), ``train`` (one run, from its last checkpoint
-on) and ``title``. It is then added to ``KINDS`` of :mod:`thinwire.studies`. How its lines are numbered, and what its
-table has, is said in :mod:`thinwire.report`.
+Each kind of study is a subclass of :class:`Study` in a file of its own, which has all that is particular to it: the
+fields that are its options, five hooks that train (``method``, ``problem``, ``rehearse``, ``train``, ``title``), and
+what table, curves and report show of its runs. Another kind, such as local SGD of language models, is such a file, a
+row in ``KINDS`` of :mod:`thinwire.studies`, and a row in ``EVERY_LINE`` of :mod:`thinwire.studies.read`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from .. import data as sets
 from .. import models
@@ -32,7 +31,9 @@ from ..expression import configurations, parse, settings, vocabulary
 from ..problem import Problem, import_module
 from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
-from .read import UNITS, Record, read
+from .axes import BOTH, UP, WALL, Axis
+from .cells import Column, Row, megabytes_text, seconds_text
+from .read import Arm, Record, Run, read, unit_of
 
 FORMAT = 3  # of study.json
 
@@ -40,6 +41,15 @@ FORMAT = 3  # of study.json
 def asked(default: Any, help: str, **more: Any) -> Any:
     """A field that is an option of the command line: its default, and the option's help text."""
     return field(default=default, metadata={"help": help}, **more)
+
+
+class Numbers(NamedTuple):
+    """A field that is typed as numbers with commas between them: what they are, an example, and its help text."""
+
+    what: str
+    example: str
+    kind: type
+    help: str
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,10 @@ class Study(ABC):
 
     example: ClassVar[str]
     """A method of this kind, for errors."""
+    noun: ClassVar[str]
+    """What a method of this kind is, for errors of other kinds: "a data-parallel method"."""
+    outermost: ClassVar[Mapping[str, type]] = {}
+    """What its expressions begin with, besides what every expression may have."""
 
     @staticmethod
     @abstractmethod
@@ -130,6 +144,88 @@ class Study(ABC):
     @abstractmethod
     def title(self, about: Record) -> str:
         """What is above the table; ``about`` is a ``run.json``."""
+
+    # -- what a kind may say of its command --------------------------------------
+
+    asks: ClassVar[tuple[str, str]] = "methods", "Methods."
+    """What expressions are called, and their help text."""
+    out: ClassVar[str] = "runs/latest"
+    """The folder that is taken where none is named."""
+    open: ClassVar[Mapping[str, tuple[type, str]]] = {}
+    """What expressions may leave open: by the name of an option its type and its help text."""
+    lists: ClassVar[Mapping[str, Numbers]] = {}
+    """The fields that are typed with commas."""
+    settings: ClassVar[tuple[type, ...]] = ()
+    """Configurations besides the study's own, whose fields are options too."""
+    resumes: ClassVar[bool] = False
+    """Whether the command has ``--resume``, as ``thinwire resume`` does it too."""
+
+    @classmethod
+    def from_options(cls, methods: Sequence[str], options: Mapping[str, Any]) -> Study:
+        """The study that a command line describes: ``options`` by their names, None where one was not typed.
+
+        ``seed`` is that of a study without ``seeds``.
+        """
+        values = {f.name: options[f.name] for f in fields(cls) if options.get(f.name) is not None}
+        values.setdefault("seeds", (options.get("seed", 0),))
+        left = {name: options.get(name) for name in cls.open}
+        return cls(cls.resolved(methods, values.get("use", ()), left), **values)
+
+    # -- what a kind may say of its runs: table, curves and report ---------------
+
+    last: ClassVar[int] = 1
+    """Evaluations at the end of a run, whose mean a method is judged by."""
+    least: ClassVar[tuple[str, ...]] = ("s here", "best")
+    """The columns that a narrow terminal leaves out, these first."""
+    notes: ClassVar[Mapping[str, str]] = {}
+    """What the name of a column leaves unsaid."""
+    axes: ClassVar[Mapping[str, Axis]] = {
+        "bytes_up": Axis(UP, "MB sent"),
+        "bytes_total": Axis(BOTH, "MB sent, both directions"),
+        "wall_seconds": Axis(WALL, "wall-clock seconds"),
+    }
+    """What curves are drawn against besides rounds or steps. A name that ends with "seconds" is no count of bytes."""
+    ways: ClassVar[Mapping[str, str]] = {"up_bytes": "up", "down_bytes": "down"}
+    """What all bytes of a run are made of: keys of its lines, and what they are called."""
+    ways_said: ClassVar[str] = "All bytes of a run, in the mean over seeds."
+    absent: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """By section of the report that runs may lack: in whose expressions it could be, and what is said in its place."""
+
+    @classmethod
+    def knows(cls, name: str, names: Mapping[str, type]) -> bool:
+        """Whether an expression that begins with ``name`` is of this kind; ``names`` are those of all expressions."""
+        return name in cls.outermost and name not in names
+
+    @staticmethod
+    def plain(expression: str) -> bool:
+        """Whether a method sends everything: what shares of bytes refer to."""
+        return False
+
+    @staticmethod
+    def row(arm: Arm) -> Row:
+        """What a row of the table has of this kind alone."""
+        return {}
+
+    @staticmethod
+    def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+        """The columns after the best accuracy."""
+        return (
+            ("MB up", lambda row: megabytes_text(row["bytes_up"])),
+            ("MB down", lambda row: megabytes_text(row["bytes_down"])),
+            ("s here", lambda row: seconds_text(row["seconds"])),
+        )
+
+    @staticmethod
+    def words(about: Record, study: Record) -> list[tuple[str, str | None]]:
+        """The setting in words, from a ``run.json`` and its study: names, and what is said of each, or None."""
+        return []
+
+    @staticmethod
+    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+        """How large the runs are, in words, for the title of their page."""
+        return [f"{max(run.length for run in runs)} {runs[0].unit}s"]
+
+    # -- going on -------------------------------------------------------------
 
     def but(self, **changed: Any) -> Study:
         """The same study, to go on with other values of some fields; None leaves one as it is.
@@ -168,19 +264,27 @@ class Study(ABC):
     @property
     def length(self) -> int:
         """The rounds or steps of a run."""
-        return int(getattr(self, f"{UNITS[self.kind]}s"))
+        return int(getattr(self, f"{unit_of(self.kind)}s"))
 
     def done(self, folder: Path) -> bool:
         """Whether the run in a folder has all its rounds or steps."""
         path = folder / "summary.json"
-        return path.exists() and int(read(path).get(f"{UNITS[self.kind]}s", 0)) >= self.length
+        return path.exists() and int(read(path).get(f"{unit_of(self.kind)}s", 0)) >= self.length
 
-    def check(self) -> Problem:
-        """Build every run without training it; returns the problem of the first seed.
+    def settled(self, problem: Problem) -> Study:
+        """The same study with what is measured when it begins, if anything is."""
+        return self
+
+    def hints(self) -> Iterator[str]:
+        """What is worth knowing before it trains, a sentence each."""
+        return iter(())
+
+    def check(self, problem: Problem | None = None) -> Problem:
+        """Build every run without training it; returns the problem of the first seed, which may be there already.
 
         What is wrong comes to light here, before a folder is taken.
         """
-        problem = self.problem(self.seeds[0])
+        problem = problem or self.problem(self.seeds[0])
         for method in self.parsed():
             self.rehearse(method, problem)
         return problem
@@ -305,6 +409,14 @@ def slug(method: Config) -> str:
 
 
 # -- what is typed --------------------------------------------------------------
+
+
+def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | None:
+    """Of an expression that begins with ``name`` and is of another kind than this: which, and its command."""
+    from . import KINDS
+
+    other = next((one for one, cls in KINDS.items() if one != kind and cls.knows(name, names)), None)
+    return None if other is None else f"{name} is {KINDS[other].noun}, for `thinwire {KINDS.places[other].command}`"
 
 
 def known(use: Sequence[str]) -> dict[str, type]:
