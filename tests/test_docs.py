@@ -1305,7 +1305,7 @@ def test_the_commands_of_a_tutorial_parse(page):
 
 def test_the_program_of_the_first_tutorial_says_that_the_thin_method_sends_less(capsys):
     (code,) = blocks("docs/tutorials/first-comparison.md")
-    exec(compile(code.replace("rounds=30", "rounds=6"), "first-comparison", "exec", dont_inherit=True), {})
+    exec(compile(code.replace('"rounds": 30', '"rounds": 6'), "first-comparison", "exec", dont_inherit=True), {})
     plain, thin = ([float(x) for x in line.split()] for line in capsys.readouterr().out.splitlines())
     assert thin[1] < plain[1]
     assert thin[2] == plain[2]

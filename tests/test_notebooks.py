@@ -69,6 +69,7 @@ def test_every_badge_opens_a_notebook_of_the_one_repository_that_the_site_names(
             assert there.startswith(prefix), page.name
             assert (ROOT / there.removeprefix(prefix)).is_file(), page.name
             opened.append(page.name)
+        assert "thinwire[data]" not in page.read_text()  # the command line and curves are extras of their own
         for there in re.findall(r"git\+https://github\.com/([\w/-]+)", page.read_text()):
             assert there == named[1], page.name
     assert {"README.md", "first-method.md", *(path.name for path in NOTEBOOKS)} <= set(opened)
