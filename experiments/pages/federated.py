@@ -141,3 +141,19 @@ def lbgm_accounting() -> list[str]:
         count = number(statistics.mean(line["floats_up"] for line in lines) / 1e6)
         rows.append([row, accuracy, count, *sent(*lines)])
     return markdown(["row", "accuracy", "million floats up", "MB up", "MB down"], rows)
+
+
+@table
+def luar_momentum() -> list[str]:
+    """LUAR over servers with momentum: what recycled layers cost that go past it, and through it."""
+    results = read("experiments/luar/results/momentum.jsonl", "python experiments/luar/momentum.py")
+    rows = []
+    for server in ("FedACG", "FedAvgM"):
+        for way, name in {"alone": "alone", "past": "LUAR, past=True", "through": "LUAR, past=False"}.items():
+            (line,) = results.all(server=server, way=way)
+            cells = [
+                f"{100 * line['accuracy_mean_of_last_5']:.1f} %",
+                *(f"{line[f'bytes_{w}'] / 1e6:,.0f}" for w in ("up", "down")),
+            ]
+            rows.append([server, name, *cells])
+    return markdown(["server", "method", "accuracy", "MB up", "MB down"], rows)
