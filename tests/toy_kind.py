@@ -24,8 +24,9 @@ from thinwire.problem import Problem, standard
 from thinwire.run.folder import Folder
 from thinwire.studies.axes import UP, Axis
 from thinwire.studies.cells import Column, Row, mean, percent_text
+from thinwire.studies.expressions import known, of_another_kind
 from thinwire.studies.read import Arm, Record, Run
-from thinwire.studies.study import Job, Numbers, Study, asked, known, of_another_kind
+from thinwire.studies.study import Job, Numbers, Study, asked
 
 LINE = ("epoch", "up_bytes", "down_bytes", "seconds", "kept")
 

@@ -22,7 +22,7 @@ from ..pipeline.schedule import Schedule as Parts
 from ..pipeline.stored import AQSGD
 from ..schedules import Schedule
 from . import KINDS as STUDIES
-from .study import own
+from .expressions import own
 
 
 class Entry(NamedTuple):

@@ -25,9 +25,10 @@ from ..version import code_version
 from ..wire import Packet, State
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, average, last_value, mean, megabytes_text, percent_text, seconds_text
+from .expressions import of_another_kind, own
 from .read import Arm, Run
 from .steps import Steps, Told
-from .study import Job, asked, of_another_kind, own
+from .study import Job, asked
 
 
 def method(text: str, use: Sequence[str] = ()) -> Method:

@@ -43,8 +43,9 @@ from .cells import (
     share_text,
     short_expression,
 )
+from .expressions import known, of_another_kind, option, typed
 from .read import Arm, Record, Run, chosen, read_lines
-from .study import Job, Study, asked, known, of_another_kind, option, typed
+from .study import Job, Study, asked
 
 OF_CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 FEW = 10  # clients, each of which has a column

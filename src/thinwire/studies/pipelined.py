@@ -54,9 +54,10 @@ from .cells import (
     percent_text,
     seconds_text,
 )
+from .expressions import of_another_kind, own
 from .read import Arm, Record, Run
 from .steps import Steps, Told
-from .study import Job, Numbers, asked, described, of_another_kind, own
+from .study import Job, Numbers, asked, described
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given

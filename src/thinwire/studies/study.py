@@ -17,8 +17,8 @@ import json
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -26,13 +26,14 @@ from .. import data as sets
 from .. import models
 from ..config import NO_FIT, Config, complete, differing, fit_value, hint
 from ..data import Augment
-from ..errors import ExpressionError, NonFinite, RunError, WireError, nearest, require
-from ..expression import configurations, parse, settings, vocabulary
-from ..problem import Problem, import_module
+from ..errors import NonFinite, RunError, WireError, nearest, require
+from ..expression import settings, vocabulary
+from ..problem import Problem
 from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, megabytes_text, seconds_text
+from .expressions import option, typed
 from .read import Arm, Record, Run, read, unit_of
 
 FORMAT = 3  # of study.json
@@ -406,66 +407,3 @@ def _earlier(out: Path) -> bool:
 def slug(method: Config) -> str:
     """A method's name as part of a folder's: letters, digits and dashes."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", re.sub(r"LocalSGD\([^()]*\)", "", repr(method))).strip("-")[:60]
-
-
-# -- what is typed --------------------------------------------------------------
-
-
-def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | None:
-    """Of an expression that begins with ``name`` and is of another kind than this: which, and its command."""
-    from . import KINDS
-
-    other = next((one for one, cls in KINDS.items() if one != kind and cls.knows(name, names)), None)
-    return None if other is None else f"{name} is {KINDS[other].noun}, for `thinwire {KINDS.places[other].command}`"
-
-
-def known(use: Sequence[str]) -> dict[str, type]:
-    """What a method may be written with: thinwire's names, and those of a user's modules."""
-    return vocabulary() | own(use)
-
-
-def own(use: Sequence[str]) -> dict[str, type]:
-    """What a user's modules have that can be written in an expression.
-
-    Raises ``ValueError`` for a class that is written there and cannot be, and for one with a name of thinwire's own.
-    """
-    names: dict[str, type] = {}
-    for module in use:
-        there = vars(import_module(module, f"--use {module}"))
-        written = {name: x for name, x in there.items() if isinstance(x, type) and x.__module__ == module}
-        for name, cls in written.items():
-            if why := _unusable(name, cls, written.values()):
-                raise ValueError(f"--use {module}: {why}")
-        found = configurations(there)
-        require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")
-        names |= found
-    return names
-
-
-def _unusable(name: str, cls: Any, beside: Iterable[type]) -> str:
-    """Why a class of a user's module cannot be written in an expression, and what to change; nothing if it can."""
-    if not issubclass(cls, Config) or name.startswith("_") or any(cls in other.__mro__[1:] for other in beside):
-        return ""  # the base of another
-    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-        return f"{name} has no {' and no '.join(missing)}: write it, or begin the name of a base with _"
-    if not is_dataclass(cls):
-        return f"{name} is no dataclass: put @dataclass(frozen=True) above it"
-    if vocabulary().get(name, cls) is not cls:
-        return f"thinwire has a {name} already: give the class another name"
-    return ""
-
-
-def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
-    """What an expression makes. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
-    try:
-        return parse(text, defaults, names)
-    except ValueError as error:
-        raise ExpressionError(str(error)) from None
-
-
-def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:
-    """What an option's expression makes. Raises :class:`ExpressionError` where that is of another kind."""
-    found = typed(text, names)
-    if not isinstance(found, kind):
-        raise ExpressionError(f"{name} {text}: it is written like {example}")
-    return found

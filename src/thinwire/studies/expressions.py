@@ -1,0 +1,72 @@
+"""What is typed: expressions of methods and options, with a user's own modules, and which kind of study they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+from ..config import Config
+from ..errors import ExpressionError, require
+from ..expression import configurations, parse, vocabulary
+from ..problem import import_module
+
+
+def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | None:
+    """Of an expression that begins with ``name`` and is of another kind than this: which, and its command."""
+    from . import KINDS
+
+    other = next((one for one, cls in KINDS.items() if one != kind and cls.knows(name, names)), None)
+    return None if other is None else f"{name} is {KINDS[other].noun}, for `thinwire {KINDS.places[other].command}`"
+
+
+def known(use: Sequence[str]) -> dict[str, type]:
+    """What a method may be written with: thinwire's names, and those of a user's modules."""
+    return vocabulary() | own(use)
+
+
+def own(use: Sequence[str]) -> dict[str, type]:
+    """What a user's modules have that can be written in an expression.
+
+    Raises ``ValueError`` for a class that is written there and cannot be, and for one with a name of thinwire's own.
+    """
+    names: dict[str, type] = {}
+    for module in use:
+        there = vars(import_module(module, f"--use {module}"))
+        written = {name: x for name, x in there.items() if isinstance(x, type) and x.__module__ == module}
+        for name, cls in written.items():
+            if why := _unusable(name, cls, written.values()):
+                raise ValueError(f"--use {module}: {why}")
+        found = configurations(there)
+        require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")
+        names |= found
+    return names
+
+
+def _unusable(name: str, cls: Any, beside: Iterable[type]) -> str:
+    """Why a class of a user's module cannot be written in an expression, and what to change; nothing if it can."""
+    if not issubclass(cls, Config) or name.startswith("_") or any(cls in other.__mro__[1:] for other in beside):
+        return ""  # the base of another
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        return f"{name} has no {' and no '.join(missing)}: write it, or begin the name of a base with _"
+    if not is_dataclass(cls):
+        return f"{name} is no dataclass: put @dataclass(frozen=True) above it"
+    if vocabulary().get(name, cls) is not cls:
+        return f"thinwire has a {name} already: give the class another name"
+    return ""
+
+
+def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
+    """What an expression makes. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
+    try:
+        return parse(text, defaults, names)
+    except ValueError as error:
+        raise ExpressionError(str(error)) from None
+
+
+def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:
+    """What an option's expression makes. Raises :class:`ExpressionError` where that is of another kind."""
+    found = typed(text, names)
+    if not isinstance(found, kind):
+        raise ExpressionError(f"{name} {text}: it is written like {example}")
+    return found
