@@ -41,6 +41,7 @@ PAGES = [
     "docs/measured/personal.md",
     "docs/measured/pipeline.md",
     "docs/methods/auto.md",
+    "docs/methods/luar.md",
     "docs/methods/transform-coding.md",
 ]
 MARK = re.compile(r"<!-- table: (\S+) -->\n((?:\|.*\n)*)")
