@@ -1272,7 +1272,6 @@ def test_contributing_says_its_part_in_600_words_and_the_changelog_of_the_first_
 
 
 def test_the_look_of_the_guide_reads_says_draws_and_refuses(tmp_path):
-    pytest.importorskip("thinwire.look.base", reason="looks are no classes yet")
     from thinwire.studies.read import Run
 
     (code,) = blocks("docs/add-a-look.md")
