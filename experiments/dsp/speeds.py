@@ -49,7 +49,7 @@ def main() -> None:
     for parts in (3, 4):
         study = one[parts]
         stages = study.stages(problem, 0)
-        x, y, _ = next(study.draw_cohort(problem, 0))
+        x, y, _ = next(study.draw_batches(problem, 0))
         sizes = {}
         for text in rows(parts):
             links = ", activations=Int8(), gradients=Int8()" if text.endswith("Int8") else ""
