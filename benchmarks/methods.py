@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.algorithms.softpull import pull
 
 GOAL = 1.15
 CLIENTS, EACH, EPOCHS, BATCH = 8, 96, 2, 32
@@ -162,16 +163,16 @@ def added(fedavg: float, generator: tw.Simulation, times: int = 30) -> dict[str,
     # Clients' own models: the server's pull, and what goes to one client alone.
     own = [zero.map(torch.randn_like) for _ in range(CLIENTS)]
 
-    def pull() -> None:
+    def pull_all() -> None:
         pull(own, 0.7)
         for x in own:
             tw.loads(tw.dumps(x))
 
-    pulling = statistics.median(seconds(pull) for _ in range(times))
+    pulling = statistics.median(seconds(pull_all) for _ in range(times))
     selector = METHODS["FedSM"].beside(METHODS["FedSM"].assemble(model(), CLIENTS))["selector"]
     chooser = tw.Params.trainable(selector)
 
-    def told() -> None:  # the selector down and up, and a client's own model up; pull() has it down
+    def told() -> None:  # the selector down and up, and a client's own model up; pull_all() has it down
         for x in own:
             for part in (chooser, chooser, x):
                 tw.loads(tw.dumps(part))

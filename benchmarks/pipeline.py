@@ -110,7 +110,7 @@ class Arm:
         from thinwire import Int8
         from thinwire.pipeline import BPK, DSP, FR, GPipe, OneFOneB, pipeline, split
         from thinwire.pipeline.split import replays
-        from thinwire.pipeline.stage import mean_loss
+        from thinwire.task import cross_entropy
 
         net, x, y = model(o.model, o.tiny)
         torchs, _, kind = name.partition(" ")
@@ -124,7 +124,7 @@ class Arm:
         if torchs == "torch":
             like = "plain" if kind in SINGLE else "chunks"
             stages = split(net, LIKE[like][0], at=profile["cuts"][like])
-            self.train = Torchs(kind, stages, MICRO, sgd, mean_loss)
+            self.train = Torchs(kind, stages, MICRO, sgd, lambda out, y: cross_entropy(out, y).mean())
             return
         small = {"activations": Int8(), "gradients": Int8()} if "Int8" in name else {}
         spare = 4 if "spare" in name else 0
