@@ -1,6 +1,6 @@
 # make demo   compare seven methods on 20 clients, two seeds each; curves, bytes and a report in runs/demo
 # make test   lint, types and tests
-# make test-fast   ruff, and each test once with its first parameters: under two minutes
+# make test-fast   ruff, and each test once with its first parameters
 # make help   these lines
 # make deployments   the tests that start Flower's own processes, torchrun, a compiler, a browser and benchmarks
 # make soak   the long tests
@@ -77,7 +77,7 @@ demo: .venv/.installed-cli,plots,data
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# For the loop of a day. What takes minutes is in `make test`.
+# For the loop of a day, about half of what `make test` takes.
 test-fast: .venv/.installed-dev
 	$(BIN)/ruff check --quiet
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TOGETHER) --first -m "not slow and not soak and not deployment" $(ARGS)
