@@ -77,7 +77,7 @@ demo: .venv/.installed-cli,plots,data
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(TOGETHER) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# For the loop of a day, about half of what `make test` takes.
+# For the loop of a day: fewer tests than `make test`, and not yet as fast as that loop wants.
 test-fast: .venv/.installed-dev
 	$(BIN)/ruff check --quiet
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TOGETHER) --first -m "not slow and not soak and not deployment" $(ARGS)
