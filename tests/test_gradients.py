@@ -16,7 +16,7 @@ from thinwire.look import gradients
 from thinwire.look import recycling as tests_of_lbgm
 from thinwire.look.gradients import (
     Space,
-    centred,
+    centre,
     components,
     cosines,
     draw_cosines,
@@ -74,7 +74,7 @@ def test_gradients_that_are_orthogonal_are_their_own_directions() -> None:
 
 def test_centred_singular_values_are_those_of_scikit_learns_pca() -> None:
     pca = pytest.importorskip("sklearn.decomposition").PCA().fit(rows().double().numpy())
-    assert spectrum(centred(products(rows()))).numpy() == pytest.approx(pca.singular_values_, abs=1e-6)
+    assert spectrum(centre(products(rows()))).numpy() == pytest.approx(pca.singular_values_, abs=1e-6)
 
 
 def test_the_progression_counts_the_components_of_the_gradients_so_far() -> None:

@@ -225,7 +225,7 @@ def test_masks_in_colours_say_what_was_right_missed_wrong_and_not_labelled() -> 
     white, red, blue, grey, black = (255, 255, 255), (230, 40, 40), (60, 110, 255), (90, 90, 90), (0, 0, 0)
     truth = torch.tensor([[[1, 1, 0, 255]], [[0, 1, 0, 255]]], dtype=torch.uint8)  # two masks of one line
     made = torch.tensor([[[True, False, True, True]], [[False, True, True, False]]])
-    (line,) = pictures.compared(made, truth).tolist()
+    (line,) = pictures.compare(made, truth).tolist()
     assert [*map(tuple, line)] == [white, red, blue, grey, (190, 190, 190), black, white, blue, grey]
 
 

@@ -10,7 +10,7 @@ import torch
 import thinwire as tw
 from problems import Supervised
 from thinwire.look.dimension import smallest
-from thinwire.look.subspace import Subspace, flss, kept, left_out, streaming
+from thinwire.look.subspace import Subspace, flss, left_out, residual_share, streaming
 from thinwire.studies.read import arms
 
 
@@ -49,7 +49,7 @@ def test_the_basis_that_is_followed_is_the_one_that_flss_had(tmp_path: Path, dec
     (arm,) = arms([tmp_path / "run"])
     run = arm.runs[0]
     assert flss(run) == method
-    own, found = kept(run), Subspace().read(run)
+    own, found = residual_share(run), Subspace().read(run)
     assert own is not None
     assert found.kept is not None
     from thinwire.look.gradients import recorded as space

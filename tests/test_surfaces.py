@@ -10,7 +10,7 @@ import thinwire as tw
 from problems import Supervised
 from thinwire.look.embedding import embedding, features
 from thinwire.look.path import span, way
-from thinwire.look.surface import filtered, random_direction, surface
+from thinwire.look.surface import filter_normalise, random_direction, surface
 from thinwire.params import Params
 
 
@@ -18,7 +18,7 @@ def test_a_filter_of_a_direction_is_as_long_as_the_models_and_biases_stay() -> N
     # Row 0: (3, 4) of length 5 becomes length 10; row 1 of the model is zero; row 2 of the direction is.
     x = Params.of([("w", torch.tensor([[6.0, 8.0], [0.0, 0.0], [1.0, 1.0]])), ("b", torch.tensor([7.0, 7.0, 7.0]))])
     d = Params.of([("w", torch.tensor([[3.0, 4.0], [5.0, 5.0], [0.0, 0.0]])), ("b", torch.tensor([1.0, 2.0, 3.0]))])
-    found = filtered(d, x)
+    found = filter_normalise(d, x)
     assert found["w"].tolist() == [[6.0, 8.0], [0.0, 0.0], [0.0, 0.0]]
     assert found["b"].tolist() == [0.0, 0.0, 0.0]
 

@@ -24,7 +24,7 @@ from thinwire.problem import Problem, standard
 from thinwire.run.folder import Folder
 from thinwire.studies.axes import UP, Axis
 from thinwire.studies.cells import Column, Row, mean, percent_text
-from thinwire.studies.expressions import known, of_another_kind
+from thinwire.studies.expressions import of_another_kind, vocabulary_with
 from thinwire.studies.read import Arm, Record, Run
 from thinwire.studies.study import Job, Numbers, Study, asked
 
@@ -61,7 +61,7 @@ class Toy(Study):
 
     @staticmethod
     def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Share:
-        name, names = text.partition("(")[0].strip(), known(use)
+        name, names = text.partition("(")[0].strip(), vocabulary_with(use)
         if other := of_another_kind("toy", name, names):
             raise ExpressionError(other)
         made: Share = parse(text, names={**names, "Share": Share})

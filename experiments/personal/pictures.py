@@ -31,7 +31,7 @@ from pages.personal import LABELS
 
 import thinwire as tw
 from thinwire.errors import ExpressionError
-from thinwire.look.pictures import compared
+from thinwire.look.pictures import compare
 from thinwire.problem import Problem
 from thinwire.task import dice
 
@@ -65,12 +65,12 @@ def segmentations(results: dict[str, tw.Result], problem: Problem, path: Path) -
     for site, task in enumerate(tests):
         inputs, targets = task.batch(torch.tensor([0]))
         picture = task.inputs[task.indices[0]].permute(1, 2, 0).numpy()
-        truth = compared(targets == 1, targets).numpy()  # of one picture, with one mask
+        truth = compare(targets == 1, targets).numpy()  # of one picture, with one mask
         cells: list[tuple[np.ndarray, str]] = [(picture, LABELS[site]), (truth, "by hand")]
         for name, result in results.items():
             with torch.no_grad():
                 outputs = table.module_of(result, site)(inputs)
-            found = compared(outputs[0] > 0, targets).numpy()
+            found = compare(outputs[0] > 0, targets).numpy()
             cells.append((found, f"{name} {float(dice(outputs, targets)):.3f}"))
         for place, (image, said) in zip(grid[site], cells, strict=True):
             place.imshow(image)

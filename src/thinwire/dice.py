@@ -29,7 +29,7 @@ class Dice(NamedTuple):
         assert isinstance(numpy, dict)
         return Dice(torch.get_rng_state(), numpy, random.getstate())
 
-    def changed(self) -> bool:
+    def differs(self) -> bool:
         """Whether anything was drawn, or seeded, since."""
         now = Dice.now()
         if self.python != now.python or not torch.equal(self.torch, now.torch):

@@ -133,13 +133,13 @@ def simulate(
                     with seeded(key.number("dice") % (1 << 32)):
                         drawn = Dice.now()
                         worker.backward(train, indices, key)
-                        dice = dice or drawn.changed()
+                        dice = dice or drawn.differs()
             else:
                 drawn, precision = Dice.now(), Precision.now(torch.device(device).type)
                 backward = [partial(precision.call, worker.backward, train, *about) for worker, *about in work]
                 list(threads.map(lambda call: call(), backward))
                 require(
-                    type(train) is Supervised or not drawn.changed(),
+                    type(train) is Supervised or not drawn.differs(),
                     f"step {step}: the task drew from the generators of torch, numpy or Python that all share, and its "
                     f"first batches did not: draw from the generator that `batch` is given, or draw in every batch",
                 )

@@ -246,7 +246,21 @@ def play(
 ) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
     with drawing(slot, task, key):
-        return _play(algorithm, form, slot, task, view, own, key, answer)
+        round = Round(algorithm, form, task, view, own, key)
+        slot.load_buffers(round.buffers)
+        while (request := round.request) is not None:
+            before = slot.buffers() if request.aside else None
+            if request.own and request.aside:
+                slot.load_buffers(round.own_buffers)
+            trained = (
+                train(slot, task, request, round.draws()) if answer is None else answer(request, task, round.draws())
+            )
+            if request.own:
+                round.own_buffers = slot.buffers()
+            if request.aside:
+                slot.load_buffers(before)
+            round.take(trained)
+    return round
 
 
 @contextlib.contextmanager
@@ -260,37 +274,12 @@ def drawing(slot: Slot, task: Task, key: Key) -> Iterator[None]:
     with seeded(key.number("layers"), slot.random):
         before = None if slot.random or type(task) is Supervised else Dice.now()
         yield
-        if before is not None and before.changed():
+        if before is not None and before.differs():
             raise ValueError(
                 f"round {key.round}, client {key.client}: its work drew from the generators of torch, numpy or Python "
                 f"that all share, and its first two examples did not, so that two runs would differ: draw from the "
                 f"generator that `batch` is given, or draw for every example"
             )
-
-
-def _play(
-    algorithm: Algorithm,
-    form: Form,
-    slot: Slot,
-    task: Task,
-    view: View,
-    own: ClientState,
-    key: Key,
-    answer: Training | None = None,
-) -> Round:
-    round = Round(algorithm, form, task, view, own, key)
-    slot.load_buffers(round.buffers)
-    while (request := round.request) is not None:
-        before = slot.buffers() if request.aside else None
-        if request.own and request.aside:
-            slot.load_buffers(round.own_buffers)
-        trained = train(slot, task, request, round.draws()) if answer is None else answer(request, task, round.draws())
-        if request.own:
-            round.own_buffers = slot.buffers()
-        if request.aside:
-            slot.load_buffers(before)
-        round.take(trained)
-    return round
 
 
 def batches_of(asked: int, request: Local) -> int:

@@ -239,7 +239,7 @@ class Pool:
             with seeded(start):
                 before = Dice.now()
                 parts = evaluate(slot, task, start, stop)
-                self.drawing[type(task)] = before.changed()
+                self.drawing[type(task)] = before.differs()
             return parts
 
     def precision(self) -> Precision:

@@ -57,7 +57,7 @@ def spectrum(products: Float[Tensor, "t t"]) -> Float[Tensor, " t"]:
     return sigma
 
 
-def centred(products: Float[Tensor, "t t"]) -> Float[Tensor, "t t"]:
+def centre(products: Float[Tensor, "t t"]) -> Float[Tensor, "t t"]:
     """The inner products of the rows less their mean: what PCA as statistics has it decomposes."""
     return products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()
 

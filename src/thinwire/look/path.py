@@ -25,7 +25,7 @@ from ..studies.read import Run, lacks
 from .base import OWN_TASK, Look, Row, at_least, option
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
-from .gradients import Space, centred
+from .gradients import Space, centre
 from .surface import CLIENT, EXAMPLES, draw_surface, surface
 
 FIRST = 50  # principal directions that are drawn
@@ -46,7 +46,7 @@ def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
     The first model has no negative coordinate: a principal direction has no sign of its own.
     """
     require(len(rows) >= 3, f"{len(rows)} models: three at least make a plane")
-    products = centred(Space.of(rows, layout).whole())
+    products = centre(Space.of(rows, layout).whole())
     values, vectors = torch.linalg.eigh(products)
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
     places = (vectors * values.sqrt())[:, :2]

@@ -34,7 +34,7 @@ class Segmented(NamedTuple):
     dice: list[float]  # 0 to 1, a number each
 
 
-def compared(found: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8[Tensor, "h mw 3"]:
+def compare(found: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8[Tensor, "h mw 3"]:
     """Masks that a model made, and the true ones: white is right, red was missed, blue is none, grey not labelled.
 
     Several are side by side, with a gap between them.
@@ -60,8 +60,8 @@ def segmented(client: int, task: Task, example: int, modules: list[nn.Module]) -
     return Segmented(
         client,
         picture.float() / 255 if picture.dtype == torch.uint8 else picture.float(),
-        compared(truth == 1, truth),
-        [compared(out[0] > 0, truth) for out in outputs],
+        compare(truth == 1, truth),
+        [compare(out[0] > 0, truth) for out in outputs],
         [float(dice(out, targets)) for out in outputs],
     )
 

@@ -115,7 +115,7 @@ class Subspace(Look[Spectrum]):
         steps, _ = streaming(products, size, first, every, decay)
         steps = [one._replace(round=number) for one, number in zip(steps, gradients.rounds, strict=True)]
         sigma = spectrum(products)
-        return Spectrum(run, sigma, left_out(sigma), steps, size, kept(run) if own else None)
+        return Spectrum(run, sigma, left_out(sigma), steps, size, residual_share(run) if own else None)
 
     def rows(self, reading: Spectrum) -> Iterable[Row]:
         yield from by_the_server(reading.run)
@@ -161,7 +161,7 @@ def flss(run: Run) -> FLSS | None:
     return method if isinstance(method, FLSS) else None
 
 
-def kept(run: Run) -> Float[Tensor, " r"] | None:
+def residual_share(run: Run) -> Float[Tensor, " r"] | None:
     """``server.sigma`` in a run's last checkpoint; None where the run has no checkpoint, or FLSS is not outermost."""
     path = run.path / CHECKPOINT
     if not path.exists() or not isinstance(parse(run.expression), FLSS):

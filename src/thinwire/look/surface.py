@@ -28,7 +28,7 @@ CLIENT = "On this client's own test, or what it trains on (default: the shared t
 EXAMPLES = "Examples, the first ones, at each point."
 
 
-def filtered(direction: Params, x: Params) -> Params:
+def filter_normalise(direction: Params, x: Params) -> Params:
     """The direction, each of whose filters is as long as that of ``x``: the network's scale makes no difference then.
 
     A filter is what stands at one place of a tensor's first dimension. Tensors of one dimension, which are biases and
@@ -50,7 +50,7 @@ def random_direction(x: Params, seed: int, number: int = 0) -> Params:
     flat = torch.randn(
         x.layout.size, dtype=torch.float32, device="cpu", generator=Key(seed, number).generator("direction")
     ).to(x.layout.dtype)
-    return filtered(Params(x.layout, flat), x)
+    return filter_normalise(Params(x.layout, flat), x)
 
 
 def surface(

@@ -108,12 +108,12 @@ def gather(folders: Sequence[Path]) -> Record:
         "missing": [
             why
             for name, (methods, why) in kind.absent.items()
-            if _wanted(name, methods, found) and sections[name] is None
+            if _is_wanted(name, methods, found) and sections[name] is None
         ],
     }
 
 
-def _wanted(name: str, methods: str, found: Sequence[Arm]) -> bool:
+def _is_wanted(name: str, methods: str, found: Sequence[Arm]) -> bool:
     """Whether runs of methods whose expressions have these letters could have a section."""
     runs = [run for arm in found if methods in arm.expression for run in arm.runs]
     recorded = name == "unsent" and any(heat.left_out(line) is not None for run in runs for line in run.rounds)

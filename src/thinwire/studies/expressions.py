@@ -20,7 +20,7 @@ def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | No
     return None if other is None else f"{name} is {KINDS[other].noun}, for `thinwire {KINDS.places[other].command}`"
 
 
-def known(use: Sequence[str]) -> dict[str, type]:
+def vocabulary_with(use: Sequence[str]) -> dict[str, type]:
     """What a method may be written with: thinwire's names, and those of a user's modules."""
     return vocabulary() | own(use)
 

@@ -43,7 +43,7 @@ from .cells import (
     share_text,
     short_expression,
 )
-from .expressions import known, of_another_kind, option, typed
+from .expressions import of_another_kind, option, typed, vocabulary_with
 from .read import Arm, Record, Run, chosen, read_lines
 from .study import Job, Study, asked
 
@@ -108,7 +108,7 @@ class Federated(Study):
     @staticmethod
     def method(text: str, use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Algorithm | Auto:
         """A method of :mod:`thinwire.algorithms`, or one of the user's own; ``defaults`` are those of its training."""
-        names = known(use)
+        names = vocabulary_with(use)
         if other := of_another_kind(Federated.kind, text.partition("(")[0].strip(), names):
             raise ExpressionError(other)
         found = typed(text, names, defaults)

@@ -231,7 +231,7 @@ class Slot:
                 losses = task.loss(self.module, self.batch(task, rows, Key(0).generator("probe")))
                 check_loss(losses, task, len(rows))
                 self._in_place()
-                self.random = self.random or dice.changed()
+                self.random = self.random or dice.differs()
                 names = written.names() - norm_buffers(self.module)
                 for layer, key, view in views:
                     require(
