@@ -14,6 +14,7 @@ FLOORS = [
     "dice",
     "version",
     "params",
+    "ranges",
     "config",
     "kernels",
     "wire",

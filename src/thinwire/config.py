@@ -7,7 +7,8 @@ recorded run keeps its meaning when a default changes. Both can be typed back
 (see :mod:`thinwire.expression`).
 
 Fields are of the types they are annotated with: :func:`fit` sees to that before a class checks
-their values in its ``__post_init__``, and so for what is typed and what is read from a file. A
+their values in its ``__post_init__``, and so for what is typed and what is read from a file. A range that is part of
+an annotation (:mod:`thinwire.ranges`) is looked at there too. A
 whole number may stand for a float and becomes one. A float never stands for a whole number, and True
 stands for no number. Scalars of numpy become Python's own, because their ``repr`` cannot be typed back.
 """
@@ -15,6 +16,7 @@ stands for no number. Scalars of numpy become Python's own, because their ``repr
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -26,6 +28,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from .errors import ExpressionError
+from .ranges import check_ranges
 
 
 class Config:
@@ -45,7 +48,10 @@ class Config:
             cls.__post_init__ = _fit_first(cls.__post_init__)  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
-        """Fields become what their annotations say. Raises :class:`ExpressionError`, naming the first that cannot."""
+        """Fields become what their annotations say.
+
+        Raises :class:`ExpressionError`, naming the first that cannot, and ``ValueError`` for one outside its range.
+        """
         _fit(self)
 
     @classmethod
@@ -75,8 +81,11 @@ def _check_decorated(cls: type) -> None:
 
 def _fit(self: Any) -> None:
     _check_decorated(type(self))
-    for name, value in fit(type(self), {field.name: getattr(self, field.name) for field in fields(self)}).items():
+    values = fit(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
+    for name, value in values.items():
         object.__setattr__(self, name, value)
+    with contextlib.suppress(NameError):  # as in `fit`
+        check_ranges(type(self), values)
 
 
 def _fit_first(check: Callable[[Any], None]) -> Callable[[Any], None]:

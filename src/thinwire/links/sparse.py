@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Size, Tensor
 
-from ..errors import check, require
+from ..errors import check
 from ..kernels import gaps, levels
 from ..kernels.select import above, largest, sample_threshold, top_k
 from ..key import Key
 from ..params import Layout, Params
+from ..ranges import Share
 from ..wire import Packet, State
 from .base import Codec, floats, join, octets, parts, vector, width
 from .dense import Dense
@@ -120,12 +121,9 @@ class TopK(Codec):
 
     paper = "Stich, Cordonnier, Jaggi, NeurIPS 2018, arXiv:1809.07599"
 
-    share: float = 0.01
+    share: Share = 0.01
     values: Codec = Dense()
     sampled: bool = False
-
-    def __post_init__(self) -> None:
-        require(0 < self.share <= 1, f"TopK(share={self.share}): share must be above 0 and at most 1")
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
@@ -175,13 +173,10 @@ class RandK(Codec):
 
     paper = "Wangni et al., NeurIPS 2018, arXiv:1710.09854"
 
-    share: float = 0.01
+    share: Share = 0.01
     unbiased: bool = False
 
     linear = True
-
-    def __post_init__(self) -> None:
-        require(0 < self.share <= 1, f"RandK(share={self.share}): share must be above 0 and at most 1")
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
