@@ -12,14 +12,14 @@ import inspect
 import random
 import sys
 from dataclasses import is_dataclass
-from pathlib import Path
 from typing import Any
 
 import jaxtyping
 import pytest
 from beartype._check.code import codemain
 
-SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
+from places import SOURCE
+
 UNCHECKED = {"__init__", "errors", "wire"}  # of the last two small functions are called a million times a run
 
 # Of this test, by the function's code: those that are defined in another function are made anew at each of its calls.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower"))
+from places import ROOT
+
+sys.path.insert(0, str(ROOT / "examples" / "flower"))
 
 from guard import Guard
 

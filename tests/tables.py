@@ -1,11 +1,12 @@
 """Tables of what there is: a row says what is known, and tests are columns made of it.
 
-``LINKS`` has a row for each link. ``tests/test_every_link.py`` reads it, and ``benchmarks/kernels.py`` measures what it
-says.
+``LINKS`` has a row for each link. ``tests/links/test_every_link.py`` reads it, and ``benchmarks/kernels.py`` measures
+what it says.
 
-``METHODS`` has a row for each federated method. ``tests/test_every_method.py`` and ``tests/test_golden.py`` read it.
-A method of ``thinwire.algorithms`` or ``thinwire.algorithms`` without a row is in every column at its default settings,
-except for those that a row alone can fill: identities, hand values, refusals, literal bytes and golden runs.
+``METHODS`` has a row for each federated method. ``tests/algorithms/test_every_method.py`` and
+``tests/test_golden.py`` read it. A method of ``thinwire.algorithms`` without a row is in every column at its
+default settings, except for those that a row alone can fill: identities, hand values, refusals, literal bytes and
+golden runs.
 """
 
 from __future__ import annotations

@@ -14,19 +14,17 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 import torch
 
 import thinwire as tw
+from places import ROOT
 from processes import thinwire
 from tables import LINKS
 from thinwire.cli import app
 from thinwire.expression import vocabulary
 from thinwire.problem import standard
-
-ROOT = Path(__file__).parents[1]
 
 
 def blocks(page: str) -> list[str]:

@@ -22,12 +22,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import thinwire as tw
+from places import ROOT
 from thinwire import models
 from thinwire.key import Key
 from thinwire.params import Params
 from thinwire.wire import dumps, loads
-
-ROOT = Path(__file__).parents[1]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
+from places import SOURCE
 
 # From the ground up. A room imports itself and the rooms before it, and no others.
 FLOORS = [

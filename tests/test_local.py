@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from test_simulate import assert_same_run, blobs, mlp, simulate
+from blobs import assert_same_run, blobs, mlp, simulate
 from thinwire import SCAFFOLD, FedAvg, FedDC, Key, LocalAdam, LocalAdamW, LocalSGD, Params, Supervised
 from thinwire.errors import CombinationError, NonFinite
 from thinwire.federated.client import ClientState

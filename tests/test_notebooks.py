@@ -12,7 +12,8 @@ import matplotlib as mpl
 import pytest
 from matplotlib import pyplot as plt
 
-ROOT = Path(__file__).resolve().parents[1]
+from places import ROOT
+
 NOTEBOOKS = sorted((ROOT / "examples/notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

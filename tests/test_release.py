@@ -7,14 +7,13 @@ import shutil
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 
 import thinwire as tw
+from places import ROOT
 from thinwire.kernels.native import build
 
-ROOT = Path(__file__).parents[1]
 RELEASE = runpy.run_path(str(ROOT / ".ci/release.py"))
 
 
@@ -173,7 +172,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 def test_what_a_workflow_calls_is_here(path):
     text = path.read_text()
     for name in re.findall(
-        r"\.ci/\w+(?:\.py)?|\.github/[\w/.-]+\w|constraints\.txt|tests/\w+\.py|hatch_build\.py", text
+        r"\.ci/\w+(?:\.py)?|\.github/[\w/.-]+\w|constraints\.txt|tests/[\w/]+\.py|hatch_build\.py", text
     ):
         assert (ROOT / name).exists(), name
     pinned = dict(line.split("==") for line in (ROOT / ".github/requirements.txt").read_text().splitlines()[1:])

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from places import ROOT
+
 LOOK = """<script>addEventListener("load", () => {
   const wide = [...document.querySelectorAll(".beside > *")].map(each => each.getBoundingClientRect());
   const cut = [...document.querySelectorAll(".beside code")].filter(each => each.scrollWidth > each.clientWidth + 1);

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from test_simulate import assert_same_run, blobs, mlp, simulate
+from blobs import assert_same_run, blobs, mlp, simulate
 from thinwire import Supervised
 from thinwire.deploy.client import Node
 from thinwire.task import absolute_error, as_task, as_tasks, cross_entropy, squared_error

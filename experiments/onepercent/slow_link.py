@@ -58,7 +58,7 @@ TINY = {**FULL, "data": "digits", "model": "mlp", "clients": 4, "sample": 2, "ta
 def behind(
     folder: Path, program: str, plan: dict[str, Any], *options: str, nodes: int = HOSTS, seconds: float
 ) -> dict[str, Any]:
-    """Run a plan (``tests/flower_app/host.py``) on a SuperLink and ``nodes`` hosts; what the hub between them counted.
+    """Run a plan (``tests/deploy/flower_app/host.py``) on a SuperLink and ``nodes`` hosts; what the hub counted.
 
     Raises ``RuntimeError``, with the ends of all logs, where a host has failed.
     """
@@ -67,7 +67,7 @@ def behind(
     plan = {"seed": 0, "server": 0, "nodes": 0, "seconds": seconds, **plan, "environment": environment}
     (folder / "home").mkdir(parents=True)
     (folder / "plan.json").write_text(json.dumps(plan))
-    host = [sys.executable, str(ROOT / "tests" / "flower_app" / "host.py"), str(folder)]
+    host = [sys.executable, str(ROOT / "tests" / "deploy" / "flower_app" / "host.py"), str(folder)]
     limits = ["--hosts", str(nodes + 1), "--timeout", str(seconds + 120)]
     command = [sys.executable, program, *limits, *options, "--", *host]
     with open(folder / "hub.log", "wb") as log:

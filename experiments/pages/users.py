@@ -146,7 +146,7 @@ def transform() -> list[str]:
 def wire() -> list[str]:
     results = read(
         "experiments/wire/results/slow_link.jsonl",
-        "pytest -m soak tests/test_flower_links.py -k spared # with THINWIRE_RESULTS=experiments/wire/results",
+        "pytest -m soak tests/deploy/test_flower_links.py -k spared # with THINWIRE_RESULTS=experiments/wire/results",
     )
     names = {"fedavg": "`FedAvg`", "lbgm": "`LBGM`", "luar": "`LUAR`", "dense": "`FedAvg` with `mbit=0.3`"}
     rows = []

@@ -1,0 +1,88 @@
+"""What others' code and scripts hold on to: exported names with their arguments, and commands with their options.
+
+They are text in ``golden/public.txt``. A line that goes or changes breaks somebody's script; ``--golden-rewrite``
+writes the file anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer.main
+
+from places import SOURCE
+from thinwire.cli import app
+
+TEXT = Path(__file__).parent / "golden" / "public.txt"
+PACKAGES = sorted(
+    ".".join(("thinwire", *path.parent.relative_to(SOURCE).parts))
+    for path in SOURCE.rglob("__init__.py")
+    if "__all__" in path.read_text() and "flower" not in path.parts
+)
+
+
+def shown(value: Any) -> str:
+    """The default of an argument, without an address in memory."""
+    return f"={value!r}" if " at 0x" not in repr(value) else "=..."
+
+
+def arguments(value: Any) -> str:
+    """The arguments of what can be called, without their types."""
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
+        return ""
+    try:
+        of = inspect.signature(value).parameters.values()
+    except ValueError:  # of a class that Python has made
+        return ""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    words = [stars.get(p.kind, "") + p.name + ("" if p.default is p.empty else shown(p.default)) for p in of]
+    by_name = next((i for i, p in enumerate(of) if p.kind is inspect.Parameter.KEYWORD_ONLY), None)
+    if by_name is not None:
+        words.insert(by_name, "*")
+    return f"({', '.join(words)})"
+
+
+def names() -> Iterator[str]:
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in sorted(module.__all__):
+            yield f"{package}.{name}{arguments(getattr(module, name))}"
+
+
+def commands(command: click.Command, words: str = "thinwire") -> Iterator[str]:
+    """Each command with its options, in the order of their names."""
+    parameters = command.get_params(click.Context(command))  # some are made when they are asked for
+    options = sorted(option for p in parameters for option in (*p.opts, *p.secondary_opts) if option[:2] == "--")
+    given = [p.human_readable_name for p in parameters if isinstance(p, click.Argument)]
+    yield " ".join([words, *given, *options])
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from commands(command.commands[name], f"{words} {name}")
+
+
+def test_exported_names_and_commands_are_what_they_were(golden_rewrite: bool) -> None:
+    lines = [*names(), *commands(typer.main.get_command(app))]
+    if golden_rewrite:
+        TEXT.write_text("\n".join(lines) + "\n")
+    assert lines == TEXT.read_text().splitlines()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]], ids=" ".join)
+def test_help_and_version_do_without_torch(words: list[str]) -> None:
+    # A process of its own, which does not begin as a copy of one that has torch.
+    code = (
+        "import sys; from thinwire.cli import main\n"
+        "try: main()\nexcept SystemExit as stop: assert not stop.code, stop.code\n"
+        "print('loaded:', *sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
