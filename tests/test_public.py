@@ -1,6 +1,6 @@
 """What others' code and scripts hold on to: exported names with their arguments, and commands with their options.
 
-They are text in ``golden/public.txt``. A line that goes or changes breaks somebody's script; ``--golden-rewrite``
+They are text in ``public.txt``. A line that goes or changes breaks somebody's script; ``--golden-rewrite``
 writes the file anew.
 """
 
@@ -21,7 +21,7 @@ import typer.main
 from places import SOURCE
 from thinwire.cli import app
 
-TEXT = Path(__file__).parent / "golden" / "public.txt"
+TEXT = Path(__file__).with_name("public.txt")
 PACKAGES = sorted(
     ".".join(("thinwire", *path.parent.relative_to(SOURCE).parts))
     for path in SOURCE.rglob("__init__.py")
