@@ -97,7 +97,7 @@ def study(
         seeds=(seed,),
         data=o.data,
         model=o.model,
-        augment=("Crop(4)", "Flip()") if o.data == "cifar10" else (),
+        augment=("Crop(4)", "Flip()") if o.data == "cifar10" and not o.plain else (),
         batch=o.batch,
         steps=steps,
         lr=rate,
@@ -147,6 +147,7 @@ def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> 
         "mbit": one.mbit,
         "latency": one.latency,
         "autocast": one.autocast,
+        **({"augment": []} if o.plain else {}),
         "seed": seed,
     }
     there = record.found(o.into, key)
@@ -204,6 +205,7 @@ def settings(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, help="by default 64, of texts 16")
     parser.add_argument("--lr", type=float, help="by default each row's best one")
+    parser.add_argument("--plain", action="store_true", help="pictures as they are, neither cropped nor flipped")
     parser.add_argument("--model", help="by default resnet20, of texts char_transformer")
     parser.add_argument("--autocast", choices=["bfloat16", "none"], help="by default bfloat16, of texts none")
     parser.add_argument("--mbit", type=float, default=100.0)

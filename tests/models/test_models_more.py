@@ -50,6 +50,13 @@ def test_resnet56_is_resnet20_with_nine_blocks_a_stage(norm: str) -> None:
     assert size(models.resnet56(norm=norm)) == 272_762 + more == 856_058
 
 
+def test_resnet8_is_resnet20_with_one_block_a_stage() -> None:
+    # resnet20 (272,762) and two blocks fewer a stage
+    assert size(models.resnet8()) == 272_762 - 2 * sum(2 * 9 * w**2 + 4 * w for w in (16, 32, 64)) == 78_330
+    # 3x3: 3*8 + 2*64 + 8*16 + 256 + 16*32 + 1,024 = 2,072 (times 9); 1x1: 64 + 128 + 512; norms: 2*(8*4 + 16*3 + 32*3)
+    assert size(models.resnet8(width=8)) == 2_072 * 9 + 704 + 352 + 330
+
+
 def test_vgg16_has_thirteen_convolutions_and_one_dense_layer() -> None:
     # 3*64 + 64*64 + 64*128 + 128*128 + 128*256 + 2*256*256 + 256*512 + 5*512*512 = 1,634,496 (times 9); 4,224 channels
     assert size(models.vgg16(norm="none")) == 1_634_496 * 9 + 4_224 + 5_130 == 14_719_818

@@ -18,7 +18,7 @@ from .cnn import fedavg_cnn, lbgm_cnn
 from .dense import linear, mlp
 from .fasttext import fasttext
 from .lenet import dlg_lenet
-from .resnet import resnet20, resnet56
+from .resnet import resnet8, resnet20, resnet56
 from .resnet9 import resnet9
 from .transformer import char_transformer, text_transformer
 from .unet import unet
@@ -34,6 +34,7 @@ __all__ = [
     "linear",
     "mlp",
     "names",
+    "resnet8",
     "resnet9",
     "resnet20",
     "resnet56",
@@ -54,6 +55,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "resnet20": resnet20,
     "resnet20_group": partial(resnet20, norm="group"),
+    "resnet8": resnet8,
+    "resnet8_half": partial(resnet8, width=8),
     "resnet56": resnet56,
     "resnet56_group": partial(resnet56, norm="group"),
     "resnet9": resnet9,

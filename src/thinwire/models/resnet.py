@@ -1,4 +1,4 @@
-"""ResNet-20 and ResNet-56 for small pictures.
+"""ResNet-8, ResNet-20 and ResNet-56 for small pictures.
 
 He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016,
 arXiv:1512.03385, Section 4.2.
@@ -20,6 +20,16 @@ from .norm import normalise
 from .pool import ChannelMean
 
 
+def resnet8(
+    shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, norm: str = "batch", width: int = 16
+) -> nn.Module:
+    """78,330 parameters at 3 channels and 10 classes: one block a stage; otherwise as :func:`resnet20`.
+
+    ``width`` is the number of channels of the first stage. With 8 there are 20,034 parameters.
+    """
+    return ResNet(shape[0], classes, norm, blocks=1, width=width)
+
+
 def resnet20(shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, norm: str = "batch") -> nn.Module:
     """272,762 parameters at 3 channels and 10 classes; pictures of any size.
 
@@ -38,18 +48,21 @@ def resnet56(shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, norm:
 
 
 class ResNet(nn.Module):
-    """Three stages of ``blocks`` blocks each, with 16, 32 and 64 channels."""
+    """Three stages of ``blocks`` blocks each, with ``width``, twice and four times as many channels."""
 
-    def __init__(self, channels: int, classes: int, norm: str, blocks: int) -> None:
+    def __init__(self, channels: int, classes: int, norm: str, blocks: int, width: int = 16) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.norm = normalise(norm, 16)
+        self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.norm = normalise(norm, width)
+        sizes = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)]
         self.stages = nn.Sequential(
-            *[_Block(16, 16, 1, norm, project=i == 0) for i in range(blocks)],
-            *[_Block(32 if i else 16, 32, 1 if i else 2, norm, project=i == 0) for i in range(blocks)],
-            *[_Block(64 if i else 32, 64, 1 if i else 2, norm, project=i == 0) for i in range(blocks)],
+            *(
+                _Block(outputs if i else inputs, outputs, 1 if i else stride, norm, project=i == 0)
+                for inputs, outputs, stride in sizes
+                for i in range(blocks)
+            )
         )
-        self.dense = nn.Linear(64, classes)
+        self.dense = nn.Linear(4 * width, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
