@@ -10,6 +10,7 @@ ranks or four, cropped and flipped, the first 5,000 test pictures. At ratio 64 a
 - ``ResNet-20``: table 8, which has other networks: dense, DEF, EF, SAEF and PSync. It computes within
   ``torch.autocast`` in bfloat16, which takes a core two thirds of the time. Parameters, residuals and what is sent have
   32 bits
+- ``sixteen ranks``: 8 pictures a rank as in the thesis: dense, DEF with its lambda of .3 and with lambda as measured
 - ``lambda``: DEF at ratio 64 by lambda, for two ranks and four
 - ``EF21``: over blocks, the row that the thesis leaves out because it does not converge, and over top-k. Whether a
   method converges is tried at dense's rate, since one that is chosen for it is one at which it does
@@ -31,10 +32,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
-import ddp as benchmark  # noqa: E402
 import units  # noqa: E402
 from arms import Arm, Ranks  # noqa: E402
 
+import ddp as benchmark  # noqa: E402
 import thinwire as tw  # noqa: E402
 from thinwire.ddp import DEF, EF, EF21, SAEF, Hook, Method, PSync  # noqa: E402
 from thinwire.studies import DataParallel  # noqa: E402
@@ -43,14 +44,21 @@ STEPS, TOGETHER, LAMBDAS = 12_000, 32, (0.3, 0.5, 0.7, 1.0)
 
 
 def arm(
-    name: str, row: str, method: Method, workers: int = 2, steps: int = STEPS, model: str | None = None, **fields: Any
+    name: str,
+    row: str,
+    method: Method,
+    workers: int = 2,
+    steps: int = STEPS,
+    model: str | None = None,
+    together: int = TOGETHER,
+    **fields: Any,
 ) -> Ranks:
     study = DataParallel(
         ("Hook(Dense())",),
         data="cifar10",
         model=model,
         workers=workers,
-        batch=TOGETHER // workers,
+        batch=together // workers,
         steps=steps,
         weight_decay=5e-4,
         decay=(0.5, 0.75),
@@ -88,6 +96,7 @@ def arms() -> list[Arm]:
     ours = arm("ResNet-20", "DEF", DEF(64), paper=[94.34, 94.66], **tried, **deep)
     slow = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02]
     small = arm("ResNet-20", "EF", EF(64), further=8, rates=slow, **deep | {"seeds": ()})
+    many: dict[str, Any] = {"workers": 16, "together": 128, "minutes": 18.0, "tuning": 0.1, **tried}
     quarter = deep | {"steps": STEPS // 4, "minutes": 2.5}
     return [
         dense,
@@ -97,6 +106,14 @@ def arms() -> list[Arm]:
         arm("two ranks", "PSync", PSync(64), paper=91.79, **smaller, **one),
         arm("four ranks", "dense", Hook(tw.Dense()), workers=4, follows=dense, **one),
         four,
+        *(
+            arm("sixteen ranks", row, method, **many)
+            for row, method in (
+                ("dense", Hook(tw.Dense())),
+                ("DEF, lambda .3", DEF(64, 0.3)),
+                ("DEF, lambda as measured", DEF(64)),
+            )
+        ),
         *(arm("lambda, two ranks", f"lambda {lam}", DEF(64, lam), **smaller, **one) for lam in LAMBDAS),
         *(arm("lambda, four ranks", f"lambda {lam}", DEF(64, lam), 4, **smaller, **one) for lam in LAMBDAS),
         arm("EF21", "over blocks", EF21(64), **smaller, **one),

@@ -13,6 +13,10 @@ of pictures computes in bfloat16. Its parameters and updates have 32 bits.
 - ``Dirichlet(.1)`` and ``pathological``: FedAvg and FLSS over it, and both with signs, on pictures
 - ``ablations``: lambda, L, R and a fixed subspace, on AG News. All have 400 rounds, where the paper's figure of L has L
   + 100
+- ``ablations, pictures``: the same on Dirichlet(.1), where the basis of R directions does not hold the whole update
+- ``scale``: the paper's table 5. FLSS with the rate of rounds within the subspace 3 or 10 times as large, and FedAvg
+  with its rate raised so in round L, on Dirichlet(.1), all at the rate that FedAvg has there
+- ``E = 1``: one local epoch of all the texts, beside ``E = 5``
 - ``N`` and ``M``: clients, and clients a round, on AG News too
 - ``E``: five local epochs, as the paper has them, on AG News too. All the texts that there are, 16,600 to train on, in
   batches of 22: a client makes the paper's 187 steps a round
@@ -83,6 +87,11 @@ def flss(rate: float, rounds: int, inner: Make = fedavg, **fields: Any) -> tw.Al
     """L is half of the rounds and R an eighth, as in the paper; R is L at most."""
     given = {"rank": max(1, rounds // 8), "start": max(1, rounds // 2)} | fields
     return tw.FLSS(inner(rate, rounds), **{**given, "rank": min(given["rank"], given["start"])})
+
+
+def raised(rate: float, rounds: int, times: float) -> tw.Algorithm:
+    """The rate is larger from round L on."""
+    return fedavg(tw.Decay(rate, rounds=(rounds // 2,), factor=times), rounds)  # type: ignore[arg-type]
 
 
 signs = partial(fedavg, up=tw.ErrorFeedback(tw.ScaledSign()))
@@ -174,6 +183,9 @@ def arms() -> list[Arm]:
     dense2 = arm("Dirichlet(.1)", "FedAvg", fedavg, paper=85.06, **pictures)
     streaming2 = arm("Dirichlet(.1)", "FedAvg+FLSS", flss, paper=86.25, **pictures)
     signed = arm("Dirichlet(.1)", "Sign+EF", signs, paper=80.79, **pictures, **one)
+    shown = partial(arm, "ablations, pictures", follows=streaming2)
+    scaled = partial(arm, "scale", follows=dense2)
+    once: dict[str, Any] = {"minutes": 0.3, "examples": 22_104, "batch": 22}
     ablation = partial(news, name="ablations", follows=streaming, **one)
     few: dict[str, Any] = {"sample": 10, "minutes": 0.3, **one}
     many: dict[str, Any] = {"clients": 50, **one}
@@ -200,6 +212,15 @@ def arms() -> list[Arm]:
         ablation("L = 100", partial(flss, start=100)),
         ablation("L = R = 50", partial(flss, start=50)),
         ablation("R = 12", partial(flss, rank=12)),
+        shown("fixed subspace", partial(flss, every=None)),
+        shown("lambda .7", partial(flss, decay=0.7)),
+        shown("lambda .5", partial(flss, decay=0.5)),
+        shown("L = 100", partial(flss, start=100)),
+        shown("R = 12", partial(flss, rank=12)),
+        *(scaled(f"FedAvg, {times} times", partial(raised, times=float(times))) for times in (3, 10)),
+        *(scaled(f"FedAvg+FLSS, scale {times}", partial(flss, scale=float(times))) for times in (3, 10)),
+        news("FedAvg", partial(fedavg, batch=22), "E = 1", **words, **once),
+        news("FedAvg+FLSS", partial(flss, inner=partial(fedavg, batch=22)), "E = 1", **words, **once),
         *(news(row, make, "N = 20, M = 10", **words, **few) for row, make in both.items()),
         *(news(row, make, "N = 50, M = 50", **words, **many) for row, make in both.items()),
         news("FedAvg", five, "E = 5", **words, **long),
