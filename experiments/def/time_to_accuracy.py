@@ -32,10 +32,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "examples" / "ddp"), str(ROOT / "benchmarks")]
 import cifar10 as example  # noqa: E402
-import ddp as benchmark  # noqa: E402
 import record  # noqa: E402
 import torch  # noqa: E402
 
+import ddp as benchmark  # noqa: E402
 import thinwire as tw  # noqa: E402
 from thinwire import models  # noqa: E402
 from thinwire.config import complete  # noqa: E402

@@ -20,7 +20,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import train
-
 from thinwire.config import complete
 from thinwire.pipeline.plan import least, messages, seconds
 from thinwire.studies.pipelined import schedule

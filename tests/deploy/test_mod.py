@@ -17,8 +17,8 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
 
+from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
 from thinwire.deploy import flower
 
 pytestmark = pytest.mark.timeout(600)

@@ -13,8 +13,8 @@ from blobs import blobs, mlp
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord
-from test_serve import Post, _task, post, simulated  # noqa: F401  _task: a fixture of every test
 
+from test_serve import Post, _task, post, simulated  # noqa: F401  _task: a fixture of every test
 from thinwire.deploy import flower
 
 pytestmark = pytest.mark.timeout(600)

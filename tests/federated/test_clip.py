@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_every_method import FIRST, LEFT_OPEN, options
-from test_federation import METHODS, Parties, PerStep, Still, held, method, pulls
 
 import thinwire as tw
 from blobs import blobs, mlp, normed
 from problems import handwriting
 from problems import mlp as digits
+from test_every_method import FIRST, LEFT_OPEN, options
+from test_federation import METHODS, Parties, PerStep, Still, held, method, pulls
 from thinwire import Privacy, Simulation
 from thinwire.algorithms.base import Around
 from thinwire.deploy.server import Deployment

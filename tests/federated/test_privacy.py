@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_federation import Parties, Still, held, method, pulls
 from torch import nn
 
 import thinwire as tw
 from blobs import blobs, mlp, normed
+from test_federation import Parties, Still, held, method, pulls
 from thinwire import Privacy, Simulation
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated.privacy import normal

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors import safe_open
-from test_distributed import two
 from torch import Size, Tensor, nn
 
 import thinwire as tw
 from blobs import assert_same_run, blobs, chosen, mlp, normed, simulate
+from test_distributed import two
 from thinwire import FedAvg, Key, Layout, LocalSGD, Params, Simulation, Supervised
 from thinwire.algorithms.fedavg import Reply
 from thinwire.algorithms.flss import combine

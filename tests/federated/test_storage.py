@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_folder import resumed
-from test_train import linear, tasks
 
 import thinwire as tw
 from places import ROOT
+from test_folder import resumed
+from test_train import linear, tasks
 from thinwire.errors import RunError
 from thinwire.links import LBGM
 

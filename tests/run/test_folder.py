@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train import linear, tasks
 from torch import nn
 
 import thinwire as tw
+from test_train import linear, tasks
 from thinwire.errors import RunError
 from thinwire.links import LBGM
 from thinwire.run.folder import Folder

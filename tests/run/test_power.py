@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_federation import Parties
-from test_train import linear, tasks
 
 import thinwire as tw
 from power import recorded, restored
+from test_federation import Parties
+from test_train import linear, tasks
 from thinwire.studies import DataParallel, Pipelined, Study
 
 METHOD = "FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6), down=EF21(TopK(0.3)))"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from toy_kind import LINE
 
 from thinwire import cli
 from thinwire.cli import train
@@ -19,6 +18,7 @@ from thinwire.report.loggers import TOOLS, Log, Tool
 from thinwire.studies import KINDS, DataParallel, Federated, Pipelined, Place, load
 from thinwire.studies.catalogue import catalogue
 from thinwire.studies.read import EVERY_LINE, arms
+from toy_kind import LINE
 
 pytest.importorskip("sklearn")
 

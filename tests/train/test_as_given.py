@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
 import thinwire as tw
+from test_serve import Post, _task  # noqa: F401  _task: a fixture of every test
 from thinwire.ddp import DEF, EF, Hook, PSync, compress
 from thinwire.ddp.simulation import simulate as ddp_sim
 from thinwire.deploy import flower

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hand import Number
 from torch import Size, Tensor, nn
 
 import thinwire as tw
 from blobs import blobs, mlp, normed
+from test_hand import Number
 from thinwire import LBGM, Dense, ErrorFeedback, FedAvg, Flat, Key, Layout, LocalSGD, Params, TopK, dumps, loads
 from thinwire.train.one import Slot
 
