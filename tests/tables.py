@@ -325,6 +325,47 @@ LINKS = [
         measured=("Ternary()",),
     ),
     Link(
+        "Bins",
+        laws={"Bins(4)": (300, "c"), "Bins(256)": (8_000, "c")},
+        refused={
+            "Bins(1)": "Bins(levels=1): levels must be from 2 to 256",
+            "Bins(257)": "Bins(levels=257): levels must be from 2 to 256",
+        },
+        lost={"Bins(4)": (1.0, 0.0)},
+        measured=("Bins(4)",),
+    ),
+    Link(
+        "DCT",
+        laws={
+            "DCT(Dense(), chunk=4)": (1_500, "lca"),
+            "DCT(ChunkTopK(4, chunk=4))": (700, "c"),
+            "DCT(ErrorFeedback(TopK(0.1)))": (500, "m"),
+        },
+        same={"DCT(Half(), chunk=1)": "Half()"},
+        refused={"DCT(Dense(), chunk=0)": "DCT(chunk=0): chunk must be at least 1"},
+        lost={"DCT(ChunkTopK(2, chunk=2), chunk=2)": (0.5 + 1e-6, 1e-30)},
+        measured=("DCT(ChunkTopK(32))",),
+    ),
+    Link(
+        "ChunkTopK",
+        laws={
+            "ChunkTopK(4, chunk=4)": (700, "c"),
+            "ChunkTopK(2, chunk=3, values=Bins(4))": (300, "c"),
+            "ChunkTopK(1, chunk=8, rows=True)": (300, "c"),
+        },
+        same={"ChunkTopK(16, chunk=4)": "Dense()", "ChunkTopK(4, chunk=4, rows=True)": "Dense()"},
+        refused={
+            "ChunkTopK(0)": "ChunkTopK(k=0): k must be at least 1",
+            "ChunkTopK(1, chunk=0)": "ChunkTopK(chunk=0): chunk must be at least 1",
+            "ChunkTopK(5, chunk=2)": "ChunkTopK(5, chunk=2): a chunk has 4 entries, and k is at most that",
+            "ChunkTopK(5, chunk=4, rows=True)": (
+                "ChunkTopK(5, chunk=4, rows=True): a chunk has 4 entries, and k is at most that"
+            ),
+        },
+        lost={"ChunkTopK(2, chunk=2)": (0.5, 0.0)},
+        measured=("ChunkTopK(64)", "ChunkTopK(64, values=Bins(4))"),
+    ),
+    Link(
         "LowRank",
         laws={
             "LowRank(1)": (310, "c"),

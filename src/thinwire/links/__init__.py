@@ -4,8 +4,11 @@ from ..kernels.select import top_k
 from .atomo import ATOMO
 from .bandwidth import ByBandwidth
 from .base import Codec, Link, Wrapper
+from .bins import Bins
 from .block import RandomBlock
 from .budget import Budget
+from .chunk import ChunkTopK
+from .dct import DCT
 from .dense import BF16, Dense, Half
 from .dropout import DropoutAvg
 from .entropy import Entropy, entropy_bound
@@ -28,13 +31,16 @@ from .wrappers import Flat, Layerwise, Partition
 __all__ = [
     "ATOMO",
     "BF16",
+    "DCT",
     "EF21",
     "LBGM",
     "QSGD",
     "STC",
     "Basis",
+    "Bins",
     "Budget",
     "ByBandwidth",
+    "ChunkTopK",
     "Codec",
     "CountSketch",
     "Dense",
