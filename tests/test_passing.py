@@ -16,7 +16,9 @@ import thinwire as tw
 from problems import LAYOUT, LOCAL, handwriting, key, mlp
 from processes import called
 from thinwire import FedAvg, Key, Params
-from thinwire.algorithms.base import Algorithm, Around
+from thinwire.algorithms.around import Around
+from thinwire.algorithms.base import Algorithm
+from thinwire.algorithms.own import Own
 from thinwire.expression import vocabulary
 from thinwire.links import LBGM, Dense, ErrorFeedback, Layerwise, Link, RandK, TopK, Wrapper
 from thinwire.passing import pass_on, public
@@ -26,15 +28,15 @@ from thinwire.studies.matrix import _example
 
 FLAGS = "linear contraction memory absolute"
 WRITTEN = {
-    "Averaged": "alone broadcast bypass init init_with model served server statistics",
-    "FLSS": "admit afresh alone at_client broadcast chained client down init init_with late model outlines see sent "
+    "Averaged": "alone broadcast bypass init_with model served server statistics",
+    "FLSS": "admit afresh alone at_client broadcast chained client down init_with late model outlines see sent "
     "served server statistics statistics_at_client supersedes take up warm_up",
     "FT": "adapt personal_models",
     "FedPara": "assemble finish prepare",
-    "LUAR": "admit afresh alone at_client broadcast chained client init init_with late model outlines see served "
+    "LUAR": "admit afresh alone at_client broadcast chained client init_with late model outlines see served "
     "server statistics statistics_at_client supersedes take whole",
-    "PruneFL": "client down init init_with late outlines server up",
-    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client init init_with model outlines "
+    "PruneFL": "client down init_with late outlines server up",
+    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client init_with model outlines "
     "personal personal_models remembers see sent served server statistics statistics_at_client supersedes take",
     "ByBandwidth": "by_layer floats linear look open recv send",
     "EF21": "absolute by_layer contraction linear memory open recv send",
@@ -53,6 +55,7 @@ MADE = {  # of others that a wrapper writes, as the base class makes them
     "init_with": {"init"},
     "weigh": {"weights", "local"},
     "whole": {"see"},
+    "init": {"inner"},  # the `init_with` of those that keep no norm statistics
     "bypass": {"inner"},  # a copy of the wrapper, around what the inner method's returns
     "check": {"recv"},
     "by_layer": {"recv"},
@@ -148,7 +151,7 @@ def test_what_a_wrapper_does_not_write_is_asked_of_what_it_goes_around(tmp_path:
     assert done.returncode == 0, done.stderr
     passed, lost = json.loads((tmp_path / "found").read_text())
     assert lost == []
-    assert {f"Mute.{name}" for name in public(Algorithm)} - set(passed) == {"Mute.bypass"}
+    assert {f"Mute.{name}" for name in public(Algorithm)} - set(passed) == {"Mute.bypass", "Mute.init"}
     assert {f"Quiet.{name}" for name in public(Link)} - set(passed) == set()
     assert {"FT.weigh", "Averaged.weigh", "LUAR.weigh", "ErrorFeedback.check", "ErrorFeedback.mean"} <= set(passed)
 
@@ -188,6 +191,22 @@ def test_a_hook_that_a_base_class_gets_later_is_passed_on_by_a_wrapper_that_know
     )
     assert Over(Over(Special())).begin(a=4) == "special 4"
     assert Other(Special()).twice(1) == "otherother"
+
+
+@pytest.mark.parametrize("kind", [Algorithm, Own])
+def test_a_hook_of_a_method_costs_one_edit(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "cheer", lambda self, word: word, raising=False)  # the edit
+    pass_on(Algorithm)(Around)  # as when its class is made
+    try:
+        monkeypatch.setattr(FedAvg, "cheer", lambda self, word: f"{word}, {self!r}!", raising=False)
+        around = [cls for cls, base in WRAPPERS if base is Algorithm]
+        assert len(around) >= 7
+        for cls in around:
+            wrapper = object.__new__(cls)
+            object.__setattr__(wrapper, "inner", Mute(FedAvg()))
+            assert wrapper.cheer("go") == "go, FedAvg()!"
+    finally:
+        del Around.cheer
 
 
 # -- one that has states of its own writes all that is given them --------------------------------------------------

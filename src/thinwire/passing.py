@@ -26,11 +26,11 @@ class Inner:
 
 
 def public(kind: type) -> list[str]:
-    """The names that a kind of object has itself and that others may ask for: methods, properties, attributes.
+    """The names of a kind of object that others may ask for: methods, properties, attributes, of its base classes too.
 
     What every configuration has, such as ``example``, says something of a class and of nothing that is in it.
     """
-    names = dict.fromkeys((*vars(kind), *vars(kind).get("__annotations__", {})))
+    names = dict.fromkeys(name for c in kind.__mro__ for name in (*vars(c), *vars(c).get("__annotations__", {})))
     return [name for name in names if not name.startswith("_") and not hasattr(Config, name)]
 
 

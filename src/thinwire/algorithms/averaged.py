@@ -19,7 +19,8 @@ from ..errors import require
 from ..key import Key
 from ..params import Params
 from ..wire import State
-from .base import Algorithm, Around, Message, Start
+from .around import Around
+from .base import Algorithm, Message, Start
 
 
 class Server(NamedTuple):
@@ -48,9 +49,6 @@ class Averaged(Around):
 
     def __post_init__(self) -> None:
         require(0 <= self.decay < 1, f"Averaged(decay={self.decay}): decay must be at least 0 and below 1")
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         start = self.inner.init_with(x, buffers, num_clients, key)

@@ -20,8 +20,9 @@ from ..optimizers import Momentum, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start, own_pull
+from .base import Algorithm, Client, Message, Start
 from .fedavg import Broadcast, Reply
+from .trainers import own_pull
 
 
 class Server(NamedTuple):
@@ -50,7 +51,7 @@ class FedACG(Algorithm):
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, f"FedACG(momentum={self.momentum}): momentum must be in [0, 1)")
         require(0 <= self.beta < math.inf, f"FedACG(beta={self.beta}): beta must not be negative")
-        own_pull(self, self.local, "beta")
+        own_pull(self, "beta")
         object.__setattr__(self, "opt", Momentum(1.0, beta=self.momentum))
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:

@@ -29,8 +29,9 @@ from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start, own_pull, plain_steps
+from .base import Algorithm, Client, Message, Start
 from .feddyn import positive, scale
+from .trainers import own_pull, plain_steps
 
 
 class Server(NamedTuple):
@@ -73,9 +74,9 @@ class FedDC(Algorithm):
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha < math.inf, f"FedDC(alpha={self.alpha}): alpha must not be negative")
-        own_pull(self, self.local, "alpha")
+        own_pull(self, "alpha")
         positive(self, self.mean_examples)
-        plain_steps(self, self.local)
+        plain_steps(self)
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()

@@ -23,8 +23,9 @@ from ..local import Local, LocalSGD, Trainer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start, Sum, Weights, own_pull
+from .base import Algorithm, Client, Message, Start, Sum, Weights
 from .fedavg import Broadcast
+from .trainers import own_pull
 
 
 class Server(NamedTuple):
@@ -66,7 +67,7 @@ class FedDyn(Algorithm):
 
     def __post_init__(self) -> None:
         require(0 < self.alpha < math.inf, f"FedDyn(alpha={self.alpha}): alpha must be positive")
-        own_pull(self, self.local, "alpha")
+        own_pull(self, "alpha")
         positive(self, self.mean_examples)
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:

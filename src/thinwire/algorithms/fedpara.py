@@ -28,7 +28,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..errors import CombinationError, require
-from .base import Around
+from .around import Around
 
 
 class Product(nn.Module):

@@ -19,8 +19,9 @@ from ..key import Key
 from ..local import Local
 from ..task import Task
 from ..wire import State
-from .base import Client, own_pull
+from .base import Client
 from .fedavg import FedAvg, Reply
+from .trainers import own_pull
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         require(0 <= self.mu < math.inf, f"FedProx(mu={self.mu}): mu must not be negative")
-        own_pull(self, self.local, "mu")
+        own_pull(self, "mu")
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, replace(self.local, prox=self.mu))  # eq. (2)

@@ -34,7 +34,8 @@ from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Client, Each, Exact, Message, Models, Start
+from .base import Algorithm, Client, Each, Exact, Message, Start
+from .own import Models
 from .selector import MODEL, SELECTOR, Labelled, Mixed, Mixture, Nearest, Super, join_selector, part, scores
 from .softpull import THESIS, Model, pull
 

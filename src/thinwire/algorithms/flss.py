@@ -51,7 +51,8 @@ from ..params import Layout, Params
 from ..schedules import at
 from ..task import Task
 from ..wire import Several, State
-from .base import Around, Client, Message, Start, asking
+from .around import Around, asking
+from .base import Client, Message, Start
 from .fedavg import FedAvg
 
 BLOCK = 1 << 18  # entries of the model whose inner products are taken at a time
@@ -174,9 +175,6 @@ class FLSS(Around):
         if round < self.start:
             return True
         return self.every is not None and (round - self.start) % self.every == 0
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         inner = self.inner.init_with(x, buffers, num_clients, key)

@@ -16,7 +16,8 @@ from ..key import Key
 from ..local import Local
 from ..params import Params
 from ..task import Task
-from .base import Adapting, Around
+from .around import Around
+from .own import Adapting
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from ..optimizers import SGD, Optimizer, passable
 from ..params import Layout, Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Around, Client, Message, Start, kinds
+from .around import Around
+from .base import Algorithm, Client, Message, Start, kinds
 from .fedavg import FedAvg
 
 EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
@@ -141,9 +142,6 @@ class LUAR(Around):
     @property
     def whole(self) -> bool:
         return self.inner.whole and not self.both
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         inner = self.inner.init_with(x, buffers, num_clients, key)

@@ -20,8 +20,9 @@ from ..local import Local, LocalSGD, look
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Adapting, Client
+from .base import Client
 from .fedavg import Reply
+from .own import Adapting
 from .personal import Personal
 
 

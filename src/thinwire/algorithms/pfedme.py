@@ -20,9 +20,10 @@ from ..local import Local
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Client, Weights, own_pull
+from .base import Client, Weights
 from .fedavg import Reply
 from .personal import Personal
+from .trainers import own_pull
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class pFedMe(Personal):
         require(0 < self.lam < math.inf, f"pFedMe(lam={self.lam}): lam must be positive")
         require(0 < self.eta < math.inf, f"pFedMe(eta={self.eta}): eta must be positive")
         require(self.steps >= 1, f"pFedMe(steps={self.steps}): steps must be at least 1")
-        own_pull(self, self.local, "lam")
+        own_pull(self, "lam")
 
     def begin(self, x: Params) -> State:
         return x

@@ -39,7 +39,8 @@ from ..local import LocalSGD, look
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Around, Client, Message, Start, asking
+from .around import Around, asking
+from .base import Client, Message, Start
 from .fedavg import FedAvg
 
 
@@ -120,9 +121,6 @@ class PruneFL(Around):
     def reconfigures(self, round: int) -> bool:
         """Whether round ``round``, counted from 1, ends with a choice of the entries to keep."""
         return round <= self.initial or round % self.every == 0
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         everything = torch.ones(x.layout.size, dtype=torch.bool, device="cpu")

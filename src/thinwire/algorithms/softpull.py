@@ -24,7 +24,8 @@ from ..links import Dense, Link
 from ..params import Params
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Around, Client, Each, Message, Start, kinds
+from .around import Around
+from .base import Algorithm, Client, Each, Message, Start, kinds
 from .fedavg import FedAvg
 
 THESIS = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 3"
@@ -129,7 +130,7 @@ class SoftPull(Around):
 
     inner: Algorithm = FedAvg()
     lam: float = 0.7
-    personal: Link | dict[str, Link] = field(default=Dense(), kw_only=True)  # type: ignore[misc]
+    personal: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
 
     def __post_init__(self) -> None:
         require(0 <= self.lam <= 1, f"SoftPull(lam={self.lam}): lam must be in [0, 1]")
@@ -156,9 +157,6 @@ class SoftPull(Around):
     def mixes(self) -> bool:
         """Whether norm statistics are sent and mixed."""
         return self.inner.buffers == "mean"
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         require(

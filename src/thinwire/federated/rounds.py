@@ -21,7 +21,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from ..algorithms.base import Algorithm, Around, adapts, predicts
+from ..algorithms.around import Around, adapts, predicts
+from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
