@@ -16,7 +16,6 @@ stands for no number. Scalars of numpy become Python's own, because their ``repr
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -84,8 +83,7 @@ def _fit(self: Any) -> None:
     values = fit(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
     for name, value in values.items():
         object.__setattr__(self, name, value)
-    with contextlib.suppress(NameError):  # as in `fit`
-        check_ranges(type(self), values)
+    check_ranges(type(self), values)
 
 
 def _fit_first(check: Callable[[Any], None]) -> Callable[[Any], None]:

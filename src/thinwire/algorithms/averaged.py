@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import require
 from ..key import Key
 from ..params import Params
+from ..ranges import BelowOne
 from ..wire import State
 from .around import Around
 from .base import Algorithm, Message, Start
@@ -45,10 +45,7 @@ class Averaged(Around):
 
     paper = "Polyak, Juditsky, SIAM J. Control Optim., 1992"
 
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        require(0 <= self.decay < 1, f"Averaged(decay={self.decay}): decay must be at least 0 and below 1")
+    decay: BelowOne = 0.8
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         start = self.inner.init_with(x, buffers, num_clients, key)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Size, Tensor
 
 from .. import params
-from ..errors import check, require
+from ..errors import check
 from ..key import Key
 from ..links import Dense
-from ..links.lbgm import multiplier
+from ..links.lbgm import SquaredSine, multiplier
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
+from ..ranges import Range
 from ..task import Task
 from ..wire import Several, State
 from .base import Algorithm, Client, Each, Message, Start
@@ -82,19 +83,12 @@ class ClusteredLBGM(Algorithm):
     the clients' own look-back gradients. Which centroid a client takes and how centroids move is ours.
     """
 
-    clusters: int = 8
-    threshold: float = 0.2
+    clusters: Annotated[int, Range(lambda x: x > 0, "is a number of centroids")] = 8
+    threshold: SquaredSine = 0.2
     local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
 
     paper = "Azam et al., ICLR 2022, Appendix C.1"
-
-    def __post_init__(self) -> None:
-        for name, value, good, what in (
-            ("clusters", self.clusters, self.clusters > 0, "a number of centroids"),
-            ("threshold", self.threshold, 0 <= self.threshold <= 1, "a squared sine, 0 to 1"),
-        ):
-            require(good, f"ClusteredLBGM({name}={value}): {name} is {what}")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         names = tuple(f"centroid{j}" for j in range(self.clusters))

@@ -29,6 +29,7 @@ from ..key import Key
 from ..links import Dense
 from ..local import Local, LocalSGD, Loss, Net
 from ..params import Layout, Params
+from ..ranges import AboveZero, Count
 from ..task import Batch, Task, per_example
 from ..wire import State
 from .base import Algorithm, Client, Message, Start
@@ -85,9 +86,9 @@ class DeComFL(Algorithm):
     ``directions`` forward passes of one mini-batch. Raises ``ValueError`` for numbers out of range.
     """
 
-    steps: int = 1
-    directions: int = 10
-    mu: float = 1e-3
+    steps: Count = 1
+    directions: Count = 10
+    mu: AboveZero = 1e-3
     local: LocalSGD = LocalSGD(0.001)
     # A client that saw other multiples would hold another model.
     down: ClassVar[Any] = Dense()  # type: ignore[misc]  # of all, so no field
@@ -95,9 +96,6 @@ class DeComFL(Algorithm):
     paper = "Li et al., ICLR 2025, arXiv:2405.15861"
 
     def __post_init__(self) -> None:
-        require(self.steps > 0, f"DeComFL(steps={self.steps}): steps must be at least 1")
-        require(self.directions > 0, f"DeComFL(directions={self.directions}): directions must be at least 1")
-        require(self.mu > 0, f"DeComFL(mu={self.mu}): mu must be positive")
         require(
             not self.local.momentum and not self.local.prox,
             f"{self!r}: its steps are along random directions; leave momentum and prox of local at 0",

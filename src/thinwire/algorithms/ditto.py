@@ -10,13 +10,12 @@ own. The paper has no norm statistics: here a client's own model has its own, fr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from ..errors import require
 from ..key import Key
 from ..local import Local
 from ..params import Params
+from ..ranges import NonNegative
 from ..task import Task
 from ..wire import State
 from .base import Client
@@ -36,10 +35,7 @@ class Ditto(Personal):
 
     paper = "Li et al., ICML 2021, arXiv:2012.04221"
 
-    lam: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(0 <= self.lam < math.inf, f"Ditto(lam={self.lam}): lam must not be negative")
+    lam: NonNegative = 0.1
 
     def begin(self, x: Params) -> State:
         return x

@@ -21,6 +21,7 @@ from ..errors import check, require
 from ..key import Key
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
+from ..ranges import Positive
 from ..task import Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Sum, Weights
@@ -61,12 +62,11 @@ class FedDyn(Algorithm):
     remembers = "h, the mean of the gradients that clients remember of every update they sent"
 
     local: Trainer = LocalSGD()
-    alpha: float = 0.1
+    alpha: Positive = 0.1
     mean_examples: float | None = None
     weights: Weights = field(default="uniform", kw_only=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha < math.inf, f"FedDyn(alpha={self.alpha}): alpha must be positive")
         own_pull(self, "alpha")
         positive(self, self.mean_examples)
 

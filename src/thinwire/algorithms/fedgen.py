@@ -30,6 +30,7 @@ from ..key import Key
 from ..local import Local, LocalSGD, Loss, Net, Trainer
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
+from ..ranges import Count, NonNegative
 from ..task import Batch, Task, labels, per_example, wide_enough
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Sum
@@ -95,18 +96,12 @@ class FedGen(Algorithm):
     paper = "Zhu, Hong, Zhou, ICML 2021, arXiv:2105.10056"
 
     local: Trainer = LocalSGD()
-    weight: float = 1.0
+    weight: NonNegative = 1.0
     head: str | None = None
-    hidden: int = 128
-    noise: int = 32
-    steps: int = 50
+    hidden: Count = 128
+    noise: Count = 32
+    steps: Count = 50
     teacher: Optimizer = Adam(0.005)
-
-    def __post_init__(self) -> None:
-        require(0 <= self.weight < math.inf, f"FedGen(weight={self.weight}): weight must not be negative")
-        for name in ("hidden", "noise", "steps"):
-            value = getattr(self, name)
-            require(value > 0, f"FedGen({name}={value}): {name} must be at least 1")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         name = last_linear(module) if self.head is None else self.head

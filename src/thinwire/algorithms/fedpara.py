@@ -28,6 +28,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..errors import CombinationError, require
+from ..ranges import CountOrNone, Share
 from .around import Around
 
 
@@ -93,15 +94,13 @@ class FedPara(Around):
     for FedPara inside FedPara.
     """
 
-    ratio: float = 0.5
-    rank: int | None = None
+    ratio: Share = 0.5
+    rank: CountOrNone = None
     start: Literal["random", "weights"] = "random"
 
     paper = "Hyeon-Woo, Ye-Bin, Oh, ICLR 2022, arXiv:2108.06098"
 
     def __post_init__(self) -> None:
-        require(0 < self.ratio <= 1, f"FedPara(ratio={self.ratio}): ratio must be above 0 and at most 1")
-        require(self.rank is None or self.rank >= 1, f"FedPara(rank={self.rank}): rank must be at least 1, or None")
         inner = self.inner
         while isinstance(inner, Around):
             if isinstance(inner, FedPara):

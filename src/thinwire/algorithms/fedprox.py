@@ -11,12 +11,11 @@ for bit, under another name.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from ..errors import require
 from ..key import Key
 from ..local import Local
+from ..ranges import NonNegative
 from ..task import Task
 from ..wire import State
 from .base import Client
@@ -34,10 +33,9 @@ class FedProx(FedAvg):
 
     paper = "Li et al., MLSys 2020, arXiv:1812.06127"
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
 
     def __post_init__(self) -> None:
-        require(0 <= self.mu < math.inf, f"FedProx(mu={self.mu}): mu must not be negative")
         own_pull(self, "mu")
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from ..links import Dense, Link
 from ..local import Local, LocalAdam, LocalSGD, Loss, Memory, Trained, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Params
+from ..ranges import Count, Fraction, Range
 from ..task import Task
 from ..wire import Several, State
 from .base import Algorithm, Client, Each, Exact, Message, Start
@@ -115,8 +116,8 @@ class FedSM(Algorithm):
     at_server = True
 
     local: Trainer = LocalSGD()
-    lam: float = 0.7
-    gamma: float = 0.0
+    lam: Fraction = 0.7
+    gamma: Annotated[float, Range(lambda x: 0 <= x <= 1, "is a share, 0 to 1")] = 0.0
     selecting: Trainer = LocalAdam(0.001)
     form: Literal["batch", "epoch"] = "batch"
     selector: str = ""
@@ -128,8 +129,6 @@ class FedSM(Algorithm):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        require(0 <= self.lam <= 1, f"{name}(lam={self.lam}): lam must be in [0, 1]")
-        require(0 <= self.gamma <= 1, f"{name}(gamma={self.gamma}): gamma is a share, 0 to 1")
         if self.form == "epoch" and not isinstance(self.selecting, LocalAdam):
             raise CombinationError(
                 f"{name}(form='epoch') averages the moments of Adam, which {type(self.selecting).__name__} has not: "
@@ -335,7 +334,7 @@ class FedSMExtra(FedSM):
     late = False  # replies of the models' rounds have other layers than those of the selector's
     remembers = "models that stand still while the selector is trained"
 
-    start: int = 100
+    start: Count = 100
 
     extra: ClassVar[int] = 1
     warms: ClassVar[str] = "trains no selector, without which it predicts by any of its models,"
@@ -344,7 +343,6 @@ class FedSMExtra(FedSM):
     def __post_init__(self) -> None:
         super().__post_init__()
         name = type(self).__name__
-        require(self.start >= 1, f"{name}(start={self.start}): start must be at least 1")
         require(self.gamma == 0, f"{name}(gamma={self.gamma}): the selector has an output for the global model itself")
         require(self.form == "batch", f"{name}(form={self.form!r}): its selector takes a step a mini-batch")
 

@@ -29,11 +29,13 @@ import torch
 from torch import Tensor
 
 from ..errors import require
-from ..kernels.sketch import MOST_ROWS, count_sketch, heavy
+from ..kernels.sketch import count_sketch, heavy
 from ..key import Key
 from ..links import Dense, Flat, Sparse
+from ..links.sketch import Rows
 from ..local import Local, LocalSGD, Trainer
 from ..params import Layout, Params
+from ..ranges import AboveZero, Count, Decay
 from ..task import Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start
@@ -83,26 +85,19 @@ class FetchSGD(Algorithm):
     under ``up=Dense()``. Raises ``ValueError`` for a number out of range and for a ``k`` above the model's size.
     """
 
-    cols: int
-    k: int
-    rows: int = 5
-    momentum: float = 0.9
+    cols: Count
+    k: Count
+    rows: Rows = 5
+    momentum: Decay = 0.9
     masking: bool = True
     error: Literal["zero", "subtract"] = "zero"
-    lr: float = 1.0
+    lr: AboveZero = 1.0
     local: Trainer = LocalSGD()
     known: bool = False
     # A client that saw other changes would train another model.
     down: ClassVar[Any] = {"x": Dense(), "change": Flat(Sparse())}  # type: ignore[misc]  # of all, so no field
 
     paper = "Rothchild et al., ICML 2020, arXiv:2007.07682"
-
-    def __post_init__(self) -> None:
-        require(self.cols > 0, f"FetchSGD(cols={self.cols}): cols must be at least 1")
-        require(self.k > 0, f"FetchSGD(k={self.k}): k must be at least 1")
-        require(0 < self.rows <= MOST_ROWS, f"FetchSGD(rows={self.rows}): rows must be 1 to {MOST_ROWS}")
-        require(0 <= self.momentum < 1, f"FetchSGD(momentum={self.momentum}): momentum must be in [0, 1)")
-        require(self.lr > 0, f"FetchSGD(lr={self.lr}): lr must be positive")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         size = x.layout.size

@@ -48,6 +48,7 @@ from ..key import Key
 from ..links import Dense, Link
 from ..optimizers import SGD
 from ..params import Layout, Params
+from ..ranges import AboveZero, CountOrNone, PositiveInt, Share
 from ..schedules import at
 from ..task import Task
 from ..wire import Several, State
@@ -118,28 +119,24 @@ class FLSS(Around):
     :class:`~thinwire.errors.CombinationError` around anything but :class:`FedAvg` and its variants.
     """
 
-    rank: int = 50
+    rank: PositiveInt = 50
     start: int = 200
-    every: int | None = 5
-    decay: float = 1.0
+    every: CountOrNone = 5
+    decay: Share = 1.0
     store: Literal["float32", "bfloat16"] = "float32"
     project: Literal["update", "gradient"] = "update"
-    scale: float = 1.0
+    scale: AboveZero = 1.0
 
     paper = "Federated Learning in Streaming Subspace, anonymous submission"
     late = False  # an earlier round's coefficients are those of another basis
     chained = False
 
     def __post_init__(self) -> None:
-        require(self.rank > 0, f"FLSS(rank={self.rank}): rank must be positive")
         require(
             self.start >= self.rank,
             f"FLSS(rank={self.rank}, start={self.start}): {self.start} updates span at most as many directions; "
             f"start must be at least rank",
         )
-        require(self.every is None or self.every >= 1, f"FLSS(every={self.every}): every must be at least 1, or None")
-        require(0 < self.decay <= 1, f"FLSS(decay={self.decay}): decay must be above 0 and at most 1")
-        require(self.scale > 0, f"FLSS(scale={self.scale}): scale must be positive")
         if self.inner.personal_models:
             raise CombinationError(
                 f"FLSS sends coefficients in a subspace of the shared updates, and bends all of a client's training to "

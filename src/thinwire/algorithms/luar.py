@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ..key import Key
 from ..links import Dense
 from ..optimizers import SGD, Optimizer, passable
 from ..params import Layout, Params
+from ..ranges import Range
 from ..task import Task
 from ..wire import State
 from .around import Around
@@ -116,7 +117,7 @@ class LUAR(Around):
     late = False  # an earlier round's reply leaves out other layers
     chained = False  # only the newest broadcast says which layers are recycled
 
-    recycle: int
+    recycle: Annotated[int, Range(lambda x: x >= 0, "is a number of layers, 0 or more")]
     layers: Literal["kernels", "tensors", "modules"] = "kernels"
     select: Literal["metric", "uniform", "round-robin", "gradient-norm"] = "metric"
     drop: bool = False
@@ -124,7 +125,6 @@ class LUAR(Around):
     past: bool = True
 
     def __post_init__(self) -> None:
-        require(self.recycle >= 0, f"LUAR(recycle={self.recycle}): recycle is a number of layers, 0 or more")
         if self.both and not _repeatable(self.inner):
             raise CombinationError(
                 f"LUAR({self.inner!r}, both=True): clients repeat the server's step, which they can over FedAvg and "

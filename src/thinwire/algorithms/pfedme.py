@@ -11,13 +11,12 @@ here those of a client's own model are what its round ended with, and stay with 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
-from ..errors import require
 from ..key import Key
 from ..local import Local
 from ..params import Params
+from ..ranges import Count, Positive
 from ..task import Task
 from ..wire import State
 from .base import Client, Weights
@@ -40,15 +39,12 @@ class pFedMe(Personal):
 
     paper = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
 
-    lam: float = 15.0
-    eta: float = 0.005
-    steps: int = 5
+    lam: Positive = 15.0
+    eta: Positive = 0.005
+    steps: Count = 5
     weights: Weights = field(default="uniform", kw_only=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.lam < math.inf, f"pFedMe(lam={self.lam}): lam must be positive")
-        require(0 < self.eta < math.inf, f"pFedMe(eta={self.eta}): eta must be positive")
-        require(self.steps >= 1, f"pFedMe(steps={self.steps}): steps must be at least 1")
         own_pull(self, "lam")
 
     def begin(self, x: Params) -> State:

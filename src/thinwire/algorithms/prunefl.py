@@ -25,18 +25,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..links import Dense, Link, Sparse
 from ..links.sparse import set_bits
 from ..local import LocalSGD, look
 from ..params import Params
+from ..ranges import BelowOne, Count, Natural, Range, Share
 from ..task import Task
 from ..wire import State
 from .around import Around, asking
@@ -64,26 +65,17 @@ class PruneFL(Around):
     :class:`FedAvg` and its variants, or over a ``down`` that loses something.
     """
 
-    every: int = 50
-    share: float = 0.3
-    least: float = 0.1
-    overhead: float = 1.0
-    initial: int = 0
-    batch: int | None = 256
+    every: Count = 50
+    share: BelowOne = 0.3
+    least: Share = 0.1
+    overhead: Annotated[float, Range(lambda x: 0 <= x < float("inf"), "must not be negative or infinite")] = 1.0
+    initial: Natural = 0
+    batch: Annotated[int, Range(lambda x: x >= 1, "must be positive, or None")] | None = 256
 
     paper = "Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326"
     late = False  # an earlier round's reply may lack the gradient, or have one of another model
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, f"PruneFL(every={self.every}): every must be at least 1")
-        require(0 <= self.share < 1, f"PruneFL(share={self.share}): share must be at least 0 and below 1")
-        require(0 < self.least <= 1, f"PruneFL(least={self.least}): least must be above 0 and at most 1")
-        require(
-            0 <= self.overhead < math.inf,
-            f"PruneFL(overhead={self.overhead}): overhead must not be negative or infinite",
-        )
-        require(self.initial >= 0, f"PruneFL(initial={self.initial}): initial must not be negative")
-        require(self.batch is None or self.batch >= 1, f"PruneFL(batch={self.batch}): batch must be positive, or None")
         if isinstance(self.inner, PruneFL):
             raise CombinationError("PruneFL goes around a method that prunes nothing yet: leave one of the two")
         if isinstance(self.inner, Around):

@@ -22,6 +22,7 @@ from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
 from ..params import Params
+from ..ranges import Fraction
 from ..task import Task
 from ..wire import Several, State
 from .around import Around
@@ -129,11 +130,10 @@ class SoftPull(Around):
     buffers: ClassVar[Any] = "local"  # type: ignore[misc]  # the runner averages none
 
     inner: Algorithm = FedAvg()
-    lam: float = 0.7
+    lam: Fraction = 0.7
     personal: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
 
     def __post_init__(self) -> None:
-        require(0 <= self.lam <= 1, f"SoftPull(lam={self.lam}): lam must be in [0, 1]")
         inner = self.inner
         if inner.personal_models:
             raise CombinationError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import require
+from ..ranges import AboveZero, Count, Range
 from .optional import optional
 
 
@@ -71,12 +72,8 @@ class Dirichlet(Split):
     client has ``min_examples``. Source: Yurochkin et al., arXiv:1905.12022.
     """
 
-    alpha: float = 0.1
-    min_examples: int = 1
-
-    def __post_init__(self) -> None:
-        require(self.alpha > 0, f"Dirichlet(alpha={self.alpha:g}): alpha must be positive")
-        require(self.min_examples >= 1, f"Dirichlet(min_examples={self.min_examples}): it must be at least 1")
+    alpha: AboveZero = 0.1
+    min_examples: Count = 1
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)
@@ -111,10 +108,7 @@ class Pathological(Split):
     fewer clients than classes some classes may fall to nobody: their examples are left out.
     """
 
-    classes: int = 3
-
-    def __post_init__(self) -> None:
-        require(self.classes >= 1, f"Pathological(classes={self.classes}): classes must be at least 1")
+    classes: Count = 3
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         known = len(torch.unique(_one_each(self, labels)))
@@ -143,10 +137,7 @@ class Shards(Split):
     there are shards may be left over; they are left out.
     """
 
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        require(self.per_client >= 1, f"Shards(per_client={self.per_client}): per_client must be at least 1")
+    per_client: Count = 2
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         require(
@@ -193,10 +184,7 @@ class Similarity(Split):
     Pittsburgh, 2023, Section 4.5.1 (its s). share = 1 is IID.
     """
 
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(0 <= self.share <= 1, f"Similarity(share={self.share:g}): share must lie between 0 and 1")
+    share: Annotated[float, Range(lambda x: 0 <= x <= 1, "must lie between 0 and 1")] = 0.1
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)

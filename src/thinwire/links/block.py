@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Size, Tensor
 
-from ..errors import require
 from ..key import Key
+from ..ranges import Range
 from ..wire import Packet
 from .base import Codec, vector
 
@@ -31,13 +31,10 @@ class RandomBlock(Codec):
 
     paper = "Xu, Huang, ICML 2022"
 
-    ratio: float = 64.0
+    ratio: Annotated[float, Range(lambda x: 1 <= x < float("inf"), "must be at least 1 and finite")] = 64.0
     unbiased: bool = False
 
     linear = True
-
-    def __post_init__(self) -> None:
-        require(1 <= self.ratio < math.inf, f"RandomBlock(ratio={self.ratio}): ratio must be at least 1 and finite")
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from ..errors import check, require
+from ..errors import check
 from ..key import Key
 from ..params import fold
+from ..ranges import BelowOne
 from ..wire import Packet
 from .base import Codec, parts, vector
 from .sparse import count_of
@@ -39,12 +40,9 @@ class DropoutAvg(Codec):
 
     paper = "Gunesli et al., 2021, arXiv:2111.13230"
 
-    drop: float = 0.5
+    drop: BelowOne = 0.5
 
     linear = True
-
-    def __post_init__(self) -> None:
-        require(0 <= self.drop < 1, f"DropoutAvg(drop={self.drop}): drop must be at least 0 and below 1")
 
     def _sent(self, n: int) -> int:
         return count_of(1 - Fraction(str(self.drop)), n)

@@ -7,18 +7,19 @@ which it is by the number of bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import UInt8
 from torch import Size, Tensor
 from torch.nn.functional import pad
 
-from ..errors import check, require
+from ..errors import check
 from ..kernels import levels as coder
 from ..kernels.quantize import dequantize, quantize
 from ..kernels.trits import pack_trits, unpack_trits
 from ..key import Key
+from ..ranges import Count, Range
 from ..wire import Packet
 from .base import Codec, finite, number, octets, parts, vector, width
 
@@ -48,13 +49,9 @@ class QSGD(Codec):
 
     paper = "Alistarh et al., NeurIPS 2017, arXiv:1610.02132"
 
-    levels: int = 16
-    bucket: int | None = None
+    levels: Annotated[int, Range(lambda x: 1 <= x <= 127, "must be from 1 to 127")] = 16
+    bucket: Count | None = None
     norm: Literal["l2", "max"] = "l2"
-
-    def __post_init__(self) -> None:
-        require(1 <= self.levels <= 127, f"QSGD(levels={self.levels}): levels must be from 1 to 127")
-        require(self.bucket is None or self.bucket >= 1, f"QSGD(bucket={self.bucket}): bucket must be at least 1")
 
     @property
     def bits(self) -> int:
