@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from .config import Config
 from .key import Key
+from .losses import Ratio
 from .params import Layout, Params
 from .ranges import AboveZero, Decay, Range, Rate
 from .schedules import Schedule, at
-from .task import Batch, Ratio, Task
+from .task import Batch, Task
 
 __all__ = ["Local", "LocalAdam", "LocalAdamW", "LocalSGD", "Memory", "Trained", "Trainer"]
 

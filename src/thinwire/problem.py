@@ -20,8 +20,9 @@ from . import models
 from .data import Augment, DataSet, Split
 from .errors import nearest, require
 from .key import Key
+from .losses import each_mask, masks
 from .models.cnn import SMALLEST
-from .task import Supervised, each_mask, masks
+from .task import Supervised
 
 CLIENTS = 20  # of a set without sites, where no number is given
 

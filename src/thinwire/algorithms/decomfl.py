@@ -28,9 +28,10 @@ from ..kernels.signs import unpack_signs
 from ..key import Key
 from ..links import Dense
 from ..local import Local, LocalSGD, Loss, Net
+from ..losses import per_example
 from ..params import Layout, Params
 from ..ranges import AboveZero, Count
-from ..task import Batch, Task, per_example
+from ..task import Batch, Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start
 

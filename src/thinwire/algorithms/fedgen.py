@@ -28,10 +28,11 @@ from torch.nn import functional as F
 from ..errors import check, require
 from ..key import Key
 from ..local import Local, LocalSGD, Loss, Net, Trainer
+from ..losses import per_example, wide_enough
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
 from ..ranges import Count, NonNegative
-from ..task import Batch, Task, labels, per_example, wide_enough
+from ..task import Batch, Task, labels
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Sum
 from .features import last_linear, layer

@@ -30,9 +30,10 @@ from ..errors import require
 from ..key import Key
 from ..links import STC, Dense, Link
 from ..local import Local, LocalAdam, Loss, Net, Trainer
+from ..losses import Ratio
 from ..params import Layout, Params
 from ..ranges import Count, Range
-from ..task import Batch, Ratio, Task
+from ..task import Batch, Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Weights
 

@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from .. import models
 from ..errors import require
 from ..local import Loss, Net
+from ..losses import Ratio, per_example, wide_enough
 from ..params import Layout, Params
 from ..problem import import_module
-from ..task import Batch, Ratio, Task, per_example, wide_enough
+from ..task import Batch, Task
 from ..wire import dumps
 
 MODEL, SELECTOR = "model.", "selector."

@@ -19,10 +19,11 @@ from ..algorithms.fedpara import factors
 from ..kernels import native
 from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
+from ..losses import cross_entropy
 from ..models.fasttext import FILL, FastText
 from ..params import Layout, Params
-from ..task import Supervised, cross_entropy
-from .one import order
+from ..task import Supervised
+from .batches import order
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 

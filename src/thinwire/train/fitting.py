@@ -12,9 +12,10 @@ from torch import Tensor
 from ..data.dataset import VOID
 from ..dice import Dice
 from ..errors import require
-from ..task import IGNORED, Supervised, Task, cross_entropy, dice_loss, each_mask, squared_error
-from .one import Slot
+from ..losses import IGNORED, cross_entropy, dice_loss, each_mask, squared_error
+from ..task import Supervised, Task
 from .precision import without_cache
+from .slot import Slot
 
 
 def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:

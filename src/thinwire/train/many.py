@@ -20,10 +20,13 @@ from ..errors import NonFinite
 from ..kernels import native
 from ..key import Key
 from ..local import Local, Memory, Trained
+from ..losses import LossOf, Ratio
 from ..params import Layout, Params
-from ..task import LossOf, Ratio, Supervised, Task
+from ..task import Supervised, Task
+from .batches import order
 from .compiled import Chain, chain, train_chains
-from .one import Slot, bend, explain_divergence, order
+from .one import bend, explain_divergence
+from .slot import Slot
 
 
 class Apart(RuntimeError):
