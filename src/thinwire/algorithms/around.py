@@ -10,9 +10,7 @@ from ..key import Key
 from ..local import Local
 from ..params import Params
 from ..passing import Inner, pass_on
-from ..task import Task
-from ..wire import State
-from .base import Algorithm, Client, Message, Start
+from .base import Algorithm, Client, Start
 
 
 @dataclass(frozen=True)
@@ -21,17 +19,25 @@ class Around(Algorithm):
     """An algorithm around another one, ``inner``: what it does not write is the inner one's, given what it was given.
 
     So a wrapper that keeps the inner one's states and messages writes only what it changes. One that holds them in
-    states and messages of its own, as LUAR does, writes every method that is given one of those, and of ``init`` and
-    ``init_with`` one. ``assemble``, ``init_with``, ``weigh`` and ``whole`` are made of ``prepare``, ``init``,
-    ``weights``, ``local`` and ``see``, where it writes these.
+    states of its own, as LUAR does, says in ``nests`` which these are: what it does not write is given the inner state.
+    It writes every method that returns one of them, or a message of its own, and of ``init`` and ``init_with`` one.
+    ``assemble``, ``init_with``, ``weigh`` and ``whole`` are made of ``prepare``, ``init``, ``weights``, ``local`` and
+    ``see``, where it writes these.
     """
 
     inner: Algorithm
+
+    nests: ClassVar[tuple[str, ...]] = ()
+    """Its states that hold the inner method's in their field ``inner``: "server", "view"."""
 
     up: ClassVar[Any] = Inner()  # type: ignore[misc]
     down: ClassVar[Any] = Inner()  # type: ignore[misc]
     weights: ClassVar[Any] = Inner()  # type: ignore[misc]
     buffers: ClassVar[Any] = Inner()  # type: ignore[misc]
+
+    broadcast: ClassVar[Any]  # which have no default
+    client: ClassVar[Any]
+    server: ClassVar[Any]
 
     bypass = Algorithm.bypass  # a wrapper around what that of ``inner`` returns
 
@@ -40,16 +46,9 @@ class Around(Algorithm):
         return type(self).see is Around.see and self.inner.whole
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
+        if type(self).init_with is Around.init_with:
+            return self.inner.init(x, num_clients, key)
         return self.init_with(x, None, num_clients, key)
-
-    def broadcast(self, server: State, view: State) -> Message:
-        return self.inner.broadcast(server, view)
-
-    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        return self.inner.client(view, state, task, key)
-
-    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        return self.inner.server(server, view, mean, key)
 
 
 def adapts(algorithm: Algorithm) -> bool:

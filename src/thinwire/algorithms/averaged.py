@@ -43,6 +43,7 @@ class Averaged(Around):
     Raises ``ValueError`` for a decay outside 0 to 1.
     """
 
+    nests = ("server",)
     paper = "Polyak, Juditsky, SIAM J. Control Optim., 1992"
 
     decay: BelowOne = 0.8
@@ -50,12 +51,6 @@ class Averaged(Around):
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         start = self.inner.init_with(x, buffers, num_clients, key)
         return start._replace(server=Server(start.server, self.inner.model(start.server), 0))
-
-    def broadcast(self, server: State, view: State) -> Message:
-        return self.inner.broadcast(server.inner, view)
-
-    def alone(self, server: State, client: int) -> Message:
-        return self.inner.alone(server.inner, client)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         inner, rounds = self.inner.server(server.inner, view, mean, key), server.rounds + 1
@@ -67,12 +62,6 @@ class Averaged(Around):
 
     def bypass(self, layers: Sequence[str]) -> Algorithm:
         return super().bypass(layers)  # the average is none of what the inner server keeps
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        return self.inner.model(server.inner, client, own)
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return self.inner.statistics(server.inner, client)
 
     def served(self, server: State) -> Params | None:
         average: Params = server.average

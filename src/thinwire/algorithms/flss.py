@@ -129,6 +129,7 @@ class FLSS(Around):
 
     paper = "Federated Learning in Streaming Subspace, anonymous submission"
     late = False  # an earlier round's coefficients are those of another basis
+    nests = ("server", "view")
     chained = False
 
     def __post_init__(self) -> None:
@@ -218,9 +219,6 @@ class FLSS(Around):
     def afresh(self, view: State) -> Message | None:
         return None  # the basis is in no message
 
-    def alone(self, server: State, client: int) -> Message:
-        return self.inner.alone(server.inner, client)
-
     def take(self, view: State, msg: Message) -> State:
         return view._replace(inner=self.inner.take(view.inner, msg))
 
@@ -268,21 +266,6 @@ class FLSS(Around):
             made = [mix]
         rows = self._move(server.rows, g, made)
         return Server(inner, rows, sigma, g, server.coefficients, first, mix, done)
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        return self.inner.model(server.inner, client, own)
-
-    def served(self, server: State) -> Params | None:
-        return self.inner.served(server.inner)
-
-    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
-        return self.inner.at_client(view.inner, client, own)
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return self.inner.statistics(server.inner, client)
-
-    def statistics_at_client(self, view: State, client: int) -> Params | None:
-        return self.inner.statistics_at_client(view.inner, client)
 
     @property
     def rounding(self) -> float:

@@ -115,6 +115,7 @@ class LUAR(Around):
 
     paper = "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"
     late = False  # an earlier round's reply leaves out other layers
+    nests = ("server", "view")
     chained = False  # only the newest broadcast says which layers are recycled
 
     recycle: Annotated[int, Range(lambda x: x >= 0, "is a number of layers, 0 or more")]
@@ -205,9 +206,6 @@ class LUAR(Around):
         recycled = () if self.drop else view.last.layout.named(view.recycled)
         return Steps(view.inner, view.last.only(recycled), view.recycled, view.round)
 
-    def alone(self, server: State, client: int) -> Message:
-        return self.inner.alone(server.inner, client)
-
     def take(self, view: State, msg: Message) -> State:
         return view._replace(inner=self.inner.take(view.inner, msg))
 
@@ -219,9 +217,6 @@ class LUAR(Around):
         recycled = blank.update.layout.named(view.recycled)
         inner = self.inner.outlines(view.inner, blank, key)
         return [one._replace(update=one.update.only(set(one.update.names) - set(recycled))) for one in inner]
-
-    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
-        return self.inner.admit(view.inner, reply, examples, clip)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x = self.inner.model(server.inner).only(server.last.names)
@@ -237,21 +232,6 @@ class LUAR(Around):
         if self.both:
             return Both(inner, update, score, recycled, absent, server.round + 1)
         return Server(inner, update, score, recycled)
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        return self.inner.model(server.inner, client, own)
-
-    def served(self, server: State) -> Params | None:
-        return self.inner.served(server.inner)
-
-    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
-        return self.inner.at_client(view.inner, client, own)
-
-    def statistics_at_client(self, view: State, client: int) -> Params | None:
-        return self.inner.statistics_at_client(view.inner, client)
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return self.inner.statistics(server.inner, client)
 
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""
