@@ -69,7 +69,7 @@ def test_full_rank_trains_all_its_factors() -> None:
 @pytest.mark.parametrize("shape", [(96, 120), (64, 48, 3, 3)], ids=["linear", "convolution"])
 def test_random_factors_make_weights_of_the_scale_that_was_asked_for(shape: tuple[int, ...], rank: int) -> None:
     product = Product(torch.Size(shape), rank)
-    factors = product.drawn(0.05, torch.Generator().manual_seed(0))
+    factors = product.draw(0.05, torch.Generator().manual_seed(0))
     assert root_mean_square(product(*factors)) == pytest.approx(0.05, rel=1e-4)
 
 

@@ -156,8 +156,8 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
     masks it is their mean.
     """
     logits, counted, t = _pixels(outputs, targets)
-    found = (logits > 0) * counted
-    both, sizes = (found * t).sum(2), found.sum(2) + t.sum(2)
+    inside = (logits > 0) * counted
+    both, sizes = (inside * t).sum(2), inside.sum(2) + t.sum(2)
     return torch.where(sizes > 0, 2 * both / sizes.clamp(min=1), torch.ones_like(both)).mean(1)
 
 

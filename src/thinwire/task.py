@@ -114,12 +114,12 @@ class Supervised:
         require(
             sizes[0] == sizes[1], f"{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input"
         )
-        found = loss_for(self.targets)
+        loss = loss_for(self.targets)
         if self.loss_of is loss_by_type:
-            object.__setattr__(self, "loss_of", found)
+            object.__setattr__(self, "loss_of", loss)
         if self.metrics_of == {"": loss_by_type}:
-            soft = found is squared_error and self.loss_of is cross_entropy
-            object.__setattr__(self, "metrics_of", MEASURE[cross_entropy if soft else found])
+            soft = loss is squared_error and self.loss_of is cross_entropy
+            object.__setattr__(self, "metrics_of", MEASURE[cross_entropy if soft else loss])
         require(
             not self.augment or self.inputs.ndim == 4,
             f"augment={list(self.augment)} changes pictures, [examples, channels, height, width]; these inputs are "
@@ -347,8 +347,8 @@ def _numbers(x: Any, what: str) -> Tensor:
         kind = {"f": real, "b": np.bool_}.get(array.dtype.kind, np.int64)
         x = torch.from_numpy(np.require(array, np.uint8 if array.dtype == np.uint8 else kind, ["C", "W"]))
     require(not x.is_complex(), f"{what} are complex: real numbers are expected")
-    found: Tensor = x.detach()
-    return found
+    numbers: Tensor = x.detach()
+    return numbers
 
 
 def _stack(items: Sequence[Any], what: str) -> Tensor:

@@ -381,8 +381,8 @@ def largest(x: Any) -> float:
     if isinstance(x, dict):
         x = list(x.values())
     if isinstance(x, list | tuple):
-        found = [largest(one) for one in x]
-        return max(found, key=lambda one: (one != one, one), default=0.0)  # NaN above all
+        parts = [largest(one) for one in x]
+        return max(parts, key=lambda one: (one != one, one), default=0.0)  # NaN above all
     values = x.flat if isinstance(x, Params) else x
     if isinstance(values, Tensor) and values.is_floating_point() and values.numel():
         low, high = torch.aminmax(values.detach())

@@ -112,7 +112,7 @@ class Algorithm(Own, Config, ABC):
                 setattr(cls, name, field(default=value, kw_only=True))
 
     @classmethod
-    def _written(cls) -> list[Field[Any]]:
+    def _in_order(cls) -> list[Field[Any]]:
         return sorted(fields(cls), key=lambda f: bool(f.kw_only))  # as in the signature
 
     @property

@@ -139,13 +139,13 @@ class ClusteredLBGM(Algorithm):
         centroids = _models(view.centroids, layout)
         used: dict[int, Recycled] = {k: r[0] for k, r in mean.recycled.items() if r}
 
-        def received(client: int) -> Params:
+        def update_of(client: int) -> Params:
             if client in used:
                 return centroids[used[client].cluster] * used[client].rho
             return layout.zeros().replace(mean.whole[client])
 
         weights = [float(n) if self.weights == "examples" else 1.0 for n in mean.examples.values()]
-        update = Params(layout, params.mean((received(k).flat for k in mean.whole), weights))
+        update = Params(layout, params.mean((update_of(k).flat for k in mean.whole), weights))
         x, opt = self.opt.step(server.x, update, server.opt)
 
         whole = [g for k, g in mean.whole.items() if k not in used and g.layout == layout and g.norm() > 0]

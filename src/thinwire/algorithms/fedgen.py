@@ -108,10 +108,10 @@ class FedGen(Algorithm):
         name = last_linear(module) if self.head is None else self.head
         require(name is not None, "FedGen(): the model has no nn.Linear to be its head")
         assert name is not None
-        found = layer(module, name, f"FedGen(head={self.head!r})")
+        part = layer(module, name, f"FedGen(head={self.head!r})")
         require(
-            isinstance(found, nn.Linear) and found.weight.requires_grad,
-            f"FedGen(head={self.head!r}): the head is a linear layer that is trained, this is {type(found).__name__}",
+            isinstance(part, nn.Linear) and part.weight.requires_grad,
+            f"FedGen(head={self.head!r}): the head is a linear layer that is trained, this is {type(part).__name__}",
         )
         layout = Layout.of((n, p) for n, p in module.named_parameters() if p.requires_grad)
         require(

@@ -17,7 +17,7 @@ leave the moments as they are, unless a dict names them. Whose models are mixed 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -36,7 +36,7 @@ from ..wire import Several, State
 from .base import Algorithm, Client, Each, Exact, Message, Start
 from .own import Models
 from .selector import MODEL, SELECTOR, Labelled, Super, join_selector, part, scores
-from .softpull import THESIS, Model, pull
+from .softpull import THESIS, Model, of_client, pull_all
 
 
 class Held(NamedTuple):
@@ -175,7 +175,7 @@ class FedSM(Algorithm):
         return Broadcast(server.x, m, v, server.moments.steps)
 
     def alone(self, server: State, client: int) -> Message:
-        return self.held(server, client).model
+        return of_client(server, client).model
 
     def take(self, view: State, msg: Message) -> State:
         return View(view, msg)
@@ -183,12 +183,12 @@ class FedSM(Algorithm):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x, own = view.shared.x, view.own
         assert key.client is not None
-        update, change = yield from self.trained(x, own)
-        s = yield self.asked(x, Labelled(key.client), view.shared)._replace(aside=True)  # line 11
+        update, change = yield from self.train_models(x, own)
+        s = yield self.selector_request(x, Labelled(key.client), view.shared)._replace(aside=True)  # line 11
         m, v = self.moments_of(s.memory, view.shared)
         return Reply((s.x - x).replace(update), m, v, change), state
 
-    def trained(self, x: Params, own: Model) -> Generator[Local, Trained, tuple[Params, Change]]:
+    def train_models(self, x: Params, own: Model) -> Generator[Local, Trained, tuple[Params, Change]]:
         """The change of the global model, and that of the client's own: lines 8 and 9."""
         names = own.x.names
         y = yield Local(x, self.local)
@@ -196,7 +196,7 @@ class FedSM(Algorithm):
         buffers = own.buffers if own.buffers is None or v.buffers is None else v.buffers
         return (y.x - x).only(names), Change(v.x.only(names) - own.x, buffers)
 
-    def asked(self, x: Params, loss: Loss, shared: Message) -> Local:
+    def selector_request(self, x: Params, loss: Loss, shared: Message) -> Local:
         """The selector's training."""
         if self.form == "batch":
             return Local(x, self.selecting, loss=loss)
@@ -217,7 +217,7 @@ class FedSM(Algorithm):
         return tuple(m.only(shared.first.names) for m in memory.vectors)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        held = self.pulled(server, mean.own)
+        held = self.pull_clients(server, mean.own)
         model, selector = (mean.update.only(part(mean.update.layout, prefix)) for prefix in (MODEL, SELECTOR))
         x, opt = self.opt.step(server.x.only(model.names), model, server.opt)  # line 15
         x = server.x.replace(x).replace(server.x.only(selector.names) + selector)
@@ -226,30 +226,22 @@ class FedSM(Algorithm):
             moments = Memory((mean.first, mean.second), moments.steps + self.steps)
         return Server(x, opt, moments, server.first, held, server.round + 1)
 
-    def pulled(self, server: State, changes: Message) -> Several:
+    def pull_clients(self, server: State, changes: Message) -> Several:
         """Clients' models after their changes and SoftPull: line 16."""
         held = {one.client: one.model for one in server.held}
         for client, update in changes.update.items():
             x = held.get(client, server.first.model).x + update
             held[client] = Model(x, None if changes.buffers is None else changes.buffers[client])
         clients = sorted(held)
-        models = pull([held[client].x for client in clients], self.lam)
-        kept = [held[client].buffers for client in clients]
-        statistics: Sequence[Params | None] = kept if None in kept else pull([b for b in kept if b], self.lam)
-        found = [Held(*one) for one in zip(clients, map(Model, models, statistics), strict=True)]
-        return Several(found, server.first)
-
-    def held(self, server: State, client: int) -> Held:
-        """What the server keeps of a client, or of one that has not replied yet."""
-        found: Held = next((one for one in server.held if one.client == client), server.first)
-        return found
+        models = pull_all([held[client] for client in clients], self.lam)
+        return Several(list(map(Held, clients, models)), server.first)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x
-        return x if client is None else x.replace(self.held(server, client).model.x)
+        return x if client is None else x.replace(of_client(server, client).model.x)
 
     def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return None if client is None else self.held(server, client).model.buffers
+        return None if client is None else of_client(server, client).model.buffers
 
     def sent_to(self, view: State, client: int) -> Model:
         """The client's own model, as it was sent."""
@@ -272,19 +264,19 @@ class FedSM(Algorithm):
         return torch.where(best.values > self.gamma, best.indices, -1)
 
     def predict(self, models: Models, inputs: Any) -> Any:
-        return chosen(models, inputs, self.selected(models, inputs))
+        return answers(models, inputs, self.selected(models, inputs))
 
 
-def chosen(models: Models, inputs: Any, clients: Tensor) -> Tensor:
+def answers(models: Models, inputs: Any, clients: Tensor) -> Tensor:
     """Each example's output by the model of its client, -1 being the global one."""
     if not len(clients):
         return models.module(inputs)  # type: ignore[no-any-return]  # of no examples
-    found: Tensor | None = None
+    outputs: Tensor | None = None
     for client in sorted(set(clients.tolist())):
         rows = clients == client
         out = (models.module if client < 0 else models.personal(client))(inputs[rows])
-        if found is None:
-            found = out.new_empty((len(clients), *out.shape[1:]))
-        found[rows] = out
-    assert found is not None
-    return found
+        if outputs is None:
+            outputs = out.new_empty((len(clients), *out.shape[1:]))
+        outputs[rows] = out
+    assert outputs is not None
+    return outputs

@@ -26,7 +26,7 @@ from .base import Client, Each, Message, Start
 from .fedsm import Change, FedSM, Held
 from .own import Models
 from .selector import MODEL, SELECTOR, Mixed, Mixture, Nearest, part, scores
-from .softpull import THESIS, Model
+from .softpull import THESIS, Model, of_client
 
 
 class LateBroadcast(NamedTuple):
@@ -99,7 +99,7 @@ class FedSMExtra(FedSM):
         model, selector = (server.x.only(part(server.x.layout, prefix)) for prefix in (MODEL, SELECTOR))
         if late == 0:
             shared = Model(model, server.first.model.buffers)  # its statistics are the broadcast's, not these
-            models = [shared, *(self.held(server, client).model for client in range(server.num_clients))]
+            models = [shared, *(of_client(server, client).model for client in range(server.num_clients))]
         links = self.down.values() if isinstance(self.down, dict) else [self.down]
         whole = server.round == 0 and any(link.memory for link in links)  # which open on what they carry first
         x = server.x if whole else model if late < 0 else selector
@@ -115,13 +115,13 @@ class FedSMExtra(FedSM):
         return bool(newer.models) or (not older.models and set(older.x.names) <= set(newer.x.names))
 
     def alone(self, server: State, client: int) -> Message:
-        model = self.held(server, client).model
+        model = of_client(server, client).model
         return model if server.round < self.start else nothing(model)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         (x, models, round), own = view.shared, view.own
         if round < self.start:
-            update, change = yield from self.trained(x, own)
+            update, change = yield from self.train_models(x, own)
             return LateReply(update, change), state
         each = [x.replace(model.x) for model in models]
         s = yield Local(x, self.selecting, loss=self.target(each, [None, *(model.buffers for model in models[1:])]))
@@ -137,7 +137,7 @@ class FedSMExtra(FedSM):
         if server.round >= self.start:
             return after._replace(x=server.x.replace(server.x.only(names) + mean.update))
         model, opt = self.opt.step(server.x.only(names), mean.update, server.opt)
-        return after._replace(x=server.x.replace(model), opt=opt, held=self.pulled(server, mean.own))
+        return after._replace(x=server.x.replace(model), opt=opt, held=self.pull_clients(server, mean.own))
 
     def sent_to(self, view: State, client: int) -> Model:
         model: Model = view.shared.models[client + 1] if view.shared.models else view.own

@@ -56,8 +56,8 @@ class pFedMe(Personal):
         for _ in range(self.local.num_steps(len(task))):
             theta, memory = w, None
             for k in range(self.steps):  # towards argmin of f + lam / 2 ||theta - w||^2, f of one mini-batch
-                found = yield Local(theta, solver, anchor=w, memory=memory, own=True, again=k)
-                theta, memory = found.x, found.memory
+                trained = yield Local(theta, solver, anchor=w, memory=memory, own=True, again=k)
+                theta, memory = trained.x, trained.memory
             w = w - (w - theta) * (self.eta * self.lam)  # a step down the Moreau envelope
         return Reply(w - view.x), theta
 

@@ -136,10 +136,10 @@ class PruneFL(Around):
         update = mean.update.map(lambda f: torch.where(mask, f, 0.0))
         server = self.inner.server(server, view, mean._replace(update=update), key)
         if self.reconfigures(key.round):
-            mask = self.chosen(server.x, mean.gradient, mask)
+            mask = self.choose(server.x, mean.gradient, mask)
         return server._replace(x=prune(server.x, mask))
 
-    def chosen(self, x: Params, g: Params, mask: Bool[Tensor, " d"]) -> Bool[Tensor, " d"]:
+    def choose(self, x: Params, g: Params, mask: Bool[Tensor, " d"]) -> Bool[Tensor, " d"]:
         """Which entries of ``x`` are kept from here, given the mean gradient at it and which were kept so far."""
         candidate = self._candidates(x, mask)
         worth = g.flat.double().square()

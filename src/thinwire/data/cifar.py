@@ -77,7 +77,7 @@ def _contents(path: Path) -> list[bytes]:
             return [(path / name).read_bytes() for name in _BATCHES]
         except OSError as error:
             raise DataError(f"{path}: a batch cannot be read ({error})") from error
-    found = {}
+    batches = {}
     try:
         with tarfile.open(path, "r:gz") as archive:  # nothing is unpacked to disk
             for member in archive:
@@ -85,13 +85,13 @@ def _contents(path: Path) -> list[bytes]:
                 if name in _BATCHES and member.isfile() and member.size <= _MOST_BYTES:
                     file = archive.extractfile(member)
                     assert file is not None  # isfile() was true
-                    found[name] = file.read()
+                    batches[name] = file.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: not a readable tar.gz archive ({error}); copy or download it again") from error
-    missing = [name for name in _BATCHES if name not in found]
+    missing = [name for name in _BATCHES if name not in batches]
     if missing:
         raise DataError(f"{path}: does not hold {', '.join(missing)} of at most {_MOST_BYTES:,} bytes each")
-    return [found[name] for name in _BATCHES]
+    return [batches[name] for name in _BATCHES]
 
 
 def _from_jpeg(train: Path, test: Path) -> DataSet:

@@ -105,14 +105,14 @@ def personas(path: Path) -> list[list[str]]:
 
     Dialogues are under the same persona if it has the same sentences, in whatever order.
     """
-    found: dict[frozenset[str], list[str]] = {}
+    personas: dict[frozenset[str], list[str]] = {}
     dialogues = exchanges = 0
     sentences: list[str] = []
     utterances: list[str] = []
     for line in [*read_text(path, _MOST_BYTES).removesuffix("\n").split("\n"), "1 "]:  # "1 " closes the last dialogue
         number, blank, rest = line.partition(" ")
         if number == "1" and sentences:
-            found.setdefault(frozenset(sentences), []).extend(utterances)
+            personas.setdefault(frozenset(sentences), []).extend(utterances)
             sentences, utterances, dialogues = [], [], dialogues + 1
         if rest.startswith(_PERSONA):
             sentences.append(rest.removeprefix(_PERSONA))
@@ -121,12 +121,12 @@ def personas(path: Path) -> list[list[str]]:
             exchanges += 1
         elif rest or not blank:
             raise DataError(f"{path}: a line is neither a persona's sentence nor an exchange: {line[:60]!r}")
-    if (dialogues, len(found), exchanges) != (_DIALOGUES, _PERSONAS, _EXCHANGES):
+    if (dialogues, len(personas), exchanges) != (_DIALOGUES, _PERSONAS, _EXCHANGES):
         raise DataError(
-            f"{path}: holds {dialogues:,} dialogues, {len(found):,} personas, {exchanges:,} exchanges instead of "
+            f"{path}: holds {dialogues:,} dialogues, {len(personas):,} personas, {exchanges:,} exchanges instead of "
             f"{_DIALOGUES:,}, {_PERSONAS:,} and {_EXCHANGES:,}; it is truncated or another file"
         )
-    return list(found.values())
+    return list(personas.values())
 
 
 def _pieces(ids: list[int], context: int) -> Tensor:

@@ -81,12 +81,12 @@ def vocabulary(text: str) -> str:
 
 def roles(text: str) -> dict[str, list[str]]:
     """The speeches of every role, in the order of the text; empty ones are left out."""
-    found: dict[str, list[str]] = {}
+    speeches: dict[str, list[str]] = {}
     for block in re.split(r"\n\n+", text.strip("\n")):
         name, _, speech = block.partition("\n")
         if speech:
-            found.setdefault(name.removesuffix(":"), []).append(speech)
-    return found
+            speeches.setdefault(name.removesuffix(":"), []).append(speech)
+    return speeches
 
 
 def _pieces(characters: Tensor, context: int) -> Tensor:

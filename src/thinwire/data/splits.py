@@ -86,7 +86,7 @@ class Dirichlet(Split):
                 min_partition_size=least,
                 seed=seed,
             )
-            return _dealt(partitioner, labels, num_clients)
+            return _deal(partitioner, labels, num_clients)
 
         try:
             return draw(self.min_examples)
@@ -121,7 +121,7 @@ class Pathological(Split):
             seed=seed,
         )
         try:
-            return _dealt(partitioner, labels, num_clients)
+            return _deal(partitioner, labels, num_clients)
         except ValueError as error:
             raise ValueError(
                 f"{self!r} gives a class to more of the {num_clients} clients than it has examples "
@@ -151,7 +151,7 @@ class Shards(Split):
             num_shards_per_partition=self.per_client,
             seed=seed,
         )
-        return _dealt(partitioner, _one_each(self, labels), num_clients)
+        return _deal(partitioner, _one_each(self, labels), num_clients)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _flower() -> Any:
     return optional("flwr_datasets.partitioner", "this split")
 
 
-def _dealt(partitioner: Any, labels: Tensor, num_clients: int) -> list[Tensor]:
+def _deal(partitioner: Any, labels: Tensor, num_clients: int) -> list[Tensor]:
     """What a partitioner of flwr-datasets makes of a table with a label and an index column.
 
     Its public way, a table a client, takes milliseconds each: the map behind them is read instead.

@@ -151,14 +151,14 @@ class Reader(_Coder):
 
     def get(self, n: int, contexts: UInt8[Tensor, " n"], row: int = 0, negative: bool = True) -> Int32[Tensor, " n"]:
         """The next ``n`` numbers, whatever the bytes are."""
-        found = torch.zeros(n, dtype=torch.int32, device="cpu")
-        values, about = self.arguments(found, contexts, row)
+        numbers = torch.zeros(n, dtype=torch.int32, device="cpu")
+        values, about = self.arguments(numbers, contexts, row)
         if self.lib is None:
             values[:] = self._get(about.tolist(), row, negative)
         else:
             coder = self.models, self.state, self.data
             self.lib.tw_adaptive_get(values, about, n, row, negative, *coder, self.data.size)
-        return found
+        return numbers
 
     def end(self) -> None:
         """Raises ``WireError`` if there are bytes that no number needed."""

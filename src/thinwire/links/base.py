@@ -291,8 +291,8 @@ def width(shape: Size) -> int:
 def parts(packet: Packet, count: int, expected: str) -> list[Packet]:
     """The packet. Raises ``WireError``, with ``expected`` in its text, unless it is a list of ``count`` parts."""
     check(isinstance(packet, list) and len(packet) == count, expected)
-    found: list[Packet] = packet
-    return found
+    parts: list[Packet] = packet
+    return parts
 
 
 def vector(packet: Packet, size: int, *dtypes: torch.dtype) -> Tensor:

@@ -44,14 +44,14 @@ class DropoutAvg(Codec):
 
     linear = True
 
-    def _sent(self, n: int) -> int:
+    def _count(self, n: int) -> int:
         return count_of(1 - Fraction(str(self.drop)), n)
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         n = flat.numel()
         sent = torch.zeros(n, dtype=torch.bool, device="cpu")
-        sent[torch.randperm(n, generator=key.generator("dropout"), device="cpu")[: self._sent(n)]] = True
+        sent[torch.randperm(n, generator=key.generator("dropout"), device="cpu")[: self._count(n)]] = True
         return [sent, flat[sent]]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
@@ -60,7 +60,7 @@ class DropoutAvg(Codec):
             return vector(packet, n, torch.float32).view(shape)
         sent, values = parts(packet, 2, "which entries were sent, and their values")
         vector(sent, n, torch.bool)
-        vector(values, self._sent(n), torch.float32)
+        vector(values, self._count(n), torch.float32)
         return _spread(packet).view(shape)
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:

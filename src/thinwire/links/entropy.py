@@ -67,9 +67,9 @@ def values(layout: Layout) -> int:
 
 def entropy_bound(data: bytes) -> float:
     """Bytes that ``data`` takes at least if each byte is coded by its frequency alone: n times the order-0 entropy."""
-    found = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
-    found = found[found > 0]
-    return float(found @ np.log2(max(1, len(data)) / found)) / 8
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    counts = counts[counts > 0]
+    return float(counts @ np.log2(max(1, len(data)) / counts)) / 8
 
 
 def _code(packet: Packet, layout: Layout) -> Packet:
@@ -84,9 +84,9 @@ def _code(packet: Packet, layout: Layout) -> Packet:
         # The frequencies and the lanes come on top of the bound; where zstd is ahead of it there is nothing to try.
         if entropy_bound(data) < len(frame):
             ways.append([RANS, len(data), *rans.encode(_bytes(data))])
-        found = _take_rows(packet, layout)
-        if found:
-            ways.append([LEVELS, *found])
+        rows = _take_rows(packet, layout)
+        if rows:
+            ways.append([LEVELS, *rows])
     return min(ways, key=lambda way: len(dumps(way)))
 
 

@@ -172,5 +172,5 @@ def compare(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
 
 def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
     """rho, as a number of the type that g has, if g may be recycled, else None."""
-    found = compare(g, l, threshold)
-    return torch.tensor(found.rho, dtype=g.layout.dtype, device="cpu") if found.recycled else None
+    compared = compare(g, l, threshold)
+    return torch.tensor(compared.rho, dtype=g.layout.dtype, device="cpu") if compared.recycled else None

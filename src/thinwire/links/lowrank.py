@@ -90,10 +90,10 @@ def leading(wide: Float[Tensor, "m n"], rank: int) -> Float[Tensor, "m rank"] | 
         block = basis @ wide @ wide.T
         values, turns = torch.linalg.eigh(block @ basis.T)
         values, turns = values[-rank:].flip(0), turns.T[-rank:].flip(0)
-        found: Tensor = turns @ basis
-        lacks = torch.linalg.vector_norm(turns @ block - values[:, None] * found, dim=1)
+        vectors: Tensor = turns @ basis
+        lacks = torch.linalg.vector_norm(turns @ block - values[:, None] * vectors, dim=1)
         if bool((lacks <= 1e-10 * values.abs() + 1e-14 * values[0].abs()).all()):
-            return found.T
+            return vectors.T
     return None
 
 

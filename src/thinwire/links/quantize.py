@@ -70,11 +70,11 @@ class QSGD(Codec):
 
     def _pack(self, flat: Tensor, scale: float, seed: int, row: int) -> Tensor:
         """Levels in the fewest bytes."""
-        found = quantize(flat, scale, self.levels, 8, seed)
-        coded = _code(found, self.levels, (found.numel() * self.bits + 7) // 8, row)
+        levels = quantize(flat, scale, self.levels, 8, seed)
+        coded = _code(levels, self.levels, (levels.numel() * self.bits + 7) // 8, row)
         if coded is not None:
             return coded
-        return found if self.bits == 8 else quantize(flat, scale, self.levels, self.bits, seed)
+        return levels if self.bits == 8 else quantize(flat, scale, self.levels, self.bits, seed)
 
     def _norms(self, rows: Tensor) -> Tensor:
         if rows.numel() == 0:
@@ -116,9 +116,9 @@ class Ternary(Codec):
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         scale = finite(self, _largest(flat)).clamp_max(HIGHEST)
-        found = quantize(flat, float(scale), 1, 8, key.number("dither"))
-        coded = _code(found, 1, (len(found) + 4) // 5, width(x.shape))
-        return [scale, pack_trits(found) if coded is None else coded]
+        levels = quantize(flat, float(scale), 1, 8, key.number("dither"))
+        coded = _code(levels, 1, (len(levels) + 4) // 5, width(x.shape))
+        return [scale, pack_trits(levels) if coded is None else coded]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
@@ -126,8 +126,8 @@ class Ternary(Codec):
         check(number(scale) >= 0, "a scale that is not negative")
         digits = octets(digits)
         coded = digits.numel() < (n + 4) // 5
-        found = _decode(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
-        return dequantize(found, n, float(scale), 1, 8).view(shape)
+        levels = _decode(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
+        return dequantize(levels, n, float(scale), 1, 8).view(shape)
 
     def count(self, packet: Packet) -> float:
         return 1 + float(packet[1].numel()) / 4
@@ -159,11 +159,11 @@ class Int8(Codec):
         return 1 + float(packet[1].numel()) / 4
 
 
-def _code(found: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
+def _code(levels: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
     """Levels, ``most`` added, by the adaptive coder, which takes fewer than ``plain`` bytes; None where it does not."""
-    if found.numel() >= coder.MOST:
+    if levels.numel() >= coder.MOST:
         return None
-    return coder.pack((found - most).view(torch.int8), plain - 1, row, most=most)
+    return coder.pack((levels - most).view(torch.int8), plain - 1, row, most=most)
 
 
 def _decode(coded: UInt8[Tensor, " bytes"], most: int, n: int, row: int) -> UInt8[Tensor, " n"]:

@@ -144,8 +144,8 @@ class TopK(Codec):
             positions = largest(flat, k)
         positions = positions if len(positions) <= 2 * k else top_k(flat, k)
         where = pack_positions(positions, x.numel(), width(x.shape))
-        values, found = self.values.coded(flat.index_select(0, positions), key)
-        return [where, values], place(found, positions, x.shape)
+        values, decoded = self.values.coded(flat.index_select(0, positions), key)
+        return [where, values], place(decoded, positions, x.shape)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         where, values = parts(packet, 2, "positions and values")

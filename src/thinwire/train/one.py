@@ -144,8 +144,8 @@ def _flaw(batch: Batch) -> str:
     if isinstance(batch, tuple | list):
         names = ("inputs", "targets") if len(batch) == 2 else ()
         for part, name in zip_longest(batch, names):
-            if found := _flaw(part):
-                return f"the {name} have NaN or infinity in them" if name else found
+            if flaw := _flaw(part):
+                return f"the {name} have NaN or infinity in them" if name else flaw
     if isinstance(batch, dict):
         return next((f"{k!r} of the batch has NaN or infinity in it" for k, v in batch.items() if _flaw(v)), "")
     return ""
