@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from torch import Tensor
 from ..errors import DataError
 from .cifar_pickle import read_batch
 from .dataset import DataSet
-from .files import Official, obtain
+from .files import DAMAGED, Official, obtain
 from .optional import optional
 
 ARCHIVE = Official(
@@ -125,16 +124,7 @@ def read_jpegs(path: Path, count: int) -> tuple[Tensor, Tensor]:
     try:
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             jpeg, offset, label = file["jpeg"], file["offset"], file["label"]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except (*DAMAGED, KeyError) as error:
         raise DataError(f"{path}: not a readable npz file with jpeg, offset and label ({error})") from error
     if offset.shape != (count + 1,) or label.shape != (count,):
         raise DataError(f"{path}: holds {label.size:,} labels and {offset.size - 1:,} pictures instead of {count:,}")

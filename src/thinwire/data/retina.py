@@ -23,8 +23,6 @@ A file of another number of sites and pictures is taken as well.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +31,7 @@ from torch import Tensor
 
 from ..errors import DataError, require
 from .dataset import VOID, DataSet
-from .files import ByHand, obtain
+from .files import DAMAGED, ByHand, obtain
 
 FILE = ByHand(
     "retina_256.npz",
@@ -101,7 +99,7 @@ def _arrays(path: Path) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
             arrays = {name: file[name] for name in ("image", "vessel", "fov", "site", "test")}
     except KeyError as error:
         raise DataError(f"{path}: {error.args[0]}; see thinwire.data.retina for the arrays it should hold") from error
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{path}: not a readable npz file ({error}); copy it again") from error
     n = len(arrays["image"]) if arrays["image"].ndim else 0
     shapes = {

@@ -147,6 +147,8 @@ class Codec(Link):
 
     grows: bool = False
     """What the receiver sees may be larger than ``x``, up to infinity. So ``send`` checks that it is finite."""
+    packed: bool = False
+    """Whole numbers in a packet are values too, four bytes of them worth a float."""
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
@@ -186,7 +188,7 @@ class Codec(Link):
 
     def count(self, packet: Packet) -> float:
         """:meth:`floats` of one layer's packet."""
-        return floats(packet)
+        return floats(packet) + (octets_in(packet) / 4 if self.packed else 0.0)
 
 
 @pass_on(Link, check=("recv",), by_layer=("recv",), shape=("open", "send"), mean=("fold", "scale"), look=("open",))
@@ -256,6 +258,12 @@ def floats(packet: Packet) -> float:
     if isinstance(packet, dict):
         packet = list(packet.values())
     return float(sum(map(floats, packet))) if isinstance(packet, list | tuple) else 0.0
+
+
+def octets_in(packet: Packet) -> int:
+    """Bytes of whole numbers in one layer's packet, a tensor or a list of tensors."""
+    tensors = packet if isinstance(packet, list) else [packet]
+    return sum(x.nbytes for x in tensors if not x.is_floating_point())
 
 
 def _hollow(packet: Packet) -> Packet:

@@ -13,7 +13,7 @@ from ..kernels import levels, rans
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, count, dumps, loads
-from .base import Link, Look, Wrapper, octets, row, width
+from .base import Link, Wrapper, octets, row, width
 
 STORED, ZSTD, RANS, LEVELS = range(4)
 LEVEL = 3  # of zstd: higher ones take several times as long for a percent
@@ -41,9 +41,6 @@ class Entropy(Wrapper):
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
         packet, seen, tx = self.inner.send(x, tx, key)
         return _code(packet, x.layout), seen, tx
-
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
-        return self.inner.look(x, tx, key)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(_decode(packet, limit(layout), values(layout)), layout, rx, key)

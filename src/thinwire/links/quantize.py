@@ -53,6 +53,8 @@ class QSGD(Codec):
     bucket: Count | None = None
     norm: Literal["l2", "max"] = "l2"
 
+    packed = True
+
     @property
     def bits(self) -> int:
         """An entry's: the fewest of 2, 4 and 8 that hold ``2 * levels + 1`` values."""
@@ -96,9 +98,6 @@ class QSGD(Codec):
         rows = pad(shares, (0, -n % bucket)).view(-1, bucket) * norms[:, None]
         return rows.view(-1)[:n].view(shape)
 
-    def count(self, packet: Packet) -> float:
-        return float(packet[0].numel()) + float(packet[1].numel()) / 4
-
 
 @dataclass(frozen=True)
 class Ternary(Codec):
@@ -112,6 +111,8 @@ class Ternary(Codec):
     """
 
     paper = "Wen et al., NeurIPS 2017, arXiv:1705.07878"
+
+    packed = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
@@ -129,9 +130,6 @@ class Ternary(Codec):
         levels = _decode(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
         return dequantize(levels, n, float(scale), 1, 8).view(shape)
 
-    def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 4
-
 
 @dataclass(frozen=True)
 class Int8(Codec):
@@ -142,6 +140,7 @@ class Int8(Codec):
     """
 
     contraction = True
+    packed = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
@@ -154,9 +153,6 @@ class Int8(Codec):
         steps = vector(multiples, shape.numel(), torch.int8)
         check(number(scale) >= 0 and (steps.numel() == 0 or steps.min() >= -127), "multiples from -127 to 127")
         return (steps.float() / 127 * number(scale)).view(shape)  # in this order nothing becomes infinite
-
-    def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 4
 
 
 def _code(levels: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
