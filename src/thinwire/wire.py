@@ -48,7 +48,8 @@ __all__ = [
 ]
 
 VERSION = 1
-NONE, FALSE, TRUE, INT, FLOAT, TEXT, LIST, DICT = range(8)
+SINGLE = (None, False, True)  # each by its place in this row
+INT, FLOAT, TEXT, LIST, DICT = range(3, 8)
 TENSOR = 0x40  # plus the number of the dtype
 DTYPES = (
     torch.bool,
@@ -160,21 +161,12 @@ def count(x: State) -> int:
 def _write(x: Any, out: bytearray, tensors: list[Tensor], depth: int = 0) -> None:
     if depth > DEEPEST:
         raise TypeError(f"nested deeper than {DEEPEST}: this has no place in a message")
-    if x is None:
-        out.append(NONE)
-    elif x is True:
-        out.append(TRUE)
-    elif x is False:
-        out.append(FALSE)
-    elif isinstance(x, Params):
-        _write(x.flat, out, tensors, depth)
+    if isinstance(x, Params):
+        x = x.flat
     elif isinstance(x, bytes):
-        _write(
-            torch.frombuffer(x, dtype=torch.uint8) if x else torch.zeros(0, dtype=torch.uint8, device="cpu"),
-            out,
-            tensors,
-            depth,
-        )
+        x = torch.frombuffer(x, dtype=torch.uint8) if x else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    if x is None or isinstance(x, bool):
+        out.append(SINGLE.index(x))
     elif isinstance(x, Tensor):
         if x.dtype not in CODES or x.layout != torch.strided:
             kind = x.dtype if x.layout == torch.strided else x.layout
@@ -293,8 +285,8 @@ class _Reader:
         if self.values_left < 0:
             raise WireError("more values than are accepted")
         tag = self.byte()
-        if tag in (NONE, FALSE, TRUE):
-            return (None, False, True)[tag]
+        if tag < len(SINGLE):
+            return SINGLE[tag]
         if tag == INT:
             n = self.varint()
             return n >> 1 if not n & 1 else ~(n >> 1)

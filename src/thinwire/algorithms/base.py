@@ -40,6 +40,16 @@ Message = Any  # a NamedTuple of Params, tensors, numbers and such NamedTuples
 Client = Generator[Local, Trained, tuple[Message, State]]
 
 
+def link_of(links: Link | dict[str, Link], field: str) -> Link:
+    """The link of a field, of one for all or of a dict by field name."""
+    return links.get(field, Dense()) if isinstance(links, dict) else links
+
+
+def each_link(links: Link | dict[str, Link]) -> list[Link]:
+    """The links in what a message is sent by."""
+    return list(links.values()) if isinstance(links, dict) else [links]
+
+
 @cache
 def kinds(reply: type) -> dict[str, str]:
     """What becomes of each field of a reply, from its annotation: "mean", "each" or "sum"."""

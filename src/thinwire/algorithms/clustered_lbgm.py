@@ -16,7 +16,6 @@ from torch import Size, Tensor
 from .. import params
 from ..errors import check
 from ..key import Key
-from ..links import Dense
 from ..links.lbgm import SquaredSine, multiplier
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
@@ -24,7 +23,7 @@ from ..params import Layout, Params
 from ..ranges import Range
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Client, Each, Message, Start
+from .base import Algorithm, Client, Each, Message, Start, link_of
 
 
 class Server(NamedTuple):
@@ -93,10 +92,8 @@ class ClusteredLBGM(Algorithm):
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         names = tuple(f"centroid{j}" for j in range(self.clusters))
         centroids = Layout(names, (Size([x.layout.size]),) * self.clusters, x.layout.dtype).zeros()
-        down = self.down.get("centroids", Dense()) if isinstance(self.down, dict) else self.down
-        first = torch.full(
-            (self.clusters,), down.memory, device="cpu"
-        )  # a link that remembers opens on what it carries first
+        remembers = link_of(self.down, "centroids").memory  # such a link opens on what it carries first
+        first = torch.full((self.clusters,), remembers, device="cpu")
         blank = Broadcast(x.zeros(), centroids)
         reply = Reply(x.zeros(), Several([], Recycled(0, x.flat.new_zeros(()))), 0)
         return Start(Server(x, self.opt.init(x), centroids, first), blank, None, reply, blank)

@@ -14,17 +14,16 @@ from dataclasses import dataclass, replace
 
 from ..key import Key
 from ..local import Local
-from ..params import Params
 from ..ranges import NonNegative
 from ..task import Task
 from ..wire import State
 from .base import Client
 from .fedavg import Reply
-from .personal import Personal
+from .personal import Beside
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Personal):
+class Ditto(Beside):
     """FedAvg, and at each client a model v of its own, which minimises its loss + lam/2 |v - x|^2.
 
     v goes on from round to round. ``lam`` = 0 trains it alone. A ``prox`` of ``local`` is the shared model's.
@@ -37,18 +36,8 @@ class Ditto(Personal):
 
     lam: NonNegative = 0.1
 
-    def begin(self, x: Params) -> State:
-        return x
-
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local)
         own = replace(self.local, prox=self.lam, keep=False)
         v = yield Local(state, own, anchor=view.x, aside=True, own=True)  # lam pulls v to x
         return Reply(y.x - view.x), v.x
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        x: Params = server.x if client is None else own
-        return x
-
-    def own_statistics(self, own: State) -> bool:
-        return True

@@ -31,7 +31,7 @@ from ..params import Params
 from ..ranges import Fraction
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start
+from .base import Algorithm, Client, Message, Start, link_of
 from .fedavg import Reply
 
 
@@ -80,7 +80,7 @@ class DOMO(Algorithm):
     momentum: Literal["inferred", "sent"] = "inferred"
 
     def __post_init__(self) -> None:
-        down = self.down.get("x", Dense()) if isinstance(self.down, dict) else self.down
+        down = link_of(self.down, "x")
         if self.momentum == "inferred" and down not in (Dense(), Sparse()):
             raise CombinationError(
                 f"DOMO(down={down!r}): the difference of two models that lost something on the way is not the server's "

@@ -22,7 +22,7 @@ from ..params import Params
 from ..ranges import Count
 from ..task import Task
 from ..wire import Several, State
-from .base import Client, Each, Message, Start
+from .base import Client, Each, Message, Start, each_link
 from .fedsm import Change, FedSM, Held
 from .own import Models
 from .selector import MODEL, SELECTOR, Mixed, Mixture, Nearest, part, scores
@@ -100,8 +100,8 @@ class FedSMExtra(FedSM):
         if late == 0:
             shared = Model(model, server.first.model.buffers)  # its statistics are the broadcast's, not these
             models = [shared, *(of_client(server, client).model for client in range(server.num_clients))]
-        links = self.down.values() if isinstance(self.down, dict) else [self.down]
-        whole = server.round == 0 and any(link.memory for link in links)  # which open on what they carry first
+        # Links with a memory open on what they carry first.
+        whole = server.round == 0 and any(link.memory for link in each_link(self.down))
         x = server.x if whole else model if late < 0 else selector
         return LateBroadcast(x, Several(models, server.first.model), server.round)
 

@@ -38,7 +38,8 @@ from ..params import Layout, Params
 from ..ranges import AboveZero, Count, Decay
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start
+from .base import Client, Message, Start
+from .moving import Broadcast, Moving, View
 
 
 class Server(NamedTuple):
@@ -52,22 +53,6 @@ class Server(NamedTuple):
     round: int  # rounds done
 
 
-class Broadcast(NamedTuple):
-    """What everyone is sent: at first the model, then what each round changed."""
-
-    x: Params
-    change: Params
-    round: int
-
-
-class View(NamedTuple):
-    """What a client holds."""
-
-    x: Params
-    seed: int
-    round: int
-
-
 class Reply(NamedTuple):
     """What a client sends back."""
 
@@ -75,7 +60,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FetchSGD(Algorithm):
+class FetchSGD(Moving):
     """Send a sketch of ``rows`` by ``cols`` up and the ``k`` entries that stand out of it down.
 
     ``momentum`` is the paper's rho, ``lr`` the server's rate. ``masking`` empties the momentum's cells
@@ -109,23 +94,11 @@ class FetchSGD(Algorithm):
         return Start(server, view, None, reply, Broadcast(blank, blank, 0))
 
     def broadcast(self, server: State, view: State) -> Message:
-        begun = server.round > 0
-        return Broadcast(
-            x=server.x.only(()) if begun or self.known else server.x,
-            change=server.change if begun else server.change.only(()),
-            round=server.round,
-        )
+        sent = super().broadcast(server, view)
+        return sent._replace(x=sent.x.only(())) if self.known else sent
 
-    def see(self, view: State, msg: Message, key: Key) -> State:
-        if msg.x.names:
-            return View(msg.x, view.seed, msg.round)
-        if msg.round == view.round:
-            return view  # the same again: nobody answered in the round before
-        return View(view.x + msg.change, view.seed, msg.round)
-
-    def supersedes(self, older: Message, newer: Message) -> bool:
-        same: bool = older.round == newer.round  # each of the others moves the model by a step
-        return same
+    def after(self, x: Params, change: Params, seed: int, round: int) -> Params:
+        return x + change
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local)

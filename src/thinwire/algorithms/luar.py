@@ -22,7 +22,7 @@ from ..ranges import Range
 from ..task import Task
 from ..wire import State
 from .around import Around
-from .base import Algorithm, Client, Message, Start, kinds
+from .base import Algorithm, Client, Message, Start, each_link, kinds
 from .fedavg import FedAvg
 
 EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
@@ -276,8 +276,8 @@ class LUAR(Around):
 def _repeatable(inner: Algorithm) -> bool:
     """Whether clients that have the mean update can make the server's step themselves."""
     same = (type(inner).server, type(inner).broadcast) == (FedAvg.server, FedAvg.broadcast)
-    links = inner.down.values() if isinstance(inner.down, dict) else [inner.down]
-    return same and isinstance(inner, FedAvg) and isinstance(inner.opt, SGD) and all(link == Dense() for link in links)
+    steps = isinstance(inner, FedAvg) and isinstance(inner.opt, SGD)
+    return same and steps and all(link == Dense() for link in each_link(inner.down))
 
 
 def _passable(method: Algorithm, server: State, shared: Layout, init: Callable[[Algorithm], Start]) -> None:

@@ -15,18 +15,17 @@ from dataclasses import dataclass, field, replace
 
 from ..key import Key
 from ..local import Local
-from ..params import Params
 from ..ranges import Count, Positive
 from ..task import Task
 from ..wire import State
 from .base import Client, Weights
 from .fedavg import Reply
-from .personal import Personal
+from .personal import Beside
 from .trainers import own_pull
 
 
 @dataclass(frozen=True, kw_only=True)
-class pFedMe(Personal):
+class pFedMe(Beside):
     """Each local round finds theta, near the least of the loss + lam/2 |theta - w|^2, and moves w towards it.
 
     There are as many local rounds (the paper's R) as ``local`` has mini-batches: its ``epochs``, or its ``steps``.
@@ -47,9 +46,6 @@ class pFedMe(Personal):
     def __post_init__(self) -> None:
         own_pull(self, "lam")
 
-    def begin(self, x: Params) -> State:
-        return x
-
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         w, theta = view.x, state
         solver = replace(self.local, steps=1, prox=self.lam)
@@ -60,10 +56,3 @@ class pFedMe(Personal):
                 theta, memory = trained.x, trained.memory
             w = w - (w - theta) * (self.eta * self.lam)  # a step down the Moreau envelope
         return Reply(w - view.x), theta
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        x: Params = server.x if client is None else own
-        return x
-
-    def own_statistics(self, own: State) -> bool:
-        return True

@@ -41,7 +41,7 @@ from ..ranges import BelowOne, Count, Natural, Range, Share
 from ..task import Task
 from ..wire import State
 from .around import Around, asking
-from .base import Client, Message, Start
+from .base import Client, Message, Start, link_of
 from .fedavg import FedAvg
 
 
@@ -85,7 +85,7 @@ class PruneFL(Around):
                 f"PruneFL goes around FedAvg and what its arguments make of it (FedProx, FedAdam, FedAvgSM, local "
                 f"momentum); {type(self.inner).__name__} keeps or sends more than the model, which would not be pruned"
             )
-        down = self.inner.down.get("x", Dense()) if isinstance(self.inner.down, dict) else self.inner.down
+        down = link_of(self.inner.down, "x")
         if down not in (Dense(), Sparse()):
             raise CombinationError(
                 f"PruneFL(FedAvg(down={down!r})): which entries are kept is read off the model that is sent, so it "
@@ -103,7 +103,7 @@ class PruneFL(Around):
 
     @property  # type: ignore[misc]  # a field of others
     def up(self) -> dict[str, Link]:
-        up = self.inner.up.get("update", Dense()) if isinstance(self.inner.up, dict) else self.inner.up
+        up = link_of(self.inner.up, "update")
         return {"update": Sparse() if up == Dense() else up, "gradient": Dense()}
 
     @property  # type: ignore[misc]  # a field of others
