@@ -110,10 +110,7 @@ class Supervised:
                 object.__setattr__(self, name, _numbers(given, f"the {name}"))
         if self.indices is not None:
             object.__setattr__(self, "indices", positions(self.indices, len(self.inputs)))
-        sizes = [len(x) if x.ndim else 0 for x in (self.inputs, self.targets)]
-        require(
-            sizes[0] == sizes[1], f"{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input"
-        )
+        _check_pairs(self.inputs, self.targets)
         loss = loss_for(self.targets)
         if self.loss_of is loss_by_type:
             object.__setattr__(self, "loss_of", loss)
@@ -223,6 +220,12 @@ def positions(indices: Any, examples: int) -> Tensor:
     return where
 
 
+def _check_pairs(inputs: Tensor, targets: Tensor, said: str = "") -> None:
+    """Raise ``ValueError``, beginning with ``said``, unless there are as many inputs as targets."""
+    one, other = (len(x) if x.ndim else 0 for x in (inputs, targets))
+    require(one == other, f"{said}{one} inputs and {other} targets are no pairs: give a target for each input")
+
+
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same numbers at the same place."""
     if one is other:
@@ -317,11 +320,7 @@ OWN_TASK = "docs/own-task.md"  # of this repository
 
 
 def _pair(inputs: Tensor, targets: Tensor, said: str, floats: torch.dtype) -> Supervised:
-    sizes = [len(x) if x.ndim else 0 for x in (inputs, targets)]
-    require(
-        sizes[0] == sizes[1],
-        f"{said}{sizes[0]} inputs and {sizes[1]} targets are no pairs: give a target for each input",
-    )
+    _check_pairs(inputs, targets, said)
     if inputs.ndim == 4 and targets.ndim in (3, 4) and targets.dtype in (torch.uint8, torch.bool):
         targets = targets.to(torch.uint8)
     else:

@@ -17,7 +17,7 @@ from typing import Literal
 from ..errors import DataError, require
 from .dataset import DataSet
 from .files import Official, obtain, read_text
-from .pieces import continued, cut
+from .pieces import cut, set_of_pieces
 from .words import frequent
 
 DIALOGUES = Official(
@@ -66,7 +66,7 @@ def personachat(
         [cut([index.get(each, 0) for each in units], context) for units in part] for part in (train, test)
     )
     name = "personachat" if unit == "character" else "personachat_words"
-    return continued(name, pieces, test_pieces, len(known), "no persona has that much text: lower context")
+    return set_of_pieces(name, pieces, test_pieces, len(known), "no persona has that much text: lower context")
 
 
 def personachat_words(data_dir: str | Path | None = None, download: bool = True) -> DataSet:

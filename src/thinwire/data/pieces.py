@@ -18,7 +18,7 @@ def cut(ids: Sequence[int], context: int) -> Tensor:
     return torch.tensor(ids, device="cpu").unfold(0, context + 1, context)
 
 
-def continued(name: str, train: Sequence[Tensor], test: Sequence[Tensor], ids: int, short: str) -> DataSet:
+def set_of_pieces(name: str, train: Sequence[Tensor], test: Sequence[Tensor], ids: int, short: str) -> DataSet:
     """The set of what :func:`cut` made of each owner's texts, with ids below ``ids``.
 
     Raises ValueError, whose text is ``short``, where no piece is left.

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import DataError, require
 from .dataset import DataSet
 from .files import Official, gunzip, obtain
-from .pieces import continued, cut
+from .pieces import cut, set_of_pieces
 
 TEXT = Official(
     "input.txt",
@@ -50,7 +50,7 @@ def shakespeare(
     cuts = [round((1 - test_share) * len(ids)) for ids in owned]
     train = [cut(ids[:end], context) for ids, end in zip(owned, cuts, strict=True)]
     test = [cut(ids[end:], context) for ids, end in zip(owned, cuts, strict=True)]
-    return continued(
+    return set_of_pieces(
         "shakespeare", train, test, _VOCABULARY, "no role has that much text: lower min_characters or context"
     )
 

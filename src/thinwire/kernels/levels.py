@@ -61,7 +61,7 @@ def pack(
             return bit
 
         _walk(ask, own.tolist(), width, negative, most, count=True)
-        writer._put(asked, answers)
+        writer._answer(asked, answers)
     else:
         coder = writer.models, writer.state, writer.out
         native.check(writer.lib.tw_levels_put(own, n, width, negative, most, *coder, writer.room))

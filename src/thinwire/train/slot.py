@@ -96,7 +96,7 @@ class Slot:
             other = Slot(self.module, self.device)
         finally:
             self.module.train(mode) if not mode else None
-            self.attributes.put(left)
+            self.attributes.resume(left)
         other.first, other.moving, other.still = self.first, self.moving, self.still
         other.random, other.fewest = self.random, self.fewest
         return other
