@@ -122,7 +122,7 @@ class FedGen(Algorithm):
         return module
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        classes, features = x[_weight(self._head(x.layout))].shape
+        classes, features = x[_name(self._head(x.layout), "weight")].shape
         generator = fresh(self.noise, self.hidden, classes, features, key).to(x.layout.dtype)
         counts = torch.zeros(classes, dtype=torch.int64, device="cpu")
         server = Server(x, generator, self.teacher.init(generator), counts)
@@ -148,7 +148,7 @@ class FedGen(Algorithm):
         if not counts.any():
             return server._replace(x=x, labels=counts)
         name = self._head(x.layout)
-        weight, bias = x[_weight(name)], x[_bias(name)] if _bias(name) in x.layout.spans else None
+        weight, bias = x[_name(name, "weight")], dict(x.items()).get(_name(name, "bias"))
         generator, opt, draws = server.generator, server.opt, key.generator("generator")
         for _ in range(self.steps):
             flat = generator.flat.detach().requires_grad_()
@@ -168,12 +168,8 @@ class FedGen(Algorithm):
         return kernels[-1].rpartition(".")[0]
 
 
-def _weight(head: str) -> str:
-    return f"{head}.weight" if head else "weight"
-
-
-def _bias(head: str) -> str:
-    return f"{head}.bias" if head else "bias"
+def _name(head: str, part: str) -> str:
+    return f"{head}.{part}" if head else part
 
 
 def fresh(noise: int, hidden: int, classes: int, features: int, key: Key) -> Params:

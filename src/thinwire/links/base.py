@@ -191,6 +191,24 @@ class Codec(Link):
         return floats(packet) + (octets_in(packet) / 4 if self.packed else 0.0)
 
 
+class Drawn(Codec):
+    """A codec of entries that both ends draw from the shared seed, the same for all clients of a round.
+
+    With ``unbiased``, a field of each, the receiver divides the values by the share that was sent.
+    """
+
+    unbiased: bool
+    linear = True
+
+    @property
+    def contraction(self) -> bool:  # type: ignore[override]
+        return not self.unbiased
+
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.unbiased
+
+
 @pass_on(Link, check=("recv",), by_layer=("recv",), shape=("open", "send"), mean=("fold", "scale"), look=("open",))
 class Wrapper(Link):
     """A link around another one, ``inner``: what it does not write, flags and methods, is the inner link's.

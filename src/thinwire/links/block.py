@@ -11,11 +11,11 @@ from torch import Size, Tensor
 from ..key import Key
 from ..ranges import Range
 from ..wire import Packet
-from .base import Codec, vector
+from .base import Drawn, vector
 
 
 @dataclass(frozen=True)
-class RandomBlock(Codec):
+class RandomBlock(Drawn):
     """One run of neighbours of each layer, a ``ratio``-th of it, wherever the shared seed says.
 
     This is RBGS, random block-wise gradient sparsification. Of a layer's n entries the block has max(1,
@@ -33,16 +33,6 @@ class RandomBlock(Codec):
 
     ratio: Annotated[float, Range(lambda x: 1 <= x < float("inf"), "must be at least 1 and finite")] = 64.0
     unbiased: bool = False
-
-    linear = True
-
-    @property
-    def contraction(self) -> bool:  # type: ignore[override]
-        return not self.unbiased
-
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        return self.unbiased
 
     def block(self, n: int, key: Key) -> tuple[int, int]:
         """Where the block of a layer of ``n`` entries starts, and how many entries it has."""
