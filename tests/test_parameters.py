@@ -324,7 +324,7 @@ def test_the_mask_is_the_bits_that_are_set_and_the_wire_keeps_them() -> None:
 def test_no_layer_is_pruned_away() -> None:
     x = Params.of([("small", torch.full((3, 3), 1e-6)), ("large", torch.ones(4, 4))])
     g = Params.of([("small", torch.zeros(3, 3)), ("large", torch.ones(4, 4))])
-    mask = PruneFL(FedAvg(), share=0.9, overhead=0.0, least=0.01).chosen(x, g, torch.ones(25, dtype=torch.bool))
+    mask = PruneFL(FedAvg(), share=0.9, overhead=0.0, least=0.01).choose(x, g, torch.ones(25, dtype=torch.bool))
     assert int(mask[:9].sum()) == 1
     assert int(mask[9:].sum()) >= 1
 
