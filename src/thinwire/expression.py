@@ -32,16 +32,16 @@ def parse(text: str, defaults: Mapping[str, Any] | None = None, names: Mapping[s
 
 def vocabulary() -> dict[str, type]:
     """The classes that can be written in an expression: those of the packages' public names."""
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     for package in (algorithms, federated, links, local, optimizers, schedules):
-        found |= configurations({name: getattr(package, name) for name in package.__all__})
-    return dict(sorted(found.items()))
+        classes |= configurations({name: getattr(package, name) for name in package.__all__})
+    return dict(sorted(classes.items()))
 
 
 def configurations(names: Mapping[str, Any]) -> dict[str, type]:
     """Those of some names that can be written in an expression: no bases, of which there are no objects."""
-    found = {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
-    return {n: c for n, c in found.items() if not inspect.isabstract(c)}
+    classes = {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
+    return {n: c for n, c in classes.items() if not inspect.isabstract(c)}
 
 
 LONGEST = 1 << 16  # characters of an expression

@@ -20,8 +20,9 @@ from . import models
 from .data import Augment, DataSet, Split
 from .errors import nearest, require
 from .key import Key
+from .losses import each_mask, masks
 from .models.cnn import SMALLEST
-from .task import Supervised, each_mask, masks
+from .task import Supervised
 
 CLIENTS = 20  # of a set without sites, where no number is given
 
@@ -147,7 +148,7 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     require(bool(module_name and name), f"--task {where}: write it as my_module:make_task")
     module = import_module(module_name, f"--task {where}")
     function = getattr(module, name, None)
-    near = nearest(name, (known for known, found in vars(module).items() if inspect.isfunction(found)))
+    near = nearest(name, (known for known, value in vars(module).items() if inspect.isfunction(value)))
     require(callable(function), f"--task {where}: {module_name} has no function {name}{near}")
     assert function is not None
     known = {"clients": clients, "seed": seed}

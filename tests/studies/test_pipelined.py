@@ -24,7 +24,7 @@ from thinwire.studies.pipelined import OPTIMIZERS, schedule
 from thinwire.studies.read import arms
 from thinwire.studies.steps import Told
 from thinwire.studies.study import Job
-from thinwire.train.one import make_module
+from thinwire.train.slot import make_module
 
 pytest.importorskip("sklearn")
 TIMES: dict[str, Any] = {"cut": (2,), "forward": (0.01, 0.02), "backward": (0.01, 0.02)}  # digits' mlp, two parts

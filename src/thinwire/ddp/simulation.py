@@ -30,9 +30,10 @@ from ..dice import Dice, seeded
 from ..errors import WireError, require
 from ..key import Key
 from ..task import Supervised, Task
+from ..train.device import usable
+from ..train.evaluation import means
 from ..train.given import copy_module, refuse_module
 from ..train.modes import Modes
-from ..train.one import means, usable
 from ..train.precision import Precision
 from ..train.threads import one_thread, single
 from ..wire import Packet, State

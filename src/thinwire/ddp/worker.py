@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 
 from ..errors import NonFinite, require
 from ..key import Key
+from ..losses import mean_loss
 from ..params import Params
-from ..task import Task, mean_loss
+from ..task import Task
+from ..train.device import to_device
 from ..train.given import refuse_moving
-from ..train.one import to_device
 from ..train.precision import without_cache
 from ..wire import Packet, State, restore
 from .collectives import Talk

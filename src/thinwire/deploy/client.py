@@ -34,8 +34,9 @@ from ..params import Params
 from ..run.folder import checksum, lock_folder, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..task import Task, as_task
+from ..train.evaluation import evaluate, mean_metrics
 from ..train.fitting import fitting
-from ..train.one import Slot, evaluate, floats, make_module, mean_metrics
+from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import restore
 

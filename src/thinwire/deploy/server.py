@@ -39,7 +39,7 @@ from ..params import Params
 from ..run.folder import Folder
 from ..run.identity import data_digest
 from ..task import as_task
-from ..train.one import Slot, make_module
+from ..train.slot import Slot, make_module
 from ..wire import Packet, State, count, length, restore
 
 FEW = 64  # values of an answer beyond twice those of noise

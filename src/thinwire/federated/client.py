@@ -21,7 +21,8 @@ from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Supervised, Task
 from ..train.many import Apart, batchable, train_many
-from ..train.one import Slot, train
+from ..train.one import train
+from ..train.slot import Slot
 from ..wire import MOST, Packet, State, dumps, largest, modest
 from .changes import change_of
 from .messages import Form, private, read_letter

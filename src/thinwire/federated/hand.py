@@ -28,7 +28,7 @@ from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import as_task
-from ..train.one import Slot
+from ..train.slot import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, modest
 from .client import ClientState, Job, Manner, Training, client_inputs, play

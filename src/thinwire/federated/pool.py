@@ -32,9 +32,11 @@ from ..key import Key
 from ..params import Params
 from ..run.folder import release
 from ..task import Task
+from ..train.evaluation import Part, evaluate, mean_metrics, portions
 from ..train.many import batchable, chain_of, train_many
-from ..train.one import Part, Slot, evaluate, mean_metrics, portions, train
+from ..train.one import train
 from ..train.precision import Precision
+from ..train.slot import Slot
 from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
 from .client import PLAIN, ClientState, Job, Manner, Reply, Round, client_inputs, many_rounds, one_round

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from ..algorithms.base import Algorithm, Around, adapts, predicts
+from ..algorithms.around import Around, adapts, predicts
+from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
@@ -29,7 +30,8 @@ from ..params import Params
 from ..run.folder import Folder
 from ..run.identity import model_digest, run_digest
 from ..task import Task
-from ..train.one import Slot, mean_metrics, sums
+from ..train.evaluation import mean_metrics, sums
+from ..train.slot import Slot
 from ..version import code_version
 from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
 from .client import ClientState, statistics_of, unheard

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from ..config import Config, complete, fit
 from ..errors import nearest, require
-from ..train.one import unusable, usable
+from ..train.device import unusable, usable
 from .clip import Clip, check_clip
 from .network import Network
 from .privacy import Privacy

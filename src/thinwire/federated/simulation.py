@@ -27,7 +27,7 @@ from ..run.identity import data_digest, name_of
 from ..run.ranks import barrier, device_of_rank, rank, size
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
-from ..train.one import Slot, floats, make_module
+from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet
 from .changes import MODELS, Changes, keep

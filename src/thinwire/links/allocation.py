@@ -53,23 +53,23 @@ def search(x: Params, largest: float, most: int | None, share: float | None, key
     enough = whole - 1  # of error: so much is left if the largest entry is sent alone
     enough = enough if error is None else min(enough, error)
     trial, step = Trial(layers), math.sqrt(whole / (2 * (most or x.layout.size)))
-    found: tuple[Tensor, list[Part], float] | None = None
+    best: tuple[Tensor, list[Part], float] | None = None
     for _ in range(AGAIN if enough > 0 else 0):
         step, ways, finer, slope = trial.solve(step, bits, error)
         while trial.extends(ways, layers):
             trial = Trial(layers)
             step, ways, finer, slope = trial.solve(step, bits, error)
         limits = largest, room, None if error is None else enough
-        found = fit(x.layout, layers, trial.each(ways), step, slope, *limits)
-        if found is not None:
-            if error is None and finer is not None and found[0].numel() < FILLED * room:
+        best = fit(x.layout, layers, trial.each(ways), step, slope, *limits)
+        if best is not None:
+            if error is None and finer is not None and best[0].numel() < FILLED * room:
                 other = fit(x.layout, layers, trial.each(finer), step, slope, *limits)
-                both = [each for each in (found, other) if each is not None]
-                found = min(both, key=lambda each: error_of(each[1], each[2], layers, largest))
+                both = [each for each in (best, other) if each is not None]
+                best = min(both, key=lambda each: error_of(each[1], each[2], layers, largest))
             break
         bits, error = bits * 0.7, None if error is None else error * 0.9  # these terms cannot do
-    if found is not None:
-        packet, parts, sent = found
+    if best is not None:
+        packet, parts, sent = best
         seen = join_parts(x.layout, parts, sent)
         off = (x.flat - seen.flat) / largest
         if error is not None or float(torch.dot(off, off)) <= enough:
@@ -151,8 +151,8 @@ def error_of(parts: list[Part], sent: float, layers: list[Layer], largest: float
 def single(x: Params, room: int) -> Tensor | None:
     """The largest entry alone, among its layer's entries or, if these are too many, as a term; None: no room."""
     at = int(x.flat.abs().argmax())
-    found = _alone(x, at, False, room)
-    return _alone(x, at, True, room) if found is None else found
+    plain = _alone(x, at, False, room)
+    return _alone(x, at, True, room) if plain is None else plain
 
 
 def least(layout: Layout) -> int:
@@ -257,8 +257,8 @@ class Trial:
         """Of the bits how many times too many, or of the error how many times too little; as a logarithm."""
         entries, terms = ways.modes == 1, (ways.modes == 2)[self.owner] & ways.worth
         if error is None:
-            found = len(self.size) + float((guess.bits * entries).sum() + (guess.cost * terms).sum())
-            return math.log(found / bits)
+            needed = len(self.size) + float((guess.bits * entries).sum() + (guess.cost * terms).sum())
+            return math.log(needed / bits)
         left = (guess.nothing - self.over_layers(guess.gained * terms)).clamp_min(0)
         left = torch.where(entries, guess.error, left)
         return math.log(error / max(float(left.sum()) * step**2, 1e-300))

@@ -58,10 +58,10 @@ def write(step: float, parts: list[Part], shapes: Sequence[Size], room: int) -> 
     """Step and layers as bytes; None where they are more than ``room``, or fewer than so many terms can take."""
     writer = Writer(CONTEXTS, room - 4)
     kinds = [_kind(part.left) for part in parts if part.mode == 1]
-    _put(writer, [part.mode for part in parts], MODE, negative=False)
-    _put(writer, kinds, CLASS, negative=False)
-    _put(writer, [each for part in parts if part.levels for each in (part.levels[0], *_steps(part.levels))], LEVELS)
-    _put(writer, [each for part in parts for each in part.gains], GAIN)
+    _write(writer, [part.mode for part in parts], MODE, negative=False)
+    _write(writer, kinds, CLASS, negative=False)
+    _write(writer, [each for part in parts if part.levels for each in (part.levels[0], *_steps(part.levels))], LEVELS)
+    _write(writer, [each for part in parts for each in part.gains], GAIN)
     queue = iter(kinds)
     for part, shape in zip(parts, shapes, strict=True):
         if part.mode == 1:
@@ -82,14 +82,14 @@ def _steps(levels: list[int]) -> list[int]:
     return [b - a for a, b in pairwise(levels)]
 
 
-def _put(writer: Writer, values: list[int], context: int, negative: bool = True) -> None:
+def _write(writer: Writer, values: list[int], context: int, negative: bool = True) -> None:
     numbers = torch.tensor(values, dtype=torch.int32, device="cpu")
     writer.put(numbers, torch.full_like(numbers, context, dtype=torch.uint8), 0, negative)
 
 
 def _get(reader: Reader, n: int, context: int, negative: bool = True) -> list[int]:
-    found: list[int] = reader.get(n, torch.full((n,), context, dtype=torch.uint8, device="cpu"), 0, negative).tolist()
-    return found
+    numbers: list[int] = reader.get(n, torch.full((n,), context, dtype=torch.uint8, device="cpu"), 0, negative).tolist()
+    return numbers
 
 
 def _kind(entries: Int32[Tensor, "1 n"]) -> int:

@@ -53,10 +53,10 @@ class Layer:
             return
         if m > n:
             x = x.T
-        found = 0 if self.q is None else self.q.shape[1]
-        more = min(max(BLOCK, -(-more // BLOCK) * BLOCK, found), self.most - found)
+        known = 0 if self.q is None else self.q.shape[1]
+        more = min(max(BLOCK, -(-more // BLOCK) * BLOCK, known), self.most - known)
         y = x @ torch.randn(
-            x.shape[1], more, generator=self.key.generator(f"sketch{found}"), dtype=torch.float32, device="cpu"
+            x.shape[1], more, generator=self.key.generator(f"sketch{known}"), dtype=torch.float32, device="cpu"
         )
         y = x @ (x.T @ self._orthogonal(y))  # one power iteration
         y = self._orthogonal(y)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Size
 
-from ..errors import CombinationError, check, require
+from ..errors import CombinationError, check
 from ..key import Key
 from ..params import Layout, Params
+from ..ranges import Range
 from ..wire import Packet, Several, State, dumps, loads
 from .base import Link, Look, Wrapper, floats, number
 from .dense import Dense
 from .sparse import Sparse
+
+SquaredSine = Annotated[float, Range(lambda x: 0 <= x <= 1, "is a squared sine, 0 to 1")]
 
 
 class LookBack(NamedTuple):
@@ -65,7 +68,7 @@ class LBGM(Wrapper):
     paper = "Azam et al., ICLR 2022"
 
     inner: Link = Dense()
-    threshold: float = 0.2
+    threshold: SquaredSine = 0.2
     compare: Literal["delivered", "dense"] = "delivered"
     store: Literal["dense", "packet"] = "dense"
 
@@ -74,7 +77,6 @@ class LBGM(Wrapper):
     absolute = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.threshold <= 1, f"LBGM(threshold={self.threshold}): threshold is a squared sine, 0 to 1")
         if self.inner.memory:
             raise CombinationError(f"LBGM needs an inner link whose receiver has no memory; {self.inner!r} has one")
 
@@ -170,5 +172,5 @@ def compare(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
 
 def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
     """rho, as a number of the type that g has, if g may be recycled, else None."""
-    found = compare(g, l, threshold)
-    return torch.tensor(found.rho, dtype=g.layout.dtype, device="cpu") if found.recycled else None
+    compared = compare(g, l, threshold)
+    return torch.tensor(compared.rho, dtype=g.layout.dtype, device="cpu") if compared.recycled else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
+from ..ranges import Range
 from ..wire import Packet, State
 from .base import Link, Look, Wrapper
 
@@ -31,12 +32,11 @@ class Switch(Wrapper):
 
     first: Link
     then: Link
-    rounds: int
+    rounds: Annotated[int, Range(lambda x: x >= 1, "is a number of rounds, 1 or more")]
 
     linear = False
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"Switch(rounds={self.rounds}): rounds is a number of rounds, 1 or more")
         kinds = [type(link) for link in self.held]
         if kinds[0] is not kinds[1]:
             raise CombinationError(

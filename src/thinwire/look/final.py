@@ -17,7 +17,8 @@ from ..run.identity import data_digest
 from ..studies.loading import Loaded, load, study_of
 from ..studies.read import Run
 from ..task import Task, as_task, as_tasks
-from ..train.one import Slot, evaluate, floats, make_module
+from ..train.evaluation import evaluate
+from ..train.slot import Slot, floats, make_module
 
 
 @dataclass(frozen=True)

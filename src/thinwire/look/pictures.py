@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from ..data.dataset import VOID
 from ..errors import RunError
+from ..losses import dice, each_mask, masks
 from ..studies.read import Arm, counted
-from ..task import Supervised, Task, dice, each_mask, masks
+from ..task import Supervised, Task
 from .base import OWN_TASK, Look, Row, Table, at_least, option
 from .drawing import draw_picture, plt, save
 from .final import final

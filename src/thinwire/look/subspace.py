@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..algorithms.base import Around
+from ..algorithms.around import Around
 from ..algorithms.flss import FLSS, orthonormal
 from ..errors import require
 from ..expression import parse

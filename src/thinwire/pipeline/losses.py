@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CombinationError
-from ..task import IGNORED, Ratio, loss_by_type, masks, weigh
-from ..task import mean_loss as mean_of
+from ..losses import IGNORED, Ratio, loss_by_type, masks, weigh
+from ..losses import mean_loss as mean_of
 
 Loss = Callable[[Tensor, Tensor], Tensor | Ratio]
 CLOSE = 2e-5  # how far, of its size, a loss may be from that of two halves: sums of 32-bit floats differ by less

@@ -102,7 +102,7 @@ class Schedule(Config):
                 memoryless(link, f"{type(self).__name__}({name}={link!r})")
 
     @classmethod
-    def _written(cls) -> Sequence[Field[Any]]:
+    def _in_order(cls) -> Sequence[Field[Any]]:
         return sorted(fields(cls), key=lambda f: bool(f.kw_only))  # as in the signature
 
     # -- the switches ---------------------------------------------------------

@@ -13,8 +13,9 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..dice import seeded
-from ..task import IGNORED, Supervised, Task
-from ..train.one import to_device
+from ..losses import IGNORED
+from ..task import Supervised, Task
+from ..train.device import to_device
 from ..wire import dumps
 
 

@@ -39,7 +39,8 @@ from ..pipeline.watch import size as length
 from ..problem import Problem
 from ..run.ranks import device_of_rank, rank, share, size
 from ..task import Supervised
-from ..train.one import make_module, mean_metrics, portions, tally
+from ..train.evaluation import mean_metrics, portions, tally
+from ..train.slot import make_module
 from ..version import code_version
 from ..wire import Packet, State
 from .axes import BOTH, WALL, Axis, clock

@@ -24,7 +24,7 @@ from ..key import Key
 from ..links import EF21, LBGM, STC, ErrorFeedback, Half, Link, PerClient, TransformCoding
 from ..local import Trainer
 from ..problem import Problem
-from ..train.one import Slot, make_module
+from ..train.slot import Slot, make_module
 from .cells import draw
 from .federated import Federated
 from .predict import ABOUT, Range, predict

@@ -23,7 +23,8 @@ from ..pipeline.plan import Profile, cut_into, least, measure, memory, messages,
 from ..pipeline.schedule import Schedule
 from ..pipeline.split import places
 from ..problem import standard
-from ..train.one import make_module, unusable, usable
+from ..train.device import unusable, usable
+from ..train.slot import make_module
 from .cells import draw
 from .pipelined import schedule
 

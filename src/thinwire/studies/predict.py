@@ -34,7 +34,8 @@ from ..federated.stream import View
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import Problem
-from ..train.one import Slot, train
+from ..train.one import train
+from ..train.slot import Slot
 from ..train.threads import one_thread
 from .cells import draw
 

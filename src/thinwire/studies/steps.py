@@ -22,7 +22,8 @@ from ..run.identity import data_digest
 from ..run.progress import live
 from ..run.ranks import rank
 from ..task import as_task, as_tasks
-from ..train.one import floats, make_module, unusable, usable
+from ..train.device import unusable, usable
+from ..train.slot import floats, make_module
 from ..wire import Packet, State
 from .read import Record
 from .study import Job, Numbers, Study, asked

@@ -19,10 +19,11 @@ from ..algorithms.fedpara import factors
 from ..kernels import native
 from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
+from ..losses import cross_entropy
 from ..models.fasttext import FILL, FastText
 from ..params import Layout, Params
-from ..task import Supervised, cross_entropy
-from .one import order
+from ..task import Supervised
+from .batches import order
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 
@@ -163,10 +164,10 @@ def _layer(name: str, stage: nn.Linear, layout: Layout) -> Layer | None:
     """A linear layer as C takes it, dense or a product; None where it is frozen, used twice, or of another kind."""
     weights, rank = [f"{name}weight"], 0
     if type(stage) is not nn.Linear:
-        found = factors(stage)
-        if found is None:
+        names = factors(stage)
+        if names is None:
             return None
-        weights, rank = [f"{name}{factor}" for factor in found], stage.get_parameter(found[0]).shape[1]
+        weights, rank = [f"{name}{factor}" for factor in names], stage.get_parameter(names[0]).shape[1]
     places = [layout.spans[part][0] for part in weights if part in layout.spans]
     bias = layout.spans.get(f"{name}bias")
     if len(places) < len(weights) or (bias is None) != (stage.bias is None):
@@ -206,13 +207,13 @@ def train_chains(
     if status == -2:
         raise IndexError(f"a text has a word that is not one of the model's {chain.words.vocabulary}, 0 and up")
     native.check(status)
-    found = []
+    results = []
     for client, request, key, (w, places, velocity, taken) in zip(clients, requests, keys, held, strict=True):
         layout, seen = request.x.layout, int((places >= 0).sum())
         ended = Memory(() if velocity is None else (Params(layout, velocity),), taken)
         rates = request.trainer.rate(key) * len(places)
-        found.append(Trained(Params(layout, w), len(places), client.loss / seen, ended, rates))
-    return found
+        results.append(Trained(Params(layout, w), len(places), client.loss / seen, ended, rates))
+    return results
 
 
 def _indices(task: Supervised) -> Tensor | None:

@@ -19,7 +19,7 @@ from ...federated.messages import Form
 from ...federated.stream import View
 from ...key import Key
 from ...local import Local, LocalSGD, Trained
-from ...train.one import Slot
+from ...train.slot import Slot
 from ..client import Node
 from .app import folder_of, reply_to
 

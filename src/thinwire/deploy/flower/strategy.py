@@ -79,7 +79,7 @@ class Strategy(Base):
 WHY = "a round here is one piece, with what both ends keep of it: call start()"
 
 
-TESTED = ("accuracy", "dice", "mae", "test_loss")  # what `thinwire.task.MEASURE` and the loss are called in a record
+TESTED = ("accuracy", "dice", "mae", "test_loss")  # what `thinwire.losses.MEASURE` and the loss are called in a record
 
 
 def _metrics(record: Record, names: Iterable[str]) -> MetricRecord:
