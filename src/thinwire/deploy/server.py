@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,15 +24,13 @@ from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..federated.client import ClientState
-from ..federated.clip import Clip, Norms
+from ..federated.clip import Norms
 from ..federated.envelope import SMALL, Answer, mark, read_answer
 from ..federated.network import measure_rate
 from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
-from ..federated.privacy import Privacy
 from ..federated.result import Record
 from ..federated.rounds import Pending, Rounds
-from ..federated.setting import Setting
 from ..federated.storage import Disk, Ends, Memory, Unreadable
 from ..key import Key
 from ..params import Params
@@ -41,6 +39,7 @@ from ..run.identity import data_digest
 from ..task import as_task
 from ..train.one import Slot, make_module
 from ..wire import Packet, State, count, length, restore
+from .setting import Setting
 
 FEW = 64  # values of an answer beyond twice those of noise
 
@@ -67,22 +66,10 @@ class Taken(NamedTuple):
 class Deployment(Rounds):
     """A run between two rounds, whose clients are elsewhere.
 
-    Each round ``sample`` of ``clients`` are called (None: all that are there) and the first
-    ``take`` answers count (None: all of them). ``clip`` bounds the Euclidean norm of every
-    Params field of a reply: a longer one counts as if it were that long, and the log names
-    its client. "auto" is a multiple of the median norm of the newest rounds' replies (:mod:`thinwire.federated.clip`).
-    :meth:`Algorithm.admit <thinwire.algorithms.base.Algorithm.admit>` says what a bound means for each method. A reply
-    weighs as many examples as its client says to have; ``most_examples``, one number or one for each client, is how
-    many are believed: an answer that says more is refused. Where a method averages by examples,
-    both are needed to bound what one client does. With ``privacy`` replies are clipped by that, and
-    noise is added to their mean, from a secret that is drawn when the run begins and stays in the
-    server's checkpoint.
-    ``mbit`` is what every client's uplink carries at least, whatever is measured; it may be
-    another when a run goes on.
-    ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
-    see which of them training moves. With ``states``, a folder, what is kept of every client
-    lies there between its rounds. With ``start="known"`` the starting model is sent to nobody: clients have it from
-    the seed, and refuse the calls of a run whose digest says that theirs is another.
+    ``clients`` is how many there are. ``setting`` is a :class:`~thinwire.deploy.setting.Setting`. Other keywords
+    (``sample=10``, ``clip="auto"``) replace its fields. ``test`` is evaluated as in :func:`thinwire.simulate`; a model
+    with buffers needs it, to see which of them training moves. With ``states``, a folder, what is kept of every client
+    lies there between its rounds.
 
     Clients that have tests of their own (``Node(test=...)``) send what these say with their answers to this round. The
     record has it as ``client_accuracy`` and so on, over the ``evaluated_clients`` alone, of the models with which the
@@ -97,39 +84,24 @@ class Deployment(Rounds):
         algorithm: Algorithm,
         model: nn.Module | Callable[[], nn.Module],
         clients: int,
+        setting: Setting = Setting(),
         *,
-        sample: int | None = None,
-        take: int | None = None,
-        clip: Clip = None,
-        most_examples: int | Sequence[int] | None = None,
-        privacy: Privacy | None = None,
-        mbit: float | None = None,
-        seed: int = 0,
         test: Any = None,
-        device: str = "cpu",
         states: Path | None = None,
-        start: Literal["sent", "known"] = "sent",
+        **fields: Any,
     ) -> None:
         runnable(algorithm)
         require(clients > 0, f"clients={clients}: there must be at least one")
-        setting = Setting(sample=sample, seed=seed, privacy=privacy, clip=clip, device=device, start=start)
-        cohort = setting.cohort(clients)
-        self.first = cohort if take is None else take
-        require(0 < self.first <= cohort, f"take={take}: it must be between 1 and the {cohort} sampled")
-        bounds = [most_examples] * clients if isinstance(most_examples, int) else list(most_examples or ())
-        require(
-            most_examples is None or (len(bounds) == clients and all(n > 0 for n in bounds)),
-            f"most_examples={most_examples}: a positive number, or one for each of the {clients} clients",
-        )
-        require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
+        setting = Setting.of(setting, fields)
+        self.first, self.most_examples, self.mbit = setting.first(clients), setting.most_of_each(clients), setting.mbit
+        seed, cohort, known = setting.seed, setting.cohort(clients), setting.start == "known"
         module = algorithm.assemble(model if isinstance(model, nn.Module) else make_module(model, seed), clients)
-        slot = Slot(module, device)
+        slot = Slot(module, setting.device)
         tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
         slot.probe([] if tested is None else [tested], trains=False)
-        self.most_examples, self.mbit = bounds, mbit
-        super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy, start == "known", clip)
+        super().__init__(algorithm, slot, clients, cohort, seed, tested, setting.privacy, known, setting.clip)
         self.secret = secrets.token_hex(32)  # clients are told the seed
         self.unanswered = Memory(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
@@ -415,11 +387,11 @@ class Deployment(Rounds):
 
     # -- to disk and back -----------------------------------------------------
 
-    def open(self, folder: Folder, resume: bool) -> None:
-        """Start a run in ``folder``, or continue the one that is there. Rounds are recorded there from now on."""
-        super().open(folder, resume)
-        if self.round == 0:
-            self.unanswered.load({self.unanswered.kind: {}})  # files that no checkpoint refers to
+    def rewind(self, folder: Folder, packet: Packet | None) -> None:
+        """Files of answers that no checkpoint refers to are deleted too."""
+        super().rewind(folder, packet)
+        if packet is None:
+            self.unanswered.load({self.unanswered.kind: {}})
         self.unanswered.run = self.owner()
 
     def save(self, folder: Folder) -> None:

@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -211,8 +210,8 @@ class Chosen(Simulation):
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "method": complete(self.auto)}
 
-    def result(self, path: Path | None = None) -> Result:
-        result = super().result(path)
+    def result(self) -> Result:
+        result = super().result()
         result.asked, result.chosen = self.auto, [self.said(n + 1) for n in range(len(self.choices))]
         return result
 

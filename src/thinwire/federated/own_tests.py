@@ -6,7 +6,6 @@ A client's own model is tested; beside it, where the method gives clients models
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import torch
 
 from ..errors import check
 from ..params import Params
+from ..run.loop import finite
 from ..wire import MOST, dumps, loads
 
 Metrics = dict[str, float]
@@ -69,11 +69,6 @@ def over_clients(found: Mapping[int, Metrics], num_clients: int) -> tuple[dict[s
             values[f"client_{name}_p10"] = float(column.quantile(0.1))
             values[f"client_{name}_worst"] = float(column.max() if name in LOW else column.min())
     return values, by_client
-
-
-def finite(value: float | None) -> float | None:
-    """Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def pack_metrics(metrics: Metrics) -> bytes:

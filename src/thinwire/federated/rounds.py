@@ -9,13 +9,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import logging
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -27,25 +25,23 @@ from ..errors import CombinationError, NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..run.folder import Folder
-from ..run.identity import model_digest, run_digest
+from ..run.identity import model_digest, run_digest, versions
+from ..run.loop import Run, finite
 from ..task import Task
 from ..train.one import Slot, mean_metrics, sums
-from ..version import code_version
 from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
 from .client import ClientState, statistics_of, unheard
 from .clip import Clip, Norms, Past, bounds, check_clip, following, quantiles, whole
 from .envelope import Answer, Call, Piece, key_of
 from .ledger import Entry, Ledger
 from .messages import Form, Letter, Mean, Message, forms, private, write_letter
-from .own_tests import Metrics, Model, evaluate_models, finite, over_clients
+from .own_tests import Metrics, Model, evaluate_models, over_clients
 from .pool import Plan, Pool
 from .privacy import Privacy
 from .result import Predicting, Record, Result
 from .storage import Ends, Memory
 from .stream import Parcel, Stream
 from .views import Views, fewer
-
-log = logging.getLogger("thinwire")
 
 
 class Pending(NamedTuple):
@@ -55,8 +51,8 @@ class Pending(NamedTuple):
     down: State = None
 
 
-class Rounds(ABC):
-    """A run between two rounds: what the server keeps, what of it is recorded, and the loop over rounds.
+class Rounds(Run[Result]):
+    """A run between two rounds: what the server keeps, and what of it is recorded.
 
     A round begins with :meth:`publish` and ends with :meth:`finish`. In between its cohort is drawn
     (:meth:`draw_cohort`), each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the
@@ -64,6 +60,8 @@ class Rounds(ABC):
     (:meth:`serve`). Who carries calls and answers, and what becomes of those that are lost, is the subclass's.
     """
 
+    unit = "round"
+    extends = True
     pool: Pool  # evaluates, and trains where clients are here
     clients_here: ClassVar[bool] = False  # and what they keep
     incarnation: int  # which of the runs of one digest, for the clients
@@ -104,12 +102,16 @@ class Rounds(ABC):
         self.stream = self._downlink(down)
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
-        self.folder: Folder | None = None
         self.states = Memory(self.ends)
         self.round, self.clock = 0, 0.0
         self.plan: Plan | None = None
         self.ledger, self.records = Ledger(), list[Record]()
         self.gather()
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The rounds that were made."""
+        return self.round
 
     def ends(self) -> Ends:
         """Both ends of a client's wire before its first reply."""
@@ -143,52 +145,6 @@ class Rounds(ABC):
     def private_end(self) -> State:
         """The sending ends of `personal` before a client's first message."""
         return None if self.private is None else self.private.open()[0]
-
-    # -- the loop -------------------------------------------------------------
-
-    def until(
-        self,
-        rounds: int,
-        step: Callable[[bool], Record],
-        *,
-        evaluate_every: int = 1,
-        checkpoint_every: int = 1,
-        listeners: Sequence[Callable[[Record], None] | None] = (),
-    ) -> Result:
-        """Make the rounds that are missing up to ``rounds``, and return what the run came to.
-
-        ``step`` makes one round and returns its record; it is told whether to evaluate, which is every
-        ``evaluate_every`` rounds and after the last. In the folder that was opened, if any, each round leaves its
-        lines, every ``checkpoint_every`` rounds and the last one leave a checkpoint, and the end leaves the model and
-        the summary. Listeners are told each record, once it is there. Raises :class:`RunError` for fewer rounds than
-        there are.
-        """
-        folder = self.folder
-        if self.round > rounds:
-            where = folder.path if folder else "this run"
-            raise RunError(f"{where} has {self.round} rounds already: rounds={rounds} would be fewer")
-        while self.round < rounds:
-            number = self.round + 1
-            record = step(number == rounds or number % evaluate_every == 0)
-            if folder is not None:
-                folder.append(record, self.ledger.lines(number), self.by_client)
-                if number == rounds or number % checkpoint_every == 0:
-                    self.save(folder)
-            for listener in listeners:
-                if listener is not None:
-                    listener(record)
-        result = self.result(None if folder is None else folder.path)
-        if folder is not None:
-            about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
-            folder.model(result.module.state_dict(), about)
-            for name, module in result.beside.items():
-                folder.model(module.state_dict(), about, name)
-            if result.served is not None:
-                folder.model(result.served.state_dict(), about, "served")
-            for name, client in self.owners_here().items():
-                folder.model(result.personal(client).state_dict(), about, f"personal/{name}")
-            folder.summary(result.summary())
-        return result
 
     # -- a round --------------------------------------------------------------
 
@@ -468,12 +424,12 @@ class Rounds(ABC):
         self.slot.load_buffers(model.statistics)
         return copy.deepcopy(self.slot.module).to("cpu").eval()
 
-    def result(self, path: Path | None = None) -> Result:
+    def result(self) -> Result:
         """The run so far."""
         shared, served = self.whose(None), self.algorithm.served(self.server)
         params, whole = shared.x.clone(), self.trained_module(shared)  # the caller's own
         beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
-        facts = {**self.facts(), "plan": self.plan}
+        facts, path = {**self.facts(), "plan": self.plan}, None if self.folder is None else self.folder.path
         result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
         if served is not None:
             result.served = self.algorithm.finish(self.trained_module(shared._replace(x=served)))
@@ -510,46 +466,42 @@ class Rounds(ABC):
         """The fingerprint in short, for the checkpoint."""
         return hashlib.sha256(json.dumps(self.fingerprint()).encode()).hexdigest()[:32]
 
-    def open(self, folder: Folder, resume: bool) -> None:
-        """Start a run in ``folder``, or continue the one that is there. Rounds are recorded there from now on."""
-        if folder.about() is not None and not resume:
-            raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
-        self.folder, about, packet = folder, folder.agree(self.fingerprint()), folder.load()
-        folder.describe({**self.fingerprint(), "versions": self.versions(folder, about or {})})
+    def describe(self, folder: Folder, about: Record) -> None:
+        """``run.json`` has the versions that the run was made with too."""
+        folder.describe({**self.fingerprint(), "versions": versions(folder, about)})
+
+    def rewind(self, folder: Folder, packet: Packet | None) -> None:
+        """Lines after the checkpoint are cut off, and of those before it the digests are compared."""
         if packet is None:
-            folder.cut(0)
             self.states.load({self.states.kind: {}})
-            self.states.run = self.owner()
-            return
-        try:
-            self.restore(packet)
-        except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"the checkpoint in {folder.path} does not fit this version ({error})") from error
         self.states.run = self.owner()
-        self.records, text = folder.cut(self.round, packet.get("lines"))
+        self.records, text = folder.cut(self.round, None if packet is None else packet.get("lines"))
         try:
             self.ledger = Ledger.parse(text)
         except ValueError as error:
             raise RunError(f"{folder.path / 'ledger.jsonl'}: {error}") from error
 
+    def enter(self, folder: Folder, record: Record) -> None:
+        """A line of ``rounds.jsonl``, and those of the ledger and of clients' tests."""
+        folder.append(record, self.ledger.lines(self.round), self.by_client)
+
     def owner(self) -> str:
         """Whose a client's file is."""
         return self.identity()
 
-    def versions(self, folder: Folder, about: Mapping[str, Any]) -> list[str]:
-        """What a run was made with, from its beginning on. A warning says where that changes."""
-        now, known = f"thinwire {code_version()}, torch {torch.__version__}", list(about.get("versions", ()))
-        if not known or known[-1] == now:
-            return known or [now]
-        if folder.writes:
-            text = "%s was made with %s and goes on with %s: its numbers may differ from those of a run by one of them"
-            log.warning(text, folder.path, known[-1], now)
-        return [*known, now]
-
     def save(self, folder: Folder) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, with digests of the lines before it."""
         folder.save({**self.state(), "lines": folder.lines()})
         self.states.settle()  # only now: until then the checkpoint before refers to what is dropped
+
+    def write(self, folder: Folder, result: Result) -> None:
+        """The model, what the method has beside it, clients' own models, and the summary."""
+        about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
+        served = {} if result.served is None else {"served": result.served}
+        own = {f"personal/{name}": result.personal(client) for name, client in self.owners_here().items()}
+        for name, module in {"model": result.module, **result.beside, **served, **own}.items():
+            folder.model(module.state_dict(), about, name)
+        folder.summary(result.summary())
 
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint."""

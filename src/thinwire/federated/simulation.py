@@ -72,7 +72,7 @@ class Simulation(Rounds):
         train: Training | None = None,
         **fields: Any,
     ) -> None:
-        self.setting = setting = settle(setting, fields)
+        self.setting = setting = Setting.of(setting, fields)
         require(out is not None or setting.states == "memory", "states='disk' needs a folder for the run: out=...")
         vectors = setting.records("gradients") or setting.records("models")
         require(out is not None or not vectors, f"record={setting.record!r} needs a folder for the run: out=...")
@@ -134,12 +134,6 @@ class Simulation(Rounds):
     def close(self) -> None:
         """End the threads and processes. A later step begins them anew."""
         self.pool.close()
-
-    def __enter__(self) -> Simulation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- a round --------------------------------------------------------------
 
@@ -333,9 +327,3 @@ class Simulation(Rounds):
         """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
         tests = [*([] if self.test is None else [self.test]), *self.client_tests]
         return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
-
-
-def settle(setting: Setting, fields: dict[str, Any]) -> Setting:
-    """A setting with other values of some fields. Raises ``ValueError`` for what is no setting."""
-    require(isinstance(setting, Setting), f"setting={setting!r}: give a Setting, such as {Setting.example}")
-    return setting.but(fields)

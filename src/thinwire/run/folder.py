@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -271,6 +272,11 @@ class Folder:
             return read_state(path)
         except WireError as error:
             raise RunError(f"{path} is damaged ({error}): delete it to start this run anew") from error
+
+    def drop_checkpoint(self) -> None:
+        """Delete the checkpoint of a run that is complete: it may be large."""
+        if self.writes:
+            shutil.rmtree((self.path / CHECKPOINT).parent, ignore_errors=True)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write ``summary.json``: the run is complete, and all of it on disk."""
