@@ -62,7 +62,7 @@ def parts(problem: Problem, site: int, share: float, seed: int) -> tuple[tw.Supe
 def newcomer(run: tw.Simulation, few: tw.Task, test: tw.Task, alone: int) -> Metrics:
     """What a client that comes after the last round reaches, and what the shared model does."""
     method, slot, client = run.algorithm, run.slot, run.num_clients
-    shared = run.held(None)
+    shared = run.kept_model(None)
     run.publish()  # the newest broadcast, which it is sent with all that it missed
     view = run.stream.view
     begun = method.init(shared.x, client + 1, Key(run.seed))

@@ -22,11 +22,12 @@ from torch.optim import Optimizer
 from ..errors import CombinationError, require
 from ..params import Params
 from ..wire import dumps, loads
+from .average import Ends, Since, alike, average, ends
 from .collectives import Gather, Talk
-from .exchange import Ends, Since, alike, average, ends
 from .given import Given
-from .handle import Compressed, Named, Tie, freeze, parameters, thaw
+from .handle import Compressed, Named, freeze, parameters, thaw
 from .methods import Hook
+from .tie import Tie
 
 UNUSED = 3  # backward passes without a step after which it is asked whether somebody else makes steps
 

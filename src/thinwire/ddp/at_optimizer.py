@@ -17,9 +17,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
+from .collectives import mean
 from .exchange import exchange, leave, output, place, start
-from .handle import Compressed, Named, Tie, freeze, mean, parameters, thaw
+from .handle import Compressed, Named, freeze, parameters, thaw
 from .methods import Feedback
+from .tie import Tie
 from .vector import Vector
 
 

@@ -6,7 +6,7 @@ import copy
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -26,8 +26,9 @@ from ..errors import CombinationError, OutOfSync, WireError, check, require
 from ..key import Key
 from ..version import code_version
 from ..wire import VERSION, dumps, loads, restore
-from .collectives import Gather, Group, Mean, Talk, Traffic
+from .collectives import Group, Talk, Traffic, gather, mean
 from .methods import Method
+from .tie import Tie
 
 FORMAT = 2  # of a state_dict
 STAMP = "thinwire"  # what an optimiser's first parameter group has in a state_dict: step, rank, ranks
@@ -362,41 +363,9 @@ def _about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         compressed.beside(optimizer)
 
 
-class Tie:
-    """What a compressed model calls. A copy of the model, or a pickle of it, has one that does nothing."""
-
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> None:
-        if self.call is not None:
-            self.call(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tie:
-        if self.call is not None:
-            self.call.__self__.on_copy(memo)  # type: ignore[attr-defined]
-        return Tie()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.call is not None:
-            self.call.__self__.on_pickle()  # type: ignore[attr-defined]
-        return Tie, ()
-
-
 def parameters(optimizer: Optimizer) -> list[Any]:
     """Those of all its groups: parameters, or tensors where it was given such."""
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def mean(x: Tensor) -> Talk[None]:
-    """The mean over ranks, in place."""
-    yield Mean(x)
-
-
-def gather(data: bytes) -> Talk[list[bytes]]:
-    """Everyone's bytes."""
-    found: list[bytes] = yield Gather(data)
-    return found
 
 
 def freeze(kept: Any) -> Tensor:

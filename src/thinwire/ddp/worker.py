@@ -20,8 +20,9 @@ from ..train.given import refuse_moving
 from ..train.one import to_device
 from ..train.precision import without_cache
 from ..wire import Packet, State, restore
+from .average import Ends, average, ends
 from .collectives import Talk
-from .exchange import Ends, average, ends, exchange, output, place, start
+from .exchange import exchange, output, place, start
 from .methods import Feedback, Hook, Method
 from .vector import Vector
 

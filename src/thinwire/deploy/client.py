@@ -26,7 +26,8 @@ from ..dice import put_back, seeded
 from ..errors import OutOfSync, RunError, WireError, check, require
 from ..federated.client import ClientState, Job, Reply, adapt_model, client_inputs, one_round, statistics_of, unheard
 from ..federated.envelope import Answer, Call, key_of, mark, read_call
-from ..federated.messages import Form, forms, private
+from ..federated.letters import private
+from ..federated.messages import Form, forms
 from ..federated.own_tests import Model, evaluate_models, pack_metrics
 from ..federated.stream import Logged, Parcel, View, begin_known, catch_up
 from ..key import Key

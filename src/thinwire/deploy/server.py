@@ -16,8 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
@@ -25,7 +24,7 @@ from ..config import complete
 from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..federated.client import ClientState
 from ..federated.clip import Norms
-from ..federated.envelope import SMALL, Answer, mark, read_answer
+from ..federated.envelope import Answer, mark, read_answer
 from ..federated.network import measure_rate
 from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
@@ -33,15 +32,15 @@ from ..federated.result import Record
 from ..federated.rounds import Pending, Rounds
 from ..federated.storage import Disk, Ends, Memory, Unreadable
 from ..key import Key
-from ..params import Params
 from ..run.folder import Folder
 from ..run.identity import data_digest
 from ..task import as_task
 from ..train.one import Slot, make_module
-from ..wire import Packet, State, count, length, restore
+from ..wire import Packet, State, restore
+from .limits import honest_sizes, warn_of_weight
 from .setting import Setting
 
-FEW = 64  # values of an answer beyond twice those of noise
+KEPT = ("incarnation", "names", "sent", "rates", "secret", "marks", "owners")  # in a checkpoint, as they are
 
 log = logging.getLogger("thinwire")
 
@@ -133,17 +132,7 @@ class Deployment(Rounds):
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """Bytes, and values, that no honest answer has: twice those of dense noise, and some for what noise has not."""
-        form, key = self.up, Key(self.seed)
-        draw = key.generator("noise")
-        blank = [leaf.blank for leaf in form.leaves]
-
-        def drawn(x: Tensor) -> Tensor:
-            return torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x.dtype)
-
-        noise = [v.map(drawn) if isinstance(v, Params) else v for v in blank]
-        bodies = [form.send(values, form.open()[0], key._replace(client=0))[0] for values in (blank, noise)]
-        return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL, 2 * max(map(count, bodies)) + FEW
+        return honest_sizes(self.up, Key(self.seed))
 
     # -- a round --------------------------------------------------------------
 
@@ -341,7 +330,7 @@ class Deployment(Rounds):
         """
         try:
             self._add(clients)
-            self.served(self._key())
+            self.next_server(self._key())
         except Exception as error:
             if len(clients) > 1:
                 middle = len(clients) // 2
@@ -363,16 +352,8 @@ class Deployment(Rounds):
         for client, name, norm in [] if self.privacy else self.mean.clipped:  # what is meant to be clipped is no news
             what = name if norm is None else f"a norm of {norm:.3g}"
             log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.mean.bound(name))
-        if self.most_examples or self.algorithm.weights != "examples" or len(clients) < 3:
-            return
-        examples = {client: self.taken[client].answer.examples for client in clients}
-        client = max(examples, key=lambda c: examples[c])
-        if 2 * examples[client] > sum(examples.values()):
-            log.warning(
-                "round %d: client %d says that it has %d of all %d examples: its reply has more than half of the "
-                "weight; most_examples= bounds what is believed",
-                *(number, client, examples[client], sum(examples.values())),
-            )
+        if not self.most_examples and self.algorithm.weights == "examples":
+            warn_of_weight({client: self.taken[client].answer.examples for client in clients}, number)
 
     def _key(self) -> Key:
         require(self.key is not None, "no round has begun")
@@ -410,7 +391,7 @@ class Deployment(Rounds):
             "start": "known" if self.known else "sent",
             "privacy": None if self.privacy is None else complete(self.privacy),
             "parameters": self.slot.layout.size,
-            **self.chosen(),
+            **self.downlink_fact(),
         }
 
     @cached_property
@@ -424,15 +405,12 @@ class Deployment(Rounds):
 
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
-        mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
-        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners}
-        mine |= {"unanswered": self.unanswered.state()}
-        return {**super().state(), **mine}
+        mine = {name: getattr(self, name) for name in KEPT}
+        return {**super().state(), **mine, "unanswered": self.unanswered.state()}
 
     def restore(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         super().restore(packet)
-        self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
-        self.secret, self.marks, self.owners = packet["secret"], packet["marks"], packet["owners"]
+        vars(self).update({name: packet[name] for name in KEPT})
         self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
         self.unanswered.load(packet["unanswered"])

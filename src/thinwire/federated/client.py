@@ -24,7 +24,8 @@ from ..train.many import Apart, batchable, train_many
 from ..train.one import Slot, train
 from ..wire import MOST, Packet, State, dumps, largest, modest
 from .changes import change_of
-from .messages import Form, private, read_letter
+from .letters import private, read_letter
+from .messages import Form
 from .stream import Parcel, View, catch_up
 
 log = logging.getLogger("thinwire")

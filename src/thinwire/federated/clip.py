@@ -17,7 +17,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from ..errors import require
+from ..algorithms.base import Algorithm, Around
+from ..errors import CombinationError, require
+from .messages import Form
 
 Clip = float | Literal["auto"] | None
 Norms = dict[str, float]  # of one reply, by field
@@ -70,3 +72,20 @@ def whole(clip: float | Mapping[str, float] | None) -> float | None:
 def short(x: float) -> float:
     """A number of ``DIGITS`` digits."""
     return float(f"{x:.{DIGITS}g}") if math.isfinite(x) else x
+
+
+def check_clippable(algorithm: Algorithm, form: Form) -> None:
+    """Raise :class:`CombinationError` where ``clip`` would not bound what a reply does: see ``Algorithm.admit``."""
+    inner = algorithm
+    while isinstance(inner, Around):
+        inner = inner.inner
+    numbers = [leaf.name for leaf in form.leaves if leaf.link is None and leaf.blank is not None]
+    if numbers and type(inner).admit is Algorithm.admit:
+        raise CombinationError(
+            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
+            f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
+        )
+    if not any(leaf.link is not None and not leaf.statistics for leaf in form.leaves):
+        raise CombinationError(
+            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have none: leave clip out"
+        )

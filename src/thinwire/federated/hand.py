@@ -32,7 +32,9 @@ from ..train.one import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, modest
 from .client import ClientState, Job, Manner, Training, client_inputs, play
-from .messages import Form, Letter, Mean, forms, private, write_letter
+from .letters import Letter, private, write_letter
+from .mean import Mean
+from .messages import Form, forms
 from .simulation import Simulation
 from .stream import Parcel, Stream, View, catch_up
 from .views import Views
@@ -256,4 +258,4 @@ def _own(algorithm: Algorithm, view: ClientView, client: int) -> tuple[Parcel, V
         return None
     stream.publish(view.message, view.buffers, key)
     end, version = view.alone.downs.get(client), int(client in view.alone.downs)
-    return stream.parcel(version, end), stream.held(version, end)
+    return stream.parcel(version, end), stream.view_of(version, end)

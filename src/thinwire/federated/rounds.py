@@ -6,39 +6,39 @@ state of an algorithm or a link.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from ..algorithms.base import Algorithm, Around, adapts, predicts
+from ..algorithms.base import Algorithm
 from ..config import complete
-from ..errors import CombinationError, NonFinite, RunError, WireError, require
+from ..errors import NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..run.folder import Folder
 from ..run.identity import model_digest, run_digest, versions
-from ..run.loop import Run, finite
+from ..run.loop import finite
 from ..task import Task
-from ..train.one import Slot, mean_metrics, sums
-from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
-from .client import ClientState, statistics_of, unheard
-from .clip import Clip, Norms, Past, bounds, check_clip, following, quantiles, whole
+from ..train.one import Slot
+from ..wire import MOST, Packet, Several, State, modest, restore
+from .client import unheard
+from .clip import Clip, Norms, Past, bounds, check_clippable, following, quantiles, whole
 from .envelope import Answer, Call, Piece, key_of
-from .ledger import Entry, Ledger
-from .messages import Form, Letter, Mean, Message, forms, private, write_letter
-from .own_tests import Metrics, Model, evaluate_models, over_clients
-from .pool import Plan, Pool
+from .evaluation import Evaluation
+from .ledger import Direction, Entry, Ledger
+from .letters import Letter, private, write_letter
+from .mean import Mean
+from .messages import Form, Message, forms
+from .pool import Plan
 from .privacy import Privacy
-from .result import Predicting, Record, Result
+from .result import Record, Result
 from .storage import Ends, Memory
 from .stream import Parcel, Stream
 from .views import Views, fewer
@@ -51,19 +51,16 @@ class Pending(NamedTuple):
     down: State = None
 
 
-class Rounds(Run[Result]):
+class Rounds(Evaluation):
     """A run between two rounds: what the server keeps, and what of it is recorded.
 
     A round begins with :meth:`publish` and ends with :meth:`finish`. In between its cohort is drawn
     (:meth:`draw_cohort`), each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the
-    server makes its step
-    (:meth:`serve`). Who carries calls and answers, and what becomes of those that are lost, is the subclass's.
+    server makes its step (:meth:`serve`). A subclass carries calls and answers, and says what becomes of lost ones.
     """
 
     unit = "round"
     extends = True
-    pool: Pool  # evaluates, and trains where clients are here
-    clients_here: ClassVar[bool] = False  # and what they keep
     incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
@@ -78,11 +75,9 @@ class Rounds(Run[Result]):
         known: bool = False,
         clip: Clip = None,
     ) -> None:
-        require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
         self.num_clients, self.sample = num_clients, sample
         self.client_tests: Sequence[Task] = ()
-        self.by_client: Record | None = None  # the last evaluation of their tests: a list by metric
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
         self.start = algorithm.init_with(slot.params(), self.initial_buffers, num_clients, Key(seed))
@@ -91,11 +86,11 @@ class Rounds(Run[Result]):
         self.private = private(algorithm, self.start)
         self.pending = dict[int, Pending]()  # of calls of this round that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
-        self.clip = check_clip(clip)  # the norm that a field of a reply has at most
+        self.clip = clip  # the norm that a field of a reply has at most
         self.bounds: dict[str, float] = {}  # with "auto": by field, of the newest round
         self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
         if clip is not None:
-            clippable(algorithm, self.up)
+            check_clippable(algorithm, self.up)
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
@@ -137,7 +132,7 @@ class Rounds(Run[Result]):
         """Whether each client is sent messages of its own in place of the stream's."""
         return isinstance(self.stream, Views)
 
-    def chosen(self) -> dict[str, str]:
+    def downlink_fact(self) -> dict[str, str]:
         """The form of the downlink, as a fact of the run, where the method's links leave it open."""
         form = self.stream.form
         return {"downlink": "per client" if self.apart else "stream"} if form.per_client and form.auto else {}
@@ -225,19 +220,8 @@ class Rounds(Run[Result]):
 
     def enter_answer(self, client: int, blob: bytes, framing: int, floats: float = 0.0, used: bool = True) -> None:
         """Enter what a client answered in this round into the ledger; ``blob`` is its reply."""
-        own = self.own_part(blob) if blob and self.private is not None else 0
+        own = self.up.own_part(blob) if blob and self.private is not None else 0
         self.ledger.add(Entry(self.round + 1, client, "up", len(blob), framing, 0, floats, used, own))
-
-    def own_part(self, blob: bytes) -> int:
-        """Bytes of a reply that are of the client's own model: of the fields that are not averaged over clients.
-
-        0 for one that cannot be read.
-        """
-        try:
-            body = loads(blob)
-            return sum(length(part) for leaf, part in zip(self.up.leaves, body, strict=True) if leaf.kind == "each")
-        except (WireError, ValueError, TypeError):
-            return 0
 
     def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
         """Take an answer, whose blob is ``body``, into the mean; returns the receiving ends' next states.
@@ -265,9 +249,9 @@ class Rounds(Run[Result]):
 
     def serve(self, key: Key) -> None:
         """The server's half of the round, given the replies that were added. Raises :class:`NonFinite`."""
-        self.server, self.buffers = self.served(key)
+        self.server, self.buffers = self.next_server(key)
 
-    def served(self, key: Key) -> tuple[State, Params | None]:
+    def next_server(self, key: Key) -> tuple[State, Params | None]:
         """The server's state and the buffers after the replies that were added. Raises :class:`NonFinite`."""
         if not self.mean.whole:
             return self.server, self.buffers
@@ -296,7 +280,7 @@ class Rounds(Run[Result]):
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
         record |= self._lengths()
-        record |= self._evaluate() if evaluate else {}
+        record |= self.evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
         return record
@@ -304,24 +288,15 @@ class Rounds(Run[Result]):
     # -- looking --------------------------------------------------------------
 
     def _record(self, loss: float | None, replies: int, lost: int) -> Record:
-        up, down = self.ledger.of("up", self.round), self.ledger.of("down", self.round)
-        both = ("up", up), ("down", down)
+        ways: tuple[Direction, ...] = () if self.private is None else ("up", "down")
         return {
             "round": self.round,
             "train_loss": loss,
             "clients": replies,
             "lost_replies": lost,
-            "up_bytes": sum(e.total for e in up),
-            "down_bytes": sum(e.total for e in down),
-            "up_payload": sum(e.payload for e in up),
-            "up_framing": sum(e.framing for e in up),
-            "down_payload": sum(e.payload for e in down),
-            "down_framing": sum(e.framing for e in down),
-            "up_floats": sum(e.floats for e in up),
-            "down_floats": sum(e.floats for e in down),
-            "slowest_bytes": self.ledger.slowest(self.round),
+            **self.ledger.sums(self.round),
             "clock": self.clock,
-            **({} if self.private is None else {f"{e}_personal": sum(x.personal for x in of) for e, of in both}),
+            **{f"{way}_personal": sum(e.personal for e in self.ledger.of(way, self.round)) for way in ways},
         }
 
     def _lengths(self) -> Record:
@@ -335,120 +310,6 @@ class Rounds(Run[Result]):
         if self.clip == "auto":
             self.lengths = following(self.lengths, self.norms)
         return found
-
-    def _evaluate(self) -> Record:
-        values: Record = {}
-        if self.test is not None:
-            found = self.pool.evaluate(*self.whose(None), self.test)
-            values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
-            served = self.algorithm.served(self.server)
-            if served is not None:
-                found = self.pool.evaluate(served, self.whose(None).statistics, self.test)
-                values |= {f"served_{name}": value for name, value in found.items()}
-            here = self.clients_here or self.algorithm.at_server
-            if here and predicts(self.algorithm) and not adapts(self.algorithm):
-                values |= {f"predicted_{name}": value for name, value in self.evaluate_predictions(self.test).items()}
-        values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
-        return {name: finite(value) for name, value in values.items()}
-
-    def evaluate_predictions(self, test: Task) -> Metrics:
-        """Every metric of what the method predicts for examples of no named client: of FedSM by its selector."""
-        return mean_metrics([sums(Predicting(self.result()), test, partial(self.slot.batch, test), 0, len(test))])
-
-    def tested(self, client: int) -> Metrics:
-        """What a client's test says."""
-        shared = self.held(None) if self.algorithm.personal_models else None
-        before, task = self.held(client), self.client_tests[client]
-        own = self.adapted(client, before)
-        return evaluate_models(
-            lambda x, statistics: self.pool.evaluate(x, statistics, task), own, before, shared or before
-        )
-
-    def over_clients(self, found: Mapping[int, Metrics]) -> Record:
-        """A record's fields of clients' tests. Each client's own values are the next line of ``clients.jsonl``."""
-        values, by_client = over_clients(found, self.num_clients)
-        self.by_client = {"round": self.round, **by_client} if found else None
-        return values
-
-    def owners_here(self) -> dict[str, int]:
-        """The clients whose own models can be written down here, by the names of their files.
-
-        Those that never took part have one model, of the name ``others``. A model that is made of its client's examples
-        (``Algorithm.adapt``) has to be trained: it is written for clients with tests of their own, for which it is
-        trained anyway.
-        """
-        if adapts(self.algorithm):
-            return {str(client): client for client in range(len(self.client_tests) if self.clients_here else 0)}
-        if not (self.personal and (self.clients_here or self.algorithm.at_server)):
-            return {}
-        known = dict.fromkeys(self.states.known())
-        away = next((client for client in range(self.num_clients) if client not in known), None)
-        return {str(client): client for client in known} | ({} if away is None else {"others": away})
-
-    @property
-    def personal(self) -> bool:
-        """Whether clients have models, or norm statistics, of their own."""
-        return self.algorithm.personal_models or self.algorithm.buffers == "local"
-
-    def held(self, client: int | None) -> Model:
-        """The model of a client, or for None the shared one, before it is adapted."""
-        statistics = self.buffers if self.algorithm.buffers == "mean" else self.initial_buffers
-        if client is None or not self.personal:
-            kept = self.algorithm.statistics(self.server)
-            return Model(self.algorithm.model(self.server), statistics if kept is None else kept)
-        own, kept = self.own(client), self.algorithm.statistics(self.server, client)
-        x = self.algorithm.model(self.server, client, own.state)
-        return Model(x, statistics_of(self.algorithm, own, statistics) if kept is None else kept)
-
-    def own(self, client: int) -> ClientState:
-        """What a client keeps, as far as it is here."""
-        return self.states.get(client).own
-
-    def whose(self, client: int | None) -> Model:
-        """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""
-        held = self.held(client)
-        return held if client is None else self.adapted(client, held)
-
-    def adapted(self, client: int, held: Model) -> Model:
-        """A client's own model as the method makes it of what is held. Here it is that: examples are elsewhere."""
-        return held
-
-    def module(self, client: int | None = None) -> nn.Module:
-        """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
-        with torch.inference_mode(False), torch.enable_grad():  # it may have to be trained
-            return self.algorithm.finish(self.trained_module(self.whose(client)))
-
-    def trained_module(self, model: Model) -> nn.Module:
-        """A copy of the module as it is trained, with this model, on the CPU."""
-        self.slot.load(model.x)
-        self.slot.load_buffers(model.statistics)
-        return copy.deepcopy(self.slot.module).to("cpu").eval()
-
-    def result(self) -> Result:
-        """The run so far."""
-        shared, served = self.whose(None), self.algorithm.served(self.server)
-        params, whole = shared.x.clone(), self.trained_module(shared)  # the caller's own
-        beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
-        facts, path = {**self.facts(), "plan": self.plan}, None if self.folder is None else self.folder.path
-        result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
-        if served is not None:
-            result.served = self.algorithm.finish(self.trained_module(shared._replace(x=served)))
-        if self.personal and (self.clients_here or self.algorithm.at_server):
-            result.clients, result.own_module = self.num_clients, partial(self.module_at, self.round)
-        return result
-
-    def module_at(self, round: int, client: int) -> nn.Module:
-        """:meth:`module` of a client, as long as the run stands where it stood after that round."""
-        require(
-            self.round == round,
-            f"this result is of round {round}, and the run has made {self.round}: ask for clients' own models before "
-            f"it goes on, or take its newest result",
-        )
-        return self.module(client)
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """What, besides the algorithm, makes this run what it is."""
 
     # -- to disk and back -----------------------------------------------------
 
@@ -505,9 +366,9 @@ class Rounds(Run[Result]):
 
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint."""
-        return {"run": self.identity(), **self.carried(), "states": self.states.state()}
+        return {"run": self.identity(), **self.shared_state(), "states": self.states.state()}
 
-    def carried(self) -> dict[str, State]:
+    def shared_state(self) -> dict[str, State]:
         """Everything but what is kept of clients."""
         return {
             "round": self.round,
@@ -525,29 +386,12 @@ class Rounds(Run[Result]):
             raise WireError("it is the checkpoint of another run")
         if self.plan not in (None, packet["plan"]):
             raise RunError(f"this run began with plan={packet['plan']!r}: another one would move its last bits")
-        self.carry(packet)
+        self.restore_shared(packet)
         self.states.load(packet["states"])
 
-    def carry(self, packet: Packet) -> None:
-        """Continue from what :meth:`carried` gave, after bytes and back."""
+    def restore_shared(self, packet: Packet) -> None:
+        """Continue from what :meth:`shared_state` gave, after bytes and back."""
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
         self.lengths = packet.get("norms") or {}
-
-
-def clippable(algorithm: Algorithm, form: Form) -> None:
-    """Raise :class:`CombinationError` where ``clip`` would not bound what a reply does: see ``Algorithm.admit``."""
-    inner = algorithm
-    while isinstance(inner, Around):
-        inner = inner.inner
-    numbers = [leaf.name for leaf in form.leaves if leaf.link is None and leaf.blank is not None]
-    if numbers and type(inner).admit is Algorithm.admit:
-        raise CombinationError(
-            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
-            f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
-        )
-    if not any(leaf.link is not None and not leaf.statistics for leaf in form.leaves):
-        raise CombinationError(
-            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have none: leave clip out"
-        )

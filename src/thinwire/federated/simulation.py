@@ -219,7 +219,7 @@ class Simulation(Rounds):
         job = Job(self.at(call.client, call), ends.own, alone, call.base == 0)
         if not isinstance(self.stream, Views):
             return job
-        return job._replace(held=self.stream.held(call.base, ends.down), parcel=parcel._replace(own=None, end=None))
+        return job._replace(held=self.stream.view_of(call.base, ends.down), parcel=parcel._replace(own=None, end=None))
 
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where there is no network."""
@@ -283,12 +283,12 @@ class Simulation(Rounds):
         self.enter_answer(client, answer.blob, framing, floats, used)
         return used, seconds
 
-    def adapted(self, client: int, held: Model) -> Model:
+    def adapt(self, client: int, kept: Model) -> Model:
         """A client's own model as the method adapts it to the client's examples."""
         if not self.algorithm.personal_models:
-            return held
+            return kept
         key = Key(self.seed, max(self.round, 1), client).at("adapt")
-        return Model(*adapt_model(self.algorithm, self.slot, self.tasks[client], *held, key, self.manner.train))
+        return Model(*adapt_model(self.algorithm, self.slot, self.tasks[client], *kept, key, self.manner.train))
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
@@ -317,7 +317,7 @@ class Simulation(Rounds):
             "sample": self.sample,
             "examples": sum(len(task) for task in self.tasks),
             "parameters": self.slot.layout.size,
-            **self.chosen(),
+            **self.downlink_fact(),
             **({} if self.cohort is None else {"cohort": "given"}),
             **({} if self.manner.train is None else {"train": name_of(self.manner.train)}),
         }

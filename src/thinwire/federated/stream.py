@@ -19,7 +19,8 @@ from ..key import Key
 from ..links.base import floats
 from ..params import Params
 from ..wire import Packet, Several, State, clone, dumps, length, loads, restore
-from .messages import Form, Letter
+from .letters import Letter
+from .messages import Form
 
 SLACK = 8  # bytes: a single message is not replaced by a snapshot for less
 

@@ -1,0 +1,35 @@
+"""What a server expects of an honest client: how large an answer is, and how much it weighs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from ..federated.envelope import SMALL
+from ..federated.messages import Form, noise_like
+from ..key import Key
+from ..wire import count, length
+
+FEW = 64  # values of an answer beyond twice those of noise
+
+log = logging.getLogger("thinwire")
+
+
+def honest_sizes(form: Form, key: Key) -> tuple[int, int]:
+    """Bytes, and values, that no honest answer has: twice those of dense noise, and some for what noise has not."""
+    blank = [leaf.blank for leaf in form.leaves]
+    noise = noise_like(blank, key.generator("noise"))
+    bodies = [form.send(values, form.open()[0], key._replace(client=0))[0] for values in (blank, noise)]
+    return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL, 2 * max(map(count, bodies)) + FEW
+
+
+def warn_of_weight(examples: Mapping[int, int], round: int) -> None:
+    """Log a client among three or more that says to have more than half of all examples, by which replies weigh."""
+    total = sum(examples.values())
+    client = max(examples, key=lambda c: examples[c], default=-1)
+    if len(examples) >= 3 and 2 * examples[client] > total:
+        log.warning(
+            "round %d: client %d says that it has %d of all %d examples: its reply has more than half of the "
+            "weight; most_examples= bounds what is believed",
+            *(round, client, examples[client], total),
+        )
