@@ -330,7 +330,7 @@ class AtGradient(Compressed):
 
     # -- checkpoints ------------------------------------------------------------
 
-    def kept(self) -> dict[str, Any]:
+    def memory_of_method(self) -> dict[str, Any]:
         self._factor()
         scale = torch.tensor([self.first_scale, self.scale], dtype=torch.float64, device="cpu")
         return {"link": freeze([self.ends.sender, self.ends.receivers]), "scale": scale}

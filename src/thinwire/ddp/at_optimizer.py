@@ -63,7 +63,7 @@ class AtOptimizer(Compressed):
         self.method = method
         self.vector = Vector(named)
         self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size)
-        self.at: float | None = method.applied  # the parameters hold x - at * e; None: something else
+        self.at: float | None = method.at_rest  # the parameters hold x - at * e; None: something else
         self.away = False
         self.led = False  # whether a forward pass since the last step was where gradients are taken
         self.pending: WeakSet[_Graph] = WeakSet()
@@ -106,7 +106,7 @@ class AtOptimizer(Compressed):
         at, rank, flat = self._where(), self.rank, self.vector.flat
         require(not self.stepped, "of several optimisers one has made its step, and another not yet: wait for all")
         self.vector.pull()
-        if self.away and at != self.method.applied:
+        if self.away and at != self.method.at_rest:
             off = (rank.x - at * rank.e).sub_(flat).abs_()
             require(
                 not bool((off > 1e-6 * (rank.x.abs() + rank.e.abs())).any()),  # but for a rounding
@@ -118,8 +118,8 @@ class AtOptimizer(Compressed):
         elif not torch.equal(flat, rank.x - at * rank.e):
             torch.sub(rank.x, flat, out=rank.e).div_(at)
         self.away = False
-        if at != self.method.applied:
-            self._put(self.method.applied)
+        if at != self.method.at_rest:
+            self._move_to(self.method.at_rest)
 
     @property
     def lam(self) -> float:
@@ -140,7 +140,7 @@ class AtOptimizer(Compressed):
         return self.at is None or (self.at == 0 and not self.away)
 
     @torch.no_grad()
-    def _put(self, lam: float) -> None:
+    def _move_to(self, lam: float) -> None:
         place(self.rank, lam, self.vector.flat)
         self.vector.push()
         self.at = lam
@@ -157,7 +157,7 @@ class AtOptimizer(Compressed):
                 self.rest()
             self.leave()
             self.led = True
-        elif self.at not in (None, self.method.applied) and not self.pending and not self.stepped:
+        elif self.at not in (None, self.method.at_rest) and not self.pending and not self.stepped:
             self.rest()
 
     def _watch(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -197,7 +197,7 @@ class AtOptimizer(Compressed):
 
     def _loading(self, *args: Any) -> None:
         self.rest()
-        self._put(0.0)
+        self._move_to(0.0)
 
     def on_copy(self, memo: dict[int, Any]) -> None:
         """The model is being copied: let the copy hold x."""
@@ -279,16 +279,16 @@ class AtOptimizer(Compressed):
         self.pending.clear()
         self.vector.pull()
         if not moved:
-            self._put(self.method.applied)
+            self._move_to(self.method.at_rest)
             return
         try:
             talk = exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug, self._still_runs())
             self.drive(talk, "sending")
         except BaseException:
-            self._put(self.method.applied)  # x is there still, for whoever wants to save it
+            self._move_to(self.method.at_rest)  # x is there still, for whoever wants to save it
             raise
         self.vector.push()
-        self.at = self.method.applied
+        self.at = self.method.at_rest
         self.count()
 
     @contextmanager
@@ -304,9 +304,9 @@ class AtOptimizer(Compressed):
         finally:
             with torch.no_grad():
                 self.vector.pull()
-                self._put(self.method.applied)
+                self._move_to(self.method.at_rest)
 
-    def kept(self) -> dict[str, Any]:
+    def memory_of_method(self) -> dict[str, Any]:
         if self.at is not None and not self.away:
             self.rest()
         rank = self.rank
@@ -340,14 +340,14 @@ class AtOptimizer(Compressed):
         self.rank.e.copy_(e)
         if self.rank.total is not None and total is not None:
             self.rank.total.copy_(total)
-        self._put(self.method.applied)
+        self._move_to(self.method.at_rest)
 
     @torch.no_grad()
     def remove(self) -> None:
         if self.removed:
             return
         self.rest()
-        self._put(0.0)
+        self._move_to(0.0)
         for optimizer, scaling in zip(self.optimizers, self.scaling, strict=True):
             if scaling is None:
                 del optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def start(method: Feedback, layout: Layout, x: Float[Tensor, " d"], ranks: int) 
     """A rank's state before its first step, from parameters ``x``; there are ``ranks`` of them."""
     sender = None if method.link is None else method.link.open(layout.zeros())[0]
     total = torch.zeros_like(x) if method.estimate else None
-    seen = torch.zeros(2, dtype=x.dtype, device=x.device) if method.measured else None
+    seen = torch.zeros(2, dtype=x.dtype, device=x.device) if method.measures else None
     return Rank(layout, x.clone(), torch.zeros_like(x), total, sender, ranks, method.first(ranks), seen)
 
 
@@ -84,7 +84,7 @@ def exchange(
     debug: bool = False,
     still: Sequence[tuple[int, int]] = (),
 ) -> Talk[None]:
-    """One step of all ranks. ``w`` is where the optimiser went from x - lam * e, and becomes x - applied * e.
+    """One step of all ranks. ``w`` is where the optimiser went from x - lam * e, and becomes x - at_rest * e.
 
     The runs of entries ``still`` are of frozen layers: nothing is sent of them, and x and what is owed stay there.
     Raises with ``debug`` :class:`~thinwire.errors.OutOfSync` if ranks are not at the same step and block, and
@@ -92,7 +92,7 @@ def exchange(
     latter.
     """
     lam, e = rank.lam, rank.e
-    resting = not (method.applied or method.estimate or method.every)  # w is x, but for what is about to be sent
+    resting = not (method.at_rest or method.estimate or method.every)  # w is x, but for what is about to be sent
     for x_part, w_part, e_part in _pieces(rank.x, w, e):
         torch.sub(x_part, w_part, out=w_part)  # u + lam * e
         torch.add(w_part, e_part, alpha=1 - lam, out=e_part)  # p = u + e
@@ -132,7 +132,7 @@ def exchange(
         for a, b in runs:
             w[a:b].copy_(rank.x[a:b])
     else:
-        place(rank, method.applied, w)
+        place(rank, method.at_rest, w)
     if method.detach is None and key.round % EVERY == 0:
         rank.lam = rank.lam_star or rank.lam
 
@@ -205,9 +205,9 @@ def agree(mine: list[Any]) -> Talk[None]:
 
 
 def output(method: Feedback, rank: Rank) -> Talk[Float[Tensor, " d"]]:
-    """The model that is evaluated, x - given * mean e: one dense all-reduce, or none where that is x."""
-    if not method.given:
+    """The model that is evaluated, x - at_output * mean e: one dense all-reduce, or none where that is x."""
+    if not method.at_output:
         return rank.x
     mine = rank.e.clone()
     yield Mean(mine)
-    return torch.sub(rank.x, mine, alpha=method.given)
+    return torch.sub(rank.x, mine, alpha=method.at_output)

@@ -126,7 +126,7 @@ class Compressed(ABC):
             "rank": self.group.rank,
             "step": self.step,
             "ledger": copy.copy(vars(self.ledger)),
-            **self.kept(),
+            **self.memory_of_method(),
         }
 
     @torch.no_grad()
@@ -166,12 +166,12 @@ class Compressed(ABC):
         self.step = first["step"]
 
     @abstractmethod
-    def kept(self) -> dict[str, Any]:
+    def memory_of_method(self) -> dict[str, Any]:
         """What a method keeps between steps."""
 
     @abstractmethod
     def take(self, state: dict[str, Any]) -> None:
-        """Go on with what :meth:`kept` gave."""
+        """Go on with what :meth:`memory_of_method` gave."""
 
     @abstractmethod
     def merge(self, states: Sequence[dict[str, Any]]) -> None:

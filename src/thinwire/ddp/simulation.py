@@ -251,7 +251,7 @@ class Simulation(Run[Result]):
             "reduced_bytes": now.reduced - before.reduced,
             "gathered_bytes": now.gathered - before.gathered,
         }
-        if isinstance(method, Feedback) and method.measured:
+        if isinstance(method, Feedback) and method.measures:
             record |= {"lam": self.team[0].rank.lam, "lam_star": self.team[0].rank.lam_star}
         if isinstance(method, Feedback) and not method.estimate:
             record |= zip(("residual", "distance"), lengths([worker.rank.e for worker in self.team]), strict=True)
@@ -265,10 +265,10 @@ class Simulation(Run[Result]):
     def _evaluate(self, test: Task) -> Record:
         values = self._metrics(test, judged=True)
         if isinstance(self.method, Feedback):
-            if self.method.given:
+            if self.method.at_output:
                 values |= {f"{name}_x": value for name, value in self._metrics(test, judged=False).items()}
             with torch.no_grad():
-                place(self.team[0].rank, self.method.applied, self.team[0].vector.flat)
+                place(self.team[0].rank, self.method.at_rest, self.team[0].vector.flat)
         self.modes.train()
         return {name: finite(value) for name, value in values.items()}
 
@@ -340,7 +340,7 @@ def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
 @torch.no_grad()
 def one_step(team: Sequence[Worker], keys: Sequence[Key], traffic: Traffic | None = None) -> None:
     """From gradients to the next model, on all workers."""
-    unused = set[str].intersection(*(set(worker.unused) for worker in team))
+    unused = set[str].intersection(*(set(worker.without_gradient) for worker in team))
     together([worker.step(key, unused=unused) for worker, key in zip(team, keys, strict=True)], traffic)
     if traffic is not None:
         traffic.steps += 1

@@ -81,7 +81,7 @@ class Worker:
         return {name: p.grad for name, p in used.items() if p.grad is not None}
 
     @property
-    def unused(self) -> list[str]:
+    def without_gradient(self) -> list[str]:
         """The parameters that have no gradient."""
         named = zip(self.vector.layout.names, self.vector.parameters, strict=True)
         return [name for name, p in named if p.grad is None]
@@ -127,20 +127,20 @@ class Worker:
         clip()
         self.optimizer.step()
 
-    def judged(self) -> Talk[Tensor]:
+    def output(self) -> Talk[Tensor]:
         """The parameters, as one vector, that the method is judged by. All workers ask for them together."""
         if isinstance(self.method, Feedback):
             return (yield from output(self.method, self.rank))
         return self.vector.flat
 
     @property
-    def kept(self) -> dict[str, State]:
+    def memory(self) -> dict[str, State]:
         """What the method keeps between steps."""
         kept = self.rank if isinstance(self.method, Feedback) else self.ends
         return {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")}
 
-    @kept.setter
-    def kept(self, found: dict[str, Any]) -> None:
+    @memory.setter
+    def memory(self, found: dict[str, Any]) -> None:
         if isinstance(self.method, Feedback):
             self.rank = replace(self.rank, **found)
         else:
@@ -152,7 +152,7 @@ class Worker:
             "parameters": self.vector.flat,
             "buffers": list(self.module.buffers()),
             "optimizer": self.optimizer.state_dict(),
-            "kept": self.kept,
+            "kept": self.memory,
         }
 
     @torch.no_grad()
@@ -165,4 +165,4 @@ class Worker:
         for buffer, value in zip(self.module.buffers(), found["buffers"], strict=True):
             buffer.copy_(value)
         self.optimizer.load_state_dict(copy.deepcopy(packet["optimizer"]))  # what is loaded must not be written to
-        self.kept = found["kept"]
+        self.memory = found["kept"]

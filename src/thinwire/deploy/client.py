@@ -81,7 +81,7 @@ class Kept:
         """Whether there are drafts: of answers, to rounds after ``base``, that have not been taken."""
         return bool(self._between(base, sys.maxsize))
 
-    def put(self, held: Held, base: int) -> int:
+    def save(self, held: Held, base: int) -> int:
         """Keep a state until it is known whether its answer arrived; its mark.
 
         Drafts of the rounds between ``base`` and this are removed: whoever is called again is called for good.
@@ -188,7 +188,7 @@ class Node:
         mine, state = client_inputs(algorithm, alone, view, job, start if known else None)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
-        name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
+        name = kept.save(Held(VERSION, call.round, view, reply.next), call.base)
         return Answer.to(call, number, reply, name, time.perf_counter() - began, metrics)
 
     def evaluate(

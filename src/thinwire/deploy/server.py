@@ -179,7 +179,7 @@ class Deployment(Rounds):
                 "opened anew: %s",
                 *(self._key().round, client, error),
             )
-        self.states.put(client, self.ends())
+        self.states.commit(client, self.ends())
         self.unanswered.drop(client)
         self.marks.pop(client, None)
 
@@ -262,13 +262,13 @@ class Deployment(Rounds):
         self.norms = [self.taken[client].norms for client in moved]
         self._remark(moved)
         for client, ends in moved.items():
-            self.states.put(client, ends)
+            self.states.commit(client, ends)
             self.marks[client] = self.taken[client].answer.state
             self.pending.pop(client, None)
             self.unanswered.drop(client)
         for client, (tx, down) in self.pending.items():
             if self.algorithm.late and client in self.sent:  # else no later answer is of use
-                self.unanswered.put(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
+                self.unanswered.commit(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
         self.pending.clear()
         used = len([client for client in now if client in moved])
         record = self.finish(0.0, self.called, self.called - used, evaluate)
@@ -351,7 +351,7 @@ class Deployment(Rounds):
         number = self._key().round
         for client, name, norm in [] if self.privacy else self.mean.clipped:  # what is meant to be clipped is no news
             what = name if norm is None else f"a norm of {norm:.3g}"
-            log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.mean.bound(name))
+            log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.mean.limit(name))
         if not self.most_examples and self.algorithm.weights == "examples":
             warn_of_weight({client: self.taken[client].answer.examples for client in clients}, number)
 

@@ -97,11 +97,11 @@ class Answer(NamedTuple):
 
     def write(self) -> bytes:
         """The bytes of it."""
-        return dumps(self.written)
+        return dumps(self.fields_sent)
 
     @property
-    def written(self) -> tuple[Any, ...]:
-        """The fields that are written."""
+    def fields_sent(self) -> tuple[Any, ...]:
+        """The fields that are sent."""
         return self if self.metrics else self[:-1]
 
     @property
@@ -135,8 +135,8 @@ class Scales:
         """All bytes of a message but its payload."""
         alike = _lengths(message)
         if alike not in self.known:
-            written = message.written if isinstance(message, Answer) else message
-            self.known[alike] = length(written) - message.payload
+            values = message.fields_sent if isinstance(message, Answer) else message
+            self.known[alike] = length(values) - message.payload
         return self.known[alike]
 
     def size(self, message: Call | Answer) -> int:

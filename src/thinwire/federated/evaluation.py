@@ -95,7 +95,7 @@ class Evaluation(Run[Result]):
             return {str(client): client for client in range(len(self.client_tests) if self.clients_here else 0)}
         if not (self.personal and (self.clients_here or self.algorithm.at_server)):
             return {}
-        known = dict.fromkeys(self.states.known())
+        known = dict.fromkeys(self.states.clients())
         away = next((client for client in range(self.num_clients) if client not in known), None)
         return {str(client): client for client in known} | ({} if away is None else {"others": away})
 

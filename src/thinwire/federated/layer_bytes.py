@@ -51,7 +51,7 @@ class LayerBytes:
         size = len(message.blob)
         return Counter({SEVERAL: size}) if snapshot else by_layer(self.down, loads(message.blob), size)
 
-    def taken(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The round that ends: bytes of each layer ``up`` and ``down``, and the layers that are ``unsent``.
 
         ``unsent`` has the layers of a reply that no reply carried, in the model's order; none where nobody replied.

@@ -97,7 +97,7 @@ class Mean:
         if found > self.largest[0]:
             self.largest = found, client, name
 
-    def bound(self, name: str) -> float:
+    def limit(self, name: str) -> float:
         """The norm that a field has at most."""
         if isinstance(self.clip, Mapping):
             return self.clip.get(name, math.inf)
@@ -107,7 +107,7 @@ class Mean:
         """The values of a reply, none of which does more than a vector as long as its bound."""
         values, norms = list(values), self.form.norms(values)
         for i, leaf in enumerate(self.form.leaves):
-            norm, clip = norms.get(leaf.name, 0.0), self.bound(leaf.name)
+            norm, clip = norms.get(leaf.name, 0.0), self.limit(leaf.name)
             if norm > clip:
                 values[i] = values[i] * (clip / norm)
                 self.clipped.append((client, leaf.name, norm))

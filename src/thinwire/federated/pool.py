@@ -58,7 +58,7 @@ class Work(NamedTuple):
     known: Start | None = None  # the start, where clients know it
     down: Form | None = None  # of broadcasts
 
-    def taken(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
+    def inputs(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
         """What a client's round is made of."""
         assert job.key.client is not None
         found = client_inputs(self.algorithm, self.private, view, job, self.known, self.down)
@@ -173,7 +173,7 @@ class Pool:
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
         if self.random or work.manner.train is not None or len(jobs) < 2:
             return "each"
-        rounds = [Round(work.algorithm, work.form, *work.taken(view, job)) for job in jobs]
+        rounds = [Round(work.algorithm, work.form, *work.inputs(view, job)) for job in jobs]
         rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
@@ -222,11 +222,11 @@ class Pool:
     def _round(self, view: View, job: Job) -> Reply:
         work = self.work
         with _Borrowed(self.crew.slots) as slot:
-            return one_round(work.algorithm, work.form, slot, *work.taken(view, job), work.manner)
+            return one_round(work.algorithm, work.form, slot, *work.inputs(view, job), work.manner)
 
     def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
         work = self.work
-        tasks, views, owns, keys = zip(*(work.taken(view, job) for job in jobs), strict=True)
+        tasks, views, owns, keys = zip(*(work.inputs(view, job) for job in jobs), strict=True)
         with _Borrowed(self.crew.slots) as slot:
             return many_rounds(work.algorithm, work.form, slot, tasks, views, owns, keys, work.manner)
 
@@ -333,7 +333,7 @@ def _round_in_fork(version: int, job: Job, own: bytes) -> tuple[Reply, bytes]:
     like = [work.own, None if job.parcel is None else work.view]
     state, held = restore(loads(own, max_values=None, finite=False), like)
     job = job._replace(own=state, held=held)
-    reply = one_round(work.algorithm, work.form, slot, *work.taken(_newest(version), job), work.manner)
+    reply = one_round(work.algorithm, work.form, slot, *work.inputs(_newest(version), job), work.manner)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
 
 

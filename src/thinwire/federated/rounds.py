@@ -257,7 +257,7 @@ class Rounds(Evaluation):
             return self.server, self.buffers
         mean, buffers = self.mean.result(key)
         if self.privacy is not None:
-            values = [self.privacy.hidden(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
+            values = [self.privacy.hide(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
             mean, buffers = self.up.build(values)
         server = self.algorithm.server(self.server, self.stream.view.state, mean, key)
         require(

@@ -130,7 +130,7 @@ class Setting(ClientsSetting):
         """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""
         return self.record in (what, "all") or (what == "layers" and self.record == "gradients")
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_fields(self) -> dict[str, Any]:
         """The fields that a resumed run must agree on, as they are recorded: configurations as expressions."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.may_change}
         if self.clip is None:  # as runs of before this option have it

@@ -200,7 +200,7 @@ class Simulation(Rounds):
             if self.folder.writes:
                 self.folder.owe(keep(self.folder.path, self.round, self.algorithm.model(self.server), MODELS))
         if self.layers is not None:
-            record["layer_bytes"] = self.layers.taken()
+            record["layer_bytes"] = self.layers.record()
         return record
 
     def _take(self, answer: Answer, own: ClientState, ends: Ends) -> None:
@@ -211,7 +211,7 @@ class Simulation(Rounds):
         if self.layers is not None:
             self.layers.enter_reply(body, answer.payload)
         pending = self.pending.pop(answer.client, Pending())
-        self.states.put(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
+        self.states.commit(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
 
     def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
         """A call as the pool takes it."""
@@ -313,7 +313,7 @@ class Simulation(Rounds):
         """What, besides the algorithm, makes this run what it is."""
         return {
             "clients": len(self.tasks),
-            **self.setting.fixed(),
+            **self.setting.fixed_fields(),
             "sample": self.sample,
             "examples": sum(len(task) for task in self.tasks),
             "parameters": self.slot.layout.size,

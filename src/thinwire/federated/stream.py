@@ -207,12 +207,12 @@ def pack_view(view: View) -> State:
     there = list(_params(view.state))
     numbers: list[int | None] = []
 
-    def left(own: Params) -> Params:
+    def without_twin(own: Params) -> Params:
         twins = (number for number, whole in enumerate(there) if _holds(whole, own))
         numbers.append(next(twins, None))
         return own if numbers[-1] is None else own.only(())
 
-    rx = _map(view.rx, left)
+    rx = _map(view.rx, without_twin)
     return [view.state, rx, view.buffers, *numbers]
 
 
@@ -228,11 +228,11 @@ def unpack_view(packet: Packet, like: View) -> View:
     check(all(n is None or (type(n) is int and 0 <= n < len(there)) for n in numbers), "parameters of the state")
     pairs = zip(_params(view.rx), numbers, strict=True)
 
-    def found(own: Params) -> Params:
+    def fill(own: Params) -> Params:
         sent, number = next(pairs)
         return sent if number is None else there[number].only(own.names)
 
-    return view._replace(rx=_map(like.rx, found))
+    return view._replace(rx=_map(like.rx, fill))
 
 
 def _params(x: State) -> Iterator[Params]:
