@@ -229,8 +229,8 @@ class AtGradient(Compressed):
         """The parameters that any rank has used. All that happened is compared with it."""
         mine = torch.zeros(len(self.names), dtype=torch.bool, device="cpu")
         mine[list(self.used)] = True
-        found = yield Gather(dumps([[] if since.usual else list(since), mine]))
-        told = [loads(data, max_values=None) for data in found]
+        answers = yield Gather(dumps([[] if since.usual else list(since), mine]))
+        told = [loads(data, max_values=None) for data in answers]
         alike([Since(*words) if words else None for words, _ in told], self.key())
         used = torch.stack([theirs for _, theirs in told]).any(0)
         return set(used.nonzero().view(-1).tolist())
@@ -362,7 +362,7 @@ def calling() -> GradScaler | None:
     """The GradScaler whose ``step`` called what is being done. Optimisers are not told."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "step" and isinstance(found := frame.f_locals.get("self"), GradScaler):
-            return found if found.is_enabled() else None
+        if frame.f_code.co_name == "step" and isinstance(scaler := frame.f_locals.get("self"), GradScaler):
+            return scaler if scaler.is_enabled() else None
         frame = frame.f_back
     return None

@@ -231,11 +231,11 @@ class AtOptimizer(Compressed):
         self.remember()
         self._check_place(args, kwargs)
         self.leave()
-        found = getattr(optimizer, "found_inf", None)
-        if found is None:
+        overflow = getattr(optimizer, "found_inf", None)
+        if overflow is None:
             return
         # A rank that skipped its step alone would leave the others waiting, or pair its next step with their last.
-        flag = (found > 0).float().reshape(1)
+        flag = (overflow > 0).float().reshape(1)
         self.drive(mean(flag), "agreeing on infinities")
         mine = parameters(optimizer)
         if float(flag) > 0:

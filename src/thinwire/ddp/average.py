@@ -92,10 +92,10 @@ def average(link: Link, own: Ends, g: Params, key: Key, since: Since | None = No
     if isinstance(link, PowerSGD):
         mine = flag(finite, since, g.flat.dtype)
         heard = partial(check_flags, since, key)
-        found = yield from low_rank(link, own.sender, g if finite else g.zeros(), key, mine, heard)
-        if found is None:
+        step = yield from low_rank(link, own.sender, g if finite else g.zeros(), key, mine, heard)
+        if step is None:
             return None
-        arrived, own.sender = found
+        arrived, own.sender = step
         return arrived
     packet, _, sender = link.send(g if finite else g.zeros(), own.sender, key)
     arrived, receivers, all_finite = yield from deliver(link, packet, g.layout, own.receivers, key, finite, since)
@@ -137,11 +137,11 @@ def deliver(
         return seen, receivers, True
     usual = since is None or since.usual
     data = dumps(packet) if usual else UNUSUAL + dumps([*since, packet])  # type: ignore[misc]
-    found = yield Gather(data if finite else b"")
-    if not all(found):
+    messages = yield Gather(data if finite else b"")
+    if not all(messages):
         return layout.zeros(), receivers, False
     packets, told = [], []
-    for message in found:
+    for message in messages:
         unusual = message.startswith(UNUSUAL)
         *words, one = loads(message[1:], max_values=None) if unusual else [loads(message, max_values=None)]
         packets.append(one)
@@ -173,8 +173,8 @@ def check_flags(since: Since | None, key: Key, mean: Tensor) -> Talk[bool]:
     """Whether all gradients are finite, of the mean of all ranks' flags. What ranks have to say they say here."""
     if float(mean) and math.isfinite(mean):
         mine = [] if since is None or since.usual else list(since)
-        found = yield Gather(dumps(mine))
-        told = [loads(data, max_values=None) for data in found]
+        answers = yield Gather(dumps(mine))
+        told = [loads(data, max_values=None) for data in answers]
         alike([Since(*words) if words else None for words in told], key)
     return math.isfinite(mean)
 

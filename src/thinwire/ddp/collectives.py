@@ -155,8 +155,8 @@ def mean(x: Tensor) -> Talk[None]:
 
 def gather(data: bytes) -> Talk[list[bytes]]:
     """Everyone's bytes."""
-    found: list[bytes] = yield Gather(data)
-    return found
+    everyone: list[bytes] = yield Gather(data)
+    return everyone
 
 
 def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T]:

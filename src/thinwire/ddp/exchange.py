@@ -148,9 +148,9 @@ def _set_aside(rank: Rank, w: Tensor, a: int, b: int) -> list[Tensor]:
 
 def _with_square(parts: list[Tensor]) -> Float[Tensor, " n"]:
     """The entries of all parts, and the sum of their squares."""
-    found = torch.cat([*parts, parts[0].new_zeros(1)])
-    found[-1] = torch.dot(found[:-1], found[:-1])
-    return found
+    entries = torch.cat([*parts, parts[0].new_zeros(1)])
+    entries[-1] = torch.dot(entries[:-1], entries[:-1])
+    return entries
 
 
 def _look(rank: Rank, sums: Tensor, steps: int) -> None:
@@ -192,8 +192,8 @@ def blocks(method: Feedback, layout: Layout, key: Key) -> Iterator[tuple[int, in
 
 def agree(mine: list[Any]) -> Talk[None]:
     """Raise on every rank unless all are at the same step and block with finite numbers."""
-    found = yield Gather(dumps(mine))
-    everyone = [loads(data) for data in found]
+    answers = yield Gather(dumps(mine))
+    everyone = [loads(data) for data in answers]
     for number, (step, begin, finite) in enumerate(everyone):
         if [step, begin] != everyone[0][:2]:
             raise OutOfSync(

@@ -305,9 +305,9 @@ class Compressed(ABC):
     def _same_everywhere(self, mine: list[Any]) -> None:
         """Raise on every rank unless all want the same."""
         library = f"thinwire {code_version().partition('+')[0]}, messages {VERSION}"
-        found = self.drive(gather(dumps([library, *mine])), "comparing what is to be compressed")
+        answers = self.drive(gather(dumps([library, *mine])), "comparing what is to be compressed")
         self.ledger.setup, self.ledger.gathered, self.ledger.calls = self.ledger.gathered, 0, 0
-        everyone = [_request_of(data) for data in found]
+        everyone = [_request_of(data) for data in answers]
         for number, (theirs, *_) in enumerate(everyone):
             if theirs != everyone[0][0]:
                 raise OutOfSync(

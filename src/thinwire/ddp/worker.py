@@ -140,11 +140,11 @@ class Worker:
         return {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")}
 
     @memory.setter
-    def memory(self, found: dict[str, Any]) -> None:
+    def memory(self, memory: dict[str, Any]) -> None:
         if isinstance(self.method, Feedback):
-            self.rank = replace(self.rank, **found)
+            self.rank = replace(self.rank, **memory)
         else:
-            self.ends = Ends(**found)
+            self.ends = Ends(**memory)
 
     def state(self) -> dict[str, State]:
         """All of it that the next step depends on. Tensors are the worker's own, not copies."""
@@ -160,9 +160,9 @@ class Worker:
         """Go on from what :meth:`state` gave, after bytes and back. Raises ``WireError`` where it does not fit."""
         mine = self.state()
         names = ("parameters", "buffers", "kept")
-        found = restore({name: packet[name] for name in names}, {name: mine[name] for name in names})
-        self.vector.flat.copy_(found["parameters"])
-        for buffer, value in zip(self.module.buffers(), found["buffers"], strict=True):
+        state = restore({name: packet[name] for name in names}, {name: mine[name] for name in names})
+        self.vector.flat.copy_(state["parameters"])
+        for buffer, value in zip(self.module.buffers(), state["buffers"], strict=True):
             buffer.copy_(value)
         self.optimizer.load_state_dict(copy.deepcopy(packet["optimizer"]))  # what is loaded must not be written to
-        self.memory = found["kept"]
+        self.memory = state["kept"]

@@ -100,8 +100,8 @@ class Kept:
 
     def _between(self, first: int, last: int) -> list[Path]:
         """The states of the rounds between these, neither included."""
-        found = self.folder.glob("[0-9]*-*.thinwire")
-        return [path for path in found if first < int(path.name.partition("-")[0]) < last]
+        paths = self.folder.glob("[0-9]*-*.thinwire")
+        return [path for path in paths if first < int(path.name.partition("-")[0]) < last]
 
 
 def forget(folder: Path) -> None:

@@ -274,8 +274,8 @@ class Deployment(Rounds):
         record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
         said = {client: self.taken[client].answer.metrics for client in sorted(now) if client in moved}
-        found = {client: unpack_metrics(metrics) for client, metrics in said.items() if metrics}
-        record |= self.over_clients(found) | ({"evaluated_clients": len(found)} if found else {})
+        metrics_of = {client: unpack_metrics(metrics) for client, metrics in said.items() if metrics}
+        record |= self.over_clients(metrics_of) | ({"evaluated_clients": len(metrics_of)} if metrics_of else {})
         self.key = None
         return record
 

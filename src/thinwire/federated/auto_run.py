@@ -123,16 +123,16 @@ class Chosen(Simulation):
     def choose(self, run: Rounds | None) -> None:
         """Rehearse, and choose: before the run, or where it is."""
         began, before = time.perf_counter(), self.choices[-1].choice if self.choices else None
-        found = self.look(run)
+        measured = self.look(run)
         with one_thread():
-            verdict = self.auto.choose(found, Key(self.asked.seed).at("auto"), before)
+            verdict = self.auto.choose(measured, Key(self.asked.seed).at("auto"), before)
         self.rehearsed = time.perf_counter() - began
         number = 1 if run is None else run.round + 1
         self.choices.append(Made(number, verdict.choice, Several(verdict.why, "")))
         log.info(
             "round %d: %r is %r. %s (A rehearsal of %d clients took %.1f s, and no byte.)",
             *(number, self.auto, self.method_after(len(self.choices)), " ".join(verdict.why)),
-            *(len(found.changes), self.rehearsed),
+            *(len(measured.changes), self.rehearsed),
         )
 
     def look(self, run: Rounds | None) -> Measured:

@@ -203,7 +203,7 @@ class Round:
                 layers = value.items() if isinstance(value, Params) else ()
                 where = next((f" (the first in layer {name!r})" for name, layer in layers if not modest(layer)), "")
                 raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} has {what}; lower lr{where}")
-        found = form.look(values, self.own.tx, key) if manner.looks else []
+        looks = form.look(values, self.own.tx, key) if manner.looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
         kept = statistics if algorithm.buffers == "local" else None
@@ -211,12 +211,12 @@ class Round:
         after = ClientState(state, tx, kept, self.memory, self.own.rx, self.own_buffers)
         training = None if self.apart else self.first
         if training is not None:
-            found = [{**line, "steps": training[1].steps, "rates": training[1].rates} for line in found]
+            looks = [{**line, "steps": training[1].steps, "rates": training[1].rates} for line in looks]
         if training is not None and torch.equal(training[0].flat, training[1].x.flat):
             training = None  # a loss was asked for, not a step
         change = change_of(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
-        return Reply(dumps(body), *about, found, change, after, form.norms(seen, manner.exact))
+        return Reply(dumps(body), *about, looks, change, after, form.norms(seen, manner.exact))
 
 
 def one_round(
@@ -357,8 +357,8 @@ def many_rounds(
     rounds = [Round(algorithm, form, *client) for client in clients]
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
-        found = _train(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
-        for round, trained in zip(waiting, found, strict=True):
+        results = _train(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
+        for round, trained in zip(waiting, results, strict=True):
             round.take(trained)
     each = (time.perf_counter() - began) / len(rounds)
     return [round.reply(None, each, manner) for round in rounds]

@@ -146,18 +146,18 @@ class Scales:
 
 def _lengths(values: Sequence[Any]) -> tuple[Any, ...]:
     """What the lengths of values depend on; of blobs without their bytes."""
-    found = list[Any]()
+    shape = list[Any]()
     for x in values:
         kind = type(x)
         if kind is int:
-            found.append(x.bit_length())
+            shape.append(x.bit_length())
         elif kind is bytes:
-            found.append(len(x).bit_length())
+            shape.append(len(x).bit_length())
         elif kind is float or kind is bool:
-            found.append(None)  # any other is as long
+            shape.append(None)  # any other is as long
         else:
-            found.append(x if kind is str else _lengths(x))
-    return tuple(found)
+            shape.append(x if kind is str else _lengths(x))
+    return tuple(shape)
 
 
 def read_call(data: bytes) -> Call:

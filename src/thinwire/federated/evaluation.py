@@ -53,12 +53,12 @@ class Evaluation(Run[Result]):
         """What tests say, for the record of a round."""
         values: Record = {}
         if self.test is not None:
-            found = self.pool.evaluate(*self.whose(None), self.test)
-            values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
+            metrics = self.pool.evaluate(*self.whose(None), self.test)
+            values |= {"test_loss" if name == "loss" else name: value for name, value in metrics.items()}
             served = self.algorithm.served(self.server)
             if served is not None:
-                found = self.pool.evaluate(served, self.whose(None).statistics, self.test)
-                values |= {f"served_{name}": value for name, value in found.items()}
+                metrics = self.pool.evaluate(served, self.whose(None).statistics, self.test)
+                values |= {f"served_{name}": value for name, value in metrics.items()}
             here = self.clients_here or self.algorithm.at_server
             if here and predicts(self.algorithm) and not adapts(self.algorithm):
                 values |= {f"predicted_{name}": value for name, value in self.evaluate_predictions(self.test).items()}
@@ -78,10 +78,10 @@ class Evaluation(Run[Result]):
             lambda x, statistics: self.pool.evaluate(x, statistics, task), own, before, shared or before
         )
 
-    def over_clients(self, found: Mapping[int, Metrics]) -> Record:
+    def over_clients(self, metrics_of: Mapping[int, Metrics]) -> Record:
         """A record's fields of clients' tests. Each client's own values are the next line of ``clients.jsonl``."""
-        values, by_client = over_clients(found, self.num_clients)
-        self.by_client = {"round": self.round, **by_client} if found else None
+        values, by_client = over_clients(metrics_of, self.num_clients)
+        self.by_client = {"round": self.round, **by_client} if metrics_of else None
         return values
 
     def owners_here(self) -> dict[str, int]:

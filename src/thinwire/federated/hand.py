@@ -215,9 +215,9 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
         parcel = _own(algorithm, server.view, reply.client)
         downs |= {} if parcel is None else {reply.client: parcel[0].end}
     if mean.whole:
-        message, found = mean.result(key)
+        message, statistics = mean.result(key)
         state = algorithm.server(state, server.view.state, message, key)
-        buffers = None if buffers is None else found
+        buffers = None if buffers is None else statistics
         if not modest(state):
             raise NonFinite(
                 f"round {server.round}: the server's state became NaN, infinite or larger than {MOST:.0e}; lower the "

@@ -92,10 +92,10 @@ class Mean:
 
     def _check_bounds(self, client: int, name: str, value: Any) -> None:
         """Raise ``WireError`` where a number is NaN, infinite or beyond ``MOST``; note whose is the largest."""
-        found = largest(value)
-        check(found <= MOST, f"{name}: numbers of at most {MOST:.0e}")
-        if found > self.largest[0]:
-            self.largest = found, client, name
+        size = largest(value)
+        check(size <= MOST, f"{name}: numbers of at most {MOST:.0e}")
+        if size > self.largest[0]:
+            self.largest = size, client, name
 
     def limit(self, name: str) -> float:
         """The norm that a field has at most."""

@@ -168,17 +168,17 @@ class Form:
         lines: list[dict[str, Any]] = []
         for leaf, value, end in zip(self.leaves, values, tx, strict=True):
             if leaf.link is not None and value.names:
-                found = leaf.link.look(value, end, key.at(f"{self.where}/{leaf.name}"))
-                lines += [{"field": leaf.name, "layer": layer, **look._asdict()} for layer, look in found.items()]
+                looks = leaf.link.look(value, end, key.at(f"{self.where}/{leaf.name}"))
+                lines += [{"field": leaf.name, "layer": layer, **look._asdict()} for layer, look in looks.items()]
         return lines
 
     def unsent(self, values: Sequence[Any]) -> list[str]:
         """The layers that fields leave out of which they have others: LUAR's recycled ones."""
-        found: list[str] = []
+        layers: list[str] = []
         for leaf, value in zip(self.leaves, values, strict=True):
             if leaf.link is not None and value.names:
-                found += [name for name in leaf.blank.names if name not in value.layout.spans]
-        return found
+                layers += [name for name in leaf.blank.names if name not in value.layout.spans]
+        return layers
 
     def recv(self, body: Packet, rx: State, key: Key, strange: bool = False) -> tuple[list[Any], State]:
         """The value of each leaf, the next states. Raises ``WireError``. Links look at one that is ``strange``."""
@@ -336,8 +336,8 @@ def which_layers(layers: Layout, whole: Layout) -> Packet:
 
 def _about_norm(x: Params) -> float:
     """The Euclidean norm to four digits."""
-    found = float(torch.linalg.vector_norm(x.flat))
-    return found if x.flat.dtype.itemsize >= 4 and 1e-15 < found < 1e15 else x.norm()  # squares may not fit
+    norm = float(torch.linalg.vector_norm(x.flat))
+    return norm if x.flat.dtype.itemsize >= 4 and 1e-15 < norm < 1e15 else x.norm()  # squares may not fit
 
 
 def _walk(msg: Message, prefix: str = "", outer: str = "mean") -> Iterator[tuple[str, Any, str]]:

@@ -61,8 +61,8 @@ class Work(NamedTuple):
     def inputs(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
         """What a client's round is made of."""
         assert job.key.client is not None
-        found = client_inputs(self.algorithm, self.private, view, job, self.known, self.down)
-        return self.tasks[job.key.client], *found, job.key
+        inputs = client_inputs(self.algorithm, self.private, view, job, self.known, self.down)
+        return self.tasks[job.key.client], *inputs, job.key
 
 
 Plan = Literal["each", "together"]

@@ -267,10 +267,10 @@ class Rounds(Evaluation):
         )
         what = "state" if self.algorithm.model(server).finite() else "model"
         if what == "model" or not modest(server):  # what adaptive optimizers divide by is not in the model
-            found, client, name = self.mean.largest
+            size, client, name = self.mean.largest
             raise NonFinite(
                 f"round {key.round}: the server's {what} became NaN, infinite or larger than {MOST:.0e} (the largest "
-                f"number it was sent is {found:.3g}, in {name} of client {client}); lower the server's lr, or clip"
+                f"number it was sent is {size:.3g}, in {name} of client {client}); lower the server's lr, or clip"
             )
         return server, buffers if self.buffers is not None else None
 
@@ -303,13 +303,13 @@ class Rounds(Evaluation):
         """How long the replies were that counted, before they were shortened, and which bound they had."""
         if not self.norms:
             return {}
-        found: Record = {"norms": quantiles(self.norms)}
+        record: Record = {"norms": quantiles(self.norms)}
         if self.clip is not None:
-            found["clip"] = dict(self.bounds) if self.clip == "auto" else finite(self.clip)
-            found["clipped"] = len({client for client, *_ in self.mean.clipped})
+            record["clip"] = dict(self.bounds) if self.clip == "auto" else finite(self.clip)
+            record["clipped"] = len({client for client, *_ in self.mean.clipped})
         if self.clip == "auto":
             self.lengths = following(self.lengths, self.norms)
-        return found
+        return record
 
     # -- to disk and back -----------------------------------------------------
 

@@ -248,10 +248,10 @@ class Simulation(Rounds):
 
     def _check_cohort(self, cohort: Sequence[int]) -> list[int]:
         """A cohort in the order of clients. Raises ``ValueError`` for one that is none."""
-        found = sorted(int(client) for client in cohort)
-        fits = 0 < len(found) == len(set(found)) and found[0] >= 0 and found[-1] < len(self.tasks)
+        clients = sorted(int(client) for client in cohort)
+        fits = 0 < len(clients) == len(set(clients)) and clients[0] >= 0 and clients[-1] < len(self.tasks)
         require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
-        return found
+        return clients
 
     def _deliver(self, client: int, made: Parcel | None) -> tuple[Call, Parcel]:
         """Call a client."""

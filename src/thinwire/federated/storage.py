@@ -115,17 +115,17 @@ class Disk(Memory):
             return self.fresh()
         path = self._path(client, self.versions[client])
         try:
-            found: Stored = restore(read_state(path), Stored("", 0, self.fresh()))
+            stored: Stored = restore(read_state(path), Stored("", 0, self.fresh()))
         except (OSError, WireError) as error:
             raise Unreadable(f"the state of client {client} cannot be read from {path}: {error}") from error
-        if (found.run, found.client, found.ends.version) != (self.run, client, self.versions[client]):
-            whose = f"client {found.client} after version {found.ends.version}"
+        if (stored.run, stored.client, stored.ends.version) != (self.run, client, self.versions[client]):
+            whose = f"client {stored.client} after version {stored.ends.version}"
             raise Unreadable(
                 f"{path} is not the state that this run wrote there, but that of {whose} of "
-                f"{'this' if found.run == self.run else 'another'} run: put back what was in {self.folder}, or delete "
+                f"{'this' if stored.run == self.run else 'another'} run: put back what was in {self.folder}, or delete "
                 f"the run's folder to start it anew"
             )
-        return found.ends
+        return stored.ends
 
     def commit(self, client: int, ends: Ends) -> None:
         if self.writes:

@@ -166,10 +166,10 @@ class Folder:
         """What ``run.json`` says this run is; None where there is none yet."""
         path = self.path / "run.json"
         try:
-            found = json.loads(path.read_text()) if path.exists() else None
+            about = json.loads(path.read_text()) if path.exists() else None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunError(f"{path} is damaged ({error}): delete the folder to start this run anew") from error
-        return found if isinstance(found, dict) or found is None else {}
+        return about if isinstance(about, dict) or about is None else {}
 
     def agree(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         """What ``run.json`` says, None where there is none. Raises :class:`RunError` where it has another fact."""

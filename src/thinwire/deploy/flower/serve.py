@@ -171,8 +171,8 @@ class Crew:
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
-        found = self.answers.wait(self.poll)
-        for sent, message in found.items():
+        messages = self.answers.wait(self.poll)
+        for sent, message in messages.items():
             client, since = self.waiting.pop(sent)
             if message is None or message.has_error():
                 why = "its message cannot be read" if message is None else message.error.reason
@@ -189,7 +189,7 @@ class Crew:
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error)
                     self.call(client, self.run.reopen(client))
-        return bool(found)
+        return bool(messages)
 
     def on_its_way(self, message: Message) -> float | None:
         """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""
@@ -213,9 +213,9 @@ class Crew:
 
     def enrol(self) -> set[int]:
         """Ask nodes that are new for their names; the nodes that are there."""
-        found = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
-        self.keys |= found
-        online = set(found)
+        keys = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
+        self.keys |= keys
+        online = set(keys)
         for node in sorted(online - set(self.nodes.values())):
             if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
                 self.since[node] = time.monotonic()
@@ -271,12 +271,12 @@ def key_of(node: NodeInfo) -> str:
 def digest_of(key: str) -> str:
     """The same for the text of a ``.pub`` file."""
     try:
-        found = serialization.load_ssh_public_key(key.encode())
+        public = serialization.load_ssh_public_key(key.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         text = "is no public key: give the text of the node's .pub file, 'ecdsa-sha2-nistp384 AAAA...', or None"
         raise ValueError(f"clients={{...: {key[:60]!r}}} {text}") from error
     as_flower_has_it = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(found.public_bytes(*as_flower_has_it)).hexdigest()
+    return hashlib.sha256(public.public_bytes(*as_flower_has_it)).hexdigest()
 
 
 def by_number(names: Iterable[str]) -> list[str]:
