@@ -1,11 +1,12 @@
-"""What a server expects of an honest client: how large an answer is, and how much it weighs."""
+"""What a server expects of an honest client: how large an answer is, how much it weighs, and that it can be used."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..federated.envelope import SMALL
+from ..federated.mean import Mean
 from ..federated.messages import Form, noise_like
 from ..key import Key
 from ..wire import count, length
@@ -23,6 +24,13 @@ def honest_sizes(form: Form, key: Key) -> tuple[int, int]:
     return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL, 2 * max(map(count, bodies)) + FEW
 
 
+def warn_of_clipped(mean: Mean, round: int) -> None:
+    """Log whose fields were longer than their bound."""
+    for client, name, norm in mean.clipped:
+        what = name if norm is None else f"a norm of {norm:.3g}"
+        log.warning("round %d: client %d sent %s; it counts as %g", round, client, what, mean.limit(name))
+
+
 def warn_of_weight(examples: Mapping[int, int], round: int) -> None:
     """Log a client among three or more that says to have more than half of all examples, by which replies weigh."""
     total = sum(examples.values())
@@ -33,3 +41,23 @@ def warn_of_weight(examples: Mapping[int, int], round: int) -> None:
             "weight; most_examples= bounds what is believed",
             *(round, client, examples[client], total),
         )
+
+
+def find_usable(
+    clients: list[int], attempt: Callable[[list[int]], object], refuse: Callable[[int, Exception], object]
+) -> list[int]:
+    """Those of the clients with whose answers an ``attempt`` succeeds. ``refuse`` is called for each of the others.
+
+    Where all together will not do, each half is tried by itself, down to single clients: for one among n that is
+    2 log2(n) steps of the server, over two answers of each client in all, and never more than 2 n steps.
+    """
+    try:
+        attempt(clients)
+    except Exception as error:
+        if len(clients) > 1:
+            middle = len(clients) // 2
+            halves = clients[:middle], clients[middle:]
+            return [client for half in halves for client in find_usable(half, attempt, refuse)]
+        refuse(clients[0], error)
+        return []
+    return clients

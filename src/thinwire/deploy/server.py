@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -37,7 +37,7 @@ from ..run.identity import data_digest
 from ..task import as_task
 from ..train.one import Slot, make_module
 from ..wire import Packet, State, restore
-from .limits import honest_sizes, warn_of_weight
+from .limits import find_usable, honest_sizes, warn_of_clipped, warn_of_weight
 from .setting import Setting
 
 KEPT = ("incarnation", "names", "sent", "rates", "secret", "marks", "owners")  # in a checkpoint, as they are
@@ -118,12 +118,11 @@ class Deployment(Rounds):
 
     def ends(self) -> Ends:
         """The server's end of a client's wire before its first reply."""
-        own = ClientState(None, None, None)
-        return Ends(0, self.up.open()[1], own, self.private_end(), self.stream.end)
+        return Ends(0, self.up.open()[1], ClientState(None, None, None), self.private_end(), self.stream.end)
 
     def _sent_ends(self) -> Ends:
         """What is kept of a call that is not answered: the sending ends alone."""
-        return Ends(0, None, ClientState(None, None, None), self.private_end(), self.stream.end)
+        return self.ends()._replace(rx=None)
 
     @property
     def most(self) -> int:
@@ -260,7 +259,10 @@ class Deployment(Rounds):
         except Exception:  # not NonFinite alone: what the checks overlook must not take the round with it
             moved = self._mend(clients)
         self.norms = [self.taken[client].norms for client in moved]
-        self._remark(moved)
+        if not self.privacy:  # what is meant to be clipped is no news
+            warn_of_clipped(self.mean, key.round)
+        if not self.most_examples and self.algorithm.weights == "examples":
+            warn_of_weight({client: self.taken[client].answer.examples for client in moved}, key.round)
         for client, ends in moved.items():
             self.states.commit(client, ends)
             self.marks[client] = self.taken[client].answer.state
@@ -273,8 +275,8 @@ class Deployment(Rounds):
         used = len([client for client in now if client in moved])
         record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
-        said = {client: self.taken[client].answer.metrics for client in sorted(now) if client in moved}
-        metrics_of = {client: unpack_metrics(metrics) for client, metrics in said.items() if metrics}
+        answers = {client: self.taken[client].answer for client in sorted(now) if client in moved}
+        metrics_of = {client: unpack_metrics(answer.metrics) for client, answer in answers.items() if answer.metrics}
         record |= self.over_clients(metrics_of) | ({"evaluated_clients": len(metrics_of)} if metrics_of else {})
         self.key = None
         return record
@@ -314,7 +316,7 @@ class Deployment(Rounds):
 
     def _mend(self, clients: list[int]) -> dict[int, Ends]:
         """The server's step without those whose answers it cannot use; the others' next ends."""
-        usable = self._usable(clients)
+        usable = find_usable(clients, self._try, self._refuse)
         try:
             return self._serve(usable)
         except Exception:  # each half will do, and all together will not
@@ -322,38 +324,19 @@ class Deployment(Rounds):
             self.gather()
             return {}
 
-    def _usable(self, clients: list[int]) -> list[int]:
-        """Those of the clients whose answers the server can use; the others are refused, and the log names them.
+    def _try(self, clients: list[int]) -> None:
+        self._add(clients)
+        self.next_server(self._key())
 
-        Where all together will not do, each half is tried by itself, down to single clients: for one among n that is
-        2 log2(n) steps of the server, over two answers of each client in all, and never more than 2 n steps.
-        """
-        try:
-            self._add(clients)
-            self.next_server(self._key())
-        except Exception as error:
-            if len(clients) > 1:
-                middle = len(clients) // 2
-                return self._usable(clients[:middle]) + self._usable(clients[middle:])
-            self.refused += 1
-            ours = isinstance(error, ThinwireError)  # of another the log shows where it was raised
-            number, (client,) = self._key().round, clients
-            log.warning(
-                "round %d: the answer of client %d was refused, the server cannot use it: %s",
-                *(number, client, error),
-                exc_info=None if ours else error,
-            )
-            return []
-        return clients
-
-    def _remark(self, clients: Collection[int]) -> None:
-        """Log which of these clients did more than others."""
-        number = self._key().round
-        for client, name, norm in [] if self.privacy else self.mean.clipped:  # what is meant to be clipped is no news
-            what = name if norm is None else f"a norm of {norm:.3g}"
-            log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.mean.limit(name))
-        if not self.most_examples and self.algorithm.weights == "examples":
-            warn_of_weight({client: self.taken[client].answer.examples for client in clients}, number)
+    def _refuse(self, client: int, error: Exception) -> None:
+        self.refused += 1
+        log.warning(
+            "round %d: the answer of client %d was refused, the server cannot use it: %s",
+            *(self._key().round, client, error),
+            exc_info=None
+            if isinstance(error, ThinwireError)
+            else error,  # of another the log shows where it was raised
+        )
 
     def _key(self) -> Key:
         require(self.key is not None, "no round has begun")
