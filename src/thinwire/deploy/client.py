@@ -24,7 +24,17 @@ from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
 from ..dice import put_back, seeded
 from ..errors import OutOfSync, RunError, WireError, check, require
-from ..federated.client import ClientState, Job, Reply, adapt_model, client_inputs, one_round, statistics_of, unheard
+from ..federated.client import (
+    ClientState,
+    Job,
+    Reply,
+    Turn,
+    adapt_model,
+    client_inputs,
+    one_round,
+    statistics_of,
+    unheard,
+)
 from ..federated.envelope import Answer, Call, key_of, mark, read_call
 from ..federated.letters import private
 from ..federated.messages import Form, forms
@@ -230,4 +240,4 @@ class Node:
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
         """The client's half of the method."""
-        return one_round(self.algorithm, form, slot, self.task, view, own, key)
+        return one_round(self.algorithm, form, slot, Turn(self.task, view, own, key))

@@ -93,14 +93,13 @@ class Deployment(Rounds):
         require(clients > 0, f"clients={clients}: there must be at least one")
         setting = Setting.of(setting, fields)
         self.first, self.most_examples, self.mbit = setting.first(clients), setting.most_of_each(clients), setting.mbit
-        seed, cohort, known = setting.seed, setting.cohort(clients), setting.start == "known"
-        module = algorithm.assemble(model if isinstance(model, nn.Module) else make_module(model, seed), clients)
-        slot = Slot(module, setting.device)
+        module = model if isinstance(model, nn.Module) else make_module(model, setting.seed)
+        slot = Slot(algorithm.assemble(module, clients), setting.device)
         tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
         slot.probe([] if tested is None else [tested], trains=False)
-        super().__init__(algorithm, slot, clients, cohort, seed, tested, setting.privacy, known, setting.clip)
+        super().__init__(algorithm, slot, clients, setting, tested)
         self.secret = secrets.token_hex(32)  # clients are told the seed
         self.unanswered = Memory(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:

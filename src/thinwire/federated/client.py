@@ -90,6 +90,15 @@ def client_inputs(
     return view._replace(state=algorithm.take(view.state, msg)), job.own._replace(rx=rx)
 
 
+class Turn(NamedTuple):
+    """What a client's round is made of."""
+
+    task: Task
+    view: View
+    own: ClientState
+    key: Key
+
+
 class Reply(NamedTuple):
     """What a client's round gives: bytes for the server, and its own next state."""
 
@@ -219,49 +228,34 @@ class Round:
         return Reply(dumps(body), *about, looks, change, after, form.norms(seen, manner.exact))
 
 
-def one_round(
-    algorithm: Algorithm,
-    form: Form,
-    slot: Slot,
-    task: Task,
-    view: View,
-    own: ClientState,
-    key: Key,
-    manner: Manner = PLAIN,
-) -> Reply:
+def one_round(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, manner: Manner = PLAIN) -> Reply:
     """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
     began = time.perf_counter()
-    round = play(algorithm, form, slot, task, view, own, key, manner.train)
+    round = play(algorithm, form, slot, turn, manner.train)
     return round.reply(slot.buffers(), time.perf_counter() - began, manner)
 
 
-def play(
-    algorithm: Algorithm,
-    form: Form,
-    slot: Slot,
-    task: Task,
-    view: View,
-    own: ClientState,
-    key: Key,
-    answer: Training | None = None,
-) -> Round:
+def play(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, answer: Training | None = None) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
-    with drawing(slot, task, key):
-        round = Round(algorithm, form, task, view, own, key)
+    task, make = turn.task, answer or _training_in(slot)
+    with drawing(slot, task, turn.key):
+        round = Round(algorithm, form, *turn)
         slot.load_buffers(round.buffers)
         while (request := round.request) is not None:
             before = slot.buffers() if request.aside else None
             if request.own and request.aside:
                 slot.load_buffers(round.own_buffers)
-            trained = (
-                train(slot, task, request, round.draws()) if answer is None else answer(request, task, round.draws())
-            )
+            trained = make(request, task, round.draws())
             if request.own:
                 round.own_buffers = slot.buffers()
             if request.aside:
                 slot.load_buffers(before)
             round.take(trained)
     return round
+
+
+def _training_in(slot: Slot) -> Training:
+    return lambda request, task, key: train(slot, task, request, key)
 
 
 @contextlib.contextmanager
@@ -310,11 +304,12 @@ def adapt_model(
         request = next(work)
     except StopIteration as done:
         return done.value, statistics
+    make = answer or _training_in(slot)
     slot.load_buffers(statistics)
     with drawing(slot, task, key):
         while True:
-            own, before = key.at(f"training{batches_of(asked, request)}"), slot.buffers()
-            trained = train(slot, task, request, own) if answer is None else answer(request, task, own)
+            before = slot.buffers()
+            trained = make(request, task, key.at(f"training{batches_of(asked, request)}"))
             asked += 1
             if request.aside:
                 slot.load_buffers(before)
@@ -341,20 +336,13 @@ def _log_once(why: str) -> None:
 
 
 def many_rounds(
-    algorithm: Algorithm,
-    form: Form,
-    slot: Slot,
-    tasks: Sequence[Task],
-    views: Sequence[View],
-    owns: Sequence[ClientState],
-    keys: Sequence[Key],
-    manner: Manner = PLAIN,
+    algorithm: Algorithm, form: Form, slot: Slot, turns: Sequence[Turn], manner: Manner = PLAIN
 ) -> list[Reply]:
     """:func:`one_round` for many clients at once, where their requests can be trained as one."""
-    began, clients = time.perf_counter(), list(zip(tasks, views, owns, keys, strict=True))
+    began = time.perf_counter()
     if slot.first or slot.random or manner.train:  # with buffers or dice of their own they are trained one by one
-        return [one_round(algorithm, form, slot, *client, manner) for client in clients]
-    rounds = [Round(algorithm, form, *client) for client in clients]
+        return [one_round(algorithm, form, slot, turn, manner) for turn in turns]
+    rounds = [Round(algorithm, form, *turn) for turn in turns]
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
         results = _train(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])

@@ -31,7 +31,7 @@ from ..task import as_task
 from ..train.one import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, modest
-from .client import ClientState, Job, Manner, Training, client_inputs, play
+from .client import ClientState, Job, Manner, Training, Turn, client_inputs, play
 from .letters import Letter, private, write_letter
 from .mean import Mean
 from .messages import Form, forms
@@ -175,7 +175,7 @@ def client_round(
     if letter is not None:
         job = Job(key, state, letter.blob, client not in view.alone.kept)
         held, state = client_inputs(algorithm, private(algorithm, view.setup.begun), held, job)
-    round = play(algorithm, up, slot, task, held, state, key, train)
+    round = play(algorithm, up, slot, Turn(task, held, state, key), train)
     reply = round.reply(slot.buffers(), 0.0, Manner(looks=True))
     message, buffers = round.seen
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks

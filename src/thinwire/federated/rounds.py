@@ -29,7 +29,7 @@ from ..task import Task
 from ..train.one import Slot
 from ..wire import MOST, Packet, Several, State, modest, restore
 from .client import unheard
-from .clip import Clip, Norms, Past, bounds, check_clippable, following, quantiles, whole
+from .clip import Norms, Past, bounds, check_clippable, following, quantiles, whole
 from .envelope import Answer, Call, Piece, key_of
 from .evaluation import Evaluation
 from .ledger import Direction, Entry, Ledger
@@ -37,8 +37,8 @@ from .letters import Letter, private, write_letter
 from .mean import Mean
 from .messages import Form, Message, forms
 from .pool import Plan
-from .privacy import Privacy
 from .result import Record, Result
+from .setting import ClientsSetting
 from .storage import Ends, Memory
 from .stream import Parcel, Stream
 from .views import Views, fewer
@@ -64,19 +64,11 @@ class Rounds(Evaluation):
     incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        slot: Slot,
-        num_clients: int,
-        sample: int,
-        seed: int,
-        test: Task | None,
-        privacy: Privacy | None = None,
-        known: bool = False,
-        clip: Clip = None,
+        self, algorithm: Algorithm, slot: Slot, num_clients: int, setting: ClientsSetting, test: Task | None
     ) -> None:
+        seed, privacy, clip, known = setting.seed, setting.privacy, setting.clip, setting.start == "known"
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
-        self.num_clients, self.sample = num_clients, sample
+        self.num_clients, self.sample = num_clients, setting.cohort(num_clients)
         self.client_tests: Sequence[Task] = ()
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None

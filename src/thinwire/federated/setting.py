@@ -27,9 +27,11 @@ class ClientsSetting(BaseSetting):
     """What the settings of a simulation and of a deployment share."""
 
     sample: int | None
+    seed: int
     clip: Clip
     privacy: Privacy | None
     device: str
+    start: Literal["sent", "known"]
 
     def __post_init__(self) -> None:
         check_clip(self.clip)

@@ -94,7 +94,7 @@ class Simulation(Rounds):
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         if setting.network is not None:
             setting.network.check(len(tasks))
-        sample = setting.cohort(len(tasks))
+        setting.cohort(len(tasks))  # raises where there are fewer
         require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
         self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
@@ -115,9 +115,7 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(self.tasks, trains=train is None)
-        known = setting.start == "known"
-        about = len(tasks), sample, setting.seed, tested, setting.privacy, known, setting.clip
-        super().__init__(algorithm, slot, *about)
+        super().__init__(algorithm, slot, len(tasks), setting, tested)
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
@@ -125,7 +123,7 @@ class Simulation(Rounds):
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
         self.manner = Manner(train, setting.records("looks"), setting.records("layers"), setting.clip == "auto")
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
-        own, begun = self.ends().own, self.start if known else None
+        own, begun = self.ends().own, self.start if self.known else None
         view, down = self.stream.view, self.stream.form
         work = Work(algorithm, self.up, self.tasks, view, own, self.manner, self.private, begun, down)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
