@@ -344,11 +344,7 @@ class AtGradient(Compressed):
         self.unused.clear()
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
-        require(
-            self.ends.sender is None and self.ends.receivers is None,
-            f"{self.name} keeps a link's state on every rank, which has no meaning for {self.group.size} ranks where "
-            f"there were {len(states)}: compress anew without a state",
-        )
+        self.check_merge(self.ends.sender is None and self.ends.receivers is None, states)
 
 
 def remembers(state: Any) -> bool:

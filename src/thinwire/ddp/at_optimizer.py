@@ -321,11 +321,7 @@ class AtOptimizer(Compressed):
             self.rank.seen.copy_(state["seen"])
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
-        require(
-            self.rank.sender is None,
-            f"{self.name} keeps a link's state on every rank, which has no meaning for {self.group.size} ranks where "
-            f"there were {len(states)}: compress anew without a state",
-        )
+        self.check_merge(self.rank.sender is None, states)
         self._residual(torch.stack([s["residual"] for s in states]).mean(0), states[0]["total"])
         # The best lambda hangs on the number of ranks: it is measured anew.
         self.rank.lam = self.method.first(self.group.size)

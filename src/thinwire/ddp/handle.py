@@ -177,6 +177,14 @@ class Compressed(ABC):
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
         """Go on with what all of another number of ranks kept."""
 
+    def check_merge(self, stateless: bool, states: Sequence[dict[str, Any]]) -> None:
+        """``ValueError`` for a method whose link keeps a state on every rank."""
+        require(
+            stateless,
+            f"{self.name} keeps a link's state on every rank, which has no meaning for {self.group.size} ranks where "
+            f"there were {len(states)}: compress anew without a state",
+        )
+
     def remove(self) -> None:
         """Give model and optimisers back; DistributedDataParallel averages gradients again. What is not sent is lost.
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from ..algorithms.base import Algorithm, Around
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from .messages import Form
 
 Clip = float | Literal["auto"] | None
@@ -28,15 +28,6 @@ Past = dict[str, list[list[float]]]  # by field, the norms of each of the newest
 TIMES = 2.0  # the median: what honest clients differ by stays below, and it cost least (experiments/clip)
 ROUNDS = 5  # that count, this one among them: norms fall while a model learns, and of few replies many may be hostile
 DIGITS = 4  # of what is recorded, and of a bound
-
-
-def check_clip(clip: Clip) -> Clip:
-    """The clip. Raises ``ValueError`` for one that is none."""
-    require(
-        clip is None or clip == "auto" or (isinstance(clip, int | float) and clip > 0),
-        f"clip={clip}: a norm is positive, or 'auto'",
-    )
-    return clip
 
 
 def bounds(past: Past, replies: Sequence[Norms]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import check
@@ -146,18 +146,16 @@ class Scales:
 
 def _lengths(values: Sequence[Any]) -> tuple[Any, ...]:
     """What the lengths of values depend on; of blobs without their bytes."""
-    shape = list[Any]()
-    for x in values:
-        kind = type(x)
-        if kind is int:
-            shape.append(x.bit_length())
-        elif kind is bytes:
-            shape.append(len(x).bit_length())
-        elif kind is float or kind is bool:
-            shape.append(None)  # any other is as long
-        else:
-            shape.append(x if kind is str else _lengths(x))
-    return tuple(shape)
+    return tuple(LENGTHS[type(x)](x) if type(x) in LENGTHS else _lengths(x) for x in values)
+
+
+LENGTHS: dict[type, Callable[[Any], Any]] = {
+    int: int.bit_length,
+    bytes: lambda x: len(x).bit_length(),
+    str: lambda x: x,
+    float: lambda x: None,  # any other is as long
+    bool: lambda x: None,
+}
 
 
 def read_call(data: bytes) -> Call:

@@ -176,7 +176,7 @@ class Pool:
         rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
-        with _Borrowed(self.crew.slots) as slot, warnings.catch_warnings():
+        with _borrow(self.crew.slots) as slot, warnings.catch_warnings():
             if not requests or not batchable(slot, tasks, requests):
                 return "each"
             in_c = chain_of(slot, tasks[0])
@@ -220,17 +220,17 @@ class Pool:
 
     def _round(self, view: View, job: Job) -> Reply:
         work = self.work
-        with _Borrowed(self.crew.slots) as slot:
+        with _borrow(self.crew.slots) as slot:
             return one_round(work.algorithm, work.form, slot, work.turn(view, job), work.manner)
 
     def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
         work = self.work
         turns = [work.turn(view, job) for job in jobs]
-        with _Borrowed(self.crew.slots) as slot:
+        with _borrow(self.crew.slots) as slot:
             return many_rounds(work.algorithm, work.form, slot, turns, work.manner)
 
     def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int, stop: int) -> dict[str, Part]:
-        with _Borrowed(self.crew.slots) as slot:
+        with _borrow(self.crew.slots) as slot:
             slot.load(x)
             slot.load_buffers(buffers)
             if not self.drawing.get(type(task), True):
@@ -296,18 +296,14 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
     return min(times)
 
 
-class _Borrowed:
+@contextlib.contextmanager
+def _borrow(slots: queue.SimpleQueue[Slot]) -> Iterator[Slot]:
     """A slot for the length of a ``with``."""
-
-    def __init__(self, slots: queue.SimpleQueue[Slot]) -> None:
-        self.slots = slots
-
-    def __enter__(self) -> Slot:
-        self.slot = self.slots.get()
-        return self.slot
-
-    def __exit__(self, *_: object) -> None:
-        self.slots.put(self.slot)
+    slot = slots.get()
+    try:
+        yield slot
+    finally:
+        slots.put(slot)
 
 
 _forked: tuple[Slot, Work, int] | None = None  # the last: a descriptor of the newest view's bytes

@@ -10,7 +10,7 @@ from ..errors import require
 from ..ranges import Count, Range
 from ..run.setting import BaseSetting
 from ..train.one import unusable, usable
-from .clip import Clip, check_clip
+from .clip import Clip
 from .network import Network
 from .privacy import Privacy
 
@@ -34,7 +34,8 @@ class ClientsSetting(BaseSetting):
     start: Literal["sent", "known"]
 
     def __post_init__(self) -> None:
-        check_clip(self.clip)
+        clip = self.clip
+        require(clip is None or clip == "auto" or clip > 0, f"clip={clip}: a norm is positive, or 'auto'")
         require(self.clip is None or self.privacy is None, f"clip={self.clip}: {self.privacy!r} has a clip of its own")
         require(usable(self.device), f"device={self.device!r}: {unusable(self.device)}")
 
