@@ -33,7 +33,7 @@ class AtOptimizer(Compressed):
     ========  ===================================  ===============================  ===============================
     at rest   x (PSync: the rank's own, x - e)     ``compress``, a step             a forward pass with a gradient
     away      x - lam * e                          a forward pass with a gradient   the optimiser's step
-    averaged  y = x - given * mean e               ``averaged()`` is entered        ``averaged()`` is left
+    averaged  y = x - at_output * mean e           ``averaged()`` is entered        ``averaged()`` is left
     ========  ===================================  ===============================  ===============================
 
     At rest the parameters belong to the script. Whatever it writes there becomes x (of PSync: the rank's own model).
