@@ -143,12 +143,15 @@ def simulate(
     written to disk, or copied, before it returns. ``resume`` is such a state, after bytes and back. The training goes
     on from there to the same bits. Raises ``WireError`` for the state of another training.
     """
-    with Simulation(method, model, train, test, setting, optimizer=optimizer, rate=rate, **changed) as run:
+    setting = Setting.of(setting, changed)
+    if isinstance(method, Feedback):
+        method.warn(setting.workers)
+    with Simulation(method, model, train, test, setting, optimizer=optimizer, rate=rate) as run:
         if resume is not None:
             run.restore(resume)
         tell_state = None if on_state is None else (lambda record: on_state(run.state()))
-        every = run.setting.evaluate_every
-        return run.until(run.setting.steps, run.step, evaluate_every=every, listeners=(on_record, tell_state))
+        every = setting.evaluate_every
+        return run.until(setting.steps, run.step, evaluate_every=every, listeners=(on_record, tell_state))
 
 
 class Simulation(Run[Result]):
@@ -169,12 +172,9 @@ class Simulation(Run[Result]):
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         rate: Callable[[int], float] | None = None,
         facts: Mapping[str, Any] | None = None,
-        **changed: Any,
     ) -> None:
-        self.setting = setting = Setting.of(setting, changed)
-        self.method, self.train, self.test, self.rate, self.facts = method, train, test, rate, dict(facts or {})
-        if isinstance(method, Feedback):
-            method.warn(setting.workers)
+        self.setting, self.method, self.train, self.test = setting, method, train, test
+        self.rate, self.facts = rate, dict(facts or {})
         with ExitStack() as stack:
             stack.enter_context(seeded(Key(setting.seed).number("model") % (1 << 32)))
             self.threads = stack.enter_context(_threads(torch.device(setting.device)))

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..config import complete
-from ..ddp.methods import METHODS, Hook, Method
+from ..ddp.methods import METHODS, Feedback, Hook, Method
 from ..ddp.simulation import Setting, Simulation
 from ..ddp.worker import Worker, enough
 from ..errors import ExpressionError, nearest, require
@@ -90,6 +90,8 @@ class DataParallel(Steps):
 
     def start(self, job: Job) -> Simulation:
         problem = job.problem
+        if isinstance(job.method, Feedback):
+            job.method.warn(self.workers)
         return Simulation(
             job.method,
             problem.model,
