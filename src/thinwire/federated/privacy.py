@@ -27,6 +27,7 @@ from ..ranges import Range
 from ..wire import dumps
 
 BLOCK = 1 << 18  # numbers that are drawn at once
+Noise = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative, nor infinite")]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Privacy(Config):
     example = "Privacy(clip=1, noise=1)"
 
     clip: float
-    noise: Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative, nor infinite")]
+    noise: Noise
 
     def __post_init__(self) -> None:
         require(self.clip > 0, f"Privacy(clip={self.clip}): a norm is positive")
