@@ -39,7 +39,7 @@ from ..federated.envelope import Answer, Call, key_of, mark, read_call
 from ..federated.letters import private
 from ..federated.messages import Form, forms
 from ..federated.own_tests import Model, evaluate_models, pack_metrics
-from ..federated.stream import Logged, Parcel, View, begin_known, catch_up
+from ..federated.stream import Logged, Parcel, View, catch_up, first_broadcast
 from ..key import Key
 from ..params import Params
 from ..run.folder import checksum, lock_folder, read_state, write_atomic, write_state
@@ -191,7 +191,7 @@ class Node:
         pieces, own = (call.pieces, b"") if alone is None else (call.pieces[:-1], call.pieces[-1].blob)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in pieces])
         if known and call.base == 0 and not call.snapshot:
-            held = held._replace(view=begin_known(algorithm, down, start.server, held.view, Key(call.seed)))
+            held = held._replace(view=first_broadcast(algorithm, down, start.server, held.view, Key(call.seed))[0])
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = key_of(call.seed, call.client, call.round, call.mbit)
         job = Job(key, held.own, own, call.base == 0)

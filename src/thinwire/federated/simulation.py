@@ -146,7 +146,8 @@ class Simulation(Rounds):
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
         key = self.publish()
-        cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
+        cohort = self.draw_cohort(key) if given is None else given
+        silent = self._silent(cohort, key)
         parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
         calls = {client: call for client, (call, _) in delivered.items()}
@@ -233,11 +234,6 @@ class Simulation(Rounds):
     def mark_of(self, client: int, base: int) -> int:
         """A number as long as a mark: nothing is lost here that a mark would show."""
         return NUMBER if base else 0
-
-    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
-        """Who is drawn for this round, and who of them will not answer."""
-        cohort = self.draw_cohort(key)
-        return cohort, self._silent(cohort, key)
 
     def _silent(self, cohort: list[int], key: Key) -> set[int]:
         """Who of a cohort will not answer."""

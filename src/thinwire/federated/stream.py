@@ -174,13 +174,13 @@ def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: 
     return View(algorithm.see(view.state, msg, key), clone(rx) if form.memory else rx, buffers)
 
 
-def begin_known(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> View:
-    """A client's half of a start that is known: the first broadcast, made of the server's first state, taken in."""
-    return first(algorithm, form, server, view, key)[0]
+def first_broadcast(
+    algorithm: Algorithm, form: Form, server: State, view: View, key: Key
+) -> tuple[View, State, list[Any]]:
+    """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values.
 
-
-def first(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> tuple[View, State, list[Any]]:
-    """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values."""
+    Both ends make it where the start is known.
+    """
     values = form.values(algorithm.broadcast(server, view.state), view.buffers)
     tx, rx = form.open(form.fill(values))
     key = key._replace(round=1, client=None)

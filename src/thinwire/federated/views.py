@@ -15,7 +15,7 @@ from ..links.base import floats
 from ..params import Params
 from ..wire import Packet, State, dumps, length, loads
 from .messages import Form, noise_like
-from .stream import Logged, Parcel, Stream, View, first, pack_view
+from .stream import Logged, Parcel, Stream, View, first_broadcast, pack_view
 
 
 class Views(Stream):
@@ -29,7 +29,7 @@ class Views(Stream):
         self.values: list[Any] = []  # of the newest broadcast
         self.key, self.unmoved = key, False
         if known:
-            self.begun, self.fresh, values = first(algorithm, form, start.server, self.view, key)
+            self.begun, self.fresh, values = first_broadcast(algorithm, form, start.server, self.view, key)
             self.same = dumps(values)
 
     @property
