@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from .errors import ExpressionError
-from .ranges import check_ranges
+from .ranges import Beginning, check_ranges, of_call
 
 
 class Config:
@@ -37,6 +37,8 @@ class Config:
     """Where it comes from, in one line; ``thinwire methods`` shows it."""
     example: ClassVar[str] = ""
     """How one of this kind is written, for errors: of a kind that others hold."""
+    refusal: ClassVar[Beginning] = staticmethod(of_call)
+    """How the refusal of a value outside its range begins."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -83,7 +85,7 @@ def _fit(self: Any) -> None:
     values = fit(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
     for name, value in values.items():
         object.__setattr__(self, name, value)
-    check_ranges(type(self), values)
+    check_ranges(type(self), values, type(self).refusal)
 
 
 def _fit_first(check: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -43,6 +43,10 @@ BelowOne = Annotated[float, Range(lambda x: 0 <= x < 1, "must be at least 0 and 
 Decay = Annotated[float, Range(lambda x: 0 <= x < 1, "must be in [0, 1)")]
 
 
+Beginning = Callable[[type, str, Any], str]
+"""How a refusal begins, by the class, the field and its value."""
+
+
 def of_call(cls: type, name: str, value: Any) -> str:
     """How a refusal begins: ``TopK(share=2.0): share``."""
     return f"{cls.__name__}({name}={value}): {name}"
@@ -58,7 +62,7 @@ def of_argument(cls: type, name: str, value: Any) -> str:
     return f"{name}={value}: it"
 
 
-def check_ranges(cls: type, values: Mapping[str, Any], beginning: Callable[[type, str, Any], str] = of_call) -> None:
+def check_ranges(cls: type, values: Mapping[str, Any], beginning: Beginning = of_call) -> None:
     """Raise ``ValueError`` for the first of the fields' values that lies outside the range in its annotation."""
     try:
         known = ranges(cls)

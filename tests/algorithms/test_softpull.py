@@ -14,7 +14,8 @@ from thinwire import EF21, FedAvg, FedBN, Half, Key, LocalSGD, Params, Simulatio
 from thinwire.algorithms.softpull import Model, middle, pull
 from thinwire.errors import CombinationError, WireError
 from thinwire.federated.ledger import Ledger
-from thinwire.federated.messages import Form, read_letter, write_letter
+from thinwire.federated.letters import read_letter, write_letter
+from thinwire.federated.messages import Form
 
 LOCAL = LocalSGD(0.1, batch=16)
 

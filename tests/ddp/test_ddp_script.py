@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Compressed, Hook, Method, PSync, compress
+from thinwire.ddp.average import average, ends
 from thinwire.ddp.collectives import Group, Traffic
-from thinwire.ddp.exchange import average, ends
 from thinwire.ddp.simulation import simulate
 from thinwire.errors import CombinationError, NonFinite, RankLost
 from thinwire.key import Key

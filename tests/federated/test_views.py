@@ -181,7 +181,7 @@ def views(seed: int, rounds: int = 8, clients: int = 3) -> None:
             if draw.random() < 0.2:  # the answer is lost
                 continue
             ends[client], held[client] = (number, parcel.end), view
-            assert tw.dumps(server.held(*ends[client]).rx) == tw.dumps(view.rx)
+            assert tw.dumps(server.view_of(*ends[client]).rx) == tw.dumps(view.rx)
         if draw.random() < 0.3:
             saved = tw.dumps([server.state(), ends])
             again = Views(method, form, start, None, tw.Key(seed), known)

@@ -22,7 +22,6 @@ from thinwire.studies import Pipelined, load
 from thinwire.studies.data_parallel import method
 from thinwire.studies.pipelined import OPTIMIZERS, schedule
 from thinwire.studies.read import arms
-from thinwire.studies.steps import Told
 from thinwire.studies.study import Job
 from thinwire.train.slot import make_module
 
@@ -46,8 +45,11 @@ def run(
 ) -> tuple[dict[str, torch.Tensor], list[Any], dict[int, bytes]]:
     """The model, the records and the states, as bytes, of the first schedule."""
     records, states = list[Any](), dict[int, bytes]()
-    keep: Callable[[int, Any], None] = lambda step, state: states.update({step: tw.dumps(state())})  # noqa: E731
-    model, _ = one.trained(Job(one.parsed()[0], 0, problem), Told(records.append, keep), resume)
+    with one.start(Job(one.parsed()[0], 0, problem)) as training:
+        if resume is not None:
+            training.restore(resume)
+        keep: Callable[[Any], None] = lambda _: states.update({training.number: tw.dumps(training.state())})  # noqa: E731
+        model = one.finish(training, records.append, keep)
     return {name: tensor.clone() for name, tensor in model.items()}, records, states
 
 

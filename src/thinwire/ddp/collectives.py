@@ -148,6 +148,17 @@ class Group:
         return x if x.device.type in self.kinds else x.to(self.device)
 
 
+def mean(x: Tensor) -> Talk[None]:
+    """The mean over ranks, in place."""
+    yield Mean(x)
+
+
+def gather(data: bytes) -> Talk[list[bytes]]:
+    """Everyone's bytes."""
+    everyone: list[bytes] = yield Gather(data)
+    return everyone
+
+
 def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T]:
     """Run the generators of all logical workers side by side: each gets what a process group would answer.
 

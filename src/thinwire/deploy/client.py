@@ -24,11 +24,22 @@ from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
 from ..dice import put_back, seeded
 from ..errors import OutOfSync, RunError, WireError, check, require
-from ..federated.client import ClientState, Job, Reply, adapt_model, client_inputs, one_round, statistics_of, unheard
+from ..federated.client import (
+    ClientState,
+    Job,
+    Reply,
+    Turn,
+    adapt_model,
+    client_inputs,
+    one_round,
+    statistics_of,
+    unheard,
+)
 from ..federated.envelope import Answer, Call, key_of, mark, read_call
-from ..federated.messages import Form, forms, private
+from ..federated.letters import private
+from ..federated.messages import Form, forms
 from ..federated.own_tests import Model, evaluate_models, pack_metrics
-from ..federated.stream import Logged, Parcel, View, begin_known, catch_up
+from ..federated.stream import Logged, Parcel, View, catch_up, first_broadcast
 from ..key import Key
 from ..params import Params
 from ..run.folder import checksum, lock_folder, read_state, write_atomic, write_state
@@ -81,7 +92,7 @@ class Kept:
         """Whether there are drafts: of answers, to rounds after ``base``, that have not been taken."""
         return bool(self._between(base, sys.maxsize))
 
-    def put(self, held: Held, base: int) -> int:
+    def save(self, held: Held, base: int) -> int:
         """Keep a state until it is known whether its answer arrived; its mark.
 
         Drafts of the rounds between ``base`` and this are removed: whoever is called again is called for good.
@@ -100,8 +111,8 @@ class Kept:
 
     def _between(self, first: int, last: int) -> list[Path]:
         """The states of the rounds between these, neither included."""
-        found = self.folder.glob("[0-9]*-*.thinwire")
-        return [path for path in found if first < int(path.name.partition("-")[0]) < last]
+        paths = self.folder.glob("[0-9]*-*.thinwire")
+        return [path for path in paths if first < int(path.name.partition("-")[0]) < last]
 
 
 def forget(folder: Path) -> None:
@@ -181,14 +192,14 @@ class Node:
         pieces, own = (call.pieces, b"") if alone is None else (call.pieces[:-1], call.pieces[-1].blob)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in pieces])
         if known and call.base == 0 and not call.snapshot:
-            held = held._replace(view=begin_known(algorithm, down, start.server, held.view, Key(call.seed)))
+            held = held._replace(view=first_broadcast(algorithm, down, start.server, held.view, Key(call.seed))[0])
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = key_of(call.seed, call.client, call.round, call.mbit)
         job = Job(key, held.own, own, call.base == 0)
         mine, state = client_inputs(algorithm, alone, view, job, start if known else None)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
-        name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
+        name = kept.save(Held(VERSION, call.round, view, reply.next), call.base)
         return Answer.to(call, number, reply, name, time.perf_counter() - began, metrics)
 
     def evaluate(
@@ -230,4 +241,4 @@ class Node:
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
         """The client's half of the method."""
-        return one_round(self.algorithm, form, slot, self.task, view, own, key)
+        return one_round(self.algorithm, form, slot, Turn(self.task, view, own, key))

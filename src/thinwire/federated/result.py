@@ -87,8 +87,8 @@ class Predicting(nn.Module):
         self.result = result
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.result.predict(inputs.cpu())
-        return found.to(inputs.device)
+        outputs: Tensor = self.result.predict(inputs.cpu())
+        return outputs.to(inputs.device)
 
 
 @dataclass

@@ -335,7 +335,7 @@ def leak(
     if privacy is not None:
         privacy.check(repr(algorithm), algorithm.weights, server.view.setup.forms(algorithm)[0].fields)
         clips = clip, privacy.clip / trained.rates
-        update = privacy.hidden(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
+        update = privacy.hide(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
     gradient = -update.flat.double() / trained.rates
     slot = server.view.setup.slot
     module = slot.module

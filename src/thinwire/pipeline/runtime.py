@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import complete
-from ..ddp.collectives import Gather, Group, Mean, Traffic
-from ..ddp.handle import gather
+from ..ddp.collectives import Gather, Group, Mean, Traffic, gather
 from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..ddp.collectives import Group, Traffic
-from ..ddp.handle import gather
+from ..ddp.collectives import Group, Traffic, gather
 from ..errors import OutOfSync, RankLost, require
 from ..train.given import refuse_shared_memory
 from ..train.precision import without_cache

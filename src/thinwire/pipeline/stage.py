@@ -194,7 +194,7 @@ class Stage:
         return found
 
     def _judge(self) -> Talk[Tensor | None]:
-        return None if self.worker is None else (yield from self.worker.judged()).clone()
+        return None if self.worker is None else (yield from self.worker.output()).clone()
 
     @contextmanager
     def _holding(self, flat: Tensor | None) -> Iterator[None]:
@@ -457,7 +457,7 @@ class Stage:
             "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
             "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
             **self.auxiliary.state(),
-            "worker": None if self.worker is None else freeze(self.worker.kept),
+            "worker": None if self.worker is None else freeze(self.worker.memory),
             "sent": [[e, h] for e, h in self.messages.sent.held.items()],
             "received": [[e, h] for e, h in self.messages.received.held.items()],
             "pending": [list(message) for message in pending],
@@ -493,7 +493,7 @@ class Stage:
                 b: [torch.tensor(x, dtype=torch.float32, device="cpu") for x in found] for b, found in state["losses"]
             }
             if self.worker is not None:
-                self.worker.kept = thaw(state["worker"], self.worker.kept)
+                self.worker.memory = thaw(state["worker"], self.worker.memory)
             self.auxiliary.load(state)
             for store, held in ((self.messages.sent, state["sent"]), (self.messages.received, state["received"])):
                 store.held.clear()

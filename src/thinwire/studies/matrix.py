@@ -13,7 +13,8 @@ from torch import nn
 
 from ..algorithms import Algorithm, FedAvg
 from ..expression import parse, vocabulary
-from ..federated.messages import Form, private
+from ..federated.letters import private
+from ..federated.messages import Form
 from ..key import Key
 from ..links import Link
 from ..params import Params

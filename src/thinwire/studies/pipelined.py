@@ -10,7 +10,6 @@ import copy
 import math
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,19 +29,13 @@ from ..expression import parse, vocabulary
 from ..key import Key
 from ..pipeline import AQSGD, BPK, Pipeline, Simulation, pipeline, split
 from ..pipeline.muon import Muon
-from ..pipeline.plan import cut_into, measure, seconds
+from ..pipeline.plan import cut_into, measure
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
-from ..pipeline.stage import Stage
-from ..pipeline.watch import Watch, backpropagate, difference, due, mean_moved, parameters
-from ..pipeline.watch import size as length
 from ..problem import Problem
 from ..run.ranks import device_of_rank, rank, share, size
-from ..task import Supervised
-from ..train.evaluation import mean_metrics, portions, tally
 from ..train.slot import make_module
-from ..version import code_version
-from ..wire import Packet, State
+from ..wire import State
 from .axes import BOTH, WALL, Axis, clock
 from .cells import (
     Column,
@@ -56,16 +49,14 @@ from .cells import (
     seconds_text,
 )
 from .expressions import of_another_kind, own
+from .pipelined_run import LAST, PipelinedRun
 from .read import Arm, Record, Run
-from .steps import Steps, Told
+from .steps import Steps
 from .study import Job, Numbers, asked, described
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
-LAST = 5  # evaluations, whose mean is the accuracy
 BOUNDARIES = 4  # each of which has a column
-STALE = ("moved", "weights", "difference", "gradient", "part_parameters")  # by part
-LOOKED = 500  # examples of a test that go through the parts at once
 
 
 def schedule(text: str, use: Sequence[str] = ()) -> Schedule:
@@ -287,105 +278,14 @@ class Pipelined(Steps):
         group = dist.new_group(list(range(size())), backend="gloo")  # whose connections a failure may close
         return pipeline(stages, self.optimizers(stages), method, **options, group=group)
 
-    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
-        with self.narrow():
-            return self._trained(job, told, resume)
-
-    def _trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
-        method, problem = job.method, job.problem
-        stages = self.stages(problem, job.seed)
-        training = self.training(method, job.seed, stages)
-        for stage in training.stages.values():
-            stage.watch = None if self.record is None else Watch()
-        records: list[Record] = [] if resume is None else resume["records"]
-        if resume is not None:
-            states = resume["parts"]
-            training.load_state_dict(states if isinstance(training, Simulation) else states[rank()])
-        begin = 0 if resume is None else int(resume["step"])
-        drawn = self.draw_batches(problem, job.seed, begin)
-
-        def advance(count: int, last: bool) -> State:
-            """Train with so many batches; the losses, and the bytes of each part here, forward and back."""
-            before = {part: (own.forward_sent, own.backward_sent) for part, own in training.ledger.items()}
-            losses = [training.step(x, y, examples) for x, y, examples in islice(drawn, count - 1)]
-            plain = self._plain(training, problem, job.seed)
-            losses += [training.step(x, y, examples) for x, y, examples in islice(drawn, 1)]
-            stale = [
-                [mean_moved(stage), length(stage), *_against(stage, plain), parameters(stage)]
-                for stage in training.stages.values()
-                if stage.watch is not None
-            ]
-            if last:
-                losses.append(training.drain())
-            sent = [
-                [part, own.forward_sent - before[part][0], own.backward_sent - before[part][1]]
-                for part, own in training.ledger.items()
-            ]
-            return [[float(loss) for loss in losses if loss is not None], sent, stale]
-
-        while begin < self.steps:
-            count = min(self.evaluate_every - begin % self.evaluate_every, self.steps - begin)
-            began = time.monotonic()
-            found = share(lambda: advance(count, begin + count == self.steps))  # noqa: B023  # called at once
-            sent = [each for _, parts, _ in found for each in parts]  # in the order of parts
-            stale = [each for _, _, parts in found for each in parts]
-            tested = share(lambda: _tested(training, problem.test))[-1]  # the last part's
-            losses, begin = found[-1][0], begin + count
-            ahead, back = [a for _, a, _ in sent[:-1]], [b for _, _, b in sent[1:]]
-            each = tuple([size / count for size in way] for way in (ahead, back))
-            records.append(
-                {
-                    "step": begin,
-                    "train_loss": statistics.fmean(losses) if losses else None,
-                    "up_bytes": sum(ahead),
-                    "down_bytes": sum(back),
-                    "forward_bytes": ahead,
-                    "backward_bytes": back,
-                    **tested,
-                    **dict(zip(STALE, map(list, zip(*stale, strict=True)), strict=False)),
-                    "clock": (records[-1]["clock"] if records else 0.0)
-                    + count * seconds(method, self.forward, self.backward, (each[0], each[1]), self.mbit, self.latency),
-                    "seconds": time.monotonic() - began,
-                }
-            )
-            told.record(records[-1])
-            told.state(begin, lambda: {"step": begin, "records": records, "parts": _states(training)})  # noqa: B023
-        held = [most for each in share(lambda: list(training.held.values())) for most in each]
-        return _whole(training, stages), self._summary(method, records, stages, held)
-
-    def _plain(self, training: Simulation | Pipeline, problem: Problem, seed: int) -> dict[int, tuple[int, Tensor]]:
-        """Of each part that is about to make a step: its batch, and the gradient by backpropagation. In one process."""
-        if self.record is None or not isinstance(training, Simulation):
-            return {}
-        stages = [training.stages[part] for part in range(self.parts)]
-        batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
-        drawn = {batch: next(self.draw_batches(problem, seed, batch))[:2] for batch in set(batches.values())}
-        return {part: (batch, backpropagate(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
+    def start(self, job: Job) -> PipelinedRun:
+        return PipelinedRun(self, job)
 
     def title(self, about: Record) -> str:
         return f"{self.task or self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"
 
-    def about(self, method: Schedule, seed: int, problem: Problem) -> Record:
-        return {**super().about(method, seed, problem), "staleness": list(method.staleness(self.parts))}
-
-    def _summary(self, method: Schedule, records: list[Record], stages: Sequence[nn.Module], held: list[int]) -> Record:
-        measured = [line["accuracy"] for line in records if line.get("accuracy") is not None]
-        ways = {way: [line[f"{way}_bytes"] for line in records] for way in ("forward", "backward")}
-        return {
-            "expression": complete(method),
-            "version": code_version(),
-            "parameters": sum(p.numel() for stage in stages for p in stage.parameters() if p.requires_grad),
-            "accuracy": statistics.fmean(measured[-LAST:]) if measured else None,
-            "best_accuracy": max(measured, default=None),
-            "test_loss": records[-1].get("test_loss"),
-            "train_loss": records[-1]["train_loss"],
-            "bytes_up": sum(line["up_bytes"] for line in records),
-            "bytes_down": sum(line["down_bytes"] for line in records),
-            **{f"bytes_{way}": [sum(each) for each in zip(*lines, strict=True)] for way, lines in ways.items()},
-            "held": held,
-            "clock": records[-1]["clock"],
-            "seconds": sum(line["seconds"] for line in records),
-        }
+    def about(self, job: Job) -> Record:
+        return {**super().about(job), "staleness": list(job.method.staleness(self.parts))}
 
     # -- what table, curves and report show ------------------------------------
 
@@ -490,49 +390,3 @@ def _by_boundary(arm: Arm, name: str) -> list[float]:
 def _bound(sign: str, row: Row) -> str:
     """Before seconds that leave out what a schedule computes besides its parts."""
     return f"{sign} " if row["expression"].startswith("DNI(") else ""
-
-
-def _against(stage: Stage, plain: Mapping[int, tuple[int, Tensor]]) -> list[float | None]:
-    """How far the last gradient of a part is from that of backpropagation, and the length of that one."""
-    if stage.part not in plain:
-        return [None, None]
-    batch, by = plain[stage.part]
-    return [difference(stage, batch, by), float(by.double().norm())]
-
-
-class _Computed(nn.Module):
-    """A model whose outputs are there already, for a task's metrics."""
-
-    def __init__(self, out: Tensor) -> None:
-        super().__init__()
-        self.out = out
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out
-
-
-def _tested(training: Simulation | Pipeline, test: Supervised) -> dict[str, float | None]:
-    """Means over the test, at the last part; nothing elsewhere. What is on its way stays there."""
-    parts = []
-    for first, last in portions(0, len(test), LOOKED):
-        x, y = test.batch(torch.arange(first, last, device="cpu"))
-        out = training.predict(x)
-        if out is not None:
-            parts.append(tally(test, _Computed(out), (x, y.to(out.device)), last - first))
-    values = {("test_loss" if name == "loss" else name): value for name, value in mean_metrics(parts).items()}
-    # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-def _states(training: Simulation | Pipeline) -> list[State]:
-    """The states of all parts, on every rank."""
-    if isinstance(training, Simulation):
-        return training.state_dict()
-    return share(training.state_dict)
-
-
-def _whole(training: Simulation | Pipeline, stages: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """The model's ``state_dict()``, on every rank."""
-    if isinstance(training, Pipeline):
-        return training.whole_state_dict()
-    return {name: tensor.cpu() for stage in stages for name, tensor in stage.state_dict().items()}

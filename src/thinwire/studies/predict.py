@@ -141,7 +141,7 @@ class Rehearsal(Pool):
     def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
         work = self.work
         for job in jobs:
-            round = Round(work.algorithm, work.form, *work.taken(view, job))
+            round = Round(work.algorithm, work.form, *work.turn(view, job))
             while round.request is not None:
                 round.take(self._told(round, round.request))
             yield round.reply(self.statistics, 0.0)
