@@ -31,12 +31,12 @@ def predict(
 ) -> None:
     """Bytes and seconds of a federated run before it is trained, from messages that are really encoded."""
     from ..studies import Federated
-    from ..studies.predict import predict as foresee
-    from ..studies.predict import show
+    from ..studies.predict import Rehearsal, show
 
     study = study_of(Federated, methods, {**given, "lr": lr, "epochs": epochs, "batch": batch})
     rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start
     problem = study.problem(seed)
-    found = [foresee(method, problem, rounds, sample, mbit, seed, start) for method in study.parsed()]
-    show(found, rounds, sample or len(problem.tasks), mbit)
-    print_json(as_json, {"predictions": [vars(p) for p in found]})
+    rehearsal = Rehearsal(problem, rounds, sample, mbit, seed, start)
+    predictions = [rehearsal.predict(method) for method in study.parsed()]
+    show(predictions, rounds, sample or len(problem.tasks), mbit)
+    print_json(as_json, {"predictions": [vars(p) for p in predictions]})
