@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -213,11 +213,6 @@ def _frames(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Se
     if isinstance(schedule.activations, AQSGD):  # whole examples follow a frame that is for differences
         ahead += profile.inputs[boundary + 1] // pieces
     return (schedule.slack(boundary, parts) + 1) * (ahead + back) + LEAST
-
-
-def with_links(schedule: DSP, like: Schedule) -> DSP:
-    """The same delays over another schedule's links."""
-    return replace(schedule, activations=like.activations, gradients=like.gradients)
 
 
 def cut_into(batch: int, schedule: Schedule) -> None:
