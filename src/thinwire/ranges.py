@@ -32,41 +32,37 @@ Count = Annotated[int, at_least(1)]
 PositiveInt = Annotated[int, POSITIVE]
 Natural = Annotated[int, at_least(0)]
 Positive = Annotated[float, POSITIVE]
-AboveZero = Annotated[float, Range(lambda x: x > 0, "must be positive")]  # or infinite
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative")]
 Share = Annotated[float, Range(lambda x: 0 < x <= 1, "must be above 0 and at most 1")]
 Fraction = Annotated[float, Range(lambda x: 0 <= x <= 1, "must be in [0, 1]")]
 Decay = Annotated[float, Range(lambda x: 0 <= x < 1, "must be in [0, 1)")]
 
 
-def of_call(cls: Any, name: str, value: Any) -> str:
+def of_call(cls: type, name: str, value: Any) -> str:
     """How a refusal begins: ``TopK(share=2.0): share``."""
     return f"{cls.__name__}({name}={value}): {name}"
 
 
-def of_option(cls: Any, name: str, value: Any) -> str:
+def of_option(cls: type, name: str, value: Any) -> str:
     """The same of an option of the command line: ``--rounds 0: it``."""
     return f"--{name.replace('_', '-')} {value}: it"
 
 
-def of_argument(cls: Any, name: str, value: Any) -> str:
+def of_argument(cls: type, name: str, value: Any) -> str:
     """The same of an argument of a function, whose settings the class holds: ``rounds=0: it``."""
     return f"{name}={value}: it"
 
 
-def check_ranges(cls: Any, values: Mapping[str, Any], beginning: Callable[[Any, str, Any], str] = of_call) -> None:
-    """Raise ``ValueError`` for the first of the values that lies outside the range in its annotation.
-
-    They are those of a class' fields, or of a function's arguments.
-    """
+def check_ranges(cls: type, values: Mapping[str, Any], beginning: Callable[[type, str, Any], str] = of_call) -> None:
+    """Raise ``ValueError`` for the first of the fields' values that lies outside the range in its annotation."""
     for name, range in ranges(cls).items():
         for value in _each(values.get(name)):
             require(range.has(value), f"{beginning(cls, name, value)} {range.sentence}")
 
 
 @cache
-def ranges(cls: Any) -> dict[str, Range]:
-    """The ranges of a class' fields, or of a function's arguments, by name: of one without a range nothing is there."""
+def ranges(cls: type) -> dict[str, Range]:
+    """The ranges of a class' fields, by name: of a field without one nothing is there."""
     found = ((name, _range_in(kind)) for name, kind in get_type_hints(cls, include_extras=True).items())
     return {name: range for name, range in found if range is not None}
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..config import complete
-from ..ddp.methods import Feedback, Hook
 from ..errors import WireError, require
-from .schedule import Schedule
+from .checkpoint import load_stage, stage_state
+from .settings import Settings
 from .split import apart
-from .stage import Batch, Settings, Stage
+from .stage import Batch, Stage
 
 FORMAT = 1  # of a state_dict
 
@@ -192,7 +191,7 @@ class Training(ABC):
             **self.about(),
             "ledger": dict(vars(self.ledger[rank])),
             "shapes": copy.deepcopy(self.shapes),
-            **self.stages[rank].state(pending),
+            **stage_state(self.stages[rank], pending),
         }
 
     def load_part(self, rank: int, state: dict[str, Any]) -> list[Any]:
@@ -205,7 +204,7 @@ class Training(ABC):
         for name, own in (("part", stage.part), ("replica", stage.replica)):
             require(state[name] == own, f"this state is of {name} {state[name]}, and this is {name} {own}")
         try:
-            pending = stage.load(state)
+            pending = load_stage(stage, state)
         except WireError as error:
             raise ValueError(str(error)) from error
         self.ledger[rank] = Bytes(**state["ledger"])
@@ -218,35 +217,6 @@ def whole(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The ``state_dict()`` of all parts together."""
     alike = len({name for part in parts for name in part}) < sum(map(len, parts))
     return {f"{k}.{name}" if alike else name: tensor for k, part in enumerate(parts) for name, tensor in part.items()}
-
-
-def settle(settings: Settings) -> Settings:
-    """Settings as they are. Raises ``ValueError`` for those that cannot be."""
-    replicas, average, clip = settings.replicas, settings.average, settings.clip
-    schedule, optimizer = settings.schedule, settings.optimizer
-    made = schedule.__name__ if isinstance(schedule, type) else "DSP"
-    require(
-        isinstance(schedule, Schedule),
-        f"schedule={describe(schedule)}: give a schedule, with its arguments, such as {made}"
-        + ("((1, 0), (2, 0))" if made == "DSP" else "()"),
-    )
-    require(
-        callable(optimizer) and not isinstance(optimizer, Optimizer),
-        f"optimizer={describe(optimizer)}: give a function that makes one of a part's parameters, such as "
-        "lambda p: torch.optim.SGD(p, 0.1)",
-    )
-    require(clip is None or clip > 0, f"clip={clip}: the largest norm of a part's gradient, above 0, or None")
-    require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
-    fits = isinstance(average, Feedback | Hook)
-    require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
-    return settings
-
-
-def describe(given: Any) -> str:
-    """What was given in place of something else, for an error."""
-    if isinstance(given, str):
-        return repr(given)
-    return given.__name__ if isinstance(given, type) else type(given).__name__
 
 
 def modules(stages: Any) -> list[nn.Module]:

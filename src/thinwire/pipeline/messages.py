@@ -12,7 +12,7 @@ from ..key import Key
 from ..links import Dense
 from ..params import Layout, Params
 from ..wire import Packet, length
-from .schedule import Op, Schedule
+from .base import Op, Schedule
 from .stored import AQSGD, Store
 
 ROOM = 16  # differences may take so small a share more than the numbers themselves, before they need two messages

@@ -14,11 +14,11 @@ from ..errors import require
 from ..train.precision import without_cache
 from ..train.threads import one_thread
 from . import law
+from .cost import now, repeats
 from .frames import LEAST
 from .losses import Loss, mean_loss, scale
 from .schedule import DNI, DSP, GPipe, Schedule
 from .simulation import Simulation
-from .split import _now, repeats
 from .stored import AQSGD
 
 __all__ = ["Profile", "costs", "least", "measure", "memory", "messages", "seconds"]
@@ -62,12 +62,12 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
                 x.requires_grad_()
             times: list[tuple[float, float]] = []
             for _ in repeats():
-                began = _now(x.device)
+                began = now(x.device)
                 with without_cache(x.device):
                     out = finish(stage(x.clone()))  # a copy, which may be written over
-                between = _now(x.device)
+                between = now(x.device)
                 torch.autograd.backward(out.sum() if last else out, None if last else torch.ones_like(out))
-                times.append((between - began, _now(x.device) - between))
+                times.append((between - began, now(x.device) - between))
             ahead.append(min(first for first, _ in times))
             back.append(min(second for _, second in times))
             inputs.append(x.numel() * x.element_size())

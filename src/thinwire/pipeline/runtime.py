@@ -21,11 +21,13 @@ from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
 from ..wire import Packet, dumps, loads
+from .base import Schedule
 from .frames import Inbox, Lost, Outbox, Room, first_line
-from .handle import Training, modules, settle, whole
+from .handle import Training, modules, whole
 from .losses import Loss, mean_loss
-from .schedule import Schedule
-from .stage import Give, Optimizers, Settings, Stage, Take
+from .settings import Optimizers, Settings, settle
+from .stage import Stage
+from .talk import Give, Take
 
 __all__ = ["Pipeline", "pipeline"]
 
@@ -82,11 +84,10 @@ def pipeline(
     require(timeout > 0, f"timeout={timeout}: seconds, above 0")
     alone = not (dist.is_available() and dist.is_initialized())
     settings = settle(Settings(schedule, len(parts), optimizer, loss, seed, rate, clip, replicas, average))
-    needed = len(parts) * replicas
-    shown = f"{len(parts)} parts" if replicas == 1 else f"{len(parts)} parts in {replicas} replicas"
+    needed = settings.ranks
     require(
         not alone or needed == 1,
-        f"{shown} are {needed} processes: call torch.distributed.init_process_group first, under "
+        f"{settings} are {needed} processes: call torch.distributed.init_process_group first, under "
         f"torchrun --nproc-per-node {needed}, or train them in one with Simulation",
     )
     group = None if alone else group or dist.group.WORLD
@@ -97,7 +98,7 @@ def pipeline(
     setup = Traffic()
     tag = 0 if group is None else _same_everywhere(Group(group, setup, timeout), settings, parts)
     schedule.check(len(parts))  # on all ranks alike, once they have the same
-    require(size == needed, f"{shown}, and {size} ranks: split(model, parts={size // replicas}, ...)")
+    require(size == needed, f"{settings}, and {size} ranks: split(model, parts={size // replicas}, ...)")
     replica, part = divmod(rank, len(parts))
     peers = None
     if group is not None and replicas > 1:

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ..ddp.collectives import Group, Traffic
 from ..ddp.handle import gather
 from ..errors import OutOfSync, RankLost, require
 from ..train.given import refuse_shared_memory
-from ..train.precision import without_cache
 from ..wire import dumps, loads
-from .schedule import Schedule
+from .base import Schedule
+from .cost import Cost, Named, measure_modules
 
 __all__ = ["split"]
 
-REPEATS, MOST = 3, 20  # of a measurement, at least and at most
-ENOUGH = 1.0  # seconds after which it is not repeated any more
 NEAR = 1.05  # times the least cost: what is no slower, as far as one can measure
 EVEN = 1.5  # times the least cost of the costliest part: what it may cost for the sake of a link
-Named = tuple[tuple[str, ...], nn.Module]
-
-
-class Cost(NamedTuple):
-    """What a module takes for a sample."""
-
-    forward: float  # seconds
-    backward: float
-    handed: int  # bytes of what it gives
 
 
 Pair = tuple[float, float]
@@ -309,79 +296,11 @@ def apart(parts: Sequence[nn.Module]) -> None:
     refuse_shared_memory(nn.ModuleList(parts))
 
 
-def _measure(chain: Sequence[Named], sample: Any) -> list[Cost]:
-    """What each module takes; parameters' gradients, statistics and random numbers are left alone.
-
-    The sample goes through the whole chain again and again, so that what disturbs a moment is in one measurement of
-    some modules, and not in all of one.
-    """
-    x = sample[0] if isinstance(sample, tuple | list) else sample
-    require(
-        isinstance(x, Tensor), f"split(sample=...): {type(x).__name__}; give a tensor, or a tuple that begins with one"
-    )
-    times, before = list[list[Cost]](), torch.get_rng_state()
-    kept = [(b, b.clone()) for _, module in chain for b in module.buffers()]
-    try:
-        for _ in repeats():
-            times.append(_pass(chain, x))
-    finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
-        torch.set_rng_state(before)
-    return [
-        Cost(min(one.forward for one in each), min(one.backward for one in each), each[0].handed)
-        for each in zip(*times, strict=True)
-    ]
-
-
-def repeats() -> Iterator[int]:
-    """As often as something is measured: the shortest time counts."""
-    began = time.perf_counter()
-    for already in range(MOST):
-        if already >= REPEATS and time.perf_counter() - began > ENOUGH:
-            return
-        yield already
-
-
-def _pass(chain: Sequence[Named], x: Tensor) -> list[Cost]:
-    """What each module takes of one way through the chain."""
-    found = []
-    for name, module in chain:
-        device = next((p.device for p in module.parameters()), x.device)
-        try:
-            leaf = x.detach().to(device)
-            leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
-            began = _now(device)
-            with without_cache(device):
-                out = module(leaf.clone() if leaf.requires_grad else leaf)
-            between = _now(device)
-            require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
-            wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
-            if out.requires_grad:
-                torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-            times = between - began, _now(device) - between
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise ValueError(
-                f"split: {'.'.join(name) or 'the model'} ({type(module).__name__}) does not take what comes before "
-                f"it, {list(x.shape)}: {str(error).splitlines()[0]}"
-            ) from error
-        x = out.detach()
-        found.append(Cost(*times, x.numel() * x.element_size()))
-    return found
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def _look_at(model: Any, parts: int, schedule: Schedule | None, sample: Any) -> Looked:
     """A model that this rank can cut, with what its modules take."""
     chain, trained = _check_chain(model, parts, schedule)
     require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
-    return chain, trained, _measure(chain, sample)
+    return chain, trained, measure_modules(chain, sample)
 
 
 def _agree(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout: float) -> Looked:
