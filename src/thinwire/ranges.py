@@ -31,6 +31,7 @@ POSITIVE = Range(lambda x: 0 < x < math.inf, "must be positive")
 Count = Annotated[int, at_least(1)]
 PositiveInt = Annotated[int, POSITIVE]
 Natural = Annotated[int, at_least(0)]
+AboveZero = Annotated[float, Range(lambda x: x > 0, "must be positive")]  # infinity too
 Positive = Annotated[float, POSITIVE]
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative")]
 Share = Annotated[float, Range(lambda x: 0 < x <= 1, "must be above 0 and at most 1")]

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ..errors import require
+from ..ranges import Range, check_ranges, of_option
 
 V = TypeVar("V")
 
 
-class Range(NamedTuple):
-    """The values that an option may have, and the end of the sentence that refuses all others."""
-
-    has: Callable[[Any], bool]
-    sentence: str
+Odd = Annotated[int, Range(lambda x: x >= 3 and x % 2 == 1, "must be an odd number of at least 3")]
 
 
-def at_least(least: int) -> Range:
-    """From a whole number on."""
-    return Range(lambda x: x >= least, f"it must be at least {least}" if least else "it must not be negative")
+def option(default: Any, help: str, metavar: str | None = None) -> Any:
+    """A field that is an option of the look's command: its default and help text.
 
-
-def one_of(*words: str) -> Range:
-    """These words."""
-    return Range(lambda x: x in words, f"{', '.join(words[:-1])} or {words[-1]} is expected")
-
-
-POSITIVE = Range(lambda x: x > 0, "it must be positive")
-SHARE = Range(lambda x: 0 < x <= 1, "it must be above 0, and 1 at most")
-ODD = Range(lambda x: x >= 3 and x % 2 == 1, "an odd number of at least 3 is expected")
-
-
-def option(default: Any, help: str, range: Range | None = None, metavar: str | None = None) -> Any:
-    """A field that is an option of the look's command: its default, help text and range; None is in every range.
-
-    With ``metavar`` it is an argument, which has to be there where ``default`` is ``MISSING``.
+    Its range is a part of its annotation (:mod:`thinwire.ranges`). With ``metavar`` it is an argument, which has to be
+    there where ``default`` is ``MISSING``.
     """
-    return field(default=default, metadata={"help": help, "range": range, "metavar": metavar})
+    return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
 METHOD = 'Methods, e.g. "FedAvg(up=TopK(0.01))".'
@@ -77,11 +60,13 @@ class Look(ABC, Generic[V]):
     """Help text and default of --out. Without a folder nothing is drawn where ``subject`` is nothing."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for an option outside its range."""
-        for one in fields(self):
-            value, range = getattr(self, one.name), one.metadata["range"]
-            fits = range is None or value is None or range.has(value)
-            require(fits, f"--{one.name.replace('_', '-')} {value}: {'' if range is None else range.sentence}")
+        """Raises ``ValueError`` for an option outside its range, or that is none of its words."""
+        check_ranges(type(self), vars(self), of_option)
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal:
+                *words, last = get_args(kind)
+                value = getattr(self, name)
+                require(value in (*words, last), f"--{name} {value}: {', '.join(words)} or {last} is expected")
 
     @abstractmethod
     def read(self, subject: Any) -> V:

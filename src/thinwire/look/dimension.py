@@ -18,9 +18,10 @@ from ..algorithms import FedAvg
 from ..errors import require
 from ..federated.setting import Setting
 from ..federated.simulate import simulate
+from ..ranges import Count, Share
 from ..report.curves import SHARES
 from ..studies.federated import Federated
-from .base import DATA_DIR, SHARE, Look, Row, Table, at_least, option
+from .base import DATA_DIR, Look, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .final import built
 
@@ -85,11 +86,11 @@ class Dimension(Look[Reading]):
     sample: int | None = option(None, "How many take part in a round (default: all).")
     rounds: int = option(50, "Rounds of each training.")
     lr: float | None = option(None, "Local learning rate, where the expression leaves it open.")
-    target: float | None = option(
-        None, "An accuracy or a Dice coefficient, 0 to 1 (default: the best of FedAvg trained the same way).", SHARE
+    target: Share | None = option(
+        None, "An accuracy or a Dice coefficient, 0 to 1 (default: the best of FedAvg trained the same way)."
     )
-    share: float = option(0.9, "The share of the target that has to be reached.", SHARE)
-    low: int = option(10, "The smallest dimension to try.", at_least(1))
+    share: Share = option(0.9, "The share of the target that has to be reached.")
+    low: Count = option(10, "The smallest dimension to try.")
     high: int | None = option(None, "The largest (default: all of the model's).")
     seed: int = option(0, "Seed of split, model, sampling and batches.")
     data_dir: str | None = option(None, DATA_DIR)

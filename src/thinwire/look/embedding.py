@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,9 +18,10 @@ from ..algorithms.features import last_linear, layer, pass_through
 from ..data.optional import optional
 from ..errors import RunError, require
 from ..params import Params
+from ..ranges import AboveZero, Count
 from ..studies.read import Run
 from ..task import Task
-from .base import OWN_TASK, POSITIVE, Look, Row, at_least, one_of, option
+from .base import OWN_TASK, Look, Row, option
 from .drawing import panels, plt, save
 from .final import Final, final, labels
 from .path import recorded
@@ -67,13 +68,13 @@ class Embedding(Look[Reading]):
     models or all.
     """  # noqa: E501
 
-    by: str = option("client", "client or label: what a colour is.", one_of("client", "label"))
+    by: Literal["client", "label"] = option("client", "client or label: what a colour is.")
     rounds: str | None = option(None, "Models of these rounds, e.g. 10,50,200, in place of the final one.")
     model: str | None = option(None, "One that was trained beside the shared model: FedSM's selector.")
-    each: int = option(50, "Examples of each client, its first ones.", at_least(1))
-    clients: int = option(10, "Clients, the first ones.", at_least(1))
+    each: Count = option(50, "Examples of each client, its first ones.")
+    clients: Count = option(10, "Clients, the first ones.")
     layer: str | None = option(None, "Whose input is embedded (default: the last linear layer).")
-    perplexity: float = option(30.0, "Of t-SNE: about how many neighbours count.", POSITIVE)
+    perplexity: AboveZero = option(30.0, "Of t-SNE: about how many neighbours count.")
     seed: int = option(0, "Of t-SNE.")
     task: str | None = option(None, OWN_TASK)
 

@@ -48,10 +48,11 @@ from ..key import Key
 from ..local import Local, Memory, Trained
 from ..params import Layout, Params
 from ..problem import custom, standard
+from ..ranges import Count
 from ..studies.federated import Federated, settled
 from ..task import Supervised, Task, as_tasks, labels
 from ..train.one import train
-from .base import DATA_DIR, METHOD, Look, Note, Row, Table, at_least, one_of, option, short
+from .base import DATA_DIR, METHOD, Look, Note, Row, Table, option, short
 from .drawing import draw_picture, panels, save
 from .final import built
 from .similarity import psnr, ssim
@@ -434,18 +435,14 @@ class Leakage(Look[Reading]):
     model: str = option("dlg_lenet", "A model of `thinwire run`; dlg_lenet is the attack's own.")
     task: str | None = option(None, "my_module:make_task instead of --data and --model.")
     picture: int = option(0, "The position of the client's picture in the training data.")
-    round: int = option(1, "The round in which it is sent; in those before, the next pictures.", at_least(1))
+    round: Count = option(1, "The round in which it is sent; in those before, the next pictures.")
     privacy: str | None = option(
         None, "Noise on the mean, which others than the server see: Privacy(clip=1, noise=0.01)."
     )
-    attack: str = option(
-        "idlg",
-        "idlg (label from the last layer), dlg (label sought too) or label (known).",
-        one_of("idlg", "dlg", "label"),
-    )
-    distance: str = option("squares", "squares or cosine: how gradients are compared.", one_of("squares", "cosine"))
-    iterations: int = option(300, "Steps of L-BFGS.", at_least(1))
-    tries: int = option(3, "Beginnings, of which the best match is taken.", at_least(1))
+    attack: Attack = option("idlg", "idlg (label from the last layer), dlg (label sought too) or label (known).")
+    distance: Distance = option("squares", "squares or cosine: how gradients are compared.")
+    iterations: Count = option(300, "Steps of L-BFGS.")
+    tries: Count = option(3, "Beginnings, of which the best match is taken.")
     lr: float | None = option(None, "Local learning rate, where an expression leaves it open.")
     seed: int = option(0, "Seed of the model and of the beginnings.")
     use: tuple[str, ...] = option((), "A module with methods or links of your own. Repeatable.")

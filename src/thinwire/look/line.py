@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import require
+from ..ranges import AboveZero, Count
 from ..studies.read import Arm, counted
-from .base import ODD, OWN_TASK, POSITIVE, Look, Row, Table, at_least, option
+from .base import OWN_TASK, Look, Odd, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
 from .surface import CLIENT, EXAMPLES, random_direction, steps, surface
@@ -28,9 +29,9 @@ class Line(Look[Curves]):
 
     subject = "study"
 
-    points: int = option(31, "Points of each curve, odd: the middle one is the model.", ODD)
-    reach: float = option(1.0, "How far to go to either side, in lengths of the direction's filters.", POSITIVE)
-    examples: int = option(1000, EXAMPLES, at_least(1))
+    points: Odd = option(31, "Points of each curve, odd: the middle one is the model.")
+    reach: AboveZero = option(1.0, "How far to go to either side, in lengths of the direction's filters.")
+    examples: Count = option(1000, EXAMPLES)
     client: int | None = option(None, CLIENT)
     own: bool = option(False, "Of --client's own model, of methods that have some; of others the shared one.")
     seed: int = option(0, "Of the direction.")

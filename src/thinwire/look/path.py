@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,8 +21,9 @@ from torch import Tensor
 from ..errors import require
 from ..federated.changes import MODELS, load_rows
 from ..params import Layout, Params
+from ..ranges import Count, at_least
 from ..studies.read import Run, lacks
-from .base import OWN_TASK, Look, Row, at_least, option
+from .base import OWN_TASK, Look, Row, option
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
 from .gradients import Space, centre
@@ -105,8 +106,8 @@ class Trajectory(Look[Reading]):
     Needs a complete run, of a study or with --task, with --record models or all, evaluated three times or more.
     """
 
-    points: int = option(15, "Points along each direction.", at_least(3))
-    examples: int = option(1000, EXAMPLES, at_least(1))
+    points: Annotated[int, at_least(3)] = option(15, "Points along each direction.")
+    examples: Count = option(1000, EXAMPLES)
     client: int | None = option(None, CLIENT)
     task: str | None = option(None, OWN_TASK)
 

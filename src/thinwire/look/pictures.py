@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ..data.dataset import VOID
 from ..errors import RunError
+from ..ranges import Count, Natural
 from ..studies.read import Arm, counted
 from ..task import Supervised, Task, dice, each_mask, masks
-from .base import OWN_TASK, Look, Row, Table, at_least, option
+from .base import OWN_TASK, Look, Row, Table, option
 from .drawing import draw_picture, plt, save
 from .final import final
 
@@ -81,8 +82,8 @@ class Pictures(Look[Reading]):
 
     subject = "study"
 
-    example: int = option(0, "The position of the picture in each client's test.", at_least(0))
-    clients: int = option(6, "Clients, the first ones: a row each.", at_least(1))
+    example: Natural = option(0, "The position of the picture in each client's test.")
+    clients: Count = option(6, "Clients, the first ones: a row each.")
     task: str | None = option(None, OWN_TASK)
 
     def read(self, arms: list[Arm]) -> Reading:

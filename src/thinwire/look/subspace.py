@@ -25,9 +25,10 @@ from ..algorithms.base import Around
 from ..algorithms.flss import FLSS, orthonormal
 from ..errors import require
 from ..expression import parse
+from ..ranges import Count, Share
 from ..run.folder import CHECKPOINT, read_state
 from ..studies.read import Run
-from .base import SHARE, Look, Row, Table, at_least, option
+from .base import Look, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .gradients import by_the_server, spectrum
 from .gradients import recorded as space
@@ -93,9 +94,9 @@ class Spectrum(NamedTuple):
 class Subspace(Look[Spectrum]):
     """Needs a run with --record gradients or all, of any method."""
 
-    rank: int | None = option(None, "Directions of the basis (FLSS's R).", at_least(1))
-    start: int | None = option(None, "Rounds that it is first made of (FLSS's L).", at_least(1))
-    decay: float | None = option(None, "What its singular values are multiplied by (lambda).", SHARE)
+    rank: Count | None = option(None, "Directions of the basis (FLSS's R).")
+    start: Count | None = option(None, "Rounds that it is first made of (FLSS's L).")
+    decay: Share | None = option(None, "What its singular values are multiplied by (lambda).")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ..key import Key
 from ..params import Params
+from ..ranges import AboveZero, Count
 from ..studies.read import Run
-from .base import ODD, OWN_TASK, POSITIVE, Look, Row, at_least, option
+from .base import OWN_TASK, Look, Odd, Row, option
 from .drawing import plain, plt, save
 from .final import final, losses
 
@@ -81,9 +82,9 @@ class Reading(NamedTuple):
 class Surface(Look[Reading]):
     """Needs a complete run of any federated method, of a study or with --task."""
 
-    points: int = option(15, "Points along each direction, odd: the middle one is the model.", ODD)
-    reach: float = option(1.0, "How far to go along each direction, in lengths of its filters.", POSITIVE)
-    examples: int = option(1000, EXAMPLES, at_least(1))
+    points: Odd = option(15, "Points along each direction, odd: the middle one is the model.")
+    reach: AboveZero = option(1.0, "How far to go along each direction, in lengths of its filters.")
+    examples: Count = option(1000, EXAMPLES)
     client: int | None = option(None, CLIENT)
     seed: int = option(0, "Of the two directions.")
     task: str | None = option(None, OWN_TASK)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ..federated.simulation import Simulation
 from ..links import Dense
 from ..optimizers import SGD
 from ..problem import CLIENTS, Problem, custom, standard
+from ..ranges import Count, Range
 from .axes import BOTH, UP, Axis, clock, running
 from .cells import (
     Column,
@@ -48,6 +49,7 @@ from .read import Arm, Record, Run, chosen, read_lines
 from .study import Job, Study, asked
 
 OF_CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
+Below1 = Annotated[float, Range(lambda x: 0 <= x < 1, "is a share below 1")]
 FEW = 10  # clients, each of which has a column
 BESIDE = ("served", "predicted")  # what is tested beside the model that all share
 OTHERS = {"before": "before adapting", "shared": "shared model"}
@@ -85,18 +87,15 @@ class Federated(Study):
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
-    clients: int | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
+    clients: Count | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
     split: str | None = asked(None, "IID(), Dirichlet(0.1), Shards(2), Natural()...")
-    rounds: int = asked(50, "Rounds to train.")
-    holdout: float = asked(0.0, "Share of each client's examples kept for its own test.")
+    rounds: Count = asked(50, "Rounds to train.")
+    holdout: Below1 = asked(0.0, "Share of each client's examples kept for its own test.")
     unseen: int | None = asked(None, "A site that does not train: the test is then its own (retina, fashion_sites).")
     setting: Setting = Setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.clients is None or self.clients > 0, f"--clients {self.clients}: it must be at least 1")
-        require(self.rounds > 0, f"--rounds {self.rounds}: it must be at least 1")
-        require(0 <= self.holdout < 1, f"--holdout {self.holdout:g}: it is a share below 1")
         for seed in self.seeds:
             replace(self.setting, seed=seed)  # which checks it
         object.__setattr__(self, "setting", replace(self.setting, seed=self.seeds[0]))

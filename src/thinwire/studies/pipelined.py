@@ -37,6 +37,7 @@ from ..pipeline.stage import Stage
 from ..pipeline.watch import Watch, backpropagate, difference, due, mean_moved, parameters
 from ..pipeline.watch import size as length
 from ..problem import Problem
+from ..ranges import AboveZero, Count, Decay
 from ..run.ranks import device_of_rank, rank, share, size
 from ..task import Supervised
 from ..train.one import make_module, mean_metrics, portions, tally
@@ -150,12 +151,12 @@ class Pipelined(Steps):
         **Steps.lists,
     }
 
-    batch: int = asked(64, "Examples of a batch.")
-    momentum: float = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
-    parts: int = asked(3, "Parts that the model is cut into.")
+    batch: Count = asked(64, "Examples of a batch.")
+    momentum: Decay = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
+    parts: Count = asked(3, "Parts that the model is cut into.")
     optimizer: str = asked("SGD", f"{', '.join(OPTIMIZERS)}.")
-    clip: float | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
-    mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
+    clip: AboveZero | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
+    mbit: AboveZero = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
     latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
     autocast: str | None = asked(None, "bfloat16: compute in it, with 32-bit parameters.")
     record: Literal["staleness"] | None = asked(
@@ -169,14 +170,11 @@ class Pipelined(Steps):
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = self.parts
-        require(parts > 0, f"--parts {parts}: it must be at least 1")
         known = self.optimizer in OPTIMIZERS
         near = nearest(self.optimizer, OPTIMIZERS)
         require(known, f"--optimizer {self.optimizer}{near}: it is one of {', '.join(OPTIMIZERS)}")
-        require(self.clip is None or self.clip > 0, f"--clip {self.clip}: it must be positive")
         known = self.autocast in (None, "bfloat16")
         require(known, f"--autocast {self.autocast}: bfloat16, or leave it out (float16 needs a loss that is scaled)")
-        require(self.mbit > 0, f"--mbit {self.mbit}: it must be positive")
         require(self.latency >= 0, f"--latency {self.latency}: seconds, not negative")
         for name, values in (("rates", self.rates), ("forward", self.forward), ("backward", self.backward)):
             shown = ",".join(f"{value:g}" for value in values)

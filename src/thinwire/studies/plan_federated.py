@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..algorithms import LUAR, Algorithm, Auto, FedAvg
 from ..algorithms.auto import DEFAULT, TooSmall
-from ..errors import CombinationError, NonFinite
+from ..errors import CombinationError, NonFinite, require
 from ..federated.result import Result
 from ..federated.setting import Setting
 from ..key import Key
@@ -22,7 +22,7 @@ from ..links import EF21, LBGM, STC, ErrorFeedback, Half, Link, PerClient, Trans
 from ..local import Trainer
 from ..params import Params
 from ..problem import Problem
-from ..ranges import AboveZero, Count, Share, check_ranges, of_option
+from ..ranges import AboveZero, Share, check_ranges, of_option
 from .cells import draw
 from .federated import Federated
 from .predict import ABOUT, Range, Rehearsal, range_text
@@ -66,9 +66,9 @@ class Plan:
     rounds: int
     clients: int
     sample: int
-    mbit: float
-    mbit_up: float
-    target: float | None
+    mbit: AboveZero
+    mbit_up: AboveZero
+    target: Share | None
     rehearsed: int
     rows: tuple[Row, ...]
     best: str
@@ -86,10 +86,10 @@ def plan(
     problem: Problem,
     *,
     auto: Auto,
-    mbit: AboveZero = 1.0,
-    mbit_up: AboveZero | None = None,
-    target: Share | None = None,
-    rehearse: Count = 3,
+    mbit: float = 1.0,
+    mbit_up: float | None = None,
+    target: float | None = None,
+    rehearse: int = 3,
     typed: Sequence[str] = (),
 ) -> Plan:
     """What a run could be trained with, on links of ``mbit`` Mbit/s to each client and ``mbit_up`` from it.
@@ -106,7 +106,8 @@ def plan(
     is, the one with the least seconds for all rounds, of those at most two points below the best accuracy. ``typed``
     are the options of the command that is proposed. Raises ``ValueError`` for what cannot be.
     """
-    check_ranges(plan, {"mbit": mbit, "mbit_up": mbit_up, "target": target, "rehearse": rehearse}, of_option)
+    check_ranges(Plan, {"mbit": mbit, "mbit_up": mbit_up, "target": target}, of_option)
+    require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
     rehearsal = Rehearsal(problem, study.rounds, sample, mbit, seed, "known", up)
     setting = replace(study.setting, start="known")

@@ -50,9 +50,9 @@ class Plan:
     """
 
     model: str
-    parts: int
-    batch: int
-    mbit: float
+    parts: Count
+    batch: Count
+    mbit: AboveZero
     latency: float
     cut: tuple[int, ...]
     profile: Profile
@@ -84,11 +84,11 @@ def plan(
     data_dir: str | None = None,
     shape: tuple[int, ...] = (),
     classes: int = 10,
-    parts: Count = 3,
-    batch: Count = 64,
+    parts: int = 3,
+    batch: int = 64,
     cut: tuple[int, ...] = (),
-    micro: Count = 4,
-    mbit: AboveZero = 100.0,
+    micro: int = 4,
+    mbit: float = 100.0,
     latency: float = 0.01,
     device: str = "cpu",
 ) -> Plan:
@@ -99,8 +99,9 @@ def plan(
     and the least DSP that hides the links, of each kind of links that a schedule has. Raises ``ValueError`` for what
     cannot be.
     """
-    check_ranges(plan, {"parts": parts, "batch": batch, "mbit": mbit, "micro": micro}, of_option)
+    check_ranges(Plan, {"parts": parts, "batch": batch, "mbit": mbit}, of_option)
     require(latency >= 0, f"--latency {latency}: seconds, not negative")
+    require(micro > 0, f"--micro {micro}: it must be at least 1")
     require(batch % micro == 0, f"--micro {micro}: a batch of {batch} is not so many micro-batches of equal size")
     require(len(cut) in (0, parts - 1), f"--cut {','.join(map(str, cut))}: {parts} parts begin at {parts - 1} places")
     require(usable(device), f"--device {device}: {unusable(device)}")

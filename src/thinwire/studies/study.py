@@ -29,6 +29,7 @@ from ..data import Augment
 from ..errors import NonFinite, RunError, WireError, nearest, require
 from ..expression import settings, vocabulary
 from ..problem import Problem
+from ..ranges import check_ranges, of_option
 from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
 from .axes import BOTH, UP, WALL, Axis
@@ -40,7 +41,10 @@ FORMAT = 3  # of study.json
 
 
 def asked(default: Any, help: str, **more: Any) -> Any:
-    """A field that is an option of the command line: its default, and the option's help text."""
+    """A field that is an option of the command line: its default, and the option's help text.
+
+    Its range is a part of its annotation (:mod:`thinwire.ranges`).
+    """
     return field(default=default, metadata={"help": help}, **more)
 
 
@@ -108,6 +112,7 @@ class Study(ABC):
             fits = name is None or name in there
             require(fits, f"no {what} {name!r}{nearest(str(name), there)}; known are {', '.join(there)}")
         self.augments()
+        check_ranges(type(self), vars(self), of_option)
 
     # -- what a kind of study fills -------------------------------------------
 
