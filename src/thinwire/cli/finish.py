@@ -49,11 +49,11 @@ def finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, 
         return
     if failures and not any(out.rglob("rounds.jsonl")):
         raise ThinwireError("; ".join(failures))
-    found = arms([out])
-    rows = table.rows(found)
-    table.show(rows, study.title(found[0].runs[0].about))
+    methods = arms([out])
+    rows = table.rows(methods)
+    table.show(rows, study.title(methods[0].runs[0].about))
     table.write(rows, out, shlex.join(["thinwire", *sys.argv[1:]]))
-    files = draw(found, out)
+    files = draw(methods, out)
     typer.echo(f"table and plots: {out}/table.md, {', '.join(file.name for file in files)}")
     print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
     if failures:

@@ -44,7 +44,7 @@ def plan(
     problem = study.problem(study.setting.seed)
     names = [p.name for p in _options() if p.name in given["typed"] and p.name not in ("workers", "device")]
     words = [word for name in names for word in _words(name, given[name])]
-    found = alternatives.plan(
+    answer = alternatives.plan(
         study,
         problem,
         auto=study.parsed()[0],
@@ -55,8 +55,8 @@ def plan(
         typed=words,
     )
     if not as_json:
-        alternatives.show(found)
-    print_json(as_json, found.values())
+        alternatives.show(answer)
+    print_json(as_json, answer.values())
 
 
 def _words(name: str, value: Any) -> list[str]:

@@ -23,7 +23,7 @@ from ..report.curves import SHARES
 from ..studies.federated import Federated
 from .base import DATA_DIR, Look, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
-from .final import built
+from .final import build
 
 
 class Tried(NamedTuple):
@@ -125,7 +125,7 @@ class Dimension(Look[Reading]):
 
         whole = best(FedAvg(method.local)) if self.target is None else self.target
         goal = self.share * whole
-        most = self.high or sum(p.numel() for p in built(problem.model, self.seed).parameters() if p.requires_grad)
+        most = self.high or sum(p.numel() for p in build(problem.model, self.seed).parameters() if p.requires_grad)
         dimension, tried = smallest(lambda dim: best(replace(method, dim=dim)), goal, min(self.low, most), most)
         return Reading(dimension, most, goal, whole, sorted(tried))
 

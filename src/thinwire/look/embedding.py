@@ -24,7 +24,7 @@ from ..task import Task
 from .base import OWN_TASK, Look, Row, option
 from .drawing import panels, plt, save
 from .final import Final, final, labels
-from .path import recorded
+from .path import models_of
 
 
 @torch.no_grad()
@@ -106,14 +106,14 @@ class Embedding(Look[Reading]):
 
     def _modules(self, run: Run, end: Final) -> list[tuple[str, nn.Module]]:
         """The models that are shown, each with its title."""
-        module, asked = end.named(self.model), self.numbers()
+        module, asked = end.by_name(self.model), self.numbers()
         if not asked:
             return [("", module)]
-        layout, models, there = recorded(run)
+        layout, models, there = models_of(run)
         if missing := [number for number in asked if number not in there]:
             raise RunError(f"{run.path} has no model of round {missing[0]}; it has {', '.join(map(str, there))}")
         at = [(number, Params(layout, models[there.index(number)].clone())) for number in asked]
-        return [(f"round {number}", end.assembled(x)) for number, x in at]
+        return [(f"round {number}", end.assemble(x)) for number, x in at]
 
     def rows(self, reading: Reading) -> Iterable[Row]:
         yield reading.sentence

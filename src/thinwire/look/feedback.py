@@ -39,14 +39,14 @@ def best(residual: float, distance: float) -> float | None:
     return (distance / residual) ** 2 if residual else None
 
 
-def owed(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
+def residuals(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
     """Of a data-parallel run's records."""
-    found = []
+    steps = []
     for line in lines:
         if "residual" in line:
             both, reached = (line["residual"], line["distance"]), (line.get("accuracy"), line.get("accuracy_x"))
-            found.append(Owed(line["step"], *both, best(*both), line.get("lam"), *reached))
-    return found
+            steps.append(Owed(line["step"], *both, best(*both), line.get("lam"), *reached))
+    return steps
 
 
 class Reading(NamedTuple):
@@ -61,7 +61,7 @@ class Feedback(Look[Reading]):
     """Needs a study of `thinwire ddp-sim` with a method that keeps residuals, such as DEF(64)."""
 
     def read(self, run: Run) -> Reading:
-        if not (steps := owed(run.rounds)):
+        if not (steps := residuals(run.rounds)):
             raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
         return Reading(run.about.get("name", run.expression), steps)
 

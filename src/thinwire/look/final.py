@@ -53,12 +53,12 @@ class Final:
             raise RunError(f"{self.run.path}: its clients have no models of their own; leave --own out")
         return self.loaded.personal(client)
 
-    def assembled(self, x: Params | None = None) -> nn.Module:
+    def assemble(self, x: Params | None = None) -> nn.Module:
         """The module that a recorded model is of, with the model ``x``; norm statistics are the final ones.
 
         Most methods train the user's module. FedPara trains another, of factors.
         """
-        given = built(self.problem.model, self.run.seed)
+        given = build(self.problem.model, self.run.seed)
         module = self.loaded.algorithm.assemble(given, len(self.problem.tasks))
         there, own = self.loaded.module.state_dict(), module.state_dict()
         module.load_state_dict({n: t for n, t in there.items() if n in own and own[n].shape == t.shape}, strict=False)
@@ -68,7 +68,7 @@ class Final:
             module = slot.module
         return module.eval()
 
-    def named(self, model: str | None) -> nn.Module:
+    def by_name(self, model: str | None) -> nn.Module:
         """The model that all share, or one that was trained beside it. Raises :class:`RunError` for another name."""
         if model is None:
             return self.loaded.module
@@ -89,7 +89,7 @@ def losses(module: nn.Module, task: Task, examples: int) -> tuple[Params, Callab
     return Params(slot.layout, slot.flat.clone()), loss
 
 
-def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+def build(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module, or the one that a function makes under a seed."""
     return copy.deepcopy(model) if isinstance(model, nn.Module) else make_module(model, seed)
 
@@ -112,10 +112,10 @@ def final(run: Run, task: str | None = None) -> Final:
     if task is None:
         raise RunError(f"{run.path} is in no study that says its model and data: name them, --task my_module:make_task")
     problem = custom(task, int(run.about["clients"]), run.seed)
-    found = Final(run, load(run.path, problem.model), problem)
-    if data_digest(found.tasks) != run.about["data"]:
+    end = Final(run, load(run.path, problem.model), problem)
+    if data_digest(end.tasks) != run.about["data"]:
         raise RunError(f"{run.path} was trained on other data than --task {task} makes of its clients and seed")
-    return found
+    return end
 
 
 def labels(task: Task, indices: torch.Tensor) -> list[int]:
@@ -123,8 +123,8 @@ def labels(task: Task, indices: torch.Tensor) -> list[int]:
     _, targets = _pair(task.batch(indices))
     fits = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
     require(fits, "--by label: the targets are no classes, a whole number for each example")
-    found: list[int] = targets.tolist()
-    return found
+    classes: list[int] = targets.tolist()
+    return classes
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

@@ -48,7 +48,7 @@ class Kappa(NamedTuple):
 def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
     """Of rounds with ``layers``, in the model's order. s_l is 0 where a layer's weights are all zero."""
     own = [line for line in lines if "layers" in line]
-    found = []
+    rows = []
     for name in own[0]["layers"] if own else ():
         pairs = [line["layers"][name] for line in own]
         scores = [change / weights if weights else 0.0 for change, weights in pairs]
@@ -58,8 +58,8 @@ def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
         times = sum(name in line["unsent"] for line in own)
         changes, weights = zip(*pairs, strict=True)
         change, weight, score, share = (sum(values) / len(own) for values in (changes, weights, scores, shares))
-        found.append(Layer(name, change, weight, score, share, times))
-    return found
+        rows.append(Layer(name, change, weight, score, share, times))
+    return rows
 
 
 def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
@@ -67,15 +67,15 @@ def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
 
     Where the change is the server's, recycled layers are in it as the server has them: kappa is not known.
     """
-    found = []
+    rounds = []
     for line in lines:
         if "layers" in line:
             left = sum(line["layers"][name][0] ** 2 for name in line["unsent"])
             whole = line["change"]["norm"] ** 2
             kappa = left / whole if whole else 0.0
             unknown = line["unsent"] and line["change"].get("of") == "server"
-            found.append(Kappa(line["round"], list(line["unsent"]), None if unknown else kappa))
-    return found
+            rounds.append(Kappa(line["round"], list(line["unsent"]), None if unknown else kappa))
+    return rounds
 
 
 class Reading(NamedTuple):

@@ -47,12 +47,12 @@ from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import custom, standard
 from ..ranges import Count
-from ..studies.federated import Federated, settled
+from ..studies.federated import Federated, setting_of
 from ..task import Supervised, Task, as_tasks, labels
 from ..train.one import train
 from .base import DATA_DIR, METHOD, Look, Note, Row, Table, option, short
 from .drawing import draw_picture, panels, save
-from .final import built
+from .final import build
 from .inversion import Distance, Sent, double, gradient_of, idlg, invert, rough, sent_as
 from .similarity import psnr, ssim
 
@@ -110,7 +110,7 @@ class _Victim(NamedTuple):
         require(bool(done), f"{self.algorithm!r}: its client does not train in this round, and nothing is sent")
         return reply, done[0], min(clips)
 
-    def seen(self, reply: ClientReply) -> Params:
+    def server_view(self, reply: ClientReply) -> Params:
         """The client's update as the server sees it: the reply's own, or how far it moves the server's model."""
         layout, update = self.server.view.setup.slot.layout, getattr(reply.message, "update", None)
         if isinstance(update, Params) and update.names and set(update.names) <= set(layout.names):
@@ -123,9 +123,9 @@ class _Victim(NamedTuple):
     def through(self, update: Tensor) -> Tensor:
         """What the server sees of an update [d] of any length."""
         length = float(update.norm()) or 1.0
-        return self.seen(self.reply(update / length)[0]).flat.to(update.dtype) * length
+        return self.server_view(self.reply(update / length)[0]).flat.to(update.dtype) * length
 
-    def sent(self) -> Sent | None:
+    def uplink(self) -> Sent | None:
         """The uplink as a function of a gradient, where it is linear and symmetric; None where it is not."""
         size, draw = self.server.view.setup.slot.layout.size, Key(0).at("leakage").generator("probe")
         u, w = (F.normalize(torch.randn(size, generator=draw, dtype=torch.float64), dim=0) for _ in range(2))
@@ -173,7 +173,7 @@ def leak(
         server = server_round(algorithm, server, [reply])
     victim = _Victim(algorithm, server, state, held[0])
     reply, trained, clip = victim.reply()
-    update = victim.seen(reply)
+    update = victim.server_view(reply)
     clips, there = (clip, math.inf), (update.flat != 0).double()
     plain = -update.flat.double() / trained.rates
     if privacy is not None:
@@ -189,7 +189,7 @@ def leak(
         classes = double(module)(inputs.double()).shape[-1]
     label = int(targets)
     guess = label if attack == "label" else idlg(module, gradient, classes) if attack == "idlg" else None
-    sent = victim.sent()
+    sent = victim.uplink()
     if sent is None:
         sent, compared = (lambda g: g * there), "where something was sent"
     else:
@@ -270,7 +270,7 @@ class Leakage(Look[Reading]):
     data_dir: str | None = option(None, DATA_DIR)
 
     def read(self, _: None) -> Reading:
-        privacy = settled({"privacy": self.privacy}).privacy if self.privacy else None
+        privacy = setting_of({"privacy": self.privacy}).privacy if self.privacy else None
         typed = [Federated.method(text, self.use, {"lr": self.lr}) for text in self.methods]
         methods = [method for method in typed if not isinstance(method, Auto)]
         fits = len(methods) == len(typed)
@@ -280,7 +280,7 @@ class Leakage(Look[Reading]):
         else:
             problem = standard(self.data, self.model, 1, seed=self.seed, data_dir=self.data_dir)
         task = as_tasks(problem.tasks)[0]
-        if kinds := rough(built(problem.model, self.seed)):
+        if kinds := rough(build(problem.model, self.seed)):
             print(
                 f"note: this model has {', '.join(kinds)}, whose second derivatives are zero nearly everywhere: L-BFGS "
                 "cannot invert its gradients, so a poor picture says nothing of other attacks; dlg_lenet is smooth",

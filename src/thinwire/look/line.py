@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import require
 from ..ranges import AboveZero, Count
-from ..studies.read import Arm, counted
+from ..studies.read import Arm, comparable
 from .base import OWN_TASK, Look, Odd, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
@@ -42,7 +42,7 @@ class Line(Look[Curves]):
         require(not self.own or self.client is not None, "--own is the model of a client: name it with --client")
 
     def read(self, arms: list[Arm]) -> Curves:
-        ends = [(arm.label, final(counted(arm).runs[0], self.task)) for arm in arms]
+        ends = [(arm.label, final(comparable(arm).runs[0], self.task)) for arm in arms]
         having = [self.own and end.loaded.own_module is not None for _, end in ends]
         if self.own and not any(having):
             ends[0][1].module(self.client)  # says that clients have none

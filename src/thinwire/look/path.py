@@ -77,11 +77,11 @@ def span(places: Float[Tensor, " t"], points: int, margin: float = 0.25) -> list
     """So many values from the least to the largest place and a share of the distance beyond."""
     low, high = float(places.min()), float(places.max())
     beyond = margin * ((high - low) or 1.0)
-    found: list[float] = torch.linspace(low - beyond, high + beyond, points, dtype=torch.float64).tolist()
-    return found
+    values: list[float] = torch.linspace(low - beyond, high + beyond, points, dtype=torch.float64).tolist()
+    return values
 
 
-def recorded(run: Run) -> tuple[Layout, list[Tensor], list[int]]:
+def models_of(run: Run) -> tuple[Layout, list[Tensor], list[int]]:
     """The models that a run recorded, and their rounds. Raises :class:`RunError` where there are none."""
     rounds = [line["round"] for line in run.rounds if line.get("model")]
     if not rounds:
@@ -112,9 +112,9 @@ class Trajectory(Look[Reading]):
     task: str | None = option(None, OWN_TASK)
 
     def read(self, run: Run) -> Reading:
-        layout, models, rounds = recorded(run)
+        layout, models, rounds = models_of(run)
         plane, end = way(models, layout, rounds), final(run, self.task)
-        _, loss = losses(end.assembled(), end.test(self.client), self.examples)
+        _, loss = losses(end.assemble(), end.test(self.client), self.examples)
         across, up = (span(plane.places[:, j], self.points) for j in range(2))
         return Reading(
             plane, across, up, surface(Params(layout, models[-1].clone()), *plane.directions, across, up, loss)

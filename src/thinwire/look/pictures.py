@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..data.dataset import VOID
 from ..errors import RunError
 from ..ranges import Count, Natural
-from ..studies.read import Arm, counted
+from ..studies.read import Arm, comparable
 from ..task import Supervised, Task, dice, each_mask, masks
 from .base import OWN_TASK, Look, Row, Table, option
 from .drawing import draw_picture, plt, save
@@ -26,30 +26,30 @@ GAP = 190
 
 
 class Segmented(NamedTuple):
-    """A test picture, its mask, and what models found in it."""
+    """A test picture, its mask, and what models made of it."""
 
     client: int
     picture: Float[Tensor, "c h w"]  # as the data has it: 0 to 1
     truth: UInt8[Tensor, "h mw 3"]  # several masks side by side
-    found: list[UInt8[Tensor, "h mw 3"]]
+    made: list[UInt8[Tensor, "h mw 3"]]
     dice: list[float]  # 0 to 1, a number each
 
 
-def compare(found: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8[Tensor, "h mw 3"]:
-    """Masks that a model made, and the true ones: white is right, red was missed, blue is none, grey not labelled.
+def compare(made: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8[Tensor, "h mw 3"]:
+    """Masks that a model ``made``, and the true ones: white is right, red was missed, blue is none, grey not labelled.
 
     Several are side by side, with a gap between them.
     """
     right, seen = truth == 1, truth != VOID
     out = torch.zeros(*truth.shape, 3, dtype=torch.uint8)
-    for where, colour in ((found & right, WHITE), (~found & right, RED), (found & ~right & seen, BLUE), (~seen, GREY)):
+    for where, colour in ((made & right, WHITE), (~made & right, RED), (made & ~right & seen, BLUE), (~seen, GREY)):
         out[where] = torch.tensor(colour, dtype=torch.uint8)
     gap = torch.full((truth.shape[1], max(1, truth.shape[2] // 32), 3), GAP, dtype=torch.uint8)
     return torch.cat([part for mask in out for part in (gap, mask)][1:], dim=1)
 
 
 @torch.no_grad()
-def segmented(client: int, task: Task, example: int, modules: list[nn.Module]) -> Segmented:
+def segment(client: int, task: Task, example: int, modules: list[nn.Module]) -> Segmented:
     """One test picture of a client by each module. Raises :class:`RunError` for a task that is no segmentation."""
     if not (isinstance(task, Supervised) and masks(task.targets)):
         raise RunError(f"client {client}'s test has no masks: look at a run such as --data retina")
@@ -87,11 +87,11 @@ class Pictures(Look[Reading]):
     task: str | None = option(None, OWN_TASK)
 
     def read(self, arms: list[Arm]) -> Reading:
-        ends = [final(counted(arm).runs[0], self.task) for arm in arms]
+        ends = [final(comparable(arm).runs[0], self.task) for arm in arms]
         pictures = []
         for client in range(min(self.clients, len(ends[0].problem.tasks))):
             modules = [end.module(None if end.loaded.own_module is None else client) for end in ends]
-            pictures.append(segmented(client, ends[0].test(client), self.example, modules))
+            pictures.append(segment(client, ends[0].test(client), self.example, modules))
         return Reading([arm.label for arm in arms], pictures)
 
     def rows(self, reading: Reading) -> Iterable[Row]:
@@ -118,7 +118,7 @@ def draw_masks(pictures: Sequence[Segmented], names: Sequence[str], path: Path) 
     )
     for places, one in zip(grid, pictures, strict=True):
         cells = [(one.truth, "by hand")]
-        for name, mask, value in zip(names, one.found, one.dice, strict=True):
+        for name, mask, value in zip(names, one.made, one.dice, strict=True):
             short = "\n".join(textwrap.wrap(name, 28, break_long_words=False)[:2])
             cells.append((mask, f"{short}\n{value:.3f}"))
         draw_picture(places[0], one.picture, f"client {one.client}")

@@ -40,7 +40,7 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
 
     A layer's loss counts whether it was recycled or sent: it says what recycling would have cost.
     """
-    found, total = [], len(lines)
+    rounds, total = [], len(lines)
     for line in lines:
         tests = [look for look in line.get("looks", ()) if look["sin2"] is not None]
         if not line.get("looks"):
@@ -53,7 +53,7 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
                 lost[own] = lost.get(own, 0.0) + d * d * look["sin2"]
         steps = [look["steps"] for look in line["looks"] if "steps" in look] or [1]
         tau = sum(steps) / len(steps)
-        found.append(
+        rounds.append(
             Recycling(
                 line["round"],
                 _median([look["sin2"] for look in tests]),
@@ -63,7 +63,7 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
                 1 / math.sqrt(max(1.0, tau) * total),
             )
         )
-    return found
+    return rounds
 
 
 class LookBacks(NamedTuple):
@@ -89,13 +89,13 @@ def look_backs(lines: Sequence[Mapping[str, Any]], by: Literal["client", "layer"
 
     rows = list(dict.fromkeys(row(look) for _, look in looks))
     rows = sorted(rows) if by == "client" else rows
-    found: dict[tuple[Any, int], list[Mapping[str, Any]]] = {}
+    tests: dict[tuple[Any, int], list[Mapping[str, Any]]] = {}
     for round, look in looks:
         if look["sin2"] is not None:
-            found.setdefault((row(look), round), []).append(look)
+            tests.setdefault((row(look), round), []).append(look)
 
     def means(value: str) -> list[list[float | None]]:
-        each = {where: sum(look[value] for look in some) / len(some) for where, some in found.items()}
+        each = {where: sum(look[value] for look in some) / len(some) for where, some in tests.items()}
         return [[each.get((row, round)) for round in rounds] for row in rows]
 
     return LookBacks(rows, rounds, means("sin2"), means("rho"))
@@ -125,7 +125,7 @@ def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence
     That counts as curvature, the more the shorter the steps are, so that ``beta`` goes as 1 / rate and ``bound`` as
     the rate itself. It then says nothing of which rates are too high.
     """
-    found, beta, upsilon2 = [], 0.0, 1.0
+    bounds, beta, upsilon2 = [], 0.0, 1.0
     changes = {line["round"]: line["change"] for line in lines if "change" in line and "of" not in line["change"]}
     for i, number in enumerate(rounds):
         own = changes.get(number)
@@ -142,8 +142,8 @@ def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence
             beta = max(beta, math.sqrt(max(0.0, float(apart))) / before["moved"])
         tau = own["steps"]
         most = min(1 / (2 * tau), 1 / (tau * math.sqrt(2 * (1 + 4 * upsilon2))))
-        found.append(Step(number, beta, upsilon2, own["rates"] / tau, most / beta if beta else math.inf))
-    return found
+        bounds.append(Step(number, beta, upsilon2, own["rates"] / tau, most / beta if beta else math.inf))
+    return bounds
 
 
 def draw_recycling(rounds: Sequence[Recycling], lines: Sequence[Any], path: Path) -> Path:

@@ -30,15 +30,15 @@ class Stale(NamedTuple):
 
 def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
     """Of a pipelined run's records, part by part."""
-    found = []
+    parts = []
     for line in lines:
         if "moved" in line:
             counted = line.get("part_parameters", [None] * len(line["moved"]))
             columns = zip(
                 *(line[name] for name in ("moved", "weights", "difference", "gradient")), counted, strict=True
             )
-            found += [Stale(line["step"], part, *values) for part, values in enumerate(columns)]
-    return found
+            parts += [Stale(line["step"], part, *values) for part, values in enumerate(columns)]
+    return parts
 
 
 class Reading(NamedTuple):

@@ -30,8 +30,7 @@ from ..run.folder import CHECKPOINT, read_state
 from ..studies.read import Run
 from .base import Look, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
-from .gradients import by_the_server, spectrum
-from .gradients import recorded as space
+from .gradients import by_the_server, space_of, spectrum
 
 
 def left_out(sigma: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
@@ -61,13 +60,13 @@ def streaming(
     basis, and no singular value.
     """
     require(0 < rank <= start, f"rank={rank}, start={start}: rank is at least 1, and start at least rank")
-    found, sigma, total = [], products.new_zeros(0), len(products)
+    rounds, sigma, total = [], products.new_zeros(0), len(products)
     weights = products.new_zeros(total, 0)  # a column a direction: P = G^T weights
     for t in range(total):
         full = t < start or (every is not None and (t - start) % every == 0)
         length = float(products[t, t].clamp_min(0).sqrt())
         inside = float((weights.T @ products[:, t]).norm())
-        found.append(Followed(t + 1, min(1.0, inside / length) if length else 0.0, full))
+        rounds.append(Followed(t + 1, min(1.0, inside / length) if length else 0.0, full))
         if not full or t + 1 < start:
             continue
         newest = torch.eye(total, dtype=products.dtype)[:, (0 if t + 1 == start else t) : t + 1]
@@ -76,7 +75,7 @@ def streaming(
         mix, parts, _ = orthonormal(made.T @ products @ made, ROUNDING)
         _, sigma, right = torch.linalg.svd(lengths[:, None] * parts, full_matrices=False)  # [decay P Sigma, g]
         sigma, weights = sigma[:rank], (made @ mix @ right.T)[:, :rank]
-    return found, sigma
+    return rounds, sigma
 
 
 class Spectrum(NamedTuple):
@@ -104,7 +103,7 @@ class Subspace(Look[Spectrum]):
             _fit(self.rank, self.start)
 
     def read(self, run: Run) -> Spectrum:
-        gradients = space(run)
+        gradients = space_of(run)
         products, own = gradients.whole(), flss(run)
         total = len(products)
         # Of another method's run: made of the first 20 rounds, or of half of them, with half as many directions.

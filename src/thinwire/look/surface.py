@@ -36,14 +36,14 @@ def filter_normalise(direction: Params, x: Params) -> Params:
     the parameters of norms, become zero. A filter of zeros stays one.
     """
 
-    def scaled(d: Tensor, w: Tensor) -> Tensor:
+    def scale(d: Tensor, w: Tensor) -> Tensor:
         if w.ndim < 2:
             return torch.zeros_like(d)
         ours, theirs = (t.flatten(1).norm(dim=1) for t in (d, w))
         ratio = torch.where(ours > 0, theirs / ours.clamp_min(torch.finfo(ours.dtype).tiny), torch.zeros_like(ours))
         return d * ratio.view(-1, *(1,) * (d.ndim - 1))
 
-    return Params.of((name, scaled(d, x[name])) for name, d in direction.items())
+    return Params.of((name, scale(d, x[name])) for name, d in direction.items())
 
 
 def random_direction(x: Params, seed: int, number: int = 0) -> Params:

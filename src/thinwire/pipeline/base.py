@@ -118,11 +118,11 @@ class Schedule(Config):
         """What a part does when it is given a batch. ``first`` is the first batch since the pipeline was empty."""
         start = batch if self.flushes else first
         done = (batch - start) * self.pieces
-        found: list[Op] = []
+        ops: list[Op] = []
         for micro in range(self.pieces):
-            found.append(self._forward(part, parts, batch, micro, start))
-            found += self._backward(done + micro - self.delays(parts)[part], start)
-        return found + (self._rest(part, parts, start, batch + 1) if self.flushes else [])
+            ops.append(self._forward(part, parts, batch, micro, start))
+            ops += self._backward(done + micro - self.delays(parts)[part], start)
+        return ops + (self._rest(part, parts, start, batch + 1) if self.flushes else [])
 
     def drain(self, part: int, parts: int, first: int, end: int) -> list[Op]:
         """What is left to do for the batches from ``first`` on, of which ``end`` is the first that was not given."""

@@ -18,7 +18,7 @@ from .stage import Kept, Stage
 
 def stage_state(stage: Stage, pending: Sequence[Sequence[Any]] = ()) -> dict[str, State]:
     """All that the next operation depends on, as copies. ``pending`` are messages back that arrived and wait."""
-    found = {
+    state = {
         "part": stage.part,
         "replica": stage.replica,
         "steps": stage.steps,
@@ -35,7 +35,7 @@ def stage_state(stage: Stage, pending: Sequence[Sequence[Any]] = ()) -> dict[str
         "shares": [k.share for k in stage.queue],
         "queue_channels_last": [is_channels_last(k.x) for k in stage.queue],
         "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in stage.versions.items()],
-        "losses": [[b, [float(loss) for loss in found]] for b, found in stage.losses.items()],
+        "losses": [[b, [float(loss) for loss in each]] for b, each in stage.losses.items()],
         **stage.auxiliary.state(),
         "worker": None if stage.worker is None else freeze(stage.worker.kept),
         "sent": [[e, h] for e, h in stage.messages.sent.held.items()],
@@ -43,7 +43,7 @@ def stage_state(stage: Stage, pending: Sequence[Sequence[Any]] = ()) -> dict[str
         "pending": [list(message) for message in pending],
         **({} if stage.watch is None else {"watch": stage.watch.state()}),
     }
-    return {name: copy_state(value) for name, value in found.items()}
+    return {name: copy_state(value) for name, value in state.items()}
 
 
 @torch.no_grad()
@@ -54,8 +54,8 @@ def load_stage(stage: Stage, state: dict[str, Any]) -> list[Any]:
         fits = mine.keys() == theirs.keys() and all(mine[n].shape == theirs[n].shape for n in mine)
         require(fits, f"its part {stage.part} has other parameters")
         own, name = type(stage.optimizer).__name__, state.get("optimizer_name", "another optimiser")
-        groups, found = (each.get("param_groups", []) for each in (stage.optimizer.state_dict(), state["optimizer"]))
-        fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in found]
+        groups, others = (each.get("param_groups", []) for each in (stage.optimizer.state_dict(), state["optimizer"]))
+        fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in others]
         require(fits, f"part {stage.part} of it was trained with {name}, in its groups, and here it is {own}")
         state = copy_state(state)
         for name, value in mine.items():
@@ -71,7 +71,7 @@ def load_stage(stage: Stage, state: dict[str, Any]) -> list[Any]:
             for v, w in state["versions"]
         }
         stage.losses = {
-            b: [torch.tensor(x, dtype=torch.float32, device="cpu") for x in found] for b, found in state["losses"]
+            b: [torch.tensor(x, dtype=torch.float32, device="cpu") for x in each] for b, each in state["losses"]
         }
         if stage.worker is not None:
             stage.worker.kept = thaw(state["worker"], stage.worker.kept)

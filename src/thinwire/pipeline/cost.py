@@ -62,7 +62,7 @@ def repeats() -> Iterator[int]:
 
 def _pass(chain: Sequence[Named], x: Tensor) -> list[Cost]:
     """What each module takes of one way through the chain."""
-    found = []
+    costs = []
     for name, module in chain:
         device = next((p.device for p in module.parameters()), x.device)
         try:
@@ -83,8 +83,8 @@ def _pass(chain: Sequence[Named], x: Tensor) -> list[Cost]:
                 f"it, {list(x.shape)}: {str(error).splitlines()[0]}"
             ) from error
         x = out.detach()
-        found.append(Cost(*times, x.numel() * x.element_size()))
-    return found
+        costs.append(Cost(*times, x.numel() * x.element_size()))
+    return costs
 
 
 def now(device: torch.device) -> float:

@@ -159,8 +159,8 @@ class Training(ABC):
         self._same_shapes(x, y)
 
     def _same_shapes(self, x: Tensor | None, y: Tensor | None) -> None:
-        found = {name: [list(t.shape), str(t.dtype)] for name, t in (("inputs", x), ("targets", y)) if t is not None}
-        for name, now in found.items():
+        shapes = {name: [list(t.shape), str(t.dtype)] for name, t in (("inputs", x), ("targets", y)) if t is not None}
+        for name, now in shapes.items():
             before = self.shapes.get(name, now)
             hint = ""
             if now[0][:1] != before[0][:1] and now[0][1:] == before[0][1:]:
@@ -170,7 +170,7 @@ class Training(ABC):
                 f"batch {self.batches} has {name} of shape {now[0]}, {now[1]}, and those before had {before[0]}, "
                 f"{before[1]}: one training takes batches of one shape{hint}",
             )
-        self.shapes = {**found, **self.shapes}
+        self.shapes = {**shapes, **self.shapes}
 
     # -- checkpoints ----------------------------------------------------------
 
@@ -221,11 +221,11 @@ def whole(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def modules(stages: Any) -> list[nn.Module]:
     """The parts that a script gave. Raises ``ValueError`` for what is no list of them."""
-    found = list(stages) if isinstance(stages, Sequence | nn.ModuleList) else []
-    fits = bool(found) and all(isinstance(stage, nn.Module) for stage in found)
+    parts = list(stages) if isinstance(stages, Sequence | nn.ModuleList) else []
+    fits = bool(parts) and all(isinstance(stage, nn.Module) for stage in parts)
     require(fits, f"stages={type(stages).__name__}: give the list of modules that split() returns")
-    for part, module in enumerate(found):
+    for part, module in enumerate(parts):
         trained = any(p.requires_grad for p in module.parameters())
         require(trained, f"part {part} has no parameters to train: cut the model elsewhere")
-    apart(found)
-    return found
+    apart(parts)
+    return parts

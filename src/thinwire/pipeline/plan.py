@@ -92,18 +92,18 @@ def _loss(loss: Loss, targets: Tensor, out: Tensor) -> Tensor:
 def _graph_bytes(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> int:
     """Bytes that a graph keeps, each memory counted once."""
     own = {t.untyped_storage().data_ptr() for t in (x, *stage.parameters(), *stage.buffers())}
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with without_cache(x.device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = finish(stage(x.clone()))
     del out
-    return sum(found.values())
+    return sum(sizes.values())
 
 
 def messages(stages: Sequence[nn.Module], schedule: Schedule, x: Tensor, y: Tensor, loss: Loss = mean_loss) -> Bytes:
@@ -185,7 +185,7 @@ def memory(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Seq
     :func:`messages` has them. The model itself, its gradients, the optimiser's state and what ``AQSGD`` remembers are
     not in it. Messages of a link whose bytes depend on the numbers may be longer than the one that was measured.
     """
-    parts, pieces, found = len(profile.inputs), schedule.pieces, []
+    parts, pieces, kept = len(profile.inputs), schedule.pieces, []
     for part, delay in enumerate(schedule.delays(parts)):
         held, inputs, graph = delay + 1, profile.inputs[part], profile.graphs[part]
         replayed = schedule.keeps == "input" and delay > 0  # one graph at a time
@@ -197,8 +197,8 @@ def memory(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Seq
         if isinstance(schedule, DNI) and part < parts - 1:
             size += schedule.lag * profile.inputs[part + 1]
         size += sum(_frames(schedule, profile, sizes, boundary) for boundary in (part - 1, part))
-        found.append(size)
-    return tuple(found)
+        kept.append(size)
+    return tuple(kept)
 
 
 def _frames(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Sequence[int]], boundary: int) -> int:

@@ -121,11 +121,11 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
     shown = complete(settings.average)
     mine = [len(parts), settings.replicas, complete(settings.schedule), shown, settings.seed, settings.clip]
     mine += [names, digest.hexdigest()]
-    found = [loads(data, max_values=None) for data in group.drive(gather(dumps([trainings, *mine])), COMPARING)]
-    trainings = 1 + max(int(theirs.pop(0)) for theirs in found)
+    everyone = [loads(data, max_values=None) for data in group.drive(gather(dumps([trainings, *mine])), COMPARING)]
+    trainings = 1 + max(int(theirs.pop(0)) for theirs in everyone)
     what = ("number of parts", "number of replicas", "schedule", "average", "seed", "clip", *INITIAL)
-    for rank, one in enumerate(found):
-        for name, theirs, expected in zip(what, one, found[0], strict=True):
+    for rank, one in enumerate(everyone):
+        for name, theirs, expected in zip(what, one, everyone[0], strict=True):
             if theirs != expected:
                 shown = f": {theirs}, not {expected}" if isinstance(theirs, int | float | str | None) else ""
                 hint = "; seed torch alike on every rank before the model is made" if name == INITIAL[-1] else ""
@@ -248,14 +248,14 @@ class Pipeline(Training):
         assert self.peers is not None
         before = self.peers.traffic.bytes
         try:
-            found = self.peers.mean(request.x) if isinstance(request, Mean) else self.peers.gather(request.data)
+            answer = self.peers.mean(request.x) if isinstance(request, Mean) else self.peers.gather(request.data)
         except RuntimeError as error:
             raise RankLost(
                 f"part {self.part} of {self.settings.parts}, replica {self.stage.replica}: another replica of this "
                 f"part died, failed, or sent nothing for {self.timeout:g} s ({first_line(error)})"
             ) from error
         self.bytes.averaged += self.peers.traffic.bytes - before
-        return found
+        return answer
 
     def _take(self, request: Take) -> Packet:
         if request.way == "backward" and self.pending:
@@ -366,8 +366,8 @@ class Pipeline(Training):
         self._sound()
         mine = self._drive(self.stage.whole())
         if self.group is None:
-            found: dict[str, Tensor] = mine
-            return found
+            alone: dict[str, Tensor] = mine
+            return alone
         data = dumps({} if self.stage.replica else mine)
         group = Group(self.group, Traffic(), self.timeout)
         gathered = group.drive(gather(data), "gathering the model")

@@ -66,25 +66,25 @@ class Simulation(Training):
         if what == "step":
             for ledger in self.ledger.values():
                 ledger.batches += 1
-        found = [results[rank] for rank, stage in self.stages.items() if stage.last and results[rank] is not None]
-        if len(found) < 2:
-            return found[0] if found else None
-        return torch.cat(found) if what == "predict" else torch.stack(found).mean()
+        answers = [results[rank] for rank, stage in self.stages.items() if stage.last and results[rank] is not None]
+        if len(answers) < 2:
+            return answers[0] if answers else None
+        return torch.cat(answers) if what == "predict" else torch.stack(answers).mean()
 
     def whole_state_dict(self) -> dict[str, Tensor]:
         self._sound()
-        found = self._finish(lambda stage: stage.whole())
-        return whole([found[k] for k in range(self.settings.parts)])
+        parts = self._finish(lambda stage: stage.whole())
+        return whole([parts[k] for k in range(self.settings.parts)])
 
     def _finish(self, begin: Any) -> dict[int, Any]:
         """What comes of each rank's talk. Where one raises, the parts are left at different places."""
         try:
-            return self._driven(begin)
+            return self._drive_all(begin)
         except BaseException as error:
             self.failed = f"{type(error).__name__}: {error}"
             raise
 
-    def _driven(self, begin: Any) -> dict[int, Any]:
+    def _drive_all(self, begin: Any) -> dict[int, Any]:
         talks = {rank: begin(stage) for rank, stage in self.stages.items()}
         waits: dict[int, Any] = dict.fromkeys(talks)  # the request that a rank waits with
         answers: dict[int, Any] = {}  # to those that a rank made of its replicas
@@ -138,8 +138,8 @@ class Simulation(Training):
                 continue
             box = self.mail.get((rank, request.way))
             if not box:
-                found: Take = request
-                return found
+                take: Take = request
+                return take
             _, batch, micro, packet = box.popleft()
             assert (batch, micro) == (request.batch, request.micro)
             request = talk.send(packet)

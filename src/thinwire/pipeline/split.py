@@ -163,16 +163,16 @@ def balance(
         """Of a part from module i up to j."""
         return sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
 
-    def given(j: int) -> int:
+    def handed_on(j: int) -> int:
         """The bytes that a part up to module j hands on."""
         return handed[j - 1] if j < n else 0
 
-    def within(most: float, found: Callable[[int, float], Pair]) -> tuple[Pair, list[int]]:
-        """The least cut of those whose parts cost so much at most, by what ``found`` makes of bytes and cost."""
+    def within(most: float, weigh: Callable[[int, float], Pair]) -> tuple[Pair, list[int]]:
+        """The least cut of those whose parts cost so much at most, by what ``weigh`` makes of bytes and cost."""
 
         def own(part: int, i: int, j: int) -> Pair:
             took = cost(part, i, j)
-            return found(given(j) if handed else 0, took) if took <= most else (math.inf, math.inf)
+            return weigh(handed_on(j) if handed else 0, took) if took <= most else (math.inf, math.inf)
 
         return _least(n, parts, own)
 
@@ -196,9 +196,9 @@ def _least(n: int, parts: int, cost: Callable[[int, int, int], Pair]) -> tuple[P
         for i in range(n - 1, -1, -1):
             for j in range(i + 1, n + 1):
                 own, rest = cost(parts - k, i, j), ahead[k - 1][j]
-                found = own[0] + rest[0], max(own[1], rest[1])
-                if found < ahead[k][i]:
-                    ahead[k][i], place[k][i] = found, j
+                both = own[0] + rest[0], max(own[1], rest[1])
+                if both < ahead[k][i]:
+                    ahead[k][i], place[k][i] = both, j
     cuts, at = [], 0
     for k in range(parts, 1, -1):
         at = place[k][at]
@@ -223,7 +223,7 @@ def _chain(model: Any) -> list[Named]:
         named = [
             (tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)
         ]
-        return [found for name, module in named for found in _open(name, module)]
+        return [one for name, module in named for one in _open(name, module)]
     if isinstance(model, nn.ModuleList) or _called_in_turn(model):
         model = nn.Sequential(OrderedDict(model.named_children()))  # its modules, under its names
     if type(model) is not nn.Sequential:
@@ -259,7 +259,7 @@ def _open(name: tuple[str, ...], module: nn.Module) -> list[Named]:
     if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks or not len(module):
         return [(name, module)]
     return [
-        found for inner, child in module._modules.items() if child is not None for found in _open((*name, inner), child)
+        one for inner, child in module._modules.items() if child is not None for one in _open((*name, inner), child)
     ]
 
 
@@ -278,8 +278,8 @@ def _tree(chain: Sequence[Named]) -> OrderedDict[str, nn.Module]:
     for name, module in chain:
         inside.setdefault(name[0], []).append((name[1:], module))
     # A module that is in the chain itself has those within it.
-    own = {name: next((module for rest, module in found if not rest), None) for name, found in inside.items()}
-    return OrderedDict((name, own[name] or nn.Sequential(_tree(found))) for name, found in inside.items())
+    own = {name: next((module for rest, module in below if not rest), None) for name, below in inside.items()}
+    return OrderedDict((name, own[name] or nn.Sequential(_tree(below))) for name, below in inside.items())
 
 
 def apart(parts: Sequence[nn.Module]) -> None:
@@ -310,15 +310,13 @@ def _agree(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return look()
-    failed, found = None, None
+    failed: Exception | None = None
     try:
-        found = look()
+        chain, trained, costs = look()
+        names = [[".".join(name), type(module).__name__] for name, module in chain]
+        mine: list[Any] = [names, trained, [[*cost] for cost in costs]]
     except Exception as error:  # said to the others before it is raised
-        failed = error
-    mine: Any = [f"{type(failed).__name__}: {failed}"]
-    if found is not None:
-        chain, trained, costs = found
-        mine = [[[".".join(name), type(module).__name__] for name, module in chain], trained, [[*c] for c in costs]]
+        failed, mine = error, [f"{type(error).__name__}: {error}"]
     group = group or dist.group.WORLD
     assert group is not None
     everyone = Group(group, Traffic(), timeout).drive(gather(dumps(mine)), "cutting a model")

@@ -140,8 +140,8 @@ class Stage:
         """The part's ``state_dict()``, copied: of replicas the model that their method is judged by."""
         judged = yield from self._judge()
         with self._holding(judged):
-            found: dict[str, Tensor] = copy_state(self.module.state_dict())
-        return found
+            state: dict[str, Tensor] = copy_state(self.module.state_dict())
+        return state
 
     def _judge(self) -> Talk[Tensor | None]:
         return None if self.worker is None else (yield from self.worker.judged()).clone()
@@ -173,11 +173,11 @@ class Stage:
 
     def _loss(self) -> Tensor | None:
         """The mean loss of the batches that went back entirely."""
-        done = [b for b, found in self.losses.items() if len(found) == self.schedule.pieces]
-        found = [loss for b in done for loss in self.losses.pop(b)]
-        if not found:
+        done = [b for b, losses in self.losses.items() if len(losses) == self.schedule.pieces]
+        losses = [loss for b in done for loss in self.losses.pop(b)]
+        if not losses:
             return None
-        return found[0] if len(found) == 1 else torch.stack(found).mean()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     # -- operations -----------------------------------------------------------
 
@@ -355,9 +355,9 @@ class Stage:
     def _harvest(self, weights: dict[str, Tensor]) -> None:
         """The gradients of a copy become those of the parameters."""
         for name, p in self.trained.items():
-            found, weights[name].grad = weights[name].grad, None
-            if found is not None:
-                p.grad = found if p.grad is None else p.grad.add_(found)
+            grad, weights[name].grad = weights[name].grad, None
+            if grad is not None:
+                p.grad = grad if p.grad is None else p.grad.add_(grad)
 
     def _forget(self) -> None:
         """Let go of copies that nobody will ask for."""

@@ -121,9 +121,9 @@ class Store:
 
     def _keep(self, examples: list[int], known: Tensor, fresh: Tensor, after: Tensor) -> None:
         """The examples as they are now at the end of the memory; the oldest leave it."""
-        found, was = iter(after), iter(fresh)
+        kept, was = iter(after), iter(fresh)
         for example, there in zip(examples, known.tolist(), strict=True):
             self.held.pop(example, None)
-            self.held[example] = next(found if there else was).clone()
+            self.held[example] = next(kept if there else was).clone()
         while len(self.held) > self.most:
             self.held.popitem(last=False)

@@ -129,11 +129,11 @@ class MLflow(Tool):
         known = client.get_experiment_by_name(self.out.name)
         number = known.experiment_id if known is not None else client.create_experiment(self.out.name)
         tags = {"thinwire": identity(self.out / name, about)}
-        found = client.search_runs([number], f"tags.thinwire = '{tags['thinwire']}'")
-        if found:
-            self.run = found[0].info.run_id
+        known_runs = client.search_runs([number], f"tags.thinwire = '{tags['thinwire']}'")
+        if known_runs:
+            self.run = known_runs[0].info.run_id
             client.update_run(self.run, status="RUNNING")
-            had = [each.step for key in found[0].data.metrics for each in client.get_metric_history(self.run, key)]
+            had = [each.step for key in known_runs[0].data.metrics for each in client.get_metric_history(self.run, key)]
             return max(had, default=0)
         self.run = client.create_run(number, run_name=name, tags=tags).info.run_id
         for key, value in about.items():

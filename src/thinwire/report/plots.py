@@ -13,7 +13,7 @@ from ..data.optional import optional
 from ..errors import nearest, require
 from ..studies.axes import Values, count
 from ..studies.read import Arm
-from .curves import NAMES, OWN, axes, curve, has, judged, sent
+from .curves import NAMES, OWN, axes, curve, has, judgement, sent_axes
 
 optional("matplotlib", "drawing", "plots").use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
@@ -55,36 +55,36 @@ def plot(
         return [_overview(arms, out, title, size, best)]
     require(not out.is_file(), f"--out {out}: that is a file; name a folder, or a file with a suffix such as .svg")
     form, first = form or "png", "best_" if best else ""
-    unit, (value, loss) = arms[0].unit, judged(arms)
+    unit, (value, loss) = arms[0].unit, judgement(arms)
     files = []
     for name, (axis, label, _) in axes(arms[0].kind).items():
         path = out / f"{first}{value}_by_{name}.{form}"
         files.append(_single(arms, path, axis, label, value, title, size, best=best))
     beside = "train_loss" if loss == "test_loss" and has(arms, "train_loss") else None
     for name, (axis, label, _) in axes(arms[0].kind).items():
-        if name not in sent(arms[0].kind):
+        if name not in sent_axes(arms[0].kind):
             path = out / f"{first}loss_by_{name}.{form}"
             files.append(_single(arms, path, axis, label, loss, title, size, beside, best))
     if not best:
         if own := next((name for name in OWN if has(arms, name)), None):
             files.append(_single(arms, out / f"clients_by_{unit}s.{form}", count, unit, own, title, size))
-        files.append(_sent(arms, out / f"sent_by_{unit}s.{form}", title, size))
+        files.append(_draw_sent(arms, out / f"sent_by_{unit}s.{form}", title, size))
     files.append(_overview(arms, out / f"{first}overview.{form}", title, size, best))
     return files
 
 
-def _sent(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
+def _draw_sent(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
     """What had been sent after each round or step, a panel for each way to count it."""
-    found = sent(arms[0].kind)
-    width, height = size or (5.5 * len(found), 4.2 + 0.22 * len(arms))
-    figure, grid = plt.subplots(1, len(found), figsize=(width, height), layout="constrained", squeeze=False)
-    for place, name in zip(grid.flat, found, strict=True):
+    names = sent_axes(arms[0].kind)
+    width, height = size or (5.5 * len(names), 4.2 + 0.22 * len(arms))
+    figure, grid = plt.subplots(1, len(names), figsize=(width, height), layout="constrained", squeeze=False)
+    for place, name in zip(grid.flat, names, strict=True):
         _draw(place, arms, count, arms[0].unit, name)
-    return _named(figure, grid.flat[0], path, title)
+    return _save_named(figure, grid.flat[0], path, title)
 
 
 def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None, best: bool) -> Path:
-    unit, (value, loss) = arms[0].unit, judged(arms)
+    unit, (value, loss) = arms[0].unit, judgement(arms)
     drawn = list(axes(arms[0].kind).values())[:3]
     panels = [*((axis.values, axis.label, value) for axis in drawn), (count, unit, loss)]
     figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
@@ -92,7 +92,7 @@ def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float,
         _draw(place, arms, axis, label, name, best)
     for place in grid.flat[len(panels) :]:  # of a kind with fewer axes
         place.set_visible(False)
-    return _named(figure, grid.flat[0], path, title, 2)
+    return _save_named(figure, grid.flat[0], path, title, 2)
 
 
 def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -119,13 +119,13 @@ def _single(
     _draw(place, arms, axis, label, value, best)
     if beside is not None:
         for number, arm in enumerate(arms):
-            if (found := curve(arm, axis, beside, best)) is not None:
-                place.plot(found.x, found.middle, "--", color=COLOURS[number % len(COLOURS)], linewidth=1, alpha=0.7)
+            if (line := curve(arm, axis, beside, best)) is not None:
+                place.plot(line.x, line.middle, "--", color=COLOURS[number % len(COLOURS)], linewidth=1, alpha=0.7)
         place.set_ylabel(f"{place.get_ylabel()}; dashed: {NAMES[beside]}")
-    return _named(figure, place, path, title)
+    return _save_named(figure, place, path, title)
 
 
-def _named(figure: Any, place: Any, path: Path, title: str | None, columns: int = 1) -> Path:
+def _save_named(figure: Any, place: Any, path: Path, title: str | None, columns: int = 1) -> Path:
     """The file of a figure, with its title, and the names of methods as one of its panels has them."""
     if title is not None:
         figure.suptitle(title, parse_math=False)
@@ -145,10 +145,10 @@ def _draw(place: Any, arms: list[Arm], axis: Values, label: str, value: str, bes
     """One curve a method: the mean over seeds, with a band from the lowest to the highest."""
     steady = best or value in axes(arms[0].kind)  # it goes one way: there is nothing to smooth
     for number, arm in enumerate(arms):
-        found = curve(arm, axis, value, best)
-        if found is None:
+        line = curve(arm, axis, value, best)
+        if line is None:
             continue
-        x, middle = found.x, found.middle
+        x, middle = line.x, line.middle
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
         if len(middle) >= SMOOTHED and not steady:
             place.plot(x, middle, style, color=colour, alpha=0.2, linewidth=0.8)
@@ -159,8 +159,8 @@ def _draw(place: Any, arms: list[Arm], axis: Values, label: str, value: str, bes
             place.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
             for part, dots in (("p10", "-."), ("worst", ":")):
                 place.plot(x, _part(arm, axis, f"{value}_{part}"), dots, color=colour, linewidth=1.2)
-        elif found.seeds > 1:
-            place.fill_between(x, found.low, found.high, color=colour, alpha=0.15, linewidth=0)
+        elif line.seeds > 1:
+            place.fill_between(x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     if label.startswith(("MB", "millions", "seconds")):
         logarithmic(place)
     place.set_xlabel(label)
@@ -186,7 +186,7 @@ def ticks(low: float, high: float) -> list[float]:
         [digit * 10.0**k for k in decades for digit in (1, 2, 5)],
         *([n * s for n in range(math.ceil(low / s), int(high / s) + 1)] for s in (2 * size, size, size / 2, size / 4)),
     ]
-    return next(found for choice in choices if len(found := [x for x in choice if low <= x <= high]) >= 3)
+    return next(within for choice in choices if len(within := [x for x in choice if low <= x <= high]) >= 3)
 
 
 class _Ticks(Locator):
@@ -210,6 +210,6 @@ def logarithmic(place: Any) -> None:
 
 def _part(arm: Arm, axis: Values, name: str) -> NDArray[np.float64]:
     """In percent, the mean over seeds of what stands beside clients' own tests, in the rounds of their curve."""
-    found = curve(arm, axis, name)
-    assert found is not None
-    return 100 * found.middle
+    line = curve(arm, axis, name)
+    assert line is not None
+    return 100 * line.middle

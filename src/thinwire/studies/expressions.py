@@ -37,9 +37,9 @@ def own(use: Sequence[str]) -> dict[str, type]:
         for name, cls in written.items():
             if why := _unusable(name, cls, written.values()):
                 raise ValueError(f"--use {module}: {why}")
-        found = configurations(there)
-        require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")
-        names |= found
+        classes = configurations(there)
+        require(bool(classes), f"--use {module}: it has no method or link, which are frozen dataclasses")
+        names |= classes
     return names
 
 
@@ -56,7 +56,7 @@ def _unusable(name: str, cls: Any, beside: Iterable[type]) -> str:
     return ""
 
 
-def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
+def parse_typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
     """What an expression makes. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
     try:
         return parse(text, defaults, names)
@@ -66,7 +66,7 @@ def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None 
 
 def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:
     """What an option's expression makes. Raises :class:`ExpressionError` where that is of another kind."""
-    found = typed(text, names)
-    if not isinstance(found, kind):
+    value = parse_typed(text, names)
+    if not isinstance(value, kind):
         raise ExpressionError(f"{name} {text}: it is written like {example}")
-    return found
+    return value

@@ -44,8 +44,8 @@ from .cells import (
     share_text,
     short_expression,
 )
-from .expressions import of_another_kind, option, typed, vocabulary_with
-from .read import Arm, Record, Run, chosen, read_lines
+from .expressions import of_another_kind, option, parse_typed, vocabulary_with
+from .read import Arm, Record, Run, choices, read_lines
 from .study import Job, Study, asked
 
 OF_CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
@@ -110,12 +110,12 @@ class Federated(Study):
         names = vocabulary_with(use)
         if other := of_another_kind(Federated.kind, text.partition("(")[0].strip(), names):
             raise ExpressionError(other)
-        found = typed(text, names, defaults)
-        if isinstance(found, tuple):
+        made = parse_typed(text, names, defaults)
+        if isinstance(made, tuple):
             raise ExpressionError(f"{text} is several methods: put each into quotes of its own")
-        if not isinstance(found, Algorithm | Auto):
+        if not isinstance(made, Algorithm | Auto):
             raise ExpressionError(f"{text} is not a method; try FedAvg(up={text})")
-        return found
+        return made
 
     def problem(self, seed: int) -> Problem:
         if self.task is not None:
@@ -132,7 +132,7 @@ class Federated(Study):
     def from_options(cls, methods: Sequence[str], options: Mapping[str, Any]) -> Study:
         """As :meth:`Study.from_options`; the fields of a setting are options too."""
         names = {field.name for field in fields(Setting)}
-        setting = settled({name: value for name, value in options.items() if name in names})
+        setting = setting_of({name: value for name, value in options.items() if name in names})
         return super().from_options(methods, {**options, "setting": setting, "seed": setting.seed})
 
     def hints(self) -> Iterator[str]:
@@ -244,7 +244,7 @@ class Federated(Study):
     def row(arm: Arm) -> Row:
         slowest, measure = mean(arm, "slowest_bytes"), measure_of(arm)
         own = (name.replace("client", f"client_{measure}") for name in OF_CLIENTS)
-        made = [{"seed": run.seed, **each} for run in arm.runs for each in chosen(run)]
+        made = [{"seed": run.seed, **each} for run in arm.runs for each in choices(run)]
         return {
             **{name: average(last_value(run, name) for run in arm.runs) for name in own},
             **({"chosen": made} if made else {}),
@@ -336,7 +336,7 @@ class Federated(Study):
         return None if self.split is None else option("--split", self.split, Split, settings(Split), "Dirichlet(0.1)")
 
 
-def settled(values: Mapping[str, Any]) -> Setting:
+def setting_of(values: Mapping[str, Any]) -> Setting:
     """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
     parts = {
         name: part
@@ -374,9 +374,9 @@ def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
     return [average(values) for values in zip(*each, strict=True)]
 
 
-def _by_client(found: Sequence[Row]) -> bool:
+def _by_client(rows: Sequence[Row]) -> bool:
     """Whether clients have tests of their own."""
-    return any(_of(row, "client") is not None for row in found)
+    return any(_of(row, "client") is not None for row in rows)
 
 
 def _of(row: Row, name: str) -> float | None:
@@ -390,9 +390,9 @@ def _own_tests(row: Row) -> str:
     return share_text(row, mean) + ("" if spread is None else f" ± {deviation_text(row, spread)}")
 
 
-def _client_columns(found: Sequence[Row]) -> tuple[Column, ...]:
+def _client_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     """A column a client, where there are few in all rows."""
-    each = [row["by_client"] for row in found]
+    each = [row["by_client"] for row in rows]
     if not all(each) or len({len(values) for values in each}) > 1:
         return ()
 

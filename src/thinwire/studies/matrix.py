@@ -35,13 +35,13 @@ def matrix() -> list[Pair]:
     Links are tried up and down, and as what carries a message to one client alone (``personal=``).
     """
     algorithms, links = _names(Algorithm), _names(Link)
-    found = [_tried(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
+    pairs = [_try(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
     for role in ("up", "down", "personal"):
-        found += [_tried(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
-    return found
+        pairs += [_try(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
+    return pairs
 
 
-def _tried(outer: str, inner: str, role: str) -> Pair:
+def _try(outer: str, inner: str, role: str) -> Pair:
     kind = Algorithm if role == "algorithm" else Link
     text = inner
     try:

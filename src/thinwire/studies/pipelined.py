@@ -58,7 +58,7 @@ from .cells import (
 from .expressions import of_another_kind, own
 from .read import Arm, Record, Run
 from .steps import Steps, Told
-from .study import Job, Numbers, asked, described
+from .study import Job, Numbers, asked, description
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
@@ -82,8 +82,8 @@ def schedule(text: str, use: Sequence[str] = ()) -> Schedule:
         known = f"known are {', '.join(SCHEDULES)}"
         link = f"; a link is one of a schedule's, as in BPK(activations={text.strip()})" if outer in names else ""
         raise ExpressionError(f"no schedule {outer!r}{nearest(outer, SCHEDULES)}; {known}{link}")
-    found: Schedule = parse(text, names=names)
-    return found
+    made: Schedule = parse(text, names=names)
+    return made
 
 
 def _sgd(study: Pipelined, parameters: Iterable[nn.Parameter], plain: Iterable[nn.Parameter]) -> Optimizer:
@@ -217,14 +217,14 @@ class Pipelined(Steps):
         if self.forward:
             return study
 
-        def measured() -> State:
+        def measure_parts() -> State:
             if rank() != 0:  # a neighbour that computes would be measured too
                 return []
             with self.narrow():
                 profile = measure(stages, x, y)
             return [[float(f"{each:.4g}") for each in way] for way in (profile.forward, profile.backward)]
 
-        forward, backward = share(measured)[0]
+        forward, backward = share(measure_parts)[0]
         return replace(study, forward=tuple(forward), backward=tuple(backward))
 
     def rehearse(self, method: Schedule, problem: Problem) -> None:
@@ -242,10 +242,10 @@ class Pipelined(Steps):
     ) -> list[str]:
         if self.forward and (self.cut or self.parts == 1):
             return super().run(out, on_record, progress, problems, on_failure)
-        begun = described(out) if (out / "study.json").exists() else {}
+        begun = description(out) if (out / "study.json").exists() else {}
         if begun.get("forward") and all(begun.get(f) == v for f, v in self.values().items() if f not in MEASURED):
-            found = Pipelined.of(begun, out / "study.json")
-            return found.run(out, on_record, progress, problems, on_failure)
+            study = Pipelined.of(begun, out / "study.json")
+            return study.run(out, on_record, progress, problems, on_failure)
         known = problems or {self.seeds[0]: self.problem(self.seeds[0])}
         return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known, on_failure)
 
@@ -448,9 +448,9 @@ class Pipelined(Steps):
             ("MB ahead", lambda row: megabytes_text(row["bytes_up"])),
             ("MB back", lambda row: megabytes_text(row["bytes_down"])),
             ("total / BPK", lambda row: percent_text(row["share_total"])),
-            ("s a batch", lambda row: _bound("≥", row) + f"{row['seconds_per_batch']:.4g}"),
-            ("s by the law", lambda row: _bound("≥", row) + seconds_text(row["clock"])),
-            ("x BPK", lambda row: _bound("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
+            ("s a batch", lambda row: _sign("≥", row) + f"{row['seconds_per_batch']:.4g}"),
+            ("s by the law", lambda row: _sign("≥", row) + seconds_text(row["clock"])),
+            ("x BPK", lambda row: _sign("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
             ("s here", lambda row: seconds_text(row["seconds"])),
         )
 
@@ -484,7 +484,7 @@ def _by_boundary(arm: Arm, name: str) -> list[float]:
     return [statistics.fmean(each) for each in zip(*sums, strict=True)]
 
 
-def _bound(sign: str, row: Row) -> str:
+def _sign(sign: str, row: Row) -> str:
     """Before seconds that leave out what a schedule computes besides its parts."""
     return f"{sign} " if row["expression"].startswith("DNI(") else ""
 

@@ -249,7 +249,7 @@ def _best(rows: Sequence[Row], target: float | None, rehearse: int) -> tuple[Row
     return best, f"{missed}It has the least seconds of transfer of those that are {within}."
 
 
-def show(found: Plan) -> None:
+def show(plan: Plan) -> None:
     """The table on the terminal, why, and the command."""
     lines = [
         [
@@ -258,23 +258,23 @@ def show(found: Plan) -> None:
             range_text(row.bytes_down, 1e6, ",.3f"),
             range_text(row.seconds, 1, ",.1f" if row.seconds[1] >= 1 else ".2g"),
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
-            *([] if found.target is None else [_to(row.reached)]),
+            *([] if plan.target is None else [_to(row.reached)]),
         ]
-        for row in found.rows
+        for row in plan.rows
     ]
-    rate = f"{found.mbit:g} Mbit/s down, {found.mbit_up:g} up"
-    title = f"{found.rounds} rounds of {found.sample} of {found.clients} clients, links of {rate}: transfer alone"
-    head = ["method", "MB up", "MB down", "seconds", f"after {found.rehearsed} rounds"]
-    head += [] if found.target is None else [f"to {found.target:.1%}"]
-    trained = f"Accuracy is that of {found.rehearsed} rounds, really trained."
+    rate = f"{plan.mbit:g} Mbit/s down, {plan.mbit_up:g} up"
+    title = f"{plan.rounds} rounds of {plan.sample} of {plan.clients} clients, links of {rate}: transfer alone"
+    head = ["method", "MB up", "MB down", "seconds", f"after {plan.rehearsed} rounds"]
+    head += [] if plan.target is None else [f"to {plan.target:.1%}"]
+    trained = f"Accuracy is that of {plan.rehearsed} rounds, really trained."
     note = f"Bytes and seconds are predicted for all rounds. {ABOUT} {trained}"
     draw(title, head, lines, (), note)
-    for row in found.rows:
+    for row in plan.rows:
         for sentence in row.why:
             print(f"  {sentence}")
-    if found.refused:
-        print(f"  Left out: {found.refused}")
-    print(f"\n{found.best}\n{found.why}\n\n{found.command}")
+    if plan.refused:
+        print(f"  Left out: {plan.refused}")
+    print(f"\n{plan.best}\n{plan.why}\n\n{plan.command}")
 
 
 def _to(reached: Reached | None) -> str:

@@ -109,7 +109,7 @@ def plan(
     for one in typed:
         one.check(parts)
         cut_into(batch, one)
-    module, x, y = _shaped(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
+    module, x, y = _of_shape(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
     module = module.to(device)
     stages = split(module, parts, at=cut) if cut else split(module, parts, sample=x, mbit=mbit)
     rehearsal = Rehearsal(stages, x, y, measure(stages, x, y), mbit, latency)
@@ -199,7 +199,7 @@ def _of_data(data: str, model: str | None, data_dir: str | None, batch: int) -> 
     return make_module(problem.model, SEED), x, y
 
 
-def _shaped(model: str | None, shape: tuple[int, ...], classes: int, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+def _of_shape(model: str | None, shape: tuple[int, ...], classes: int, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
     """A model and random examples of a shape."""
     require(model is not None, "--shape needs --model: there is no data set that says which suits it")
     assert model is not None
@@ -214,27 +214,27 @@ def _shaped(model: str | None, shape: tuple[int, ...], classes: int, batch: int)
     return module, x, y
 
 
-def show(found: Plan) -> None:
+def show(plan: Plan) -> None:
     """Two tables on the terminal: the parts, and the schedules."""
-    profile = found.profile
+    profile = plan.profile
     lines = [
         [
             f"part {k}",
             f"{profile.forward[k]:.4g}",
             f"{profile.backward[k]:.4g}",
             f"{profile.weights[k] / 1e6:.2f}",
-            f"{found.ahead[k] / 1e6:.3f}" if k < found.parts - 1 else "-",
+            f"{plan.ahead[k] / 1e6:.3f}" if k < plan.parts - 1 else "-",
         ]
-        for k in range(found.parts)
+        for k in range(plan.parts)
     ]
-    title = f"{found.model}, batches of {found.batch}, links of {found.mbit:g} Mbit/s and {found.latency:g} s one way"
-    places = ",".join(map(str, found.cut))
+    title = f"{plan.model}, batches of {plan.batch}, links of {plan.mbit:g} Mbit/s and {plan.latency:g} s one way"
+    places = ",".join(map(str, plan.cut))
     caption = f"The same parts again: --cut {places}" if places else ""
     draw(title, ["", "s forward", "s back", "MB of parameters", "MB sent ahead"], lines, (), caption)
-    known = found.baselines()
+    known = plan.baselines()
     head = ["schedule", "staleness", "s a batch", *(f"x {name}" for name in known), "MB a batch", "MB kept by part"]
     # DNI computes more than its parts do.
-    bounds = {row.schedule: ("≥ ", "≤ ") if row.schedule.startswith("DNI(") else ("", "") for row in found.rows}
+    bounds = {row.schedule: ("≥ ", "≤ ") if row.schedule.startswith("DNI(") else ("", "") for row in plan.rows}
     table = [
         [
             row.schedule,
@@ -244,14 +244,14 @@ def show(found: Plan) -> None:
             f"{row.bytes / 1e6:.2f}",
             ", ".join(f"{size / 1e6:.1f}" for size in row.memory),
         ]
-        for row in found.rows
+        for row in plan.rows
     ]
     said = (
-        f"{found.least} has the least delays that hide the links: a batch then takes what {found.limit} needs. "
+        f"{plan.least} has the least delays that hide the links: a batch then takes what {plan.limit} needs. "
         "Seconds are by the law, with one thread a part; 'x' is how many times as fast. Kept are at most so many bytes "
         "of activations that wait for their backward pass, of stashed parameters, and of messages that are sent or "
         "waited for; the model and the optimiser's state come on top."
     )
-    if any(row.schedule.startswith("DNI(") for row in found.rows):
+    if any(row.schedule.startswith("DNI(") for row in plan.rows):
         said += " DNI's auxiliary networks take more seconds (≥), and memory."
     draw("", head, table, ("staleness", "MB a batch"), said)

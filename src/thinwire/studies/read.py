@@ -137,16 +137,16 @@ def arms(folders: list[Path]) -> list[Arm]:
     by: dict[str, list[Run]] = {}
     for run in runs:
         by.setdefault(run.expression, []).append(run)
-    names = {expression: _name(found) for expression, found in by.items()}
+    names = {expression: _name(same) for expression, same in by.items()}
     short = labels(names)
     return [
         Arm(f"{short[expression]} ({said})" if said else short[expression], expression, some)
-        for expression, found in by.items()
-        for said, some in _apart(found).items()
+        for expression, same in by.items()
+        for said, some in _apart(same).items()
     ]
 
 
-def counted(arm: Arm) -> Arm:
+def comparable(arm: Arm) -> Arm:
     """The runs that figures are of: those that are complete; where none is, all, up to the line that all of them have.
 
     So all figures of a method are of the same seeds, and a seed that has only begun changes none of them.
@@ -164,11 +164,11 @@ def study(run: Run) -> Record:
     """What ``study.json`` says of the study that a run is a part of. Empty where there is none."""
     method = run.path.resolve().parent
     file = method.parent / "study.json"
-    found = read(file) if file.exists() else {}
-    return found if method.name in found.get("folders", ()) else {}  # else the run lies below another's study
+    record = read(file) if file.exists() else {}
+    return record if method.name in record.get("folders", ()) else {}  # else the run lies below another's study
 
 
-def planned(run: Run) -> int | None:
+def planned_length(run: Run) -> int | None:
     """The rounds or steps that a run is to have, where that is known."""
     name = f"{run.unit}s"
     wanted: int | None = study(run).get(name, run.about.get(name))
@@ -177,11 +177,11 @@ def planned(run: Run) -> int | None:
 
 def not_begun(run: Run) -> dict[str, list[int]]:
     """Of the study that a run is a part of: by each method's folder the seeds with which it has not begun."""
-    place, found = run.path.resolve().parent.parent, study(run)
+    place, record = run.path.resolve().parent.parent, study(run)
     return {
-        folder: [seed for seed in found["seeds"] if not (place / folder / f"seed-{seed}" / "rounds.jsonl").exists()]
-        for folder in found.get("folders", ())
-        if "seeds" in found
+        folder: [seed for seed in record["seeds"] if not (place / folder / f"seed-{seed}" / "rounds.jsonl").exists()]
+        for folder in record.get("folders", ())
+        if "seeds" in record
     }
 
 
@@ -207,21 +207,21 @@ def _apart(runs: list[Run]) -> dict[str, list[Run]]:
     differ = [name for name in names if any(one.get(name) != each[0].get(name) for one in each)]
     by: dict[str, list[Run]] = {}
     for run, one in zip(runs, each, strict=True):
-        by.setdefault(", ".join(f"{name} {_said(one.get(name))}" for name in differ), []).append(run)
-    found: dict[str, list[Run]] = {}
+        by.setdefault(", ".join(f"{name} {_value_text(one.get(name))}" for name in differ), []).append(run)
+    groups: dict[str, list[Run]] = {}
     for said, some in by.items():
         twice = len({run.seed for run in some}) < len(some)
         places = [run.path.resolve().parent.parent for run in some]
         common = os.path.commonpath(places)
         for run, folder in zip(some, places, strict=True):
             place = f"in {folder.relative_to(common)}" if twice else ""
-            found.setdefault(", ".join(filter(None, (said, place))), []).append(run)
-    return found
+            groups.setdefault(", ".join(filter(None, (said, place))), []).append(run)
+    return groups
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(_said, value)) or "none"
+        return " ".join(map(_value_text, value)) or "none"
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -236,7 +236,7 @@ def _name(runs: list[Run]) -> str:
 def _runs(folder: Path) -> list[Run]:
     if not folder.exists():
         raise RunError(f"{folder} does not exist")
-    found = []
+    runs = []
     for path in sorted(folder.rglob("rounds.jsonl")):
         about, ended = read(path.parent / "run.json"), path.parent / "summary.json"
         if missing := [name for name in ("method", "seed") if name not in about]:
@@ -247,9 +247,9 @@ def _runs(folder: Path) -> list[Run]:
         run = Run(path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary)
         made = int((summary or {}).get(f"{run.unit}s", 0))
         if run.length < made:
-            raise damaged(path, f"it ends after {run.unit} {run.length}, and {ended.name} says that {made} were made")
-        found.append(run)
-    return found
+            raise damage(path, f"it ends after {run.unit} {run.length}, and {ended.name} says that {made} were made")
+        runs.append(run)
+    return runs
 
 
 def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
@@ -264,15 +264,15 @@ def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
             except json.JSONDecodeError:
                 if not line.endswith("\n") or next(file, None) is None:
                     return
-                raise damaged(path, f"line {number} is no JSON") from None
+                raise damage(path, f"line {number} is no JSON") from None
             if not isinstance(one, dict):
-                raise damaged(path, f"line {number} holds no object")
+                raise damage(path, f"line {number} holds no object")
             if missing := [name for name in needed if name not in one]:
-                raise damaged(path, f"line {number} has no {missing[0]}")
+                raise damage(path, f"line {number} has no {missing[0]}")
             yield one
 
 
-def damaged(path: Path, why: str) -> RunError:
+def damage(path: Path, why: str) -> RunError:
     """The error of a file of a run that is not as the run wrote it."""
     return RunError(f"{path} is damaged: {why}; put it back as it was, or delete the run's folder and train it anew")
 
@@ -280,32 +280,32 @@ def damaged(path: Path, why: str) -> RunError:
 def read(path: Path) -> Record:
     """The object in a JSON file. Raises :class:`RunError` where there is none, or what is there is no object."""
     try:
-        found = json.loads(path.read_text())
+        record = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"{path.parent} holds no run: there is no {path.name} in it") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise RunError(f"{path} is damaged: it holds no object")
-    return found
+    return record
 
 
 def labels(names: dict[str, str]) -> dict[str, str]:
     """Short names by complete expression, of these names: local training is left out where all have the same."""
     try:
-        found = {text: parse(text) for text in names}
+        methods = {text: parse(text) for text in names}
     except ValueError:  # one is a method of the user's own, whose module may not be here
         return _without_training(names)
-    if not all(isinstance(x, Algorithm | Auto) for x in found.values()):
+    if not all(isinstance(x, Algorithm | Auto) for x in methods.values()):
         return names  # a link's name may be that of a data-parallel method too
-    kinds = {complete(trainer) for x in found.values() for trainer in trainers(x)}
-    short = {text: repr(_plain(x) if len(kinds) == 1 else x) for text, x in found.items()}
+    kinds = {complete(trainer) for x in methods.values() for trainer in trainers(x)}
+    short = {text: repr(_plain(x) if len(kinds) == 1 else x) for text, x in methods.items()}
     if len(set(short.values())) < len(short):
-        return {text: repr(x) for text, x in found.items()}
+        return {text: repr(x) for text, x in methods.items()}
     return short
 
 
-def chosen(run: Run) -> list[Record]:
+def choices(run: Run) -> list[Record]:
     """What was chosen in a run, oldest first, of a method that a run chooses itself."""
     return [line["chosen"] for line in run.rounds if "chosen" in line]
 

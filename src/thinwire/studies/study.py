@@ -34,7 +34,7 @@ from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, megabytes_text, seconds_text
-from .expressions import option, typed
+from .expressions import option, parse_typed
 from .read import Arm, Record, Run, read, unit_of
 
 FORMAT = 3  # of study.json
@@ -102,9 +102,9 @@ class Study(ABC):
         """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option or field."""
         require(len(self.methods) > 0, f"name at least one method, such as {self.example}")
         require(len(set(self.methods)) == len(self.methods), "a method is named twice: leave one of the two out")
-        found = self.parsed()
+        objects = self.parsed()
         if not self.folders:
-            object.__setattr__(self, "folders", tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(found, 1)))
+            object.__setattr__(self, "folders", tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(objects, 1)))
         require(len(self.folders) == len(self.methods), "folders: as many as there are methods")
         require(len(self.seeds) > 0, "--seeds names no seed")
         require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
@@ -334,8 +334,8 @@ class Study(ABC):
         """What ``study.json`` holds."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         shown = {name: complete(value) if isinstance(value, Config) else value for name, value in held.items()}
-        found: dict[str, Any] = json.loads(json.dumps({"kind": self.kind, "format": FORMAT, **shown}))
-        return found
+        record: dict[str, Any] = json.loads(json.dumps({"kind": self.kind, "format": FORMAT, **shown}))
+        return record
 
     def save(self, out: Path) -> None:
         """Write ``study.json``."""
@@ -351,11 +351,11 @@ class Study(ABC):
             raise RunError(f"{path} holds {unknown[0]!r}, which this version of thinwire does not know")
         for name, value in given.items():
             if isinstance(value, str) and isinstance(hints[name], type) and issubclass(hints[name], Config):
-                given[name] = typed(value, vocabulary())
+                given[name] = parse_typed(value, vocabulary())
         made = {k: fit_value(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in given.items()}
         if odd := [name for name in ("methods", *made) if made.get(name, NO_FIT) is NO_FIT]:
-            found = repr(given[odd[0]]) if odd[0] in given else "missing"
-            raise RunError(f"{path} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
+            shown = repr(given[odd[0]]) if odd[0] in given else "missing"
+            raise RunError(f"{path} is damaged: {odd[0]} is {shown}, not {hint(hints[odd[0]])}")
         return cls(**made)
 
     def claim(self, out: Path, overwrite: bool = False, resume: bool = False) -> None:
@@ -383,13 +383,13 @@ class Study(ABC):
 
     def agree(self, out: Path) -> None:
         """Raise :class:`RunError`, naming the first field that differs, unless a folder holds this study."""
-        found = described(out)
+        there = description(out)
         for name, value in self.values().items():
-            if name not in self.may_change and found.get(name) != value:
-                raise RunError(f"{out} is another study: {differing(name, found.get(name), value)}")
+            if name not in self.may_change and there.get(name) != value:
+                raise RunError(f"{out} is another study: {differing(name, there.get(name), value)}")
 
 
-def described(out: Path) -> Record:
+def description(out: Path) -> Record:
     """What ``study.json`` of a folder says. Raises :class:`RunError` where there is none of this version's."""
     path = out / "study.json"
     if not out.exists():
@@ -397,11 +397,11 @@ def described(out: Path) -> Record:
     if not path.exists():
         held = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
         raise RunError(f"{out} holds {held if _earlier(out) else 'no study: there is no study.json in it'}")
-    found = read(path)
-    if found.get("format") != FORMAT:
-        other = f"its format is {found.get('format')}, and this one reads {FORMAT}"
+    record = read(path)
+    if record.get("format") != FORMAT:
+        other = f"its format is {record.get('format')}, and this one reads {FORMAT}"
         raise RunError(f"{path} is of another version of thinwire ({other}): go on with that version, or begin it anew")
-    return found
+    return record
 
 
 def _earlier(out: Path) -> bool:
