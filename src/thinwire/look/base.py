@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from ..errors import require
 from ..ranges import Range, check_ranges, of_option
@@ -15,6 +15,10 @@ V = TypeVar("V")
 
 
 Odd = Annotated[int, Range(lambda x: x >= 3 and x % 2 == 1, "must be an odd number of at least 3")]
+
+
+class Words(tuple[str, ...]):
+    """The words that an option may be, in its annotation: ``Annotated[str, Words(("squares", "cosine"))]``."""
 
 
 def option(default: Any, help: str, metavar: str | None = None) -> Any:
@@ -62,11 +66,10 @@ class Look(ABC, Generic[V]):
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for an option outside its range, or that is none of its words."""
         check_ranges(type(self), vars(self), of_option)
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal:
-                *words, last = get_args(kind)
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            for words in (words for words in getattr(kind, "__metadata__", ()) if isinstance(words, Words)):
                 value = getattr(self, name)
-                require(value in (*words, last), f"--{name} {value}: {', '.join(words)} or {last} is expected")
+                require(value in words, f"--{name} {value}: {', '.join(words[:-1])} or {words[-1]} is expected")
 
     @abstractmethod
     def read(self, subject: Any) -> V:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from ..params import Params
 from ..ranges import AboveZero, Count
 from ..studies.read import Run
 from ..task import Task
-from .base import OWN_TASK, Look, Row, option
+from .base import OWN_TASK, Look, Row, Words, option
 from .drawing import panels, plt, save
 from .final import Final, final, labels
 from .path import models_of
@@ -68,7 +68,7 @@ class Embedding(Look[Reading]):
     models or all.
     """  # noqa: E501
 
-    by: Literal["client", "label"] = option("client", "client or label: what a colour is.")
+    by: Annotated[str, Words(("client", "label"))] = option("client", "client or label: what a colour is.")
     rounds: str | None = option(None, "Models of these rounds, e.g. 10,50,200, in place of the final one.")
     model: str | None = option(None, "One that was trained beside the shared model: FedSM's selector.")
     each: Count = option(50, "Examples of each client, its first ones.")

@@ -29,7 +29,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -50,7 +50,7 @@ from ..ranges import Count
 from ..studies.federated import Federated, setting_of
 from ..task import Supervised, Task, as_tasks, labels
 from ..train.one import train
-from .base import DATA_DIR, METHOD, Look, Note, Row, Table, option, short
+from .base import DATA_DIR, METHOD, Look, Note, Row, Table, Words, option, short
 from .drawing import draw_picture, panels, save
 from .final import build
 from .inversion import Distance, Sent, double, gradient_of, idlg, invert, rough, sent_as
@@ -260,8 +260,12 @@ class Leakage(Look[Reading]):
     privacy: str | None = option(
         None, "Noise on the mean, which others than the server see: Privacy(clip=1, noise=0.01)."
     )
-    attack: Attack = option("idlg", "idlg (label from the last layer), dlg (label sought too) or label (known).")
-    distance: Distance = option("squares", "squares or cosine: how gradients are compared.")
+    attack: Annotated[str, Words(get_args(Attack))] = option(
+        "idlg", "idlg (label from the last layer), dlg (label sought too) or label (known)."
+    )
+    distance: Annotated[str, Words(get_args(Distance))] = option(
+        "squares", "squares or cosine: how gradients are compared."
+    )
     iterations: Count = option(300, "Steps of L-BFGS.")
     tries: Count = option(3, "Beginnings, of which the best match is taken.")
     lr: float | None = option(None, "Local learning rate, where an expression leaves it open.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -66,29 +66,21 @@ class Schedule(Config):
 
     # -- the switches ---------------------------------------------------------
 
-    @property
-    def pieces(self) -> int:
-        """Micro-batches that a batch is cut into."""
-        return 1
+    keeps: ClassVar[Keep] = "graph"
+    """What a part whose delay is not zero keeps of a forward pass."""
+    flushes: ClassVar[bool] = False
+    """Whether a batch ends before the next one begins."""
+    lookback: ClassVar[int] = 0
+    """How many steps back the parameters may lie that a forward pass to come asks for."""
 
     @abstractmethod
     def delays(self, parts: int) -> tuple[int, ...]:
         """How many micro-batches lie between the forward and the backward pass of one, by part."""
 
     @property
-    def keeps(self) -> Keep:
-        """What a part whose delay is not zero keeps of a forward pass."""
-        return "graph"
-
-    @property
-    def flushes(self) -> bool:
-        """Whether a batch ends before the next one begins."""
-        return False
-
-    @property
-    def lookback(self) -> int:
-        """How many steps back the parameters may lie that a forward pass to come asks for."""
-        return 0
+    def pieces(self) -> int:
+        """Micro-batches that a batch is cut into."""
+        return 1
 
     @property
     def barrier(self) -> bool:

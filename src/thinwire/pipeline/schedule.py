@@ -32,7 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import require
-from .base import Keep, Op, Schedule
+from .base import Op, Schedule
 
 __all__ = [
     "BPK",
@@ -59,13 +59,10 @@ class BPK(Schedule):
     """
 
     paper = "A. Xu, PhD thesis, 2023, chapter 1 (BP-K)"
+    flushes = True
 
     def delays(self, parts: int) -> tuple[int, ...]:
         return (0,) * parts
-
-    @property
-    def flushes(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -94,6 +91,7 @@ class DSP(Schedule):
     """
 
     paper = "A. Xu, PhD thesis, 2023, chapter 1; CVPR 2020, arXiv:1909.02625"
+    keeps = "input"
 
     p: tuple[int, ...]
     m: tuple[int, ...]
@@ -125,10 +123,6 @@ class DSP(Schedule):
     def lags(self, parts: int) -> tuple[int, ...]:
         return self.p
 
-    @property
-    def keeps(self) -> Keep:
-        return "input"
-
     def check(self, parts: int) -> None:
         super().check(parts)
         require(
@@ -157,12 +151,9 @@ class FR(_ByDepth):
     """
 
     paper = "Huo, Gu, Huang, NeurIPS 2018, arXiv:1807.04511"
+    keeps = "input"
 
     barrier: bool = False
-
-    @property
-    def keeps(self) -> Keep:
-        return "input"
 
 
 @dataclass(frozen=True)
@@ -178,10 +169,7 @@ class DDG(_ByDepth):
     """
 
     paper = "Huo et al., ICML 2018, arXiv:1804.10574"
-
-    @property
-    def keeps(self) -> Keep:
-        return "weights"
+    keeps = "weights"
 
 
 @dataclass(frozen=True)
@@ -197,10 +185,7 @@ class PipeDream(_ByDepth):
     """
 
     paper = "Narayanan et al., SOSP 2019, arXiv:1806.03377; Ajanthan et al., ICML 2025, arXiv:2505.01099"
-
-    @property
-    def keeps(self) -> Keep:
-        return "weights"
+    keeps = "weights"
 
 
 @dataclass(frozen=True)
@@ -219,7 +204,7 @@ class _Micro(Schedule):
 
 
 @dataclass(frozen=True)
-class PipeDream2BW(_Micro):
+class PipeDream2BW(_Micro, _ByDepth):
     """1F1B without a flush, on parameters that are one batch old, whatever the depth: two versions are kept.
 
     x_{t+1} = x_t - step(gradient at x_{t-1}), as the sum over ``micro`` micro-batches. All parts use the same version
@@ -231,17 +216,8 @@ class PipeDream2BW(_Micro):
     """
 
     paper = "Narayanan et al., ICML 2021, arXiv:2006.09503"
-
-    def delays(self, parts: int) -> tuple[int, ...]:
-        return tuple(range(parts - 1, -1, -1))
-
-    @property
-    def keeps(self) -> Keep:
-        return "weights"
-
-    @property
-    def lookback(self) -> int:
-        return 1
+    keeps = "weights"
+    lookback = 1
 
     def staleness(self, parts: int) -> tuple[int, ...]:
         return (1,) * parts
@@ -268,13 +244,10 @@ class GPipe(_Micro):
     """
 
     paper = "Huang et al., NeurIPS 2019, arXiv:1811.06965"
+    flushes = True
 
     def delays(self, parts: int) -> tuple[int, ...]:
         return (self.micro - 1,) * parts
-
-    @property
-    def flushes(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -287,13 +260,10 @@ class OneFOneB(_Micro):
     """
 
     paper = "Narayanan et al., SOSP 2019, arXiv:1806.03377"
+    flushes = True
 
     def delays(self, parts: int) -> tuple[int, ...]:
         return tuple(min(self.micro, parts - part) - 1 for part in range(parts))
-
-    @property
-    def flushes(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
