@@ -9,7 +9,7 @@ length, found by doubling and halving: accuracy need not grow with the dimension
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,18 +141,15 @@ class Dimension(Look[Reading]):
             yield f"measured intrinsic dimension: {reading.dimension}"
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_dimension(reading.tried, reading.goal, folder / "dimension.png")]
+        """What trainings in spaces of some dimensions reached."""
+        tried, goal = reading.tried, reading.goal
+        figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
+        place.semilogx([e.dim for e in tried], [100 * e.reached for e in tried], "o-", color=COLOURS[0])
+        place.axhline(100 * goal, linestyle="--", color=COLOURS[1], label=f"{100 * goal:.1f} %")
+        place.legend(frameon=False)
+        plain(place, "dimension", "best test accuracy, %")
+        return [save(figure, folder / "dimension.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         numbers = {"dimension": reading.dimension, "goal": reading.goal, "whole": reading.whole}
         return {**numbers, "tried": [e._asdict() for e in reading.tried]}
-
-
-def draw_dimension(tried: Sequence[Tried], goal: float, path: Path) -> Path:
-    """What trainings in spaces of some dimensions reached."""
-    figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    place.semilogx([e.dim for e in tried], [100 * e.reached for e in tried], "o-", color=COLOURS[0])
-    place.axhline(100 * goal, linestyle="--", color=COLOURS[1], label=f"{100 * goal:.1f} %")
-    place.legend(frameon=False)
-    plain(place, "dimension", "best test accuracy, %")
-    return save(figure, path)

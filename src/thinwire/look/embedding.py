@@ -5,7 +5,7 @@ Van der Maaten, Hinton, "Visualizing Data using t-SNE", JMLR 2008, as scikit-lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -119,24 +119,21 @@ class Embedding(Look[Reading]):
         yield reading.sentence
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_embedding(reading.planes, reading.groups, self.by, folder / "embedding.png")]
+        """Places on planes, a colour for each client or label (paper 002's Figure 11, paper 004's Figure 6)."""
+        planes, groups, by = reading.planes, reading.groups, self.by
+        figure, places = panels(len(planes), 4.4 if len(planes) > 1 else 5.4, 4.4)
+        of, colours = torch.tensor(groups), plt.get_cmap("tab20")
+        for place, (title, where) in zip(places, planes, strict=True):
+            for i, group in enumerate(sorted(set(groups))):
+                x, y = where[of == group].T.tolist()
+                place.scatter(x, y, s=8, color=colours(i % 20), label=f"{by} {group}")
+            place.set_xticks([])
+            place.set_yticks([])
+            place.set_title(title or f"t-SNE of features, by {by}", fontsize=10)
+        places[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        return [save(figure, folder / "embedding.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         asked, places = self.numbers(), [places.tolist() for _, places in reading.planes]
         shown: dict[str, Any] = {"rounds": asked, "places": places} if asked else {"places": places[0]}
         return {f"{self.by}s": reading.groups, **shown}
-
-
-def draw_embedding(planes: Sequence[tuple[str, Tensor]], groups: Sequence[int], by: str, path: Path) -> Path:
-    """Places on planes, a colour for each client or label (paper 002's Figure 11, paper 004's Figure 6)."""
-    figure, places = panels(len(planes), 4.4 if len(planes) > 1 else 5.4, 4.4)
-    of, colours = torch.tensor(groups), plt.get_cmap("tab20")
-    for place, (title, where) in zip(places, planes, strict=True):
-        for i, group in enumerate(sorted(set(groups))):
-            x, y = where[of == group].T.tolist()
-            place.scatter(x, y, s=8, color=colours(i % 20), label=f"{by} {group}")
-        place.set_xticks([])
-        place.set_yticks([])
-        place.set_title(title or f"t-SNE of features, by {by}", fontsize=10)
-    places[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return save(figure, path)

@@ -76,29 +76,26 @@ class Feedback(Look[Reading]):
         )
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_residuals(reading.steps, folder / "feedback.png")]
+        """Residuals and the distance of x and y by step, lambda* beside the lambda in use, and what x and y reach."""
+        steps = reading.steps
+        averaged = any(e.accuracy_x is not None for e in steps)
+        figure, places = panels(2 + averaged, 5.2, 3.8)
+        x = [e.step for e in steps]
+        left, right = places[:2]
+        left.plot(x, [e.residual for e in steps], color=COLOURS[0], label="residual, root of mean ‖e‖²")
+        left.plot(x, [e.distance for e in steps], color=COLOURS[1], label="‖x - y‖ = ‖mean e‖")
+        right.plot(x, [e.best for e in steps], color=COLOURS[0], label="λ*")
+        if any(e.lam is not None for e in steps):
+            right.plot(x, [e.lam for e in steps], "--", color=COLOURS[1], label="λ in use")
+        if averaged:  # paper 002's Figure 8
+            for name, colour, label in (("accuracy", 0, "y (DEF)"), ("accuracy_x", 1, "x (DEF-A)")):
+                reached = [(value := getattr(e, name)) and 100 * value for e in steps]
+                places[2].plot(x, reached, color=COLOURS[colour], label=label)
+        for place, label in zip(places, ("", "", "test accuracy, %"), strict=False):
+            place.legend(frameon=False)
+            place.set_ylim(bottom=None if label else 0)
+            plain(place, "step", label)
+        return [save(figure, folder / "feedback.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         return {"steps": [e._asdict() for e in reading.steps]}
-
-
-def draw_residuals(steps: Sequence[Owed], path: Path) -> Path:
-    """Residuals and the distance of x and y by step, lambda* beside the lambda in use, and what x and y reach."""
-    averaged = any(e.accuracy_x is not None for e in steps)
-    figure, places = panels(2 + averaged, 5.2, 3.8)
-    x, nothing = [e.step for e in steps], float("nan")
-    left, right = places[:2]
-    left.plot(x, [e.residual for e in steps], color=COLOURS[0], label="residual, root of mean ‖e‖²")
-    left.plot(x, [e.distance for e in steps], color=COLOURS[1], label="‖x - y‖ = ‖mean e‖")
-    right.plot(x, [nothing if e.best is None else e.best for e in steps], color=COLOURS[0], label="λ*")
-    if any(e.lam is not None for e in steps):
-        right.plot(x, [nothing if e.lam is None else e.lam for e in steps], "--", color=COLOURS[1], label="λ in use")
-    if averaged:  # paper 002's Figure 8
-        for name, colour, label in (("accuracy", 0, "y (DEF)"), ("accuracy_x", 1, "x (DEF-A)")):
-            reached = [getattr(e, name) for e in steps]
-            places[2].plot(x, [nothing if a is None else 100 * a for a in reached], color=COLOURS[colour], label=label)
-    for place, label in zip(places, ("", "", "test accuracy, %"), strict=False):
-        place.legend(frameon=False)
-        place.set_ylim(bottom=None if label else 0)
-        plain(place, "step", label)
-    return save(figure, path)

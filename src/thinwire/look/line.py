@@ -7,7 +7,7 @@ Differences from the paper: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,21 +59,17 @@ class Line(Look[Curves]):
         yield Table(f"within {self.reach:g} of each model", ("method", "loss", "largest"), cells)
 
     def draw(self, reading: Curves, folder: Path) -> list[Path]:
+        """A loss along a direction from each of several models, which lie at 0 (paper 002's Figure 12)."""
+        figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(reading)), layout="constrained")
+        for i, (label, values) in enumerate(reading):
+            colour, style = COLOURS[i % len(COLOURS)], ("-", "--", ":")[i // len(COLOURS) % 3]
+            place.plot(steps(self.points, self.reach), values, style, color=colour, label=label)
+        place.axvline(0, color="black", linewidth=0.6, alpha=0.5)
+        figure.legend(loc="outside lower center", frameon=False, fontsize=8)
         whose = "the test" if self.client is None else f"client {self.client}"
-        return [draw_lines(reading, steps(self.points, self.reach), folder / "line.png", f"loss on {whose}")]
+        plain(place, "along a random direction, in lengths of its filters", f"loss on {whose}")
+        return [save(figure, folder / "line.png")]
 
     def values(self, reading: Curves) -> dict[str, Any]:
         curves = [{"method": name, "loss": values} for name, values in reading]
         return {"along": steps(self.points, self.reach), "curves": curves}
-
-
-def draw_lines(curves: Sequence[tuple[str, Sequence[float]]], along: Sequence[float], path: Path, name: str) -> Path:
-    """A loss along a direction from each of several models, which lie at 0 (paper 002's Figure 12)."""
-    figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(curves)), layout="constrained")
-    for i, (label, values) in enumerate(curves):
-        colour, style = COLOURS[i % len(COLOURS)], ("-", "--", ":")[i // len(COLOURS) % 3]
-        place.plot(along, values, style, color=colour, label=label)
-    place.axvline(0, color="black", linewidth=0.6, alpha=0.5)
-    figure.legend(loc="outside lower center", frameon=False, fontsize=8)
-    plain(place, "along a random direction, in lengths of its filters", name)
-    return save(figure, path)

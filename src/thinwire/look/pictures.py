@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,31 +99,28 @@ class Pictures(Look[Reading]):
         yield Table("Dice", ("client", *reading.methods), cells)
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_masks(reading.pictures, reading.methods, folder / "pictures.png")]
+        """A row a client: picture, mask, and every method's (paper 002's Figures 16 to 19)."""
+        pictures, names = reading.pictures, reading.methods
+        figure, grid = plt.subplots(
+            len(pictures),
+            2 + len(names),
+            figsize=(1.9 * (2 + len(names)), 2 * len(pictures)),
+            layout="constrained",
+            squeeze=False,
+        )
+        for places, one in zip(grid, pictures, strict=True):
+            cells = [(one.truth, "by hand")]
+            for name, mask, value in zip(names, one.made, one.dice, strict=True):
+                short = "\n".join(textwrap.wrap(name, 28, break_long_words=False)[:2])
+                cells.append((mask, f"{short}\n{value:.3f}"))
+            draw_picture(places[0], one.picture, f"client {one.client}")
+            for place, (mask, title) in zip(places[1:], cells, strict=True):
+                place.imshow(mask.numpy(), interpolation="nearest")
+                place.set_title(title, fontsize=7)
+                place.set_axis_off()
+        return [save(figure, folder / "pictures.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         pictures = reading.pictures
         numbers = {"clients": [one.client for one in pictures], "dice": [one.dice for one in pictures]}
         return {"methods": reading.methods, **numbers}
-
-
-def draw_masks(pictures: Sequence[Segmented], names: Sequence[str], path: Path) -> Path:
-    """A row a client: picture, mask, and every method's (paper 002's Figures 16 to 19)."""
-    figure, grid = plt.subplots(
-        len(pictures),
-        2 + len(names),
-        figsize=(1.9 * (2 + len(names)), 2 * len(pictures)),
-        layout="constrained",
-        squeeze=False,
-    )
-    for places, one in zip(grid, pictures, strict=True):
-        cells = [(one.truth, "by hand")]
-        for name, mask, value in zip(names, one.made, one.dice, strict=True):
-            short = "\n".join(textwrap.wrap(name, 28, break_long_words=False)[:2])
-            cells.append((mask, f"{short}\n{value:.3f}"))
-        draw_picture(places[0], one.picture, f"client {one.client}")
-        for place, (mask, title) in zip(places[1:], cells, strict=True):
-            place.imshow(mask.numpy(), interpolation="nearest")
-            place.set_title(title, fontsize=7)
-            place.set_axis_off()
-    return save(figure, path)

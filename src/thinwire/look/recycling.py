@@ -172,12 +172,12 @@ def draw_recycling(rounds: Sequence[Recycling], lines: Sequence[Any], path: Path
             place.set_ylabel(name)
             beyond = "both" if value == "rho" else "neither"
             figure.colorbar(shown, ax=place, label=f"{label}, mean over {over}", extend=beyond)
-    x, nothing = [each.round for each in rounds], float("nan")
+    x = [each.round for each in rounds]
     medians, lost = grid[0, 2], grid[1, 2]
-    medians.plot(x, [nothing if e.sin2 is None else e.sin2 for e in rounds], color=COLOURS[0], label="sin², median")
-    medians.plot(x, [nothing if e.rho is None else e.rho for e in rounds], color=COLOURS[2], label="rho, median")
+    medians.plot(x, [e.sin2 for e in rounds], color=COLOURS[0], label="sin², median")
+    medians.plot(x, [e.rho for e in rounds], color=COLOURS[2], label="rho, median")
     medians.plot(x, [e.recycled for e in rounds], ":", color=COLOURS[1], label="share recycled")
-    lost.semilogy(x, [e.error or nothing for e in rounds], color=COLOURS[0], label="largest ‖d‖² sin²")
+    lost.semilogy(x, [e.error or None for e in rounds], color=COLOURS[0], label="largest ‖d‖² sin²")
     lost.semilogy(x, [e.allowed for e in rounds], "--", color=COLOURS[1], label="1 / √(τT)")
     for place in (medians, lost):
         place.legend(frameon=False)

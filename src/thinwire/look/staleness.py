@@ -70,7 +70,26 @@ class Staleness(Look[Reading]):
         )
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_staleness(reading.parts, folder / "staleness.png")]
+        """By part: how far parameters moved, and the difference from backpropagation (paper 002's Figure 4)."""
+        parts = reading.parts
+        panels = [("moved", "weights", "‖x - x_old‖ / ‖x‖ while a batch is on its way")]
+        if any(e.difference is not None for e in parts):
+            panels.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
+            if any(e.parameters for e in parts):
+                panels.append(("difference", "parameters", "‖g - g of backpropagation‖ by parameters"))
+        figure, grid = plt.subplots(
+            1, len(panels), figsize=(5.5 * len(panels), 3.8), layout="constrained", squeeze=False
+        )
+        for place, (name, whole, label) in zip(grid[0], panels, strict=True):
+            for part in sorted({e.part for e in parts}):
+                own = [(e.step, getattr(e, name), getattr(e, whole)) for e in parts if e.part == part]
+                points = [(step, value / by) for step, value, by in own if value is not None and by]
+                if points:
+                    place.plot(*zip(*points, strict=True), color=COLOURS[part % len(COLOURS)], label=f"part {part}")
+            place.legend(frameon=False)
+            place.set_ylim(bottom=0)
+            plain(place, "step", label)
+        return [save(figure, folder / "staleness.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         return {"parts": [e._asdict() for e in reading.parts]}
@@ -82,23 +101,3 @@ def _of(x: float | None, whole: float | None) -> str:
         return "-"
     percent = 100 * x / whole
     return f"{percent:.2g} %" if percent < 99.5 else f"{percent:,.0f} %"
-
-
-def draw_staleness(parts: Sequence[Stale], path: Path) -> Path:
-    """By part: how far parameters moved, and the difference from backpropagation (paper 002's Figure 4)."""
-    panels = [("moved", "weights", "‖x - x_old‖ / ‖x‖ while a batch is on its way")]
-    if any(e.difference is not None for e in parts):
-        panels.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
-        if any(e.parameters for e in parts):
-            panels.append(("difference", "parameters", "‖g - g of backpropagation‖ by parameters"))
-    figure, grid = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 3.8), layout="constrained", squeeze=False)
-    for place, (name, whole, label) in zip(grid[0], panels, strict=True):
-        for part in sorted({e.part for e in parts}):
-            own = [(e.step, getattr(e, name), getattr(e, whole)) for e in parts if e.part == part]
-            points = [(step, value / by) for step, value, by in own if value is not None and by]
-            if points:
-                place.plot(*zip(*points, strict=True), color=COLOURS[part % len(COLOURS)], label=f"part {part}")
-        place.legend(frameon=False)
-        place.set_ylim(bottom=0)
-        plain(place, "step", label)
-    return save(figure, path)

@@ -134,7 +134,25 @@ class Subspace(Look[Spectrum]):
             yield f"cosine to {reading.rank} directions: mean {sum(there) / len(there):.3f}, last {there[-1]:.3f}"
 
     def draw(self, reading: Spectrum, folder: Path) -> list[Path]:
-        return [draw_spectrum(reading, folder / "subspace.png")]
+        """Singular values, rho_R, and the cosine of each gradient to the basis that was there before it."""
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")
+        sigma = reading.sigma.numpy()
+        x = np.arange(1, len(sigma) + 1)
+        left.semilogy(x, np.maximum(sigma / sigma[0], 1e-8), color=COLOURS[0], label="recorded gradients")
+        if reading.kept is not None:
+            own = reading.kept.numpy()
+            left.semilogy(
+                np.arange(1, len(own) + 1), np.maximum(own / own[0], 1e-8), ".", color=COLOURS[1], label="server.sigma"
+            )
+        left.legend(frameon=False)
+        plain(left, "direction", "singular value, by the largest")
+        middle.semilogy(x, np.maximum(reading.rho.numpy(), 1e-12), color=COLOURS[0])
+        plain(middle, "R", "rho: share of σ² after the first R")
+        there = [each for each in reading.followed if each.cosine > 0]
+        right.plot([e.round for e in there], [e.cosine for e in there], color=COLOURS[0])
+        right.set_ylim(0, 1.02)
+        plain(right, "round", f"‖Pᵀg‖ / ‖g‖, {reading.rank} directions")
+        return [save(figure, folder / "subspace.png")]
 
     def values(self, reading: Spectrum) -> dict[str, Any]:
         return {
@@ -169,25 +187,3 @@ def residual_share(run: Run) -> Float[Tensor, " r"] | None:
     server = read_state(path)["server"]
     sigma: Tensor = server[2]  # FLSS's Server: inner, rows, sigma
     return sigma
-
-
-def draw_spectrum(reading: Spectrum, path: Path) -> Path:
-    """Singular values, rho_R, and the cosine of each gradient to the basis that was there before it."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")
-    sigma = reading.sigma.numpy()
-    x = np.arange(1, len(sigma) + 1)
-    left.semilogy(x, np.maximum(sigma / sigma[0], 1e-8), color=COLOURS[0], label="recorded gradients")
-    if reading.kept is not None:
-        own = reading.kept.numpy()
-        left.semilogy(
-            np.arange(1, len(own) + 1), np.maximum(own / own[0], 1e-8), ".", color=COLOURS[1], label="server.sigma"
-        )
-    left.legend(frameon=False)
-    plain(left, "direction", "singular value, by the largest")
-    middle.semilogy(x, np.maximum(reading.rho.numpy(), 1e-12), color=COLOURS[0])
-    plain(middle, "R", "rho: share of σ² after the first R")
-    there = [each for each in reading.followed if each.cosine > 0]
-    right.plot([e.round for e in there], [e.cosine for e in there], color=COLOURS[0])
-    right.set_ylim(0, 1.02)
-    plain(right, "round", f"‖Pᵀg‖ / ‖g‖, {reading.rank} directions")
-    return save(figure, path)

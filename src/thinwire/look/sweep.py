@@ -210,26 +210,23 @@ class Sweep(Look[Reading]):
         yield Table(NAMES[reading.value], ("methods", reading.across, "mean", "lowest", "highest"), cells)
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_sweep(reading.lines, reading.across, NAMES[reading.value], folder / "sweep.png")]
+        """By the setting what was reached, a curve for each group. Bars are from the lowest seed to the highest."""
+        lines = reading.lines
+        figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(lines)), layout="constrained")
+        for i, line in enumerate(lines):
+            middle = [point.mean for point in line.points]
+            spread = [[p.mean - p.low for p in line.points], [p.high - p.mean for p in line.points]]
+            x = [point.at for point in line.points]
+            style = ("o-", "s--", "^:")[i // len(COLOURS) % 3]
+            place.errorbar(x, middle, spread, fmt=style, color=COLOURS[i % len(COLOURS)], capsize=3, label=line.name)
+        positive = [point.at for line in lines for point in line.points]
+        if min(positive) > 0 and max(positive) / min(positive) > 20:
+            logarithmic(place)
+        if len(lines) > 1 or lines[0].name:
+            figure.legend(loc="outside lower center", frameon=False, fontsize=8)
+        plain(place, reading.across, NAMES[reading.value])
+        return [save(figure, folder / "sweep.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         lines = [{"name": line.name, "points": [p._asdict() for p in line.points]} for line in reading.lines]
         return {"across": reading.across, "value": reading.value, "lines": lines}
-
-
-def draw_sweep(lines: Sequence[Line], across: str, value: str, path: Path) -> Path:
-    """What was reached by a setting, a curve for each of the others; bars are from the lowest seed to the highest."""
-    figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(lines)), layout="constrained")
-    for i, line in enumerate(lines):
-        middle = [point.mean for point in line.points]
-        spread = [[p.mean - p.low for p in line.points], [p.high - p.mean for p in line.points]]
-        x = [point.at for point in line.points]
-        style = ("o-", "s--", "^:")[i // len(COLOURS) % 3]
-        place.errorbar(x, middle, spread, fmt=style, color=COLOURS[i % len(COLOURS)], capsize=3, label=line.name)
-    positive = [point.at for line in lines for point in line.points]
-    if min(positive) > 0 and max(positive) / min(positive) > 20:
-        logarithmic(place)
-    if len(lines) > 1 or lines[0].name:
-        figure.legend(loc="outside lower center", frameon=False, fontsize=8)
-    plain(place, across, value)
-    return save(figure, path)
