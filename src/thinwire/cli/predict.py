@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .command import command, options_of
-from .options import Batch, Epochs, Json, Methods, Rate, print_json
+from .command import command, open_parameters, options_of, options_with
+from .options import Json, Methods, print_json
 from .typed import study as study_of
 
 
@@ -16,15 +16,12 @@ def _options() -> list[Any]:
     from ..studies import Federated
 
     known = options_of(Federated, "use", "data", "model", "task", "clients", "split", "rounds", "data_dir")
-    return [*known, *options_of(Setting, "sample", "seed", "start")]
+    return [*options_with(open_parameters(Federated)), *known, *options_of(Setting, "sample", "seed", "start")]
 
 
 @command("predict", _options)
 def predict(
     methods: Methods,
-    lr: Rate = None,
-    epochs: Epochs = None,
-    batch: Batch = None,
     mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, both ways.")] = 10.0,
     as_json: Json = False,
     **given: Any,
@@ -33,7 +30,7 @@ def predict(
     from ..studies import Federated
     from ..studies.predict import Rehearsal, show
 
-    study = study_of(Federated, methods, {**given, "lr": lr, "epochs": epochs, "batch": batch})
+    study = study_of(Federated, methods, given)
     rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start
     problem = study.problem(seed)
     rehearsal = Rehearsal(problem, rounds, sample, mbit, seed, start)
