@@ -16,7 +16,7 @@ from ..studies.axes import count
 from ..studies.cells import mean, measure_of, notes_on
 from ..studies.read import Arm, Record, Run, read_lines
 from . import table
-from .curves import NAMES, axes, curve, sent_axes
+from .curves import NAMES, Curve, axes, curve, sent_axes
 
 POINTS = 400  # of a curve
 EVERY = 6000  # points of a value's curves, of all methods and seeds
@@ -51,29 +51,28 @@ def curves(arm: Arm, most: int = POINTS) -> Record:
     made: Record = {}
     for value in NAMES:
         for name, axis in axes(arm.kind).items():
-            line = curve(arm, axis.values, value)
-            if line is None:
-                continue
-            kept = _thin(len(line.x), most)
-            if value not in made:
-                made[value] = {"y": _short(line.middle[kept]), "seeds": line.seeds, "x": {}}
-                if line.seeds > 1:
-                    made[value] |= {"low": _short(line.low[kept]), "high": _short(line.high[kept])}
-            made[value]["x"][name] = _short(line.x[kept])
+            if (line := curve(arm, axis.values, value)) is not None:
+                if value not in made:
+                    made[value] = {"seeds": line.seeds, "x": {}, **_heights(line, most)}
+                made[value]["x"][name] = _short(line.x[_thin(len(line.x), most)])
     return made
 
 
 def sent_by(arm: Arm, most: int = POINTS) -> Record:
     """By name of what was sent: how much of it there was after each round or step, in the mean over seeds, the band."""
-    made: Record = {}
-    for name in sent_axes(arm.kind):
-        if (line := curve(arm, count, name)) is None:
-            continue
-        kept = _thin(len(line.x), most)
-        made[name] = {"x": _short(line.x[kept]), "y": _short(line.middle[kept])}
-        if line.seeds > 1:
-            made[name] |= {"low": _short(line.low[kept]), "high": _short(line.high[kept])}
-    return made
+    lines = {name: curve(arm, count, name) for name in sent_axes(arm.kind)}
+    return {
+        name: {"x": _short(line.x[_thin(len(line.x), most)]), **_heights(line, most)}
+        for name, line in lines.items()
+        if line is not None
+    }
+
+
+def _heights(line: Curve, most: int) -> Record:
+    """The mean over seeds at the points that stay, and of several seeds the lowest and the highest."""
+    kept = _thin(len(line.x), most)
+    band = {"low": _short(line.low[kept]), "high": _short(line.high[kept])} if line.seeds > 1 else {}
+    return {"y": _short(line.middle[kept]), **band}
 
 
 def _thin(length: int, most: int = POINTS) -> Any:
