@@ -47,7 +47,8 @@ from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import custom, standard
 from ..ranges import Count
-from ..studies.federated import Federated, setting_of
+from ..studies.expressions import setting_of
+from ..studies.federated import Federated
 from ..task import Supervised, Task, as_tasks, labels
 from ..train.one import train
 from .base import DATA_DIR, METHOD, Look, Note, Row, Table, Words, option, short

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
-
 from ..config import Config
 from ..errors import CombinationError, require
 from ..links import Dense, Link
-from ..params import Params
-from .stored import AQSGD
+from .stored import AQSGD, remembers
 
 Keep = Literal["graph", "input", "weights"]
 
@@ -155,8 +152,7 @@ class Schedule(Config):
 
 def memoryless(link: Link, where: str) -> None:
     """Raise ``CombinationError`` for a link whose ends remember earlier messages."""
-    sender = link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0]
-    if link.memory or sender is not None:
+    if remembers(link):
         raise CombinationError(
             f"{where}: it remembers earlier messages, and here each is of other examples: take a link without a "
             "memory, such as Half() or Int8(); AQSGD(QSGD(7)) remembers by example"

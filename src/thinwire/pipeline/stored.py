@@ -50,11 +50,14 @@ class AQSGD(Config):
 
     def __post_init__(self) -> None:
         require(self.examples >= 1, f"{self!r}: at least 1 example is kept")
-        if (
-            self.link.memory
-            or self.link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0] is not None
-        ):
+        if remembers(self.link):
             raise CombinationError(f"{self!r}: AQSGD remembers itself; take a link without a memory")
+
+
+def remembers(link: Link) -> bool:
+    """Whether the ends of a link have a memory of earlier messages."""
+    sender = link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0]
+    return link.memory or sender is not None
 
 
 def digest_of(examples: list[int]) -> Tensor:

@@ -76,7 +76,7 @@ KINDS = Kinds(
 
 def load(out: Path) -> Study:
     """The study in a folder, of whatever kind. Raises :class:`RunError` where there is none."""
-    from .study import description
+    from .read import description
 
     values = description(out)
     kind = values.get("kind")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from ..config import Config
 from ..errors import ExpressionError, require
 from ..expression import configurations, parse, vocabulary
+from ..federated.setting import Setting
 from ..problem import import_module
 
 
@@ -70,3 +72,22 @@ def option(name: str, text: str, kind: type, names: dict[str, type], example: st
     if not isinstance(value, kind):
         raise ExpressionError(f"{name} {text}: it is written like {example}")
     return value
+
+
+def setting_of(values: Mapping[str, Any]) -> Setting:
+    """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
+    parts = {
+        name: part
+        for name, kinds in get_type_hints(Setting).items()
+        for part in get_args(kinds)
+        if isinstance(part, type) and issubclass(part, Config)
+    }
+    made = {
+        name: option(f"--{name}", values[name], part, {part.__name__: part}, part.example)
+        for name, part in parts.items()
+        if values.get(name) is not None
+    }
+    if values.get("clip") not in (None, "auto"):  # a word or a number
+        with contextlib.suppress(ValueError):
+            made["clip"] = float(values["clip"])
+    return Setting().but({**values, **made})

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from ..algorithms import FedAvg
 from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
-from ..config import Config
 from ..data import Split
 from ..errors import ExpressionError, require
 from ..expression import parse, settings
@@ -44,7 +42,7 @@ from .cells import (
     share_text,
     short_expression,
 )
-from .expressions import of_another_kind, option, parse_typed, vocabulary_with
+from .expressions import of_another_kind, option, parse_typed, setting_of, vocabulary_with
 from .read import Arm, Record, Run, choices, read_lines
 from .study import Job, Study, asked
 
@@ -334,25 +332,6 @@ class Federated(Study):
 
     def _split(self) -> Split | None:
         return None if self.split is None else option("--split", self.split, Split, settings(Split), "Dirichlet(0.1)")
-
-
-def setting_of(values: Mapping[str, Any]) -> Setting:
-    """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
-    parts = {
-        name: part
-        for name, kinds in get_type_hints(Setting).items()
-        for part in get_args(kinds)
-        if isinstance(part, type) and issubclass(part, Config)
-    }
-    made = {
-        name: option(f"--{name}", values[name], part, {part.__name__: part}, part.example)
-        for name, part in parts.items()
-        if values.get(name) is not None
-    }
-    if values.get("clip") not in (None, "auto"):  # a word or a number
-        with contextlib.suppress(ValueError):
-            made["clip"] = float(values["clip"])
-    return Setting().but({**values, **made})
 
 
 def _personal(arm: Arm, way: str) -> float:

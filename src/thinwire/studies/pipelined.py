@@ -56,9 +56,9 @@ from .cells import (
     seconds_text,
 )
 from .expressions import of_another_kind, own
-from .read import Arm, Record, Run
+from .read import Arm, Record, Run, description
 from .steps import Steps, Told
-from .study import Job, Numbers, asked, description
+from .study import Job, Numbers, asked
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given

@@ -44,6 +44,7 @@ from ..expression import parse
 from ..local import LocalAdam, LocalAdamW, LocalSGD, Trainer
 
 Record = dict[str, Any]
+FORMAT = 3  # of study.json
 EVERY_LINE = {
     "federated": ("round", "up_bytes", "down_bytes", "slowest_bytes", "up_floats", "seconds", "clock"),
     "data-parallel": ("step", "up_bytes", "down_bytes", "reduced_bytes", "gathered_bytes", "seconds"),
@@ -288,6 +289,26 @@ def read(path: Path) -> Record:
     if not isinstance(record, dict):
         raise RunError(f"{path} is damaged: it holds no object")
     return record
+
+
+def description(out: Path) -> Record:
+    """What ``study.json`` of a folder says. Raises :class:`RunError` where there is none of this version's."""
+    path = out / "study.json"
+    if not out.exists():
+        raise RunError(f"{out} does not exist")
+    if not path.exists():
+        held = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
+        raise RunError(f"{out} holds {held if _earlier(out) else 'no study: there is no study.json in it'}")
+    record = read(path)
+    if record.get("format") != FORMAT:
+        other = f"its format is {record.get('format')}, and this one reads {FORMAT}"
+        raise RunError(f"{path} is of another version of thinwire ({other}): go on with that version, or begin it anew")
+    return record
+
+
+def _earlier(out: Path) -> bool:
+    """Whether a folder has the file of a study of an earlier version. A single run has a run.json too."""
+    return (out / "ddp.json").exists() or ((out / "run.json").exists() and "methods" in read(out / "run.json"))
 
 
 def labels(names: dict[str, str]) -> dict[str, str]:

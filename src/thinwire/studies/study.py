@@ -35,9 +35,7 @@ from ..run.ranks import rank
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, megabytes_text, seconds_text
 from .expressions import option, parse_typed
-from .read import Arm, Record, Run, read, unit_of
-
-FORMAT = 3  # of study.json
+from .read import FORMAT, Arm, Record, Run, description, read, unit_of
 
 
 def asked(default: Any, help: str, **more: Any) -> Any:
@@ -387,26 +385,6 @@ class Study(ABC):
         for name, value in self.values().items():
             if name not in self.may_change and there.get(name) != value:
                 raise RunError(f"{out} is another study: {differing(name, there.get(name), value)}")
-
-
-def description(out: Path) -> Record:
-    """What ``study.json`` of a folder says. Raises :class:`RunError` where there is none of this version's."""
-    path = out / "study.json"
-    if not out.exists():
-        raise RunError(f"{out} does not exist")
-    if not path.exists():
-        held = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
-        raise RunError(f"{out} holds {held if _earlier(out) else 'no study: there is no study.json in it'}")
-    record = read(path)
-    if record.get("format") != FORMAT:
-        other = f"its format is {record.get('format')}, and this one reads {FORMAT}"
-        raise RunError(f"{path} is of another version of thinwire ({other}): go on with that version, or begin it anew")
-    return record
-
-
-def _earlier(out: Path) -> bool:
-    """Whether a folder has the file of a study of an earlier version. A single run has a run.json too."""
-    return (out / "ddp.json").exists() or ((out / "run.json").exists() and "methods" in read(out / "run.json"))
 
 
 def slug(method: Config) -> str:
