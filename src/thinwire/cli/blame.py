@@ -1,4 +1,4 @@
-"""What the command line shows of an exception that ends it, and its exit code: that depends on whose it is."""
+"""The end of a command by an exception: what is shown of it, and the exit code, depend on whose it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def answer(error: Exception) -> int:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether thinwire, or the machine, means to say with it what to change: then its text is enough.
+    """True where thinwire, or the machine, says with the error what to change: then its text is enough.
 
     A ``ValueError`` is ours where we raise it. One out of the depths of a library is a bug like any other exception.
     """
@@ -73,7 +73,7 @@ def _users(filename: str) -> bool:
 
 
 def _as_option(said: str) -> str:
-    """What is said of a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
+    """The sentence about a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
     from ..federated.setting import Setting
 
     match = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)

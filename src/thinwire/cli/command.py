@@ -77,7 +77,7 @@ def parameters(cls: type, *names: str) -> list[inspect.Parameter]:
 
 
 def open_parameters(cls: Any) -> list[inspect.Parameter]:
-    """Those of what expressions of a kind of study may leave open."""
+    """The parameters that stand for what expressions of a kind of study may leave open."""
     return [
         parameter(name, Annotated[one | None, typer.Option(help=help)], None) for name, (one, help) in cls.open.items()
     ]

@@ -14,7 +14,7 @@ from ..errors import require
 
 
 def folder(path: Path | None) -> Path | None:
-    """What ``--out`` names, before anything is computed for it. Raises ``ValueError`` where a file is in the way."""
+    """The folder of ``--out``, before anything is computed for it. Raises ``ValueError`` where a file is in the way."""
     there = next((one for one in (path, *path.parents) if one.exists()), None) if path else None
     require(there is None or there.is_dir(), f"--out {path}: {there} is a file; name a folder, which need not exist")
     return path

@@ -1,4 +1,4 @@
-"""What every look is: options with their ranges, and the four things that are asked of it."""
+"""The base of every look: options with their ranges, and the four things that are asked of it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Look(ABC, Generic[V]):
         """
 
     def rows(self, reading: V) -> Iterable[Row]:
-        """What stands on the terminal, in its order: tables, sentences, and notes."""
+        """The text on the terminal, in its order: tables, sentences, and notes."""
         return ()
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Look(ABC, Generic[V]):
 
     @abstractmethod
     def values(self, reading: V) -> dict[str, Any]:
-        """What ``--json`` has: every number that the figures show."""
+        """The object of ``--json``: every number that the figures show."""
 
 
 def short(x: float | None) -> str:

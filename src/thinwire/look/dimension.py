@@ -141,7 +141,7 @@ class Dimension(Look[Reading]):
             yield f"measured intrinsic dimension: {reading.dimension}"
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        """What trainings in spaces of some dimensions reached."""
+        """The best accuracy by the dimension that was trained in."""
         tried, goal = reading.tried, reading.goal
         figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
         place.semilogx([e.dim for e in tried], [100 * e.reached for e in tried], "o-", color=COLOURS[0])

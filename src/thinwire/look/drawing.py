@@ -1,4 +1,4 @@
-"""What the figures of several looks are made with."""
+"""The tools that figures of several looks are made with."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def heat_map(
 
 
 def draw_picture(place: Any, picture: Tensor, title: str) -> None:
-    """One picture [c, h, w], from 0 to 1, under its title."""
+    """Draw a picture [c, h, w], from 0 to 1, under its title."""
     image = picture.numpy()
     if image.ndim == 3:
         image = image[0] if len(image) == 1 else image[:3].transpose(1, 2, 0)

@@ -29,7 +29,7 @@ from .path import models_of
 
 @torch.no_grad()
 def features(module: nn.Module, task: Task, indices: Tensor, name: str | None = None) -> Float[Tensor, "n d"]:
-    """What goes into a layer, by default the last linear one, for these examples: one row each.
+    """The input of a layer, by default the last linear one, for these examples: a row each.
 
     Raises ``ValueError`` for a layer that the model has not, or that is no part of its forward pass.
     """

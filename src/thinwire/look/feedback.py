@@ -1,4 +1,4 @@
-"""What workers owe each other: residuals, the distance of x and y, and the best lambda.
+"""Residuals of data-parallel workers, the distance of x and y, and the best lambda.
 
 An Xu, "New Efficient and Privacy-Preserving Methods for Distributed Training", PhD thesis, University of Pittsburgh,
 2023, Equation 2-9 and the remarks that follow it.
@@ -40,7 +40,7 @@ def best(residual: float, distance: float) -> float | None:
 
 
 def residuals(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
-    """Of a data-parallel run's records."""
+    """The residuals in a data-parallel run's records."""
     steps = []
     for line in lines:
         if "residual" in line:

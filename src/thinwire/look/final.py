@@ -30,7 +30,7 @@ class Final:
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """One a client, to train on."""
+        """The clients' tasks, one each, to train on."""
         return as_tasks(self.problem.tasks, floats(self.loaded.module))
 
     def test(self, client: int | None = None) -> Task:
@@ -95,7 +95,7 @@ def build(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def final(run: Run, task: str | None = None) -> Final:
-    """Of a complete federated run. Model and data are what its study says.
+    """The final model of a complete federated run. Model and data are what its study says.
 
     A run of no study, as ``simulate(..., out=folder)`` leaves it, says neither: then ``task`` names them, as
     ``my_module:make_task``. Raises :class:`RunError` for any other run, and for a task that makes other data.

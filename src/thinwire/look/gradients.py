@@ -117,7 +117,7 @@ class Space(NamedTuple):
 
     @staticmethod
     def of(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int] | None = None) -> Space:
-        """Of vectors [d], one a gradient: those of rounds 1, 2 and so on where none are given."""
+        """The space of vectors [d], one a gradient: those of rounds 1, 2 and so on where none are given."""
         return Space(list(range(1, len(rows) + 1)) if rounds is None else list(rounds), layout, rows)
 
     def products(self) -> Iterator[tuple[str, Float[Tensor, "t t"]]]:
@@ -158,7 +158,7 @@ class Space(NamedTuple):
 
 
 def space_of(run: Run) -> Space:
-    """Of a run that was trained with ``record="gradients"``. Raises :class:`RunError` for any other."""
+    """The gradients of a run that was trained with ``record="gradients"``. Raises :class:`RunError` for any other."""
     rounds = [line["round"] for line in run.rounds if "change" in line]
     if not rounds:
         raise lacks(run, "recorded gradients", "federated", "train it with --record gradients or all")
@@ -178,7 +178,7 @@ class Layer(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is kept of a layer's inner products."""
+    """The figures that are kept of a layer's inner products."""
 
     line: Layer
     progression: list[tuple[int, tuple[int, ...]]]
@@ -187,7 +187,7 @@ class Seen(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """What is seen of a run's gradients: of all layers as one (*), and of each."""
+    """The figures of a run's gradients: of all layers as one (*), and of each."""
 
     layers: dict[str, Seen]
     whole: Float[Tensor, "t t"]  # the inner products of all layers as one
@@ -216,7 +216,7 @@ def looked_at(space: Space, of: Kind = "values") -> Geometry:
 
 
 def by_the_server(run: Run) -> list[Note]:
-    """What is said of a run whose recorded changes are not its clients' but the server's; nothing of any other."""
+    """A note on a run whose recorded changes are not its clients' but the server's; none on any other."""
     if not any(line.get("change", {}).get("of") == "server" for line in run.rounds):
         return []
     return [
@@ -228,7 +228,7 @@ def by_the_server(run: Run) -> list[Note]:
 
 
 class Reading(NamedTuple):
-    """What a run has of the two: recorded gradients (else ``space`` is None), and tests of LBGM."""
+    """The gradients that a run recorded (else ``space`` is None), and its tests of LBGM."""
 
     run: Run
     tests: list[Recycling]

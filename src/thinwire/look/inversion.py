@@ -38,7 +38,7 @@ ROUGH += (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool2d, nn.Ada
 
 
 class Match(NamedTuple):
-    """What L-BFGS came to."""
+    """The result of L-BFGS."""
 
     inputs: Float[Tensor, "1 ..."]
     label: int
@@ -79,7 +79,7 @@ def invert(
     between: tuple[float, float] = (0.0, 1.0),
     clips: tuple[float, float] = (math.inf, math.inf),
 ) -> Match:
-    """One example whose gradient, sent the same way, is the nearest to ``gradient``.
+    """The example whose gradient, sent the same way, is the nearest to ``gradient``.
 
     ``module`` maps [1, *shape] to [1, classes] and its loss is cross-entropy. ``gradient`` has its trainable parameters
     one after the other. ``label`` None: it is sought with the example, as in DLG. ``sent`` is a linear, symmetric
@@ -138,7 +138,7 @@ class SentAs(NamedTuple):
 
 
 def sent_as(gradient: Float[Tensor, " d"], sent: Sent | None, clips: tuple[float, float]) -> SentAs:
-    """What is seen of a gradient that is clipped, sent, and clipped again."""
+    """Clip a gradient, send it, and clip it again."""
     short = shorten(gradient, clips[0])
     whole = short if sent is None else sent(short)
     return SentAs(whole, shorten(whole, clips[1]))
@@ -175,7 +175,7 @@ def double(module: nn.Module) -> nn.Module:
 
 
 def gradient_of(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """That of a batch, [d], in 64 bits."""
+    """The gradient of a batch, [d], in 64 bits."""
     twin = double(module)
     loss = F.cross_entropy(twin(inputs.double()), targets)
     trained = [p for p in twin.parameters() if p.requires_grad]

@@ -45,7 +45,7 @@ class Kappa(NamedTuple):
 
 
 def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
-    """Of rounds with ``layers``, in the model's order. s_l is 0 where a layer's weights are all zero."""
+    """The layers of rounds with ``layers``, in the model's order. s_l is 0 where a layer's weights are all zero."""
     own = [line for line in lines if "layers" in line]
     rows = []
     for name in own[0]["layers"] if own else ():
@@ -62,7 +62,7 @@ def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
 
 
 def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
-    """Of rounds with ``layers``; kappa is 0 in rounds that recycled nothing.
+    """Kappa of rounds with ``layers``: 0 in rounds that recycled nothing.
 
     Where the change is the server's, recycled layers are in it as the server has them: kappa is not known.
     """
@@ -78,7 +78,7 @@ def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
 
 
 class Reading(NamedTuple):
-    """What the records of a run say of its layers."""
+    """The layers of a run, as its records have them."""
 
     run: Run
     layers: list[Layer]

@@ -1,4 +1,4 @@
-"""What a server sees of a client's picture: the picture is rebuilt from what the client sent.
+"""A client's picture as a server can rebuild it from what the client sent.
 
 Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019, arXiv:1906.08935, Algorithm 1 (DLG); Zhao, Mopuri, Bilen,
 "iDLG: Improved Deep Leakage from Gradients", 2020, arXiv:2001.02610; Melas-Kyriazi, Wang, "Intrinsic Gradient
@@ -122,7 +122,7 @@ class _Victim(NamedTuple):
         return moved
 
     def through(self, update: Tensor) -> Tensor:
-        """What the server sees of an update [d] of any length."""
+        """An update [d] of any length, as the server sees it."""
         length = float(update.norm()) or 1.0
         return self.server_view(self.reply(update / length)[0]).flat.to(update.dtype) * length
 
@@ -151,7 +151,7 @@ def leak(
     tries: int = 3,
     seed: int = 0,
 ) -> Leak:
-    """What can be rebuilt of an example of ``task`` from the reply of a client that holds it alone.
+    """The example of ``task`` that can be rebuilt from the reply of a client that holds it alone.
 
     ``picture`` is the example's position. The client sends it in ``round``. In the rounds before it had the examples
     that follow, one a round, which matters for methods that remember. ``attack`` says what the attacker knows of the
@@ -210,7 +210,7 @@ def leak(
 
 
 def _single(task: Task, position: int) -> Supervised:
-    """One example of a task, as the model takes it."""
+    """A single example of a task, as the model takes it."""
     batch: Any = task.batch(torch.tensor([position]))
     targets = labels(batch, "the leakage check")
     require(

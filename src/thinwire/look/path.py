@@ -42,7 +42,7 @@ class Way(NamedTuple):
 
 
 def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
-    """Of models [d], the last of which is the end. Raises ``ValueError`` for fewer than three.
+    """The way of models [d], the last of which is the end. Raises ``ValueError`` for fewer than three.
 
     The first model has no negative coordinate: a principal direction has no sign of its own.
     """

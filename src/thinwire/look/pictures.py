@@ -1,4 +1,4 @@
-"""What models make of pictures: masks beside the true ones, in colours."""
+"""Masks that models make of pictures, beside the true ones, in colours."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compare(made: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8
 
 @torch.no_grad()
 def segment(client: int, task: Task, example: int, modules: list[nn.Module]) -> Segmented:
-    """One test picture of a client by each module. Raises :class:`RunError` for a task that is no segmentation."""
+    """A test picture of a client by each module. Raises :class:`RunError` for a task that is no segmentation."""
     if not (isinstance(task, Supervised) and masks(task.targets)):
         raise RunError(f"client {client}'s test has no masks: look at a run such as --data retina")
     rows = torch.tensor([example % len(task)])

@@ -1,4 +1,4 @@
-"""What look-back recycling needs of gradients: LBGM's tests by round, client and layer, and Equation 45's bound.
+"""Look-back recycling as it was tested: LBGM's tests by round, client and layer, and Equation 45's bound.
 
 Azam, Hosseinalipour, Qiu, Brinton, "Recycling Model Updates in Federated Learning: Are Gradient Subspaces Low-Rank?",
 ICLR 2022, Algorithm 2, Theorem 1, Corollary 1 and Equation 45.
@@ -36,7 +36,7 @@ class Recycling(NamedTuple):
 
 
 def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
-    """Of rounds with ``looks``. ||d||^2 sin^2 is what a scalar loses of a client's gradient, all its layers together.
+    """The tests of rounds with ``looks``. ||d||^2 sin^2 is what a scalar loses of a client's gradient, of all layers.
 
     A layer's loss counts whether it was recycled or sent: it says what recycling would have cost.
     """
@@ -76,7 +76,7 @@ class LookBacks(NamedTuple):
 
 
 def look_backs(lines: Sequence[Mapping[str, Any]], by: Literal["client", "layer"]) -> LookBacks:
-    """Of rounds with ``looks``: a client's over its fields and layers, or a layer's over clients.
+    """The tests of rounds with ``looks``: a client's over its fields and layers, or a layer's over clients.
 
     Clients are in order, layers in the model's. Where replies have several fields, a layer's name has its field's too.
     """
@@ -116,7 +116,7 @@ class Step(NamedTuple):
 
 
 def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """Of rounds with recorded gradients, whose inner products of all layers are given, from the second on.
+    """The bound of rounds with recorded gradients, from the second on. Inner products are those of all layers.
 
     None of rounds whose change is the server's: clients' rates are not known of these.
 
@@ -186,7 +186,7 @@ def draw_recycling(rounds: Sequence[Recycling], lines: Sequence[Any], path: Path
 
 
 def _row(name: object) -> str:
-    """What stands at a row: a client's number or a layer's name, shortened from the left."""
+    """The label of a row: a client's number or a layer's name, shortened from the left."""
     text = "all layers" if name == WHOLE else str(name)
     return text if len(text) <= 24 else f"…{text[-23:]}"
 

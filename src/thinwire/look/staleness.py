@@ -29,7 +29,7 @@ class Stale(NamedTuple):
 
 
 def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
-    """Of a pipelined run's records, part by part."""
+    """The staleness in a pipelined run's records, part by part."""
     parts = []
     for line in lines:
         if "moved" in line:

@@ -79,7 +79,7 @@ def streaming(
 
 
 class Spectrum(NamedTuple):
-    """What ``thinwire look subspace`` shows of a run."""
+    """The spectrum of a run's updates, and how well a basis follows them."""
 
     run: Run
     sigma: Float[Tensor, " t"]  # of all recorded gradients

@@ -47,7 +47,7 @@ def filter_normalise(direction: Params, x: Params) -> Params:
 
 
 def random_direction(x: Params, seed: int, number: int = 0) -> Params:
-    """One of the filter-normalised Gaussian directions that belong to a seed."""
+    """A filter-normalised Gaussian direction, of those that belong to a seed."""
     flat = torch.randn(
         x.layout.size, dtype=torch.float32, device="cpu", generator=Key(seed, number).generator("direction")
     ).to(x.layout.dtype)

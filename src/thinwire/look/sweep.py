@@ -1,4 +1,4 @@
-"""What a study reached by a setting: a point for each method, a curve for all that differ in that setting alone.
+"""A study's results by a setting: a point for each method, a curve for all that differ in that setting alone.
 
 Methods are compared by their complete expressions. A setting is a field, wherever it stands: ``beta`` of
 ``DOMO(beta=0.9)``, ``share`` of ``FedAvg(up=TopK(0.01))``.
@@ -102,7 +102,7 @@ def sweep(
 
 
 def value_of(arms: Sequence[Arm], of: str | None) -> str:
-    """What was reached, as ``NAMES`` calls it. Raises ``ValueError`` for what these runs have not."""
+    """The name in ``NAMES`` of what was reached. Raises ``ValueError`` for what these runs have not."""
     if of is None:
         return judgement(arms)[0]
     there = [name for name in curves.NAMES if has(arms, name)] + [PERPLEXITY] * has(arms, "test_loss")
@@ -159,7 +159,7 @@ def _ends(path: str, name: str) -> bool:
 
 
 def _name(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """What distinguishes a group: its classes, and the fields in which groups of these classes differ."""
+    """The name that distinguishes a group: its classes, and the fields in which groups of these classes differ."""
     classes = {name: value for name, value in own.items() if name.endswith("class")}
     alike = [each for each in others if all(each.get(name) == value for name, value in classes.items())]
     fields = [f"{n} {v}" for n, v in own.items() if n not in classes and any(each.get(n) != v for each in alike)]
@@ -169,7 +169,7 @@ def _name(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _within(name: str, other: str) -> bool:
-    """Whether a class is that of a part of what has the other one: values.class of TopK is not said beside TopK."""
+    """True for a class of a part of what has the other one: values.class of TopK is not said beside TopK."""
     above = other.removesuffix("class")
     return bool(above) and name != other and name.startswith(above)
 

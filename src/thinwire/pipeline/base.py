@@ -1,4 +1,4 @@
-"""What a part of a pipeline does, and what every schedule says of it. The schedules are in :mod:`~.schedule`."""
+"""The operations of a part, and the base of all schedules, which are in :mod:`~.schedule`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Keep = Literal["graph", "input", "weights"]
 
 
 class Op(NamedTuple):
-    """One thing that a part does.
+    """An operation of a part.
 
     - ``forward``: take an input, compute, and give the output to the next part. ``keep`` says what stays here until
       the backward pass: the ``graph``, the ``input``, or a graph over a copy of the parameters (``weights``).
@@ -81,7 +81,7 @@ class Schedule(Config):
 
     @property
     def barrier(self) -> bool:
-        """Whether all parts wait for one another after each batch. That changes the time a batch takes alone."""
+        """True where all parts wait for one another after each batch. That changes the time a batch takes alone."""
         return False
 
     def staleness(self, parts: int) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Schedule(Config):
     # -- what it comes to -----------------------------------------------------
 
     def tick(self, part: int, parts: int, batch: int, first: int = 0) -> list[Op]:
-        """What a part does when it is given a batch. ``first`` is the first batch since the pipeline was empty."""
+        """The operations of a part that is given a batch. ``first`` is the first batch since the pipeline was empty."""
         start = batch if self.flushes else first
         done = (batch - start) * self.pieces
         ops: list[Op] = []
@@ -114,7 +114,7 @@ class Schedule(Config):
         return ops + (self._rest(part, parts, start, batch + 1) if self.flushes else [])
 
     def drain(self, part: int, parts: int, first: int, end: int) -> list[Op]:
-        """What is left to do for the batches from ``first`` on, of which ``end`` is the first that was not given."""
+        """The operations left for the batches from ``first`` on, of which ``end`` is the first that was not given."""
         return [] if self.flushes else self._rest(part, parts, first, end)
 
     def _rest(self, part: int, parts: int, start: int, end: int) -> list[Op]:

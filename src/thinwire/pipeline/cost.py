@@ -1,4 +1,4 @@
-"""What the modules of a chain take: seconds forward and back, and bytes that they hand on, measured with a sample."""
+"""The cost of the modules of a chain: seconds forward and back, and bytes that they hand on, measured with a sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Named = tuple[tuple[str, ...], nn.Module]
 
 
 class Cost(NamedTuple):
-    """What a module takes for a sample."""
+    """The cost of a module for a sample."""
 
     forward: float  # seconds
     backward: float
@@ -26,7 +26,7 @@ class Cost(NamedTuple):
 
 
 def measure_modules(chain: Sequence[Named], sample: Any) -> list[Cost]:
-    """What each module takes; parameters' gradients, statistics and random numbers are left alone.
+    """The cost of each module; parameters' gradients, statistics and random numbers are left alone.
 
     The sample goes through the whole chain again and again, so that what disturbs a moment is in one measurement of
     some modules, and not in all of one.
@@ -61,7 +61,7 @@ def repeats() -> Iterator[int]:
 
 
 def _pass(chain: Sequence[Named], x: Tensor) -> list[Cost]:
-    """What each module takes of one way through the chain."""
+    """The cost of each module in one way through the chain."""
     costs = []
     for name, module in chain:
         device = next((p.device for p in module.parameters()), x.device)

@@ -202,7 +202,7 @@ class Inbox:
             raise Lost(first_line(error)) from error
 
     def _take(self, asked: tuple[Any, Tensor]) -> Tensor:
-        """What was asked for, once it is there."""
+        """The frame that was asked for, once it is there."""
         work, frame = asked
         self._wait(work)
         self.room.add(-frame.nbytes)
@@ -222,5 +222,5 @@ def _text(data: Tensor) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the lines below, or the name of its class."""
+    """The first line of an error's text, or the name of its class."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

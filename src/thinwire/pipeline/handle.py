@@ -1,4 +1,4 @@
-"""What a training of a pipeline is to a script, whether its parts are processes or lie in one."""
+"""A training of a pipeline as a script has it, whether its parts are processes or lie in one."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Training(ABC):
         return self.run("predict", lambda stage: stage.look(self.share(x, stage.replica), self.looks))
 
     def share(self, whole: Any, replica: int) -> Any:
-        """What a replica is given of a batch: in a process of its own all that its script gives."""
+        """The share of a batch that a replica is given: in a process of its own all that its script gives."""
         return whole
 
     @abstractmethod
@@ -175,7 +175,7 @@ class Training(ABC):
     # -- checkpoints ----------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
-        """What a state is of, and what a training that goes on from it must agree on."""
+        """The facts about a state that a training must agree on to go on from it."""
         return {
             "format": FORMAT,
             "schedule": complete(self.settings.schedule),

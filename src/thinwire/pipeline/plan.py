@@ -1,4 +1,4 @@
-"""What the law is asked with: seconds and bytes of a model's parts, measured, and what a schedule makes of them."""
+"""The numbers that the law needs: seconds and bytes of a model's parts, measured, and what a schedule makes of them."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
 
 
 class Pipeline(Training):
-    """One part of a pipeline, in this process. ``bytes`` are those that it sent and received."""
+    """A part of a pipeline, in this process. ``bytes`` are those that it sent and received."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Pipeline(Training):
                 raise self._describe_loss(way != "backward", self.batches, error) from error
 
     def _gather(self, request: Mean | Gather) -> Any:
-        """What all replicas of this part have of it."""
+        """The answer of all replicas of this part."""
         assert self.peers is not None
         before = self.peers.traffic.bytes
         try:
@@ -271,7 +271,7 @@ class Pipeline(Training):
         return packet
 
     def _describe_loss(self, ahead: bool, batch: int, error: Lost) -> RankLost:
-        """What is said of the part after this one, or of the one before."""
+        """The error that says that the part after this one, or the one before, is lost."""
         said, other = str(error), self.part + 1 if ahead else self.part - 1
         if said.startswith("part "):
             return RankLost(f"part {self.part} of {self.settings.parts} cannot go on: {said}")

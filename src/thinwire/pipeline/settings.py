@@ -1,4 +1,4 @@
-"""What all parts of a training have in common, and what it must be."""
+"""The settings that all parts of a training have in common, and what they must be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Optimizers = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 @dataclass(frozen=True)
 class Settings:
-    """What all stages of a training have in common: what :func:`~thinwire.pipeline.pipeline` was asked for."""
+    """The settings that all stages of a training have in common: arguments of :func:`~thinwire.pipeline.pipeline`."""
 
     schedule: Schedule
     parts: int
@@ -64,7 +64,7 @@ def settle(settings: Settings) -> Settings:
 
 
 def describe(given: Any) -> str:
-    """What was given in place of something else, for an error."""
+    """The thing that was given in place of another, for an error."""
     if isinstance(given, str):
         return repr(given)
     return given.__name__ if isinstance(given, type) else type(given).__name__

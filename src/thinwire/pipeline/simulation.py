@@ -77,7 +77,7 @@ class Simulation(Training):
         return whole([parts[k] for k in range(self.settings.parts)])
 
     def _finish(self, begin: Any) -> dict[int, Any]:
-        """What comes of each rank's talk. Where one raises, the parts are left at different places."""
+        """The result of each rank's talk. Where one raises, the parts are left at different places."""
         try:
             return self._drive_all(begin)
         except BaseException as error:

@@ -160,7 +160,7 @@ def balance(
     n, some = len(costs), [0, *itertools.accumulate(trained)]
 
     def cost(part: int, i: int, j: int) -> float:
-        """Of a part from module i up to j."""
+        """The cost of a part from module i up to j."""
         return sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
 
     def handed_on(j: int) -> int:
@@ -235,7 +235,7 @@ def _chain(model: Any) -> list[Named]:
 
 
 def _called_in_turn(model: Any) -> bool:
-    """Whether a subclass of nn.Sequential is called as one, by its modules in turn."""
+    """True for a subclass of nn.Sequential that is called as one, by its modules in turn."""
     plain = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
     return plain and type(model) is not nn.Sequential and not (model._forward_hooks or model._forward_pre_hooks)
 
@@ -304,7 +304,7 @@ def _look_at(model: Any, parts: int, schedule: Schedule | None, sample: Any) -> 
 
 
 def _agree(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout: float) -> Looked:
-    """What this rank found with ``look``, and the costs of the first rank: parts have to be the same everywhere.
+    """The chain that this rank has from ``look``, and the first rank's costs: parts have to be the same everywhere.
 
     An error of one rank is one of every rank.
     """

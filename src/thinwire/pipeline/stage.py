@@ -1,4 +1,4 @@
-"""One part of a pipeline: it executes the operations of its schedule, and asks for what it needs of its neighbours.
+"""A part of a pipeline: it executes the operations of its schedule, and asks for what it needs of its neighbours.
 
 A stage is driven as the generators of :mod:`thinwire.ddp.collectives` are. It yields :class:`~.talk.Take` and
 :class:`~.talk.Give`, and is answered by whoever carries messages: a queue in memory, or a process group. So simulator
@@ -49,7 +49,7 @@ class Kept:
 
 @dataclass
 class Batch:
-    """What a script gives to a step."""
+    """The batch that a script gives to a step."""
 
     x: Tensor | None = None
     y: Tensor | None = None
@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass
 class Stage:
-    """One part: its module, optimiser, queue, and what it stashed. ``replica`` says of which pipeline."""
+    """A part: its module, optimiser, queue, and stashed parameters. ``replica`` says of which pipeline."""
 
     module: nn.Module
     part: int
@@ -100,7 +100,7 @@ class Stage:
     # -- what a script asks for -----------------------------------------------
 
     def tick(self, batch: Batch) -> Talk[Tensor | None]:
-        """One batch more; returns the loss, at the last part, of the batch that went back."""
+        """Train with one batch more; returns the loss, at the last part, of the batch that went back."""
         number = self.given
         yield from self._do(self.schedule.tick(self.part, self.parts, number, self.first), batch)
         if not self.last:
@@ -312,7 +312,7 @@ class Stage:
             return self._call(x.clone() if self.fresh else x, self._buffers())
 
     def _weights(self, kept: Kept) -> Mapping[str, Tensor]:
-        """Those that its forward pass has."""
+        """The parameters that its forward pass has."""
         return self.trained if kept.version is None else self.versions[kept.version]
 
     def _call(self, x: Tensor, others: dict[str, Tensor]) -> Tensor:

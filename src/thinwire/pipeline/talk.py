@@ -1,4 +1,4 @@
-"""What a part asks for and gives while it works: whoever carries messages answers."""
+"""The requests that a part makes while it works: whoever carries messages answers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Of one part. It holds a copy of the parameters for each forward pass that waits for its way back."""
+    """The watch over one part. It holds a copy of the parameters for each forward pass that waits for its way back."""
 
     def __init__(self) -> None:
         self.left: deque[tuple[int, Tensor | None]] = deque()  # of each micro-batch, in the order of the stage's queue
@@ -49,7 +49,7 @@ class Watch:
         self.gradient = batch, _flat(torch.zeros_like(p) if p.grad is None else p.grad for p in weights.values())
 
     def state(self) -> State:
-        """What the next entries of ``moved`` depend on."""
+        """The state that the next entries of ``moved`` depend on."""
         return [[version, before] for version, before in self.left]
 
     def load(self, state: Sequence[Sequence[Any]] | None, waiting: int) -> None:

@@ -1,4 +1,4 @@
-"""What a study was asked to do, in words, and what to know before comparing its methods."""
+"""A study's setting in words, and what to know before comparing its methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..studies.read import study as study_of_run
 
 
 def study_of(folders: Sequence[Path]) -> Record:
-    """What the first folder that holds a study, or is a part of one, says of it. Empty where none does."""
+    """The ``study.json`` of the first folder that holds a study, or is a part of one. Empty where none does."""
     for folder in map(Path.resolve, folders):
         for place in (folder, *folder.parents[:2]):
             if (place / "study.json").exists():
@@ -27,14 +27,14 @@ def study_of(folders: Sequence[Path]) -> Record:
 
 
 def title(arms: Sequence[Arm], folders: Sequence[Path]) -> str:
-    """What is above the page and the table. Of runs that belong to no study nobody has written down the data."""
+    """The title of the page and the table. Of runs that belong to no study nobody has written down the data."""
     study, kind = study_of(folders), KINDS[arms[0].kind]
     said = kind.scale([run for arm in arms for run in arm.runs], study)
     return ", ".join(filter(None, (study.get("task") or study.get("data"), *said)))
 
 
 def setting(arms: Sequence[Arm], study: Record, folders: Sequence[Path]) -> list[tuple[str, str]]:
-    """What was trained and how, in words: pairs of a name and what is said of it."""
+    """The setting in words, what was trained and how: pairs of a name and a text."""
     runs = [run for arm in arms for run in arm.runs]
     about = runs[0].about
     parameters = next((run.summary["parameters"] for run in runs if run.summary and "parameters" in run.summary), None)
@@ -71,7 +71,7 @@ def _seeds(arms: Sequence[Arm]) -> str:
 
 
 def chosen_said(arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """What Auto chose in each run, and why."""
+    """Auto's choices in each run, and why it made them."""
     return [
         (f"{arm.label}, seed {run.seed}, round {made['round']}", " ".join([f"{made['expression']}.", *made["why"]]))
         for arm in arms
@@ -125,7 +125,7 @@ def _shared_trainer(arms: Sequence[Arm]) -> str | None:
 
 
 def warnings(arms: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
-    """What a reader should know before comparing methods."""
+    """Sentences that a reader should know before comparing methods."""
     unit, said = arms[0].unit, []
     runs = [run for arm in arms for run in arm.runs]
     ahead = not_begun_said(arms, folders)

@@ -72,12 +72,12 @@ def _values(run: Run, value: str) -> Sequence[float | None]:
 
 
 def has(arms: Sequence[Arm], name: str) -> bool:
-    """Whether some line of some run has a value."""
+    """True where some line of some run has a value."""
     return any(r.get(name) is not None for arm in arms for run in arm.runs for r in run.rounds)
 
 
 def judgement(arms: Sequence[Arm]) -> tuple[str, str]:
-    """What curves show: accuracy or Dice where there is one, and the loss, on the test set where it was measured."""
+    """The values of curves: accuracy or Dice where there is one, and the loss, on the test set where it was measured."""
     loss = "test_loss" if has(arms, "test_loss") else "train_loss"
     return next((share for share in SHARES if has(arms, share)), loss), loss
 
@@ -86,7 +86,7 @@ def judgement(arms: Sequence[Arm]) -> tuple[str, str]:
 
 
 def axes(kind: str) -> dict[str, Axis]:
-    """What accuracy is drawn against, and how the axis is labelled, for runs of a kind."""
+    """The axes that accuracy is drawn against, with their labels, for runs of a kind."""
     unit = unit_of(kind)
     return {f"{unit}s": Axis(count, unit), **KINDS[kind].axes}
 

@@ -25,7 +25,7 @@ NOT_CALLED, ANSWERED, LOST, LATE = range(4)
 
 
 def taking_part(arms: Sequence[Arm]) -> list[Record] | None:
-    """Of each seed of each method: which client was called in which round, and what became of the call."""
+    """The calls of clients by round, and what became of each call, for each seed of each method."""
     made = []
     for number, run in _runs(arms):
         states = _states(run.path / "ledger.jsonl")
@@ -92,7 +92,7 @@ def coarse(grid: Any, limits: tuple[int, int] = CELLS) -> tuple[Any, list[int]]:
 
 
 def unsent(arms: Sequence[Arm]) -> list[Record] | None:
-    """Of each seed of methods that leave layers out of replies: which, in each round."""
+    """The layers that no reply carried, by round, for each seed of methods that leave layers out."""
     made = []
     for number, run in _runs(arms):
         left = {line["round"]: names for line in run.rounds if (names := left_out(line)) is not None}
@@ -128,7 +128,7 @@ def _layers(line: Record) -> Iterable[str]:
 
 
 def recycling(arms: Sequence[Arm]) -> list[Record] | None:
-    """Of each seed of methods whose links look back: the share of layers that a client's reply recycled."""
+    """The share of layers that a client's reply recycled, by round, for each seed of methods whose links look back."""
     made = []
     for number, run in _runs(arms):
         shares: dict[tuple[int, int], list[bool]] = {}

@@ -113,7 +113,7 @@ def gather(folders: Sequence[Path]) -> Record:
 
 
 def _is_wanted(name: str, methods: str, arms: Sequence[Arm]) -> bool:
-    """Whether runs of methods whose expressions have these letters could have a section."""
+    """True where runs of methods whose expressions have these letters could have a section."""
     runs = [run for arm in arms if methods in arm.expression for run in arm.runs]
     recorded = name == "unsent" and any(heat.left_out(line) is not None for run in runs for line in run.rounds)
     return bool(runs) and not recorded

@@ -32,7 +32,7 @@ Outcome = Literal["finished", "failed", "killed"]  # "killed" is Ctrl-C's
 
 
 class Tool(ABC):
-    """One tool, for the runs below the folder ``out``. Its constructor raises ``ImportError`` where it is missing."""
+    """A tool, for the runs below the folder ``out``. Its constructor raises ``ImportError`` where it is missing."""
 
     @abstractmethod
     def __init__(self, out: Path) -> None: ...
@@ -149,7 +149,7 @@ class MLflow(Tool):
 
 
 def identity(folder: Path, about: Record) -> str:
-    """What a run is found by when it goes on: a name made of where it lies and of what it is.
+    """The name by which a run is found when it goes on, made of where it lies and of what it is.
 
     So a study that replaces another in its folder has runs of its own, where its methods, data or seeds differ. Of all
     versions of the code the first counts.

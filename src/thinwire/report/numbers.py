@@ -35,7 +35,7 @@ def cells(rows: Sequence[Record]) -> Record:
 
 
 def axes_of(arms: Sequence[Arm]) -> Record:
-    """What curves can be drawn against, by name, in words."""
+    """The axes of curves, by name, in words."""
     timed = any(run.rounds and run.rounds[-1].get("clock") for arm in arms for run in arm.runs)
     known = axes(arms[0].kind)
     return {name: axis.label if timed else axis.untimed or axis.label for name, axis in known.items()}
@@ -86,7 +86,7 @@ def _short(values: Iterable[float]) -> list[float | None]:
 
 
 def targets(arm: Arm, most: int = POINTS) -> list[Record]:
-    """Of each seed: the evaluations at which the model was better than ever before, and what they had cost.
+    """The evaluations of each seed at which the model was better than ever before, and what they had cost.
 
     ``accuracy``, in percent, is the Dice coefficient where pictures are segmented.
     """
@@ -106,13 +106,13 @@ def targets(arm: Arm, most: int = POINTS) -> list[Record]:
 
 
 def bytes_of(arms: Sequence[Arm]) -> list[Record]:
-    """What of all bytes went where, in the mean over seeds; a list with ``name`` and ``values``, one a method."""
+    """The parts of all bytes, in the mean over seeds; a list with ``name`` and ``values``, one a method."""
     parts = KINDS[arms[0].kind].ways
     return [{"name": said, "values": [mean(arm, name) for arm in arms]} for name, said in parts.items()]
 
 
 def layers(arms: Sequence[Arm]) -> list[Record] | None:
-    """Of each method the bytes of its largest layers, up and down, in the mean over seeds.
+    """The bytes of each method's largest layers, up and down, in the mean over seeds.
 
     ``*`` is what has no one layer. ``rest`` are how many smaller layers there are, and their bytes.
     """
@@ -134,7 +134,7 @@ def layers(arms: Sequence[Arm]) -> list[Record] | None:
 
 
 def clients(arms: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
-    """What clients reach on tests of their own at the last evaluation: figures over the clients of a seed, and a curve.
+    """Clients' results on tests of their own at the last evaluation: figures over the clients of a seed, and a curve.
 
     All are means over seeds, as in the table. The curve has clients from the worst to the best, and its band.
     """

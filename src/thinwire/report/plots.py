@@ -83,7 +83,7 @@ class Figures:
     best: bool
 
     def sent(self, path: Path) -> Path:
-        """What had been sent after each round or step, a panel for each way to count it."""
+        """Bytes and floats sent after each round or step, a panel for each way to count them."""
         arms, names = self.arms, sent_axes(self.arms[0].kind)
         size = self.size or (5.5 * len(names), 4.2 + 0.22 * len(arms))
         figure, grid = plt.subplots(1, len(names), figsize=size, layout="constrained", squeeze=False)
@@ -104,7 +104,7 @@ class Figures:
         return self.save(figure, grid.flat[0], path, 2)
 
     def single(self, path: Path, axis: Axis, value: str, beside: str | None = None) -> Path:
-        """One panel; the value ``beside`` it is dashed."""
+        """A figure of one panel; the value ``beside`` it is dashed."""
         size = self.size or (8, 4.6 + 0.22 * len(self.arms))
         figure, place = plt.subplots(figsize=size, layout="constrained")
         _draw(place, self.arms, axis, value, self.best)
@@ -142,7 +142,7 @@ def save(figure: Any, path: Path, **how: Any) -> Path:
 
 
 def _draw(place: Any, arms: list[Arm], axis: Axis, value: str, best: bool = False) -> None:
-    """One curve a method: the mean over seeds, with a band from the lowest to the highest."""
+    """A curve for each method: the mean over seeds, with a band from the lowest to the highest."""
     steady = best or value in axes(arms[0].kind)  # it goes one way: there is nothing to smooth
     for number, arm in enumerate(arms):
         line = curve(arm, axis.values, value, best)

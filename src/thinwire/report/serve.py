@@ -73,7 +73,7 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
 
 
 class Contents:
-    """What the page shows, gathered anew when a file changed."""
+    """The contents of the page, gathered anew when a file changed."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders, self.lock = list(folders), threading.Lock()

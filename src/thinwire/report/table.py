@@ -27,7 +27,7 @@ from ..studies.read import Arm, comparable, not_begun, planned_length, setting
 
 
 def rows(arms: list[Arm]) -> list[Row]:
-    """One row a method: means over the seeds of :func:`~thinwire.studies.read.comparable`, and the deviation over them.
+    """A row for each method: means over the seeds of :func:`~thinwire.studies.read.comparable`, and their deviation.
 
     ``seeds_left_out`` are those that are not complete while others are, or have not begun. Shares of bytes are those of
     a method that sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``,

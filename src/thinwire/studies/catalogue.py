@@ -26,7 +26,7 @@ from .expressions import own
 
 
 class Entry(NamedTuple):
-    """One public name."""
+    """A public name."""
 
     name: str
     kind: str

@@ -50,7 +50,7 @@ def draw(
 
 
 def notes_on(notes: Mapping[str, str], columns: Iterable[str]) -> str:
-    """What is said of columns that are there."""
+    """The notes on those columns that are there."""
     there = set(columns)
     return " ".join(note for name, note in notes.items() if name in there)
 
@@ -59,7 +59,7 @@ def notes_on(notes: Mapping[str, str], columns: Iterable[str]) -> str:
 
 
 def measure_of(arm: Arm) -> str:
-    """What a model is judged by: "accuracy", or "dice" where pictures were segmented."""
+    """The measure that a model is judged by: "accuracy", or "dice" where pictures were segmented."""
     return (
         "dice"
         if any("dice" in line or "client_dice" in line for run in arm.runs for line in run.rounds)

@@ -1,4 +1,4 @@
-"""What is typed: expressions of methods and options, with a user's own modules, and which kind of study they are of."""
+"""Typed text as objects: expressions of methods and options, with a user's own modules, and their kind of study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..problem import import_module
 
 
 def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | None:
-    """Of an expression that begins with ``name`` and is of another kind than this: which, and its command."""
+    """The kind, and its command, of an expression that begins with ``name`` and is of another kind than this."""
     from . import KINDS
 
     other = next((one for one, cls in KINDS.items() if one != kind and cls.knows(name, names)), None)
@@ -23,12 +23,12 @@ def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | No
 
 
 def vocabulary_with(use: Sequence[str]) -> dict[str, type]:
-    """What a method may be written with: thinwire's names, and those of a user's modules."""
+    """The names that a method may be written with: thinwire's, and those of a user's modules."""
     return vocabulary() | own(use)
 
 
 def own(use: Sequence[str]) -> dict[str, type]:
-    """What a user's modules have that can be written in an expression.
+    """The classes of a user's modules that can be written in an expression.
 
     Raises ``ValueError`` for a class that is written there and cannot be, and for one with a name of thinwire's own.
     """
@@ -59,7 +59,7 @@ def _unusable(name: str, cls: Any, beside: Iterable[type]) -> str:
 
 
 def parse_typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
-    """What an expression makes. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
+    """The object of an expression. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
     try:
         return parse(text, defaults, names)
     except ValueError as error:
@@ -67,7 +67,7 @@ def parse_typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] |
 
 
 def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:
-    """What an option's expression makes. Raises :class:`ExpressionError` where that is of another kind."""
+    """The object of an option's expression. Raises :class:`ExpressionError` where it is of another kind."""
     value = parse_typed(text, names)
     if not isinstance(value, kind):
         raise ExpressionError(f"{name} {text}: it is written like {example}")

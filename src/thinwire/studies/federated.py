@@ -55,7 +55,7 @@ OTHERS = {"before": "before adapting", "shared": "shared model"}
 
 
 def _seconds(run: Run) -> list[float]:
-    """Those of the simulated network; without one those that the slowest client's bytes take at 10 Mbit/s."""
+    """The seconds of the simulated network; without one those that the slowest client's bytes take at 10 Mbit/s."""
     simulated = clock(run)
     if simulated and simulated[-1] > 0:
         return simulated
@@ -335,12 +335,12 @@ class Federated(Study):
 
 
 def _personal(arm: Arm, way: str) -> float:
-    """Of the bytes up or down those of clients' own models, the mean over seeds: 0 of most methods."""
+    """The bytes up or down of clients' own models, the mean over seeds: 0 of most methods."""
     return statistics.fmean(sum(r.get(f"{way}_personal", 0) for r in run.rounds) for run in arm.runs)
 
 
 def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
-    """Of few clients with tests of their own, each one's value at the last evaluation, the mean over seeds."""
+    """Each client's value at the last evaluation, the mean over seeds, of few clients with tests of their own."""
     paths = [run.path / "clients.jsonl" for run in arm.runs]
     lasts = [
         [line for line in read_lines(path) if line.get("round", 0) <= run.length][-1:]
@@ -354,7 +354,7 @@ def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
 
 
 def _by_client(rows: Sequence[Row]) -> bool:
-    """Whether clients have tests of their own."""
+    """True where clients have tests of their own."""
     return any(_of(row, "client") is not None for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""What a run in a folder came to, read back: modules that predict."""
+"""The models of a run, read back from its folder: modules that predict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .study import Study
 
 @dataclass
 class Loaded(Predictor):
-    """What :func:`load` gives: of a :class:`Result` what predicts."""
+    """The trained models of a run: those parts of a :class:`Result` that predict."""
 
     algorithm: Algorithm
     module: nn.Module

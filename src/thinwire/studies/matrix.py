@@ -1,4 +1,4 @@
-"""What goes with what: every pair is made, opened on a small model, and the reason for a refusal noted.
+"""The pairs that go together: every one is made, opened on a small model, and the reason for a refusal noted.
 
 There is no list of rules here. A cell says what the code itself says when it is asked.
 """
@@ -20,7 +20,7 @@ from ..params import Params
 
 
 class Pair(NamedTuple):
-    """One part around another in a role: ``reason`` is empty where they go together."""
+    """A part around another in a role: ``reason`` is empty where they go together."""
 
     outer: str  # "" for a link by itself
     inner: str
@@ -59,7 +59,7 @@ def _try(outer: str, inner: str, role: str) -> Pair:
 
 
 def _open(algorithm: Algorithm) -> None:
-    """What a run does before its first round."""
+    """Do as a run does before its first round."""
     module = algorithm.assemble(_model(), 2)
     start = algorithm.init_with(Params.trainable(module), None, 2, Key(0))
     message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message

@@ -250,7 +250,7 @@ class Pipelined(Steps):
         return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known, on_failure)
 
     def optimizers(self, stages: Sequence[nn.Module]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-        """What makes a part's optimiser."""
+        """A function that makes a part's optimiser."""
         modules = [module for stage in stages for module in stage.modules()]
         dense = [module for module in modules if isinstance(module, nn.Linear)][-1:]
         apart = [*(module for module in modules if isinstance(module, nn.Embedding)), *dense]

@@ -1,4 +1,4 @@
-"""What federated methods would cost over slow links, and what they reach at first: ``thinwire plan``.
+"""A plan of federated training over slow links: what methods would cost, and reach at first. ``thinwire plan``.
 
 Bytes and seconds of a whole run are predicted (:mod:`thinwire.studies.predict`). Accuracy is that of a rehearsal: a
 few rounds that are really trained.
@@ -41,7 +41,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """One alternative: ``bytes`` and ``seconds`` are predicted for all rounds, lowest and highest.
+    """An alternative: ``bytes`` and ``seconds`` are predicted for all rounds, lowest and highest.
 
     ``accuracy`` is that of the trained model at the end of the rehearsal, 0 to 1 (of segmented pictures the Dice
     coefficient), ``served`` that of a served average, which begins to pay after more rounds than a rehearsal has. None
@@ -92,7 +92,7 @@ def plan(
     rehearse: int = 3,
     typed: Sequence[str] = (),
 ) -> Plan:
-    """What a run could be trained with, on links of ``mbit`` Mbit/s to each client and ``mbit_up`` from it.
+    """Alternatives for a run on links of ``mbit`` Mbit/s to each client and ``mbit_up`` from it.
 
     The methods of ``study`` are shown after those that always are: FedAvg, FedAvg with 16-bit floats, STC both ways,
     LUAR, LBGM, TransformCoding as a stream and per client, and what ``auto`` chooses. Both forms of TransformCoding
@@ -210,7 +210,7 @@ def _always(local: Trainer, rehearsal: Rehearsal, coded: tuple[int, int] | None)
 
 
 def _short(auto: Auto) -> str:
-    """What was asked for, without local training, which all alternatives share."""
+    """The expression without local training, which all alternatives share."""
     return repr(replace(auto, local=Auto().local))
 
 

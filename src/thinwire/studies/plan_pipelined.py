@@ -33,7 +33,7 @@ SEED = 0  # of a model and a batch that are only measured
 
 @dataclass(frozen=True)
 class Row:
-    """One schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches."""
+    """A schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches."""
 
     schedule: str
     staleness: tuple[int, ...]
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was measured, and what comes of it.
+    """The measurements, and what comes of them.
 
     ``least`` is the DSP with the least delays that hide the links, ``limit`` what a batch waits for then.
     """

@@ -84,7 +84,7 @@ class Rehearsal:
         check_ranges(type(self), vars(self), of_argument)
 
     def predict(self, algorithm: Algorithm | Auto) -> Prediction:
-        """What a run would cost. Of :class:`Auto` it is what would be chosen before round 1, with ``start="known"``."""
+        """The cost of a run; of :class:`Auto` that of what would be chosen before round 1, with ``start="known"``."""
         setting = Setting(sample=self.sample, seed=self.seed, workers=1, plan="each", start=self.start)
         name = repr(algorithm)
         if isinstance(algorithm, Auto):
@@ -111,7 +111,7 @@ class Rehearsal:
 
     @cached_property
     def tasks(self) -> Sequence[Task]:
-        """One a client."""
+        """The clients' tasks, one each."""
         return as_tasks(self.problem.tasks, floats(self.module))
 
     @property
@@ -120,7 +120,7 @@ class Rehearsal:
         return Network(mbit=self.mbit_up or self.mbit, down=self.mbit)
 
     def choose(self, auto: Auto, setting: Setting) -> Chosen:
-        """What is chosen before round 1 on these links."""
+        """A run of the method that is chosen before round 1 on these links."""
         run = Chosen(auto, self.module, self.tasks, replace(setting, network=self.network))
         run.close()
         return run
@@ -141,7 +141,7 @@ class Rehearsal:
         return run
 
     def _seconds(self, ledger: Ledger) -> float:
-        """Of transfer, for the slowest client of each round."""
+        """Seconds of transfer, for the slowest client of each round."""
         if self.mbit_up is None:
             return transfer(sum(map(ledger.slowest, ledger.rounds)), self.mbit)
         rates, total = {"up": self.mbit_up, "down": self.mbit}, 0.0
@@ -171,7 +171,7 @@ class Untrained(Pool):
             yield round.reply(self.statistics, 0.0)
 
     def _answer(self, round: Round, request: Local) -> Trained:
-        """What comes of a training that does not take place."""
+        """The answer to a request for training, which does not take place."""
         if self.change is None:
             self.slot.load_buffers(round.buffers)
             with drawing(self.slot, round.task, round.key):

@@ -54,7 +54,7 @@ EVERY_LINE = {
 
 
 def unit_of(kind: str) -> str:
-    """What a line of a run of some kind is numbered by, "round" or "step": its key."""
+    """The key that numbers the lines of a kind of run: "round" or "step"."""
     return EVERY_LINE[kind][0]
 
 
@@ -65,7 +65,7 @@ def number_of(line: Record) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Run:
-    """One method and seed: what ``run.json`` says of it, its rounds, and its summary (None while it is running)."""
+    """A run of one method and seed: its ``run.json``, its rounds, and its summary (None while it is running)."""
 
     path: Path
     about: Record
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """Of everything that was drawn."""
+        """The seed of everything that was drawn."""
         return int(self.about["seed"])
 
     @property
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What a line is numbered by: "round" or "step"."""
+        """The key that numbers the lines: "round" or "step"."""
         return unit_of(self.kind)
 
     @property
@@ -109,7 +109,7 @@ def lacks(run: Run, what: str, kind: str, how: str) -> RunError:
 
 @dataclass(frozen=True)
 class Arm:
-    """One method, all its seeds. ``label`` is short: what all arms share is left out."""
+    """A method with all its seeds. ``label`` is short: what all arms share is left out."""
 
     label: str
     expression: str
@@ -117,12 +117,12 @@ class Arm:
 
     @property
     def kind(self) -> str:
-        """That of all its runs: a key of ``EVERY_LINE``."""
+        """The kind of all its runs: a key of ``EVERY_LINE``."""
         return self.runs[0].kind
 
     @property
     def unit(self) -> str:
-        """What a line is numbered by: "round" or "step"."""
+        """The key that numbers the lines: "round" or "step"."""
         return self.runs[0].unit
 
 
@@ -162,7 +162,7 @@ def comparable(arm: Arm) -> Arm:
 
 
 def study(run: Run) -> Record:
-    """What ``study.json`` says of the study that a run is a part of. Empty where there is none."""
+    """The ``study.json`` of the study that a run is a part of. Empty where there is none."""
     method = run.path.resolve().parent
     file = method.parent / "study.json"
     record = read(file) if file.exists() else {}
@@ -177,7 +177,7 @@ def planned_length(run: Run) -> int | None:
 
 
 def not_begun(run: Run) -> dict[str, list[int]]:
-    """Of the study that a run is a part of: by each method's folder the seeds with which it has not begun."""
+    """The seeds that have not begun, by each method's folder, in the study that a run is a part of."""
     place, record = run.path.resolve().parent.parent, study(run)
     return {
         folder: [seed for seed in record["seeds"] if not (place / folder / f"seed-{seed}" / "rounds.jsonl").exists()]
@@ -187,7 +187,7 @@ def not_begun(run: Run) -> dict[str, list[int]]:
 
 
 def setting(run: Run) -> Record:
-    """What a run was trained on and how, besides its method and its seed: of its study, and of itself."""
+    """The setting of a run besides its method and its seed, as its study and itself have it."""
     own = {name: run.about[name] for name in OF_A_RUN if name in run.about}
     return {name: value for name, value in study(run).items() if name not in OF_NO_RUN} | own
 
@@ -227,7 +227,7 @@ def _value_text(value: Any) -> str:
 
 
 def _name(runs: list[Run]) -> str:
-    """What a method called itself: of a user's own there is no class here."""
+    """The name that a method gave itself: of a user's own there is no class here."""
     return next(
         (about["name"] for run in runs for about in (run.about, run.summary or {}) if "name" in about),
         runs[0].expression,
@@ -292,7 +292,7 @@ def read(path: Path) -> Record:
 
 
 def description(out: Path) -> Record:
-    """What ``study.json`` of a folder says. Raises :class:`RunError` where there is none of this version's."""
+    """The contents of a folder's ``study.json``. Raises :class:`RunError` where there is none of this version's."""
     path = out / "study.json"
     if not out.exists():
         raise RunError(f"{out} does not exist")
@@ -307,7 +307,7 @@ def description(out: Path) -> Record:
 
 
 def _earlier(out: Path) -> bool:
-    """Whether a folder has the file of a study of an earlier version. A single run has a run.json too."""
+    """True for a folder with the file of a study of an earlier version. A single run has a run.json too."""
     return (out / "ddp.json").exists() or ((out / "run.json").exists() and "methods" in read(out / "run.json"))
 
 
@@ -327,12 +327,12 @@ def labels(names: dict[str, str]) -> dict[str, str]:
 
 
 def choices(run: Run) -> list[Record]:
-    """What was chosen in a run, oldest first, of a method that a run chooses itself."""
+    """The choices of a run that chooses its method itself, oldest first."""
     return [line["chosen"] for line in run.rounds if "chosen" in line]
 
 
 def trainers(x: Any) -> list[Trainer]:
-    """What trains clients, anywhere in a method."""
+    """The trainers of clients, anywhere in a method."""
     if isinstance(x, Trainer):
         return [x]
     return [t for value in vars(x).values() for t in trainers(value)] if isinstance(x, Config) else []

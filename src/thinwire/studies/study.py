@@ -57,7 +57,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a study.
+    """A run of a study.
 
     ``on_record`` is called with each line of ``rounds.jsonl``. With ``progress`` a live line is on standard error.
     """
@@ -147,7 +147,7 @@ class Study(ABC):
 
     @abstractmethod
     def title(self, about: Record) -> str:
-        """What is above the table; ``about`` is a ``run.json``."""
+        """The title of the table; ``about`` is a ``run.json``."""
 
     # -- what a kind may say of its command --------------------------------------
 
@@ -197,17 +197,17 @@ class Study(ABC):
 
     @classmethod
     def knows(cls, name: str, names: Mapping[str, type]) -> bool:
-        """Whether an expression that begins with ``name`` is of this kind; ``names`` are those of all expressions."""
+        """True for the ``name`` that an expression of this kind begins with; ``names`` are those of all expressions."""
         return name in cls.outermost and name not in names
 
     @staticmethod
     def plain(expression: str) -> bool:
-        """Whether a method sends everything: what shares of bytes refer to."""
+        """True for the method that sends everything, which shares of bytes refer to."""
         return False
 
     @staticmethod
     def row(arm: Arm) -> Row:
-        """What a row of the table has of this kind alone."""
+        """The figures in a row of the table that this kind alone has."""
         return {}
 
     @staticmethod
@@ -256,7 +256,7 @@ class Study(ABC):
         return [self.method(text, self.use) for text in self.methods]
 
     def augments(self) -> tuple[Augment, ...]:
-        """What changes the pictures of every training batch."""
+        """The changes to the pictures of every training batch."""
         return tuple(option("--augment", x, Augment, settings(Augment), "Crop(4)") for x in self.augment)
 
     def runs(self) -> Iterator[tuple[Any, int, str]]:
@@ -271,7 +271,7 @@ class Study(ABC):
         return int(getattr(self, f"{unit_of(self.kind)}s"))
 
     def done(self, folder: Path) -> bool:
-        """Whether the run in a folder has all its rounds or steps."""
+        """True where the run in a folder has all its rounds or steps."""
         path = folder / "summary.json"
         return path.exists() and int(read(path).get(f"{unit_of(self.kind)}s", 0)) >= self.length
 
@@ -280,7 +280,7 @@ class Study(ABC):
         return self
 
     def hints(self) -> Iterator[str]:
-        """What is worth knowing before it trains, a sentence each."""
+        """Hints before it trains, a sentence each."""
         return iter(())
 
     def check(self, problem: Problem | None = None) -> Problem:
@@ -329,7 +329,7 @@ class Study(ABC):
     # -- to disk and back -----------------------------------------------------
 
     def values(self) -> dict[str, Any]:
-        """What ``study.json`` holds."""
+        """The contents of ``study.json``."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         shown = {name: complete(value) if isinstance(value, Config) else value for name, value in held.items()}
         record: dict[str, Any] = json.loads(json.dumps({"kind": self.kind, "format": FORMAT, **shown}))
