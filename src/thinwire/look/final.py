@@ -120,14 +120,11 @@ def final(run: Run, task: str | None = None) -> Final:
 
 def labels(task: Task, indices: torch.Tensor) -> list[int]:
     """The class of each example. Raises ``ValueError`` for targets that are no classes."""
-    _, targets = _pair(task.batch(indices))
+    batch: Any = task.batch(indices)
+    pair = isinstance(batch, tuple | list) and len(batch) == 2
+    require(pair, "a batch of this task is no pair of inputs and targets")
+    targets = batch[1]
     fits = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
     require(fits, "--by label: the targets are no classes, a whole number for each example")
     classes: list[int] = targets.tolist()
     return classes
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    fits = isinstance(batch, tuple | list) and len(batch) == 2
-    require(fits, "a batch of this task is no pair of inputs and targets")
-    return batch[0], batch[1]

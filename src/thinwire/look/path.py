@@ -53,7 +53,9 @@ def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
     places = (vectors * values.sqrt())[:, :2]
     places = places - places[-1]
     signs = torch.where(places[0] < 0, -1.0, 1.0).double()
-    mean = torch.stack([row.double() for row in rows]).mean(0) if len(rows) * layout.size < 1 << 24 else _mean(rows)
+    mean = torch.zeros(layout.size, dtype=torch.float64)
+    for row in rows:
+        mean.add_(row.double(), alpha=1 / len(rows))
     directions = []
     for j in range(2):
         flat = torch.zeros(layout.size, dtype=torch.float64)
@@ -64,13 +66,6 @@ def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
     total = float(values.sum()) or 1.0
     shares = (values[: len(rows) - 1] / total).tolist()  # n models differ in at most n - 1 directions
     return Way(list(rounds), (directions[0], directions[1]), places * signs, shares)
-
-
-def _mean(rows: Sequence[Tensor]) -> Tensor:
-    total = torch.zeros(len(rows[0]), dtype=torch.float64)
-    for row in rows:
-        total += row
-    return total / len(rows)
 
 
 def span(places: Float[Tensor, " t"], points: int, margin: float = 0.25) -> list[float]:

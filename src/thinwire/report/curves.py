@@ -77,7 +77,7 @@ def has(arms: Sequence[Arm], name: str) -> bool:
 
 
 def judgement(arms: Sequence[Arm]) -> tuple[str, str]:
-    """The values of curves: accuracy or Dice where there is one, and the loss, on the test set where it was measured."""
+    """The values of curves: accuracy or Dice, if there is one, and the loss, on the test set where it was measured."""
     loss = "test_loss" if has(arms, "test_loss") else "train_loss"
     return next((share for share in SHARES if has(arms, share)), loss), loss
 

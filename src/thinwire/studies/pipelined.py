@@ -58,7 +58,7 @@ from .cells import (
 from .expressions import of_another_kind, own
 from .read import Arm, Record, Run, description
 from .steps import Steps, Told
-from .study import Job, Numbers, asked
+from .study import Job, Numbers, Study, asked
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
@@ -232,22 +232,15 @@ class Pipelined(Steps):
         stages = study.stages(problem, self.seeds[0])
         Simulation(stages, study.optimizers(stages), method)
 
-    def run(
-        self,
-        out: Path,
-        on_record: Callable[[str, Record], None] | None = None,
-        progress: bool = False,
-        problems: Mapping[int, Problem] | None = None,
-        on_failure: Callable[[str], None] | None = None,
-    ) -> list[str]:
+    def as_begun(self, out: Path, problems: dict[int, Problem]) -> Study:
         if self.forward and (self.cut or self.parts == 1):
-            return super().run(out, on_record, progress, problems, on_failure)
-        begun = description(out) if (out / "study.json").exists() else {}
+            return self
+        begun, first = description(out) if (out / "study.json").exists() else {}, self.seeds[0]
         if begun.get("forward") and all(begun.get(f) == v for f, v in self.values().items() if f not in MEASURED):
-            study = Pipelined.of(begun, out / "study.json")
-            return study.run(out, on_record, progress, problems, on_failure)
-        known = problems or {self.seeds[0]: self.problem(self.seeds[0])}
-        return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known, on_failure)
+            return Pipelined.of(begun, out / "study.json")
+        if first not in problems:
+            problems[first] = self.problem(first)
+        return self.settled(problems[first])
 
     def optimizers(self, stages: Sequence[nn.Module]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
         """A function that makes a part's optimiser."""

@@ -279,6 +279,10 @@ class Study(ABC):
         """The same study with what is measured when it begins, if anything is."""
         return self
 
+    def as_begun(self, out: Path, problems: dict[int, Problem]) -> Study:
+        """The same study with what was measured when it began in a folder, or is now. It may enter seeds' problems."""
+        return self
+
     def hints(self) -> Iterator[str]:
         """Hints before it trains, a sentence each."""
         return iter(())
@@ -307,19 +311,20 @@ class Study(ABC):
         folder. ``on_record`` is called with a run's folder and its record. ``problems`` may hold those of some seeds,
         built already. Raises :class:`RunError` for a folder that another process trains in.
         """
-        failures, problems = [], problems or {}
+        failures, problems = [], dict(problems or {})
+        study = self.as_begun(out, problems)
         with contextlib.ExitStack() as stack:
             if rank() == 0:
                 stack.enter_context(lock_folder(out))
-                self.save(out)  # with what may have changed
-            for method, seed, name in self.runs():
-                if self.done(out / name):
+                study.save(out)  # with what may have changed
+            for method, seed, name in study.runs():
+                if study.done(out / name):
                     continue
                 if seed not in problems:
-                    problems = {seed: self.problem(seed)}  # one at a time in memory
+                    problems = {seed: study.problem(seed)}  # one at a time in memory
                 listen = None if on_record is None else (lambda record, name=name: on_record(name, record))
                 try:
-                    self.train(Job(method, seed, problems[seed], listen, progress), out / name)
+                    study.train(Job(method, seed, problems[seed], listen, progress), out / name)
                 except (NonFinite, WireError) as error:
                     failures.append(f"{method!r}, seed {seed}: {error}")
                     if on_failure is not None:
