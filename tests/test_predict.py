@@ -1,6 +1,7 @@
 """A prediction is compared with the run that it foretold; tables, with the terminal they are shown on."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import rich.console
@@ -63,6 +64,19 @@ def test_a_prediction_leaves_the_global_generator_alone(problem):
     before = torch.get_rng_state()
     Rehearsal(problem, 1, 1).predict(tw.FedAvg())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_rehearsal_makes_its_model_once_for_all_methods(problem):
+    made = []
+
+    def model():
+        made.append(problem.model())
+        return made[-1]
+
+    rehearsal = Rehearsal(replace(problem, model=model), 1, 1)
+    costs = [rehearsal.predict(method).bytes_up for method in (tw.FedAvg(), tw.FedAvg(up=tw.LBGM(threshold=0.3)))]
+    assert len(made) == 1
+    assert costs[0][0] == Rehearsal(problem, 1, 1).predict(tw.FedAvg()).bytes_up[0]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160, 170])
