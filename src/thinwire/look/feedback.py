@@ -49,11 +49,7 @@ def residuals(lines: Sequence[Mapping[str, Any]]) -> list[Owed]:
     return steps
 
 
-class Reading(NamedTuple):
-    """The residuals of a run, and how its method is called."""
-
-    name: str
-    steps: list[Owed]
+Reading = tuple[str, list[Owed]]  # the name of a method, and its residuals by step
 
 
 @dataclass(frozen=True)
@@ -63,21 +59,22 @@ class Feedback(Look[Reading]):
     def read(self, run: Run) -> Reading:
         if not (steps := residuals(run.rounds)):
             raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
-        return Reading(run.about.get("name", run.expression), steps)
+        return run.about.get("name", run.expression), steps
 
     def rows(self, reading: Reading) -> Iterable[Row]:
+        name, steps = reading
         yield Table(
-            reading.name,
+            name,
             ("step", "residual", "||x - y||", "lambda*", "lambda"),
             [
                 [e.step, f"{e.residual:.4g}", f"{e.distance:.4g}", short(e.best), short(e.lam)]
-                for e in reading.steps[:: max(1, len(reading.steps) // 20)]
+                for e in steps[:: max(1, len(steps) // 20)]
             ],
         )
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
         """Residuals and the distance of x and y by step, lambda* beside the lambda in use, and what x and y reach."""
-        steps = reading.steps
+        _, steps = reading
         averaged = any(e.accuracy_x is not None for e in steps)
         figure, places = panels(2 + averaged, 5.2, 3.8)
         x = [e.step for e in steps]
@@ -98,4 +95,4 @@ class Feedback(Look[Reading]):
         return [save(figure, folder / "feedback.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
-        return {"steps": [e._asdict() for e in reading.steps]}
+        return {"steps": [e._asdict() for e in reading[1]]}

@@ -41,11 +41,7 @@ def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
     return parts
 
 
-class Reading(NamedTuple):
-    """The parts of a pipeline at each evaluation, and how its schedule is called."""
-
-    name: str
-    parts: list[Stale]
+Reading = tuple[str, list[Stale]]  # the name of a schedule, and its parts at each evaluation
 
 
 @dataclass(frozen=True)
@@ -55,23 +51,24 @@ class Staleness(Look[Reading]):
     def read(self, run: Run) -> Reading:
         if not (parts := stale(run.rounds)):
             raise lacks(run, "records of staleness", "pipelined", "train it with --record staleness")
-        return Reading(run.about.get("name", run.expression), parts)
+        return run.about.get("name", run.expression), parts
 
     def rows(self, reading: Reading) -> Iterable[Row]:
-        step = reading.parts[-1].step
+        name, parts = reading
+        step = parts[-1].step
         yield Table(
-            f"{reading.name}, step {step}",
+            f"{name}, step {step}",
             ("part", "||x - x'||", "of ||x||", "||g - g'||", "of ||g'||"),
             [
                 [e.part, short(e.moved), _of(e.moved, e.weights), short(e.difference), _of(e.difference, e.gradient)]
-                for e in reading.parts
+                for e in parts
                 if e.step == step
             ],
         )
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
         """By part: how far parameters moved, and the difference from backpropagation (paper 002's Figure 4)."""
-        parts = reading.parts
+        _, parts = reading
         panels = [("moved", "weights", "‖x - x_old‖ / ‖x‖ while a batch is on its way")]
         if any(e.difference is not None for e in parts):
             panels.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
@@ -92,7 +89,7 @@ class Staleness(Look[Reading]):
         return [save(figure, folder / "staleness.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
-        return {"parts": [e._asdict() for e in reading.parts]}
+        return {"parts": [e._asdict() for e in reading[1]]}
 
 
 def _of(x: float | None, whole: float | None) -> str:
