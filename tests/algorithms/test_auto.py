@@ -25,7 +25,7 @@ from thinwire.federated.auto_run import Chosen
 from thinwire.problem import Problem, standard
 from thinwire.report import html
 from thinwire.studies import Federated
-from thinwire.studies.predict import predict
+from thinwire.studies.predict import Rehearsal
 from thinwire.wire import length
 
 LOCAL = LocalSGD(0.05, batch=8)
@@ -269,7 +269,7 @@ def test_it_is_no_method_that_a_server_or_a_client_can_run() -> None:
 def test_a_prediction_spends_seconds_at_the_rates_that_it_was_given() -> None:
     sums = []
     for up in (1.0, 0.25):
-        found = predict(Auto(local=LOCAL, seconds=0.06), PROBLEM, 2, 2, mbit=1.0, mbit_up=up)
+        found = Rehearsal(PROBLEM, 2, 2, mbit=1.0, mbit_up=up).predict(Auto(local=LOCAL, seconds=0.06))
         sums.append(found.message_up[1] + found.message_down[1])
         assert found.seconds[1] <= 2 * 0.06
     assert sums[0] > sums[1]

@@ -254,7 +254,7 @@ def broken(clients):
         (["FedAvg()", "--split", "0.1"], "--split 0.1: it is written like Dirichlet(0.1)"),
         (["FedAvg()", "--split", "Dirichlet(-1)"], "Dirichlet(alpha=-1): alpha must be positive"),
         (["FedAvg()", "--privacy", "1"], "--privacy 1: it is written like Privacy(clip=1, noise=1)"),
-        (["FedAvg()", "--holdout", "1"], "--holdout 1: it is a share below 1"),
+        (["FedAvg()", "--holdout", "1"], "--holdout 1.0: it is a share below 1"),
         (["FedAvg()", "--evaluate-every", "0"], "--evaluate-every 0: it must be at least 1"),
         (["FedAvg()", "--checkpoint-every", "0"], "--checkpoint-every 0: it must be at least 1"),
         (["FedAvg()", "--plan", "fast"], "--plan fast: one of 'each', 'together', 'measured' is expected"),

@@ -20,7 +20,7 @@ from thinwire.federated.stream import View, catch_up
 from thinwire.federated.views import Views, visit
 from thinwire.problem import Problem
 from thinwire.run.folder import Folder
-from thinwire.studies.predict import predict
+from thinwire.studies.predict import Rehearsal
 
 OWN = f"FedAvg({LOCAL}, down=PerClient(TopK(0.2)))"
 METHODS = [
@@ -138,7 +138,7 @@ def test_the_form_that_is_left_open_is_per_client_where_replies_are_lost(about: 
 def test_a_prediction_knows_both_forms() -> None:
     problem = Problem(plain, [tw.Supervised(*task) for task in TASKS], None)
     own, stream = (
-        predict(tw.parse(f"FedAvg({LOCAL}, down={down}(TopK(0.1)))"), problem, 12, 1, start="known")
+        Rehearsal(problem, 12, 1, start="known").predict(tw.parse(f"FedAvg({LOCAL}, down={down}(TopK(0.1)))"))
         for down in ("PerClient", "EF21")
     )
     assert own.per_client

@@ -344,8 +344,9 @@ A_LOOK = '''"""The bytes of a federated run, round by round."""
 
 from dataclasses import dataclass
 
-from thinwire.look.base import Look, Table, at_least, option
+from thinwire.look.base import Look, Table, option
 from thinwire.look.drawing import plain, plt, save
+from thinwire.ranges import Count
 from thinwire.studies.read import lacks
 
 
@@ -353,7 +354,7 @@ from thinwire.studies.read import lacks
 class Traffic(Look):
     """Needs a federated run."""
 
-    every: int = option(1, "Rounds that are one row.", at_least(1))
+    every: Count = option(1, "Rounds that are one row.")
 
     def read(self, run):
         if run.kind != "federated":
@@ -420,19 +421,19 @@ def test_a_look_is_a_file_and_a_row(study: Path, tmp_path: Path) -> None:
         (["leakage", "FedAvg()", "--attack", "luck"], "--attack luck: idlg, dlg or label is expected"),
         (["leakage", "FedAvg()", "--tries", "0"], "--tries 0: it must be at least 1"),
         (["leakage", "FedAvg()", "--picture", "99999"], "picture 99999: the data have examples 0 to 1437"),
-        (["surface", "nowhere", "--points", "4"], "--points 4: an odd number of at least 3 is expected"),
+        (["surface", "nowhere", "--points", "4"], "--points 4: it must be an odd number of at least 3"),
         (["embedding", "nowhere", "--each", "0"], "--each 0: it must be at least 1"),
         (["embedding", "nowhere", "--by", "luck"], "--by luck: client or label is expected"),
         (["embedding", "nowhere", "--rounds", "a"], "--rounds a: rounds separated by commas, such as 10,50,200"),
         (["line", "nowhere", "--own"], "--own is the model of a client: name it with --client"),
         (["pictures", "nowhere", "--clients", "0"], "--clients 0: it must be at least 1"),
-        (["dimension", "--target", "90"], "--target 90.0: it must be above 0, and 1 at most"),
+        (["dimension", "--target", "90"], "--target 90.0: it must be above 0 and at most 1"),
         (["dimension", "--low", "0"], "--low 0: it must be at least 1"),
         (["dimension", "--low", "50", "--high", "10"], "--high 10: it must be at least --low 50"),
         (["dimension", "FedAvg()"], "has no dimension: name a method with a field `dim`"),
         (["subspace", "nowhere", "--rank", "0"], "--rank 0: it must be at least 1"),
         (["subspace", "nowhere", "--rank", "5", "--start", "2"], "--rank 5: at most --start 2, the rounds whose"),
-        (["subspace", "nowhere", "--decay", "0"], "--decay 0.0: it must be above 0, and 1 at most"),
+        (["subspace", "nowhere", "--decay", "0"], "--decay 0.0: it must be above 0 and at most 1"),
         (["layers", "nowhere", "--out", __file__], f"--out {__file__}: {__file__} is a file; name a folder"),
         (["sweep", "nowhere", "--out", f"{__file__}/x"], f"--out {__file__}/x: {__file__} is a file; name a folder"),
         (["leakage", "FedAvg()", "--out", __file__], f"--out {__file__}: {__file__} is a file; name a folder"),

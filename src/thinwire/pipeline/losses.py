@@ -23,7 +23,7 @@ LEAST = 0.1  # of smaller losses that far of this
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor | Ratio:
-    """What the targets' type says: cross entropy, the mean over what counts, or the squared error for floats."""
+    """The loss by the targets' type: cross entropy, the mean over what counts, or the squared error for floats."""
     return weigh(loss_by_type(outputs, targets), targets)
 
 

@@ -1,4 +1,4 @@
-"""What the curves of a run are drawn against: a number for each of its lines, and in words what it counts."""
+"""The axes of a run's curves: a number for each of its lines, and in words what it counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Values = Callable[[Run], list[float]]
 
 
 class Axis(NamedTuple):
-    """One of them. ``untimed`` is the label on a page whose runs have no simulated clock, where that is another."""
+    """An axis. ``untimed`` is its label on a page whose runs have no simulated clock, where that is another."""
 
     values: Values
     label: str
@@ -31,7 +31,7 @@ def clock(run: Run) -> list[float]:
 
 
 def running(*names: str, unit: float = 1e6) -> Values:
-    """What had been counted until each line: the sums of some of its keys, in millions or another ``unit``."""
+    """The counts up to each line: the running sums of some of its keys, in millions or another ``unit``."""
 
     def axis(run: Run) -> list[float]:
         return list(np.cumsum([sum(line[name] for name in names) / unit for line in run.rounds]))

@@ -26,7 +26,7 @@ from .expressions import own
 
 
 class Entry(NamedTuple):
-    """One public name."""
+    """A public name."""
 
     name: str
     kind: str
@@ -60,10 +60,10 @@ def catalogue(use: Sequence[str] = ()) -> list[Entry]:
     named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), ("AQSGD", AQSGD)]
     # What a module merely imports from thinwire is there already.
     named += [(name, cls) for name, cls in own(use).items() if not cls.__module__.startswith("thinwire.")]
-    found = [_entry(name, cls, KINDS[Config]) for name, cls in named]
-    found += [_entry(name, cls, kind) for kind, study in STUDIES.items() for name, cls in study.outermost.items()]
+    entries = [_entry(name, cls, KINDS[Config]) for name, cls in named]
+    entries += [_entry(name, cls, kind) for kind, study in STUDIES.items() for name, cls in study.outermost.items()]
     order = [*KINDS.values(), *STUDIES]
-    return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+    return sorted(entries, key=lambda entry: (order.index(entry.kind), entry.name))
 
 
 def _entry(name: str, cls: type, other: str) -> Entry:

@@ -38,7 +38,7 @@ def draw(
     for name in least:
         if sum(widths[n] for n in columns) >= console.width:
             columns.pop(name, None)
-    caption = [notes if isinstance(notes, str) else noted(notes, columns)]
+    caption = [notes if isinstance(notes, str) else notes_on(notes, columns)]
     absent = [name for name in head if name not in columns]
     caption += [f"No room here for: {', '.join(absent)}."] if absent else []
     table = Table(title=title, caption=" ".join(caption).strip() or None, caption_justify="left")
@@ -49,8 +49,8 @@ def draw(
     console.print(table)
 
 
-def noted(notes: Mapping[str, str], columns: Iterable[str]) -> str:
-    """What is said of columns that are there."""
+def notes_on(notes: Mapping[str, str], columns: Iterable[str]) -> str:
+    """The notes on those columns that are there."""
     there = set(columns)
     return " ".join(note for name, note in notes.items() if name in there)
 
@@ -59,7 +59,7 @@ def noted(notes: Mapping[str, str], columns: Iterable[str]) -> str:
 
 
 def measure_of(arm: Arm) -> str:
-    """What a model is judged by: "accuracy", or "dice" where pictures were segmented."""
+    """The measure that a model is judged by: "accuracy", or "dice" where pictures were segmented."""
     return (
         "dice"
         if any("dice" in line or "client_dice" in line for run in arm.runs for line in run.rounds)

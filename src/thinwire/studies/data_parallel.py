@@ -20,6 +20,7 @@ from ..errors import ExpressionError, nearest, require
 from ..expression import parse, vocabulary
 from ..links import Dense, Link
 from ..problem import Problem
+from ..ranges import Count
 from ..run.ranks import size
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, average, last_value, mean, megabytes_text, percent_text, seconds_text
@@ -67,13 +68,12 @@ class DataParallel(Steps):
     out: ClassVar[str] = "runs/ddp"
     resumes: ClassVar[bool] = True
 
-    workers: int = asked(16, "Logical workers.")
+    workers: Count = asked(16, "Logical workers.")
     nesterov: bool = asked(False, "Nesterov's momentum.")
     adamw: bool = asked(False, "AdamW in place of SGD.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.workers > 0, f"--workers {self.workers}: it must be at least 1")
         nesterov = not self.nesterov or (self.momentum > 0 and not self.adamw)
         require(nesterov, "--nesterov is SGD's, with a momentum: give --momentum more than 0, and no --adamw")
         require(size() == 1, "logical workers are of one process: start it without torchrun")

@@ -33,6 +33,7 @@ from ..pipeline.plan import cut_into, measure
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
 from ..problem import Problem
+from ..ranges import AboveZero, Count, Decay
 from ..run.ranks import device_of_rank, rank, share, size
 from ..train.slot import make_module
 from ..wire import State
@@ -50,9 +51,9 @@ from .cells import (
 )
 from .expressions import of_another_kind, own
 from .pipelined_run import LAST, PipelinedRun
-from .read import Arm, Record, Run
+from .read import Arm, Record, Run, description
 from .steps import Steps
-from .study import Job, Numbers, asked, described
+from .study import Job, Numbers, Study, asked
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
@@ -73,8 +74,8 @@ def schedule(text: str, use: Sequence[str] = ()) -> Schedule:
         known = f"known are {', '.join(SCHEDULES)}"
         link = f"; a link is one of a schedule's, as in BPK(activations={text.strip()})" if outer in names else ""
         raise ExpressionError(f"no schedule {outer!r}{nearest(outer, SCHEDULES)}; {known}{link}")
-    found: Schedule = parse(text, names=names)
-    return found
+    made: Schedule = parse(text, names=names)
+    return made
 
 
 def _sgd(study: Pipelined, parameters: Iterable[nn.Parameter], plain: Iterable[nn.Parameter]) -> Optimizer:
@@ -142,12 +143,12 @@ class Pipelined(Steps):
         **Steps.lists,
     }
 
-    batch: int = asked(64, "Examples of a batch.")
-    momentum: float = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
-    parts: int = asked(3, "Parts that the model is cut into.")
+    batch: Count = asked(64, "Examples of a batch.")
+    momentum: Decay = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
+    parts: Count = asked(3, "Parts that the model is cut into.")
     optimizer: str = asked("SGD", f"{', '.join(OPTIMIZERS)}.")
-    clip: float | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
-    mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
+    clip: AboveZero | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
+    mbit: AboveZero = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
     latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
     autocast: str | None = asked(None, "bfloat16: compute in it, with 32-bit parameters.")
     record: Literal["staleness"] | None = asked(
@@ -161,14 +162,11 @@ class Pipelined(Steps):
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = self.parts
-        require(parts > 0, f"--parts {parts}: it must be at least 1")
         known = self.optimizer in OPTIMIZERS
         near = nearest(self.optimizer, OPTIMIZERS)
         require(known, f"--optimizer {self.optimizer}{near}: it is one of {', '.join(OPTIMIZERS)}")
-        require(self.clip is None or self.clip > 0, f"--clip {self.clip}: it must be positive")
         known = self.autocast in (None, "bfloat16")
         require(known, f"--autocast {self.autocast}: bfloat16, or leave it out (float16 needs a loss that is scaled)")
-        require(self.mbit > 0, f"--mbit {self.mbit}: it must be positive")
         require(self.latency >= 0, f"--latency {self.latency}: seconds, not negative")
         for name, values in (("rates", self.rates), ("forward", self.forward), ("backward", self.backward)):
             shown = ",".join(f"{value:g}" for value in values)
@@ -211,14 +209,14 @@ class Pipelined(Steps):
         if self.forward:
             return study
 
-        def measured() -> State:
+        def measure_parts() -> State:
             if rank() != 0:  # a neighbour that computes would be measured too
                 return []
             with self.narrow():
                 profile = measure(stages, x, y)
             return [[float(f"{each:.4g}") for each in way] for way in (profile.forward, profile.backward)]
 
-        forward, backward = share(measured)[0]
+        forward, backward = share(measure_parts)[0]
         return replace(study, forward=tuple(forward), backward=tuple(backward))
 
     def rehearse(self, method: Schedule, problem: Problem) -> None:
@@ -226,25 +224,18 @@ class Pipelined(Steps):
         stages = study.stages(problem, self.seeds[0])
         Simulation(stages, study.optimizers(stages), method)
 
-    def run(
-        self,
-        out: Path,
-        on_record: Callable[[str, Record], None] | None = None,
-        progress: bool = False,
-        problems: Mapping[int, Problem] | None = None,
-        on_failure: Callable[[str], None] | None = None,
-    ) -> list[str]:
+    def as_begun(self, out: Path, problems: dict[int, Problem]) -> Study:
         if self.forward and (self.cut or self.parts == 1):
-            return super().run(out, on_record, progress, problems, on_failure)
-        begun = described(out) if (out / "study.json").exists() else {}
+            return self
+        begun, first = description(out) if (out / "study.json").exists() else {}, self.seeds[0]
         if begun.get("forward") and all(begun.get(f) == v for f, v in self.values().items() if f not in MEASURED):
-            found = Pipelined.of(begun, out / "study.json")
-            return found.run(out, on_record, progress, problems, on_failure)
-        known = problems or {self.seeds[0]: self.problem(self.seeds[0])}
-        return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known, on_failure)
+            return Pipelined.of(begun, out / "study.json")
+        if first not in problems:
+            problems[first] = self.problem(first)
+        return self.settled(problems[first])
 
     def optimizers(self, stages: Sequence[nn.Module]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-        """What makes a part's optimiser."""
+        """A function that makes a part's optimiser."""
         modules = [module for stage in stages for module in stage.modules()]
         dense = [module for module in modules if isinstance(module, nn.Linear)][-1:]
         apart = [*(module for module in modules if isinstance(module, nn.Embedding)), *dense]
@@ -351,9 +342,9 @@ class Pipelined(Steps):
             ("MB ahead", lambda row: megabytes_text(row["bytes_up"])),
             ("MB back", lambda row: megabytes_text(row["bytes_down"])),
             ("total / BPK", lambda row: percent_text(row["share_total"])),
-            ("s a batch", lambda row: _bound("≥", row) + f"{row['seconds_per_batch']:.4g}"),
-            ("s by the law", lambda row: _bound("≥", row) + seconds_text(row["clock"])),
-            ("x BPK", lambda row: _bound("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
+            ("s a batch", lambda row: _sign("≥", row) + f"{row['seconds_per_batch']:.4g}"),
+            ("s by the law", lambda row: _sign("≥", row) + seconds_text(row["clock"])),
+            ("x BPK", lambda row: _sign("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
             ("s here", lambda row: seconds_text(row["seconds"])),
         )
 
@@ -387,6 +378,6 @@ def _by_boundary(arm: Arm, name: str) -> list[float]:
     return [statistics.fmean(each) for each in zip(*sums, strict=True)]
 
 
-def _bound(sign: str, row: Row) -> str:
+def _sign(sign: str, row: Row) -> str:
     """Before seconds that leave out what a schedule computes besides its parts."""
     return f"{sign} " if row["expression"].startswith("DNI(") else ""
