@@ -396,7 +396,7 @@ RANGES = {
     "Network(spread=-1)": "Network(spread=-1.0): spread must not be negative",
     "Network(latency=-1)": "Network(latency=-1.0): seconds must not be negative",
     "Network(step=-1)": "Network(step=-1.0): seconds must not be negative",
-    "Network(deadline=0)": "Network(deadline=0.0): deadline must be positive",
+    "Network(deadline=0)": "Network(deadline=0.0): it must be positive",
     "Privacy(0, noise=1)": "Privacy(clip=0.0): a norm is positive",
     "Privacy(1, noise=-1)": "Privacy(noise=-1.0): noise must not be negative, nor infinite",
     "Privacy(1e999, noise=1)": "Privacy(clip=inf, noise=1.0): noise is in units of clip, which must be finite",

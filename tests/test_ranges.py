@@ -123,3 +123,13 @@ def test_a_range_that_asks_for_an_unknown_name_is_no_range_that_is_passed_over()
     globals()["Wrong"] = Wrong
     with pytest.raises(NameError, match="LIMIT"):
         Wrong()
+
+
+@dataclass(frozen=True)
+class Said(Config):
+    rate: Annotated[float, Range(lambda x: x > 0, "a rate must be positive")] = 1.0
+
+
+def test_a_sentence_that_does_not_begin_with_must_stands_by_itself() -> None:
+    with pytest.raises(ValueError, match=r"^Said\(rate=0.0\): a rate must be positive$"):
+        Said(0.0)

@@ -130,7 +130,7 @@ def timed(o: argparse.Namespace, one: Pipelined, given: Problem) -> Pipelined:
 
 def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> record.Line:
     """Train what has no line yet, and write it. Returns the line."""
-    method, seed = one.parsed()[0], one.seeds[0]
+    method, seed = one.parse_methods()[0], one.seeds[0]
     key = {
         "experiment": "dsp",
         "part": "rate" if seed == TUNING else "curve",

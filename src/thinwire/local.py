@@ -65,7 +65,7 @@ class Trainer(Config, ABC):
     lr: Rate | Schedule
     epochs: AboveZero
     batch: Annotated[int, Range(lambda x: x > 0, "must be positive or None")] | None
-    weight_decay: Annotated[float, Range(lambda x: x >= 0, "must not be negative")]
+    weight_decay: Annotated[float, Range(lambda x: x >= 0, "it must not be negative")]
     prox: Annotated[float, Range(lambda x: x >= 0, "must not be negative")]
     steps: Annotated[int, Range(lambda x: x > 0, "must be positive or None")] | None
     warmup: Annotated[int, Range(lambda x: x >= 0, "is a number of steps, 0 or more")]

@@ -102,13 +102,13 @@ def standard(
 
     owners = torch.empty(0, dtype=torch.float32, device="cpu") if loaded.test_groups is None else loaded.test_groups
 
-    def tested(site: int | None) -> Supervised:
+    def test_of(site: int | None) -> Supervised:
         rows = None if site is None else torch.eq(owners, site).nonzero().flatten()
         return Supervised(loaded.test_inputs, loaded.test_targets, rows, mean=loaded.mean, std=loaded.std)
 
     tests = None
     if sites is not None and isinstance(split, sets.Natural) and loaded.groups is not None:
-        tests = [tested(int(loaded.groups[part[0]])) for part in parts]
+        tests = [test_of(int(loaded.groups[part[0]])) for part in parts]
     if holdout:
         draws = [Key(seed, client=k).number("holdout") for k in range(clients)]
         cut = [sets.holdout(part, holdout, draw) for part, draw in zip(parts, draws, strict=True)]
@@ -116,7 +116,7 @@ def standard(
         short = [k for k, part in enumerate(kept) if len(part) == 0]
         require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
         tests = [task(part) for part in kept]
-    return Problem(build, [task(part, augment) for part in parts], tested(unseen), tests)
+    return Problem(build, [task(part, augment) for part in parts], test_of(unseen), tests)
 
 
 def _model_for(loaded: DataSet) -> str:

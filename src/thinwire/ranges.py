@@ -16,7 +16,10 @@ from .errors import require
 
 
 class Range(NamedTuple):
-    """The values that a field may have, and the end of the sentence that refuses all others."""
+    """The values that a field may have, and the sentence that refuses all others.
+
+    One that begins with "must" is said of the field. Any other is a sentence by itself.
+    """
 
     has: Callable[[Any], bool]
     sentence: str
@@ -34,6 +37,7 @@ PositiveInt = Annotated[int, POSITIVE]
 CountOrNone = Annotated[int, Range(lambda x: x >= 1, "must be at least 1, or None")] | None
 Natural = Annotated[int, at_least(0)]
 AboveZero = Annotated[float, Range(lambda x: x > 0, "must be positive")]  # infinity too
+Mbit = Annotated[float, Range(lambda x: x > 0, "a rate must be positive")]  # of a link, in Mbit/s
 Rate = Annotated[float, Range(lambda x: 0 < x < math.inf, "must be positive and finite")]
 Positive = Annotated[float, POSITIVE]
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative")]
@@ -43,23 +47,23 @@ BelowOne = Annotated[float, Range(lambda x: 0 <= x < 1, "must be at least 0 and 
 Decay = Annotated[float, Range(lambda x: 0 <= x < 1, "must be in [0, 1)")]
 
 
-Beginning = Callable[[type, str, Any], str]
-"""How a refusal begins, by the class, the field and its value."""
+Beginning = Callable[[type, str, Any], tuple[str, str]]
+"""How a refusal begins, by the class, the field and its value: what was given, and the subject of the sentence."""
 
 
-def of_call(cls: type, name: str, value: Any) -> str:
+def of_call(cls: type, name: str, value: Any) -> tuple[str, str]:
     """How a refusal begins: ``TopK(share=2.0): share``."""
-    return f"{cls.__name__}({name}={value}): {name}"
+    return f"{cls.__name__}({name}={value})", name
 
 
-def of_option(cls: type, name: str, value: Any) -> str:
+def of_option(cls: type, name: str, value: Any) -> tuple[str, str]:
     """The same of an option of the command line: ``--rounds 0: it``."""
-    return f"--{name.replace('_', '-')} {value}: it"
+    return f"--{name.replace('_', '-')} {value}", "it"
 
 
-def of_argument(cls: type, name: str, value: Any) -> str:
+def of_argument(cls: type, name: str, value: Any) -> tuple[str, str]:
     """The same of an argument of a function, whose settings the class holds: ``rounds=0: it``."""
-    return f"{name}={value}: it"
+    return f"{name}={value}", "it"
 
 
 def check_ranges(cls: type, values: Mapping[str, Any], beginning: Beginning = of_call) -> None:
@@ -70,7 +74,9 @@ def check_ranges(cls: type, values: Mapping[str, Any], beginning: Beginning = of
         return
     for name, range in known.items():
         for value in _each(values.get(name)):
-            require(range.has(value), f"{beginning(cls, name, value)} {range.sentence}")
+            given, subject = beginning(cls, name, value)
+            of_field = f"{subject} " if range.sentence.startswith("must") else ""
+            require(range.has(value), f"{given}: {of_field}{range.sentence}")
 
 
 @cache

@@ -178,8 +178,8 @@ def test_a_run_is_read_back_from_its_folder(whole: tw.Result) -> None:
 def test_a_study_takes_it_as_a_method() -> None:
     method = Federated.method("Auto(0.05)", (), {"lr": 0.3})
     assert method == Auto(0.05, LocalSGD(0.3))
-    assert Federated.resolved(["Auto(0.05)"])[0].startswith("Auto(budget=0.05, local=LocalSGD(")
-    study = Federated(Federated.resolved(["Auto(seconds=2)"]), clients=3)
+    assert Federated.resolve(["Auto(0.05)"])[0].startswith("Auto(budget=0.05, local=LocalSGD(")
+    study = Federated(Federated.resolve(["Auto(seconds=2)"]), clients=3)
     with pytest.raises(ValueError, match=r'seconds need the rates of links; give --network "Network\(mbit=1\)"'):
         study.check()
 
@@ -233,7 +233,7 @@ def test_noise_that_would_not_hide_what_a_rehearsal_saw_is_refused() -> None:
         trained(Auto(0.1, LOCAL), 1, privacy=tw.Privacy(clip=1, noise=1))
     instead = tw.parse(str(error.value).partition("such as ")[2])
     assert trained(instead, 1, privacy=tw.Privacy(clip=1, noise=1)).ledger.bytes() > 0
-    study = Federated(Federated.resolved(["Auto(0.05)"]), clients=3, setting=Setting(privacy=tw.Privacy(1, 1)))
+    study = Federated(Federated.resolve(["Auto(0.05)"]), clients=3, setting=Setting(privacy=tw.Privacy(1, 1)))
     with pytest.raises(CombinationError, match="no noise was added"):
         study.check()
 

@@ -450,16 +450,16 @@ def test_a_method_that_fails_does_not_take_the_others(
     monkeypatch.chdir(tmp_path)
     studies: dict[str, Study] = {
         "federated": Federated(
-            Federated.resolved(["FedAvg(up=Failing())", "FedAvg()"], ["failing"]), use=("failing",), clients=3, rounds=2
+            Federated.resolve(["FedAvg(up=Failing())", "FedAvg()"], ["failing"]), use=("failing",), clients=3, rounds=2
         ),
         "data-parallel": DataParallel(
-            DataParallel.resolved(["Hook(Failing())", "Hook(Dense())"], ["failing"]),
+            DataParallel.resolve(["Hook(Failing())", "Hook(Dense())"], ["failing"]),
             use=("failing",),
             workers=2,
             steps=2,
         ),
         "pipelined": Pipelined(
-            Pipelined.resolved(["BPK(activations=Failing())", "BPK()"], ["failing"]),
+            Pipelined.resolve(["BPK(activations=Failing())", "BPK()"], ["failing"]),
             use=("failing",),
             parts=2,
             steps=2,
@@ -468,7 +468,7 @@ def test_a_method_that_fails_does_not_take_the_others(
     study, out = studies[kind], tmp_path / "out"
     study.claim(out)
     (failure,) = study.run(out)
-    assert failure.startswith(f"{study.parsed()[0]!r}, seed 0: round ")
+    assert failure.startswith(f"{study.parse_methods()[0]!r}, seed 0: round ")
     assert failure.endswith("it diverged")
     assert [path.parents[1].name for path in out.rglob("summary.json")] == [study.folders[1]]
     found = arms([out])

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Size
 
@@ -40,7 +40,7 @@ from ..links.subspace import Basis, Fastfood
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
-from ..ranges import Count, PositiveInt
+from ..ranges import PositiveInt, Range
 from ..task import Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, each_link
@@ -96,9 +96,9 @@ class Intrinsic(Algorithm):
     """
 
     dim: PositiveInt
-    subspaces: Count = 1
+    subspaces: Annotated[int, Range(lambda x: x >= 1, "at least 1")] = 1
     varying: bool = False
-    epoch: Count = 10
+    epoch: Annotated[int, Range(lambda x: x >= 1, "an epoch has at least 1 round")] = 10
     local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
     basis: Basis = Fastfood()

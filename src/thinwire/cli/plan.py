@@ -46,7 +46,7 @@ def plan(
     answer = alternatives.plan(
         study,
         problem,
-        auto=study.parsed()[0],
+        auto=study.parse_methods()[0],
         mbit=mbit,
         mbit_up=mbit_up,
         target=target,

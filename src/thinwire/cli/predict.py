@@ -34,6 +34,6 @@ def predict(
     rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start
     problem = study.problem(seed)
     rehearsal = Rehearsal(problem, rounds, sample, mbit, seed, start)
-    predictions = [rehearsal.predict(method) for method in study.parsed()]
+    predictions = [rehearsal.predict(method) for method in study.parse_methods()]
     show(predictions, rounds, sample or len(problem.tasks), mbit)
     print_json(as_json, {"predictions": [vars(p) for p in predictions]})

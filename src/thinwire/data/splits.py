@@ -73,7 +73,7 @@ class Dirichlet(Split):
     """
 
     alpha: AboveZero = 0.1
-    min_examples: Count = 1
+    min_examples: Annotated[int, Range(lambda x: x >= 1, "it must be at least 1")] = 1
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)

@@ -32,7 +32,7 @@ class Network(Config):
     spread: Annotated[float, at_least(0)] = 0.0
     latency: float = 0.0
     step: float = 0.0
-    deadline: Annotated[float, Range(lambda x: x > 0, "must be positive")] | None = None
+    deadline: Annotated[float, Range(lambda x: x > 0, "it must be positive")] | None = None
 
     def __post_init__(self) -> None:
         for name, rates in (("mbit", self.mbit), ("down", self.mbit if self.down is None else self.down)):

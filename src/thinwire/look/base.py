@@ -14,7 +14,8 @@ from ..ranges import Range, check_ranges, of_option
 V = TypeVar("V")
 
 
-Odd = Annotated[int, Range(lambda x: x >= 3 and x % 2 == 1, "must be an odd number of at least 3")]
+Portion = Annotated[float, Range(lambda x: 0 < x <= 1, "must be above 0, and 1 at most")]
+Odd = Annotated[int, Range(lambda x: x >= 3 and x % 2 == 1, "an odd number of at least 3 is expected")]
 
 
 class Words(tuple[str, ...]):

@@ -18,10 +18,10 @@ from ..algorithms import FedAvg
 from ..errors import require
 from ..federated.setting import Setting
 from ..federated.simulate import simulate
-from ..ranges import Count, Share
+from ..ranges import Count
 from ..report.curves import SHARES
 from ..studies.federated import Federated
-from .base import DATA_DIR, Look, Row, Table, option
+from .base import DATA_DIR, Look, Portion, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .final import build
 
@@ -86,10 +86,10 @@ class Dimension(Look[Reading]):
     sample: int | None = option(None, "How many take part in a round (default: all).")
     rounds: int = option(50, "Rounds of each training.")
     lr: float | None = option(None, "Local learning rate, where the expression leaves it open.")
-    target: Share | None = option(
+    target: Portion | None = option(
         None, "An accuracy or a Dice coefficient, 0 to 1 (default: the best of FedAvg trained the same way)."
     )
-    share: Share = option(0.9, "The share of the target that has to be reached.")
+    share: Portion = option(0.9, "The share of the target that has to be reached.")
     low: Count = option(10, "The smallest dimension to try.")
     high: int | None = option(None, "The largest (default: all of the model's).")
     seed: int = option(0, "Seed of split, model, sampling and batches.")
@@ -103,7 +103,7 @@ class Dimension(Look[Reading]):
     def read(self, _: None) -> Reading:
         setting = Setting(sample=self.sample, seed=self.seed)
         study = Federated(
-            Federated.resolved([self.method], (), {"lr": self.lr}),
+            Federated.resolve([self.method], (), {"lr": self.lr}),
             data=self.data,
             model=self.model,
             clients=self.clients,
@@ -111,7 +111,7 @@ class Dimension(Look[Reading]):
             data_dir=self.data_dir,
             setting=setting,
         )
-        (method,) = study.parsed()
+        (method,) = study.parse_methods()
         how = "name a method with a field `dim`, such as Intrinsic(100)"
         require(hasattr(method, "dim"), f"{method!r} has no dimension: {how}")
         problem = study.problem(self.seed)

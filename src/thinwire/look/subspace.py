@@ -25,10 +25,10 @@ from ..algorithms.around import Around
 from ..algorithms.flss import FLSS, orthonormal
 from ..errors import require
 from ..expression import parse
-from ..ranges import Count, Share
+from ..ranges import Count
 from ..run.folder import CHECKPOINT, read_state
 from ..studies.read import Run
-from .base import Look, Row, Table, option
+from .base import Look, Portion, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .gradients import by_the_server, space_of, spectrum
 
@@ -95,7 +95,7 @@ class Subspace(Look[Spectrum]):
 
     rank: Count | None = option(None, "Directions of the basis (FLSS's R).")
     start: Count | None = option(None, "Rounds that it is first made of (FLSS's L).")
-    decay: Share | None = option(None, "What its singular values are multiplied by (lambda).")
+    decay: Portion | None = option(None, "What its singular values are multiplied by (lambda).")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -134,7 +134,7 @@ class Federated(Study):
         return super().from_options(methods, {**options, "setting": setting, "seed": setting.seed})
 
     def hints(self) -> Iterator[str]:
-        for method in self.parsed():
+        for method in self.parse_methods():
             if self.rounds <= method.warm_up:
                 start = f"{method.warms} in its first {method.warm_up} rounds, and --rounds is {self.rounds}"
                 yield f"{method!r} {start}"

@@ -175,7 +175,7 @@ class Pipelined(Steps):
         require(bool(self.forward) == bool(self.backward), "--forward and --backward: give both, or none")
         shown = ",".join(map(str, self.cut))
         require(len(self.cut) in (0, parts - 1), f"--cut {shown}: {parts} parts begin at {parts - 1} places after 0")
-        for method in self.parsed():
+        for method in self.parse_methods():
             method.check(parts)
             cut_into(self.batch, method)
         require(

@@ -10,7 +10,7 @@ import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from ..algorithms import LUAR, Algorithm, Auto, FedAvg
 from ..algorithms.auto import DEFAULT, TooSmall
@@ -22,7 +22,8 @@ from ..links import EF21, LBGM, STC, ErrorFeedback, Half, Link, PerClient, Trans
 from ..local import Trainer
 from ..params import Params
 from ..problem import Problem
-from ..ranges import AboveZero, Share, check_ranges, of_option
+from ..ranges import Mbit, check_ranges, of_option
+from ..ranges import Range as Values
 from .cells import draw
 from .federated import Federated
 from .predict import ABOUT, Range, Rehearsal, range_text
@@ -66,9 +67,9 @@ class Plan:
     rounds: int
     clients: int
     sample: int
-    mbit: AboveZero
-    mbit_up: AboveZero
-    target: Share | None
+    mbit: Mbit
+    mbit_up: Mbit
+    target: Annotated[float, Values(lambda x: 0 < x <= 1, "an accuracy above 0 and at most 1")] | None
     rehearsed: int
     rows: tuple[Row, ...]
     best: str
@@ -111,7 +112,7 @@ def plan(
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
     rehearsal = Rehearsal(problem, study.rounds, sample, mbit, seed, "known", up)
     setting = replace(study.setting, start="known")
-    alternatives, refused = _alternatives(study.parsed(), auto, rehearsal, setting)
+    alternatives, refused = _alternatives(study.parse_methods(), auto, rehearsal, setting)
 
     def row(one: _Alternative) -> Row:
         prediction = rehearsal.predict(one.method)

@@ -37,7 +37,7 @@ from ..federated.stream import View
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import Problem
-from ..ranges import AboveZero, Count, check_ranges, of_argument
+from ..ranges import Count, Mbit, check_ranges, of_argument
 from ..task import Task, as_tasks
 from ..train.one import train
 from ..train.slot import Slot, floats, make_module
@@ -76,10 +76,10 @@ class Rehearsal:
     problem: Problem
     rounds: Count
     sample: int | None
-    mbit: AboveZero = 10.0
+    mbit: Mbit = 10.0
     seed: int = 0
     start: Literal["sent", "known"] = "sent"
-    mbit_up: AboveZero | None = None
+    mbit_up: Mbit | None = None
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), of_argument)

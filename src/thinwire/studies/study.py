@@ -100,7 +100,7 @@ class Study(ABC):
         """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option or field."""
         require(len(self.methods) > 0, f"name at least one method, such as {self.example}")
         require(len(set(self.methods)) == len(self.methods), "a method is named twice: leave one of the two out")
-        objects = self.parsed()
+        objects = self.parse_methods()
         if not self.folders:
             object.__setattr__(self, "folders", tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(objects, 1)))
         require(len(self.folders) == len(self.methods), "folders: as many as there are methods")
@@ -173,7 +173,7 @@ class Study(ABC):
         values = {f.name: options[f.name] for f in fields(cls) if options.get(f.name) is not None}
         values.setdefault("seeds", (options.get("seed", 0),))
         left = {name: options.get(name) for name in cls.open}
-        return cls(cls.resolved(methods, values.get("use", ()), left), **values)
+        return cls(cls.resolve(methods, values.get("use", ()), left), **values)
 
     # -- what a kind may say of its runs: table, curves and report ---------------
 
@@ -245,13 +245,13 @@ class Study(ABC):
     # -- methods and runs -----------------------------------------------------
 
     @classmethod
-    def resolved(
+    def resolve(
         cls, expressions: Sequence[str], use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
     ) -> tuple[str, ...]:
         """Typed methods as complete expressions."""
         return tuple(complete(cls.method(text, use, defaults)) for text in expressions)
 
-    def parsed(self) -> list[Any]:
+    def parse_methods(self) -> list[Any]:
         """The methods as objects."""
         return [self.method(text, self.use) for text in self.methods]
 
@@ -262,7 +262,7 @@ class Study(ABC):
     def runs(self) -> Iterator[tuple[Any, int, str]]:
         """Every run: its method, seed and folder within the study."""
         for seed in self.seeds:
-            for method, folder in zip(self.parsed(), self.folders, strict=True):
+            for method, folder in zip(self.parse_methods(), self.folders, strict=True):
                 yield method, seed, f"{folder}/seed-{seed}"
 
     @property
@@ -293,7 +293,7 @@ class Study(ABC):
         What is wrong comes to light here, before a folder is taken.
         """
         problem = problem or self.problem(self.seeds[0])
-        for method in self.parsed():
+        for method in self.parse_methods():
             self.rehearse(method, problem)
         return problem
 
