@@ -128,8 +128,11 @@ def test_a_range_that_asks_for_an_unknown_name_is_no_range_that_is_passed_over()
 @dataclass(frozen=True)
 class Said(Config):
     rate: Annotated[float, Range(lambda x: x > 0, "a rate must be positive")] = 1.0
+    part: Annotated[float, Range(lambda x: x <= 1, "is a share, at most 1")] = 1.0
 
 
-def test_a_sentence_that_does_not_begin_with_must_stands_by_itself() -> None:
+def test_a_sentence_that_is_not_of_the_field_stands_by_itself() -> None:
     with pytest.raises(ValueError, match=r"^Said\(rate=0.0\): a rate must be positive$"):
         Said(0.0)
+    with pytest.raises(ValueError, match=r"^Said\(part=2.0\): part is a share, at most 1$"):
+        Said(part=2.0)

@@ -18,7 +18,7 @@ from .errors import require
 class Range(NamedTuple):
     """The values that a field may have, and the sentence that refuses all others.
 
-    One that begins with "must" is said of the field. Any other is a sentence by itself.
+    One that begins with "must" or "is" is said of the field. Any other is a sentence by itself.
     """
 
     has: Callable[[Any], bool]
@@ -75,7 +75,7 @@ def check_ranges(cls: type, values: Mapping[str, Any], beginning: Beginning = of
     for name, range in known.items():
         for value in _each(values.get(name)):
             given, subject = beginning(cls, name, value)
-            of_field = f"{subject} " if range.sentence.startswith("must") else ""
+            of_field = f"{subject} " if range.sentence.startswith(("must ", "is ")) else ""
             require(range.has(value), f"{given}: {of_field}{range.sentence}")
 
 
