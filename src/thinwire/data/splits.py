@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import require
-from ..ranges import AboveZero, Count, Range
+from ..ranges import Count, Range
 from .optional import optional
 
 
@@ -72,8 +72,11 @@ class Dirichlet(Split):
     client has ``min_examples``. Source: Yurochkin et al., arXiv:1905.12022.
     """
 
-    alpha: AboveZero = 0.1
+    alpha: float = 0.1
     min_examples: Annotated[int, Range(lambda x: x >= 1, "it must be at least 1")] = 1
+
+    def __post_init__(self) -> None:
+        require(self.alpha > 0, f"Dirichlet(alpha={self.alpha:g}): alpha must be positive")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)
@@ -184,7 +187,10 @@ class Similarity(Split):
     Pittsburgh, 2023, Section 4.5.1 (its s). share = 1 is IID.
     """
 
-    share: Annotated[float, Range(lambda x: 0 <= x <= 1, "must lie between 0 and 1")] = 0.1
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share <= 1, f"Similarity(share={self.share:g}): share must lie between 0 and 1")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)
