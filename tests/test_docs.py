@@ -1270,11 +1270,11 @@ def test_contributing_says_its_part_in_600_words_and_the_changelog_of_the_first_
 
 
 def test_the_look_of_the_guide_reads_says_draws_and_refuses(tmp_path):
-    from thinwire.studies.read import Run
+    from thinwire.studies.read import RecordedRun
 
     (code,) = blocks("docs/add-a-look.md")
     exec(compile(code, "pace", "exec", dont_inherit=True), namespace := {"__name__": "pace"})
-    run = Run(tmp_path / "run", {"kind": "federated"}, [{"seconds": x} for x in (9.0, 3.0, 1.0, 2.0)], None)
+    run = RecordedRun(tmp_path / "run", {"kind": "federated"}, [{"seconds": x} for x in (9.0, 3.0, 1.0, 2.0)], None)
     look = namespace["Pace"](skip=1)
     reading = look.read(run)
     assert look.values(reading) == {"unit": "round", "seconds": [3.0, 1.0, 2.0]}

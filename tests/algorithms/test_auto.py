@@ -18,7 +18,7 @@ import processes
 import thinwire as tw
 from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
 from thinwire.algorithms import auto
-from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coded, Measured, Verdict, _best, _off, runnable
+from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coding, Measured, Verdict, _best, _off, runnable
 from thinwire.data import Dirichlet
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated.auto_run import Chosen
@@ -375,7 +375,7 @@ def test_how_far_models_are_off(other: tuple[float, float], expected: float, mon
     monkeypatch.setitem(CODECS, "larger", lambda bytes: tw.TopK(0.5))
     changes = [layers(torch.tensor(values)) for values in ((4.0, 1.0), other)]
     found = measured(None)._replace(changes=changes, movement=layers(torch.tensor([3.0, 1.0])))
-    way = Coded("larger", 0)
+    way = Coding("larger", 0)
     assert _off(found, Choice(way, way, True, False), tw.Key(0)) == expected
 
 
@@ -416,7 +416,7 @@ def test_a_split_stays_unless_another_is_better_by_a_twentieth() -> None:
     again = method.choose(found, tw.Key(0), first)
     assert again.choice == first
     assert again.why[-1] == "The split stays: no other is better by a twentieth."
-    odd = Choice(Coded("transform", 64), Coded("transform", 64), False, False)
+    odd = Choice(Coding("transform", 64), Coding("transform", 64), False, False)
     after = method.choose(measured(None), tw.Key(0), odd).choice
     assert after.up.bytes > 64
 
@@ -433,8 +433,8 @@ def test_a_second_choice_leaves_room_for_a_codec_whose_packets_have_one_length(c
     found = near._replace(movement=near.movement * 10.0)
     method = Auto(local=LOCAL, bytes=whole + 9_000)
     for first in (
-        Choice(Coded("transform", 1_000), Coded(codec, whole), False, False),
-        Choice(Coded(codec, whole), Coded("transform", 1_000), False, False),
+        Choice(Coding("transform", 1_000), Coding(codec, whole), False, False),
+        Choice(Coding(codec, whole), Coding("transform", 1_000), False, False),
     ):
         again = method.choose(found, tw.Key(0), first).choice
         assert again != first, "there is room for more"
@@ -455,17 +455,17 @@ def test_halves_are_taken_only_where_they_fit_layers_and_all(absolute: bool) -> 
 
 
 def test_what_a_choice_is_written_as() -> None:
-    coded = Choice(Coded("transform", 4000), Coded("transform", 16000), True, False)
+    coded = Choice(Coding("transform", 4000), Coding("transform", 16000), True, False)
     assert repr(Auto(0.01, LOCAL).method(coded)) == (
         "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=ErrorFeedback(TransformCoding(4000)), "
         "down=PerClient(TransformCoding(16000))), decay=0.8)"
     )
-    stream = coded._replace(feedback=False, stream=True, up=Coded("budget", 4000))
+    stream = coded._replace(feedback=False, stream=True, up=Coding("budget", 4000))
     assert repr(Auto(0.01, LOCAL).method(stream)) == (
         "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=Budget(4000), down=EF21(TransformCoding(16000))), decay=0.8)"
     )
     assert PerClient(TransformCoding(16000)).absolute
-    later = coded._replace(up=Coded("transform", 8000))  # the downlink stays
+    later = coded._replace(up=Coding("transform", 8000))  # the downlink stays
     assert repr(Auto(0.01, LOCAL).method(coded, (10, later))) == (
         "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=ErrorFeedback(Switch(TransformCoding(4000), "
         "then=TransformCoding(8000), rounds=10)), down=PerClient(TransformCoding(16000))), decay=0.8)"

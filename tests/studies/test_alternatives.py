@@ -15,7 +15,7 @@ from thinwire.cli import main
 from thinwire.data import Dirichlet
 from thinwire.problem import standard
 from thinwire.studies import plan_federated as alternatives
-from thinwire.studies.plan_federated import Reached, Row, _best
+from thinwire.studies.plan_federated import Alternative, Reached, _best
 from thinwire.studies.predict import Rehearsal
 
 SIX_NUMBERS = """
@@ -34,9 +34,9 @@ SMALL = "plan --data digits --model mlp --clients 6 --sample 2 --rounds 4 --lr 0
 
 
 @pytest.fixture(scope="module")
-def planned() -> tuple[str, alternatives.Plan]:
+def planned() -> tuple[str, alternatives.FederatedPlan]:
     """What a command prints, and the plan that it printed."""
-    kept = list[alternatives.Plan]()
+    kept = list[alternatives.FederatedPlan]()
     with pytest.MonkeyPatch.context() as patch:
         real = alternatives.plan
         patch.setattr(alternatives, "plan", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
@@ -50,7 +50,7 @@ def planned() -> tuple[str, alternatives.Plan]:
 
 
 def test_the_table_has_all_alternatives_and_the_command_trains_the_one_that_is_proposed(
-    planned: tuple[str, alternatives.Plan],
+    planned: tuple[str, alternatives.FederatedPlan],
 ) -> None:
     shown, found = planned
     names = [row.name for row in found.rows]
@@ -120,8 +120,8 @@ def test_expressions_after_plan_are_rows_and_of_auto_what_it_chooses(
     assert rows[-1]["why"]
 
 
-def row(name: str, seconds: float, accuracy: float | None, reached: Reached | None = None) -> Row:
-    return Row(name, name, (1, 1), (1, 1), (seconds, seconds), accuracy, None, reached)
+def row(name: str, seconds: float, accuracy: float | None, reached: Reached | None = None) -> Alternative:
+    return Alternative(name, name, (1, 1), (1, 1), (seconds, seconds), accuracy, None, reached)
 
 
 def test_the_first_at_the_target_is_proposed_else_the_fastest_of_the_best() -> None:

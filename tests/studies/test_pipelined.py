@@ -22,7 +22,7 @@ from thinwire.studies import Pipelined, load
 from thinwire.studies.data_parallel import method
 from thinwire.studies.pipelined import OPTIMIZERS, schedule
 from thinwire.studies.read import arms
-from thinwire.studies.study import Job
+from thinwire.studies.study import StudyRun
 from thinwire.train.slot import make_module
 
 pytest.importorskip("sklearn")
@@ -45,7 +45,7 @@ def run(
 ) -> tuple[dict[str, torch.Tensor], list[Any], dict[int, bytes]]:
     """The model, the records and the states, as bytes, of the first schedule."""
     records, states = list[Any](), dict[int, bytes]()
-    with one.start(Job(one.parse_methods()[0], 0, problem)) as training:
+    with one.start(StudyRun(one.parse_methods()[0], 0, problem)) as training:
         if resume is not None:
             training.restore(resume)
         keep: Callable[[Any], None] = lambda _: states.update({training.number: tw.dumps(training.state())})  # noqa: E731

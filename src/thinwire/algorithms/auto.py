@@ -76,7 +76,7 @@ class Measured(NamedTuple):
     lost: bool  # whether calls or replies may be lost, or come too late
 
 
-class Coded(NamedTuple):
+class Coding(NamedTuple):
     """One direction: a key of ``CODECS``, and the bytes of a packet."""
 
     codec: str
@@ -86,8 +86,8 @@ class Coded(NamedTuple):
 class Choice(NamedTuple):
     """What was chosen, as plain values that a checkpoint can hold."""
 
-    up: Coded
-    down: Coded
+    up: Coding
+    down: Coding
     feedback: bool  # whether clients keep what was not sent
     stream: bool  # whether one stream of broadcasts serves all; else each client is coded for alone
 
@@ -294,7 +294,7 @@ def _fits(measured: Measured, choice: Choice, key: Key) -> bool:
     return all(length(link.send(x, link.open(x)[0], key)[0]) <= bytes for link, x, bytes in fixed)
 
 
-def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> Coded:
+def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> Coding:
     """The codec of so many bytes that leaves the least error, or one of less computing that is about as good.
 
     With ``absolute`` a codec has to keep values as they are, or to be a contraction, so that a link can go around it
@@ -315,7 +315,7 @@ def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> C
             )
     least, energy = min(errors.values()), sum(_square(x.flat.double()) for x in messages)
     enough = max(RATHER * least, EXACT * energy)
-    return Coded(next(name for name, error in errors.items() if error <= enough), bytes)
+    return Coding(next(name for name, error in errors.items() if error <= enough), bytes)
 
 
 def _off(measured: Measured, choice: Choice, key: Key) -> float:

@@ -36,14 +36,14 @@ from ..wire import Several, State
 from .base import Algorithm, Client, Each, Exact, Message, Start
 from .own import Models
 from .selector import MODEL, SELECTOR, Labelled, Super, join_selector, part, scores
-from .softpull import THESIS, Model, of_client, pull_all
+from .softpull import THESIS, SiteModel, of_client, pull_all
 
 
 class Held(NamedTuple):
     """What the server keeps of one client: its model, and its norm statistics."""
 
     client: int
-    model: Model
+    model: SiteModel
 
 
 class Server(NamedTuple):
@@ -70,7 +70,7 @@ class View(NamedTuple):
     """What a client goes by in a round."""
 
     shared: Message
-    own: Model
+    own: SiteModel
 
 
 class Change(NamedTuple):
@@ -163,7 +163,7 @@ class FedSM(Algorithm):
             raise CombinationError(f"{name} needs a model with a selector beside it, as its `assemble` makes it")
         buffers = buffers if self.buffers == "mean" else None
         moments = Memory((selector.zeros() if self.form == "epoch" else x.only(()),) * 2, 0)
-        first = Held(-1, Model(model, buffers))
+        first = Held(-1, SiteModel(model, buffers))
         server = Server(x, self.opt.init(model), moments, first, Several([], first), 0)
         change = Change(model.zeros(), buffers)
         m, v = moments.vectors
@@ -188,7 +188,7 @@ class FedSM(Algorithm):
         m, v = self.moments_of(s.memory, view.shared)
         return Reply((s.x - x).replace(update), m, v, change), state
 
-    def train_models(self, x: Params, own: Model) -> Generator[Local, Trained, tuple[Params, Change]]:
+    def train_models(self, x: Params, own: SiteModel) -> Generator[Local, Trained, tuple[Params, Change]]:
         """The change of the global model, and that of the client's own: lines 8 and 9."""
         names = own.x.names
         y = yield Local(x, self.local)
@@ -231,7 +231,7 @@ class FedSM(Algorithm):
         held = {one.client: one.model for one in server.held}
         for client, update in changes.update.items():
             x = held.get(client, server.first.model).x + update
-            held[client] = Model(x, None if changes.buffers is None else changes.buffers[client])
+            held[client] = SiteModel(x, None if changes.buffers is None else changes.buffers[client])
         clients = sorted(held)
         models = pull_all([held[client] for client in clients], self.lam)
         return Several(list(map(Held, clients, models)), server.first)
@@ -243,9 +243,9 @@ class FedSM(Algorithm):
     def statistics(self, server: State, client: int | None = None) -> Params | None:
         return None if client is None else of_client(server, client).model.buffers
 
-    def sent_to(self, view: State, client: int) -> Model:
+    def sent_to(self, view: State, client: int) -> SiteModel:
         """The client's own model, as it was sent."""
-        model: Model = view.own
+        model: SiteModel = view.own
         return model
 
     def at_client(self, view: State, client: int | None, own: State) -> Params:

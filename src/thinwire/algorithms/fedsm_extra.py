@@ -26,14 +26,14 @@ from .base import Client, Each, Message, Start, each_link
 from .fedsm import Change, FedSM, Held
 from .own import Models
 from .selector import MODEL, SELECTOR, Mixed, Mixture, Nearest, part, scores
-from .softpull import THESIS, Model, of_client
+from .softpull import THESIS, SiteModel, of_client
 
 
 class LateBroadcast(NamedTuple):
     """What everyone is sent, and what a client holds."""
 
     x: Params  # the global model, later the selector
-    models: Several  # of Model, once: the global one, then those of all clients
+    models: Several  # of SiteModel, once: the global one, then those of all clients
     round: int  # rounds done
 
 
@@ -98,7 +98,7 @@ class FedSMExtra(FedSM):
         late, models = server.round - self.start, []
         model, selector = (server.x.only(part(server.x.layout, prefix)) for prefix in (MODEL, SELECTOR))
         if late == 0:
-            shared = Model(model, server.first.model.buffers)  # its statistics are the broadcast's, not these
+            shared = SiteModel(model, server.first.model.buffers)  # its statistics are the broadcast's, not these
             models = [shared, *(of_client(server, client).model for client in range(server.num_clients))]
         # Links with a memory open on what they carry first.
         whole = server.round == 0 and any(link.memory for link in each_link(self.down))
@@ -130,7 +130,7 @@ class FedSMExtra(FedSM):
     def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
         layout, late = blank.update.layout, view.round >= self.start
         update = blank.update.only(part(layout, SELECTOR if late else MODEL))
-        return (LateReply(update, Change(*nothing(Model(*blank.own))) if late else blank.own),)
+        return (LateReply(update, Change(*nothing(SiteModel(*blank.own))) if late else blank.own),)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         names, after = mean.update.names, server._replace(round=server.round + 1)
@@ -139,8 +139,8 @@ class FedSMExtra(FedSM):
         model, opt = self.opt.step(server.x.only(names), mean.update, server.opt)
         return after._replace(x=server.x.replace(model), opt=opt, held=self.pull_clients(server, mean.own))
 
-    def sent_to(self, view: State, client: int) -> Model:
-        model: Model = view.shared.models[client + 1] if view.shared.models else view.own
+    def sent_to(self, view: State, client: int) -> SiteModel:
+        model: SiteModel = view.shared.models[client + 1] if view.shared.models else view.own
         return model
 
     def selected(self, models: Models, inputs: Any) -> Tensor:
@@ -148,9 +148,9 @@ class FedSMExtra(FedSM):
         return scores(models.beside["selector"], inputs).argmax(-1) - 1
 
 
-def nothing(model: Model) -> Model:
+def nothing(model: SiteModel) -> SiteModel:
     """A model without layers."""
-    return Model(model.x.only(()), None if model.buffers is None else model.buffers.only(()))
+    return SiteModel(model.x.only(()), None if model.buffers is None else model.buffers.only(()))
 
 
 @dataclass(frozen=True)

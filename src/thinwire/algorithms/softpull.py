@@ -32,7 +32,7 @@ from .fedavg import FedAvg
 THESIS = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 3"
 
 
-class Model(NamedTuple):
+class SiteModel(NamedTuple):
     """A model and the statistics of its norm layers; None where there are none, or where they stay with the client."""
 
     x: Params
@@ -91,12 +91,12 @@ def pull(models: Sequence[Params], lam: float) -> list[Params]:
     return [mix(w) for w in models]
 
 
-def pull_all(models: Sequence[Model], lam: float) -> list[Model]:
+def pull_all(models: Sequence[SiteModel], lam: float) -> list[SiteModel]:
     """:func:`pull` of models, and of their norm statistics where all have some."""
     statistics = [model.buffers for model in models]
     known = [buffers for buffers in statistics if buffers is not None]
     mixed = pull(known, lam) if len(known) == len(models) else statistics
-    return list(map(Model, pull([model.x for model in models], lam), mixed))
+    return list(map(SiteModel, pull([model.x for model in models], lam), mixed))
 
 
 def of_client(server: State, client: int) -> Any:
@@ -238,7 +238,7 @@ class SoftPull(Around):
             inner = self.inner.server(own.inner, alone, of(mean.inner, client), key)
             held[client] = Held(client, inner, buffers)
         each = [held[client] for client in sorted(held)]
-        models = pull_all([Model(one.inner.x, one.buffers) for one in each], self.lam)  # (3-11)
+        models = pull_all([SiteModel(one.inner.x, one.buffers) for one in each], self.lam)  # (3-11)
         after = [
             Held(one.client, one.inner._replace(x=model.x), model.buffers)
             for one, model in zip(each, models, strict=True)

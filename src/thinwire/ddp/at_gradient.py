@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from ..errors import CombinationError, require
 from ..params import Params
 from ..wire import dumps, loads
-from .average import Ends, Since, alike, average, ends
+from .average import LinkEnds, Since, alike, average, ends
 from .collectives import Gather, Talk
 from .given import Given
 from .handle import Compressed, Named, freeze, parameters, thaw
@@ -336,7 +336,7 @@ class AtGradient(Compressed):
         return {"link": freeze([self.ends.sender, self.ends.receivers]), "scale": scale}
 
     def take(self, state: dict[str, Any]) -> None:
-        self.ends = self.ahead = Ends(*thaw(state["link"], [self.ends.sender, self.ends.receivers]))
+        self.ends = self.ahead = LinkEnds(*thaw(state["link"], [self.ends.sender, self.ends.receivers]))
         if "scale" in state:
             self.first_scale, self.scale = state["scale"].tolist()
             self.stepped, self.resumed = False, True

@@ -17,18 +17,18 @@ from ..key import Key
 from ..links import Link, PowerSGD
 from ..params import Layout, Params, mean
 from ..wire import Packet, Several, State, dumps, loads
-from .collectives import Gather, Mean, Talk
+from .collectives import AllReduce, Gather, Talk
 from .powersgd import low_rank
 
 
 @dataclass
-class Ends:
+class LinkEnds:
     """What one rank keeps for a link: its own sender's half, and the receivers' halves of all ranks."""
 
     sender: State
     receivers: list[State] | None  # None for a link whose receivers keep nothing
 
-    def take(self, later: Ends, names: Collection[str], layers: Collection[str]) -> Ends:
+    def take(self, later: LinkEnds, names: Collection[str], layers: Collection[str]) -> LinkEnds:
         """These ends, with what ``later`` has of the layers ``names``; ``layers`` are those that there are.
 
         What belongs to no layer, such as a look-back gradient that is kept as messages, is that of ``later``: both ends
@@ -38,7 +38,7 @@ class Ends:
         if names == layers:
             return later
         sender = _take(self.sender, later.sender, names, layers)
-        return Ends(sender, _take(self.receivers, later.receivers, names, layers))
+        return LinkEnds(sender, _take(self.receivers, later.receivers, names, layers))
 
 
 def _take(old: State, new: State, names: set[str], layers: set[str]) -> State:
@@ -61,11 +61,11 @@ def _take(old: State, new: State, names: set[str], layers: set[str]) -> State:
     return new
 
 
-def ends(link: Link, layout: Layout, ranks: int) -> Ends:
+def ends(link: Link, layout: Layout, ranks: int) -> LinkEnds:
     """The states of a link before the first message."""
     zeros = layout.zeros()
     sender, receiver = link.open(zeros)
-    return Ends(sender, [receiver] * ranks if link.memory else None)
+    return LinkEnds(sender, [receiver] * ranks if link.memory else None)
 
 
 class Since(NamedTuple):
@@ -81,7 +81,7 @@ class Since(NamedTuple):
         return set(self.steps) <= {1} and not self.unused and not self.waiting
 
 
-def average(link: Link, own: Ends, g: Params, key: Key, since: Since | None = None) -> Talk[Params | None]:
+def average(link: Link, own: LinkEnds, g: Params, key: Key, since: Since | None = None) -> Talk[Params | None]:
     """The mean of what all ranks' links deliver of their gradients. ``own`` becomes the link's next states.
 
     None, on every rank, if the gradient of any rank has NaN or infinity: then nothing is kept of that step. PowerSGD
@@ -129,7 +129,7 @@ def deliver(
             if number == 0:
                 parts.append(flag(finite, since, kind))
             sums[kind] = torch.cat(parts)
-            yield Mean(sums[kind])
+            yield AllReduce(sums[kind])
         all_finite = not kinds or (yield from check_flags(since, key, sums[kinds[0]][-1]))
         if not all_finite:
             return layout.zeros(), receivers, False

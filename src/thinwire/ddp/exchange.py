@@ -20,7 +20,7 @@ from ..key import Key
 from ..params import Layout, Params, is_finite
 from ..wire import State, dumps, loads
 from .average import deliver
-from .collectives import Gather, Mean, Talk
+from .collectives import AllReduce, Gather, Talk
 from .methods import Feedback
 
 PIECE = 1 << 16  # entries worked on at a time on a CPU: what stays in a cache between two operations
@@ -107,7 +107,7 @@ def exchange(
         arrived = torch.cat(parts) if rank.seen is None else _with_square(parts)
         for a, b in runs:
             e[a:b] = 0  # p - C(p)
-        yield Mean(arrived)
+        yield AllReduce(arrived)
         _look(rank, arrived, 1)
     else:
         packet, seen, rank.sender = method.link.send(Params(rank.layout, e.cpu()), rank.sender, key)
@@ -117,7 +117,7 @@ def exchange(
         if rank.seen is not None and key.round % EVERY == 0:
             # What a link sends may be each rank's own choice, and says nothing of the rest: a sample of e does.
             sample = _with_square([e[key.everyone().number("lambda") % min(STRIDE, len(e)) :: STRIDE]])
-            yield Mean(sample)
+            yield AllReduce(sample)
             _look(rank, sample, EVERY)
     _apply(rank, arrived, runs)
     if rank.total is not None:
@@ -127,7 +127,7 @@ def exchange(
         for vector, part in zip((rank.x, e, rank.total), parts, strict=False):
             vector[a:b] = part  # type: ignore[index]
     if method.every is not None and (key.round + 1) % method.every == 0:
-        yield Mean(e)
+        yield AllReduce(e)
     if resting:
         for a, b in runs:
             w[a:b].copy_(rank.x[a:b])
@@ -209,5 +209,5 @@ def output(method: Feedback, rank: Rank) -> Talk[Float[Tensor, " d"]]:
     if not method.at_output:
         return rank.x
     mine = rank.e.clone()
-    yield Mean(mine)
+    yield AllReduce(mine)
     return torch.sub(rank.x, mine, alpha=method.at_output)

@@ -21,7 +21,7 @@ from ..train.device import to_device
 from ..train.given import refuse_moving
 from ..train.precision import without_cache
 from ..wire import Packet, State, restore
-from .average import Ends, average, ends
+from .average import LinkEnds, average, ends
 from .collectives import Talk
 from .exchange import exchange, output, place, start
 from .methods import Feedback, Hook, Method
@@ -145,7 +145,7 @@ class Worker:
         if isinstance(self.method, Feedback):
             self.rank = replace(self.rank, **memory)
         else:
-            self.ends = Ends(**memory)
+            self.ends = LinkEnds(**memory)
 
     def state(self) -> dict[str, State]:
         """All of it that the next step depends on. Tensors are the worker's own, not copies."""

@@ -56,7 +56,7 @@ RUNS = 16  # whose states a client keeps: who comes back to an older one is open
 DRAFTS = 4  # that a client keeps of one round, where calls come again and training gives another state each time
 
 
-class Held(NamedTuple):
+class ClientMemory(NamedTuple):
     """What a client keeps between two calls."""
 
     version: int  # of the file
@@ -65,13 +65,13 @@ class Held(NamedTuple):
     own: ClientState
 
 
-class Kept:
+class ClientFiles:
     """The states of one client in one run, in a folder of their own: each in a file of its round and its mark."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def at(self, base: int, state: int, like: Held) -> Held:
+    def at(self, base: int, state: int, like: ClientMemory) -> ClientMemory:
         """What was held after the answer to round ``base``, whose mark is ``state``. What is older is removed.
 
         Raises :class:`OutOfSync` where that is not here any more, or never was.
@@ -79,7 +79,7 @@ class Kept:
         if base == 0:
             return like
         try:
-            held: Held = restore(read_state(self._path(base, state)), like)
+            held: ClientMemory = restore(read_state(self._path(base, state)), like)
         except (OSError, WireError):  # none, or damaged: as good as none
             held = like
         if (held.version, held.round) != (VERSION, base) or mark(checksum(held)) != state:
@@ -92,7 +92,7 @@ class Kept:
         """Whether there are drafts: of answers, to rounds after ``base``, that have not been taken."""
         return bool(self._between(base, sys.maxsize))
 
-    def save(self, held: Held, base: int) -> int:
+    def save(self, held: ClientMemory, base: int) -> int:
         """Keep a state until it is known whether its answer arrived; its mark.
 
         Drafts of the rounds between ``base`` and this are removed: whoever is called again is called for good.
@@ -180,9 +180,9 @@ class Node:
         up, down = forms(algorithm, start, shared)
         alone = private(algorithm, start)
         heard = View(start.view, down.open()[1], shared)
-        fresh = Held(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
+        fresh = ClientMemory(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
 
-        kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
+        kept = ClientFiles(self.folder / f"{call.run}-{call.incarnation:016x}")
         try:
             held = kept.at(call.base, call.state, fresh)
             self.lost = kept.after(call.base)
@@ -199,7 +199,7 @@ class Node:
         mine, state = client_inputs(algorithm, alone, view, job, start if known else None)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
-        name = kept.save(Held(VERSION, call.round, view, reply.next), call.base)
+        name = kept.save(ClientMemory(VERSION, call.round, view, reply.next), call.base)
         return Answer.to(call, number, reply, name, time.perf_counter() - began, metrics)
 
     def evaluate(

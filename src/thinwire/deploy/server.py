@@ -30,7 +30,7 @@ from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
 from ..federated.result import Record
 from ..federated.rounds import Pending, Rounds
-from ..federated.storage import Disk, Ends, Memory, Unreadable
+from ..federated.storage import Disk, Ends, InMemory, Unreadable
 from ..key import Key
 from ..run.folder import Folder
 from ..run.identity import data_digest
@@ -101,7 +101,7 @@ class Deployment(Rounds):
         slot.probe([] if tested is None else [tested], trains=False)
         super().__init__(algorithm, slot, clients, setting, tested)
         self.secret = secrets.token_hex(32)  # clients are told the seed
-        self.unanswered = Memory(self._sent_ends)  # what `pending` was at the end of the round of a call
+        self.unanswered = InMemory(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
             self.states, self.unanswered = Disk(self.ends, states), Disk(self._sent_ends, states / "unanswered")
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..algorithms.auto import Auto, Choice, Coded, Measured
+from ..algorithms.auto import Auto, Choice, Coding, Measured
 from ..algorithms.base import Algorithm
 from ..algorithms.fedavg import FedAvg
 from ..config import complete
@@ -49,10 +49,10 @@ class Made(NamedTuple):
     why: Several  # sentences
 
 
-BLANK = Several([], Made(0, Choice(Coded("", 0), Coded("", 0), False, False), Several([], "")))
+BLANK = Several([], Made(0, Choice(Coding("", 0), Coding("", 0), False, False), Several([], "")))
 
 
-class Rehearsal(Simulation):
+class TrialRun(Simulation):
     """A round of FedAvg by a few clients, whose updates are kept."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Rehearsal(Simulation):
         self.changes.append(values[0].clone())
         return super().add(answer, body, rx, late)
 
-    def of(self, run: Rounds | None, clients: Sequence[int]) -> Rehearsal:
+    def of(self, run: Rounds | None, clients: Sequence[int]) -> TrialRun:
         """Make the round from the start, or from where a run is."""
         if run is not None:
             self.server = self.server._replace(x=run.algorithm.model(run.server))
@@ -141,7 +141,7 @@ class Chosen(Simulation):
         sample = setting.cohort(clients)
         order = torch.randperm(clients, generator=Key(setting.seed).generator("rehearsal"), device="cpu")
         cohort = sorted(order[: min(sample, COHORT)].tolist())
-        made = Rehearsal(self.auto, self.model, self.given, setting, self.options.get("train"))
+        made = TrialRun(self.auto, self.model, self.given, setting, self.options.get("train"))
         with made:
             made.of(run, cohort)
         ledger, flat = made.ledger, made.changes[0].flat

@@ -31,7 +31,7 @@ from ..errors import NonFinite
 from ..params import Params
 from ..run.folder import release
 from ..task import Task
-from ..train.evaluation import Part, evaluate, mean_metrics, portions
+from ..train.evaluation import Tally, evaluate, mean_metrics, portions
 from ..train.many import batchable, chain_of, train_many
 from ..train.one import train
 from ..train.precision import Precision
@@ -231,7 +231,7 @@ class Pool:
         with _borrow(self.crew.slots) as slot:
             return many_rounds(work.algorithm, work.form, slot, turns, work.manner)
 
-    def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int, stop: int) -> dict[str, Part]:
+    def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int, stop: int) -> dict[str, Tally]:
         with _borrow(self.crew.slots) as slot:
             slot.load(x)
             slot.load_buffers(buffers)

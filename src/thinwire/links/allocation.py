@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..key import Key
 from ..params import Layout, Params
-from .bitstream import FINEST, NONE, NOTHING, Part, build, join_parts, most_terms, read, write
+from .bitstream import FINEST, NONE, NOTHING, CodedLayer, build, join_parts, most_terms, read, write
 from .decomposition import BLOCK, Layer, round_levels
 from .lowrank import sides
 
@@ -53,7 +53,7 @@ def search(x: Params, largest: float, most: int | None, share: float | None, key
     enough = whole - 1  # of error: so much is left if the largest entry is sent alone
     enough = enough if error is None else min(enough, error)
     trial, step = Trial(layers), math.sqrt(whole / (2 * (most or x.layout.size)))
-    best: tuple[Tensor, list[Part], float] | None = None
+    best: tuple[Tensor, list[CodedLayer], float] | None = None
     for _ in range(AGAIN if enough > 0 else 0):
         step, ways, finer, slope = trial.solve(step, bits, error)
         while trial.extends(ways, layers):
@@ -87,14 +87,14 @@ def fit(
     largest: float,
     room: int,
     enough: float | None,
-) -> tuple[Tensor, list[Part], float] | None:
+) -> tuple[Tensor, list[CodedLayer], float] | None:
     """Layers coded in these ways with the step that fills ``room``, or leaves no more error than ``enough``.
 
     None: no step that was tried does. ``slope`` is the power of the step that bytes, or errors, go by about.
     """
     fine, coarse = 0.0, math.inf  # the coarsest step that is too fine, the finest that is coarse enough
     last: tuple[float, float] | None = None
-    best: tuple[Tensor, list[Part], float] | None = None
+    best: tuple[Tensor, list[CodedLayer], float] | None = None
     for tried in range(2 * CODED):
         if tried >= CODED and (enough is not None or best is None or best[0].numel() + LEFT >= LITTLE * room):
             break
@@ -136,7 +136,7 @@ def between(fine: float, coarse: float) -> float:
     return math.sqrt(max(fine, coarse / 16 if coarse < math.inf else 0) * min(coarse, 16 * fine if fine else coarse))
 
 
-def error_of(parts: list[Part], sent: float, layers: list[Layer], largest: float) -> float:
+def error_of(parts: list[CodedLayer], sent: float, layers: list[Layer], largest: float) -> float:
     """The squared error that is left with the step that is sent."""
     total = 0.0
     for part, layer in zip(parts, layers, strict=True):
@@ -172,11 +172,11 @@ def _alone(x: Params, at: int, term: bool, room: int) -> Tensor | None:
         if not start <= at < start + size:
             parts.append(NOTHING)
         elif not term:
-            parts.append(Part(1, [], [0], _one(size, at - start, sign), NONE))
+            parts.append(CodedLayer(1, [], [0], _one(size, at - start, sign), NONE))
         elif most_terms(shape):
             m, n = sides(shape)
             row, column = divmod(at - start, n)
-            parts.append(Part(2, [1], [0], _one(m, row, sign), _one(n, column, 1)))
+            parts.append(CodedLayer(2, [1], [0], _one(m, row, sign), _one(n, column, 1)))
         else:
             return None
     return write(float(x.flat[at].abs()), parts, x.layout.shapes, room)

@@ -9,7 +9,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, Look, Wrapper
+from .base import LBGMTest, Link, Wrapper
 from .wrappers import apart
 
 
@@ -61,7 +61,7 @@ class ByBandwidth(Wrapper):
         packet, seen, own = self.links[rate].send(x, tx[rate], key)
         return [_mbit(rate), packet], seen, {**tx, rate: own}
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         rate = self.rate_for(key.mbit)
         return self.links[rate].look(x, tx[rate], key)
 

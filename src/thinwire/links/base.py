@@ -20,7 +20,7 @@ from ..wire import MOST, Packet, State, conform, modest
 SEVERAL = ("open", "send", "recv", "look", "by_layer", "floats")  # what a link that holds several has to write
 
 
-class Look(NamedTuple):
+class LBGMTest(NamedTuple):
     """How an update was compared with the one before it (LBGM)."""
 
     sin2: float | None  # the squared sine of the angle between them; None: there is nothing to compare with
@@ -80,7 +80,7 @@ class Link(Config, ABC):
         Raises ``WireError`` for a packet that is no packet of this link.
         """
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         """The tests that :meth:`send` would decide by, given the same: by layer, or ``*`` for all layers as one vector.
 
         Empty for a link that tests nothing. No state changes.

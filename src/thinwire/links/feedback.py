@@ -9,7 +9,7 @@ from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, Look, Wrapper, finite
+from .base import LBGMTest, Link, Wrapper, finite
 from .sparse import TopK
 
 
@@ -53,7 +53,7 @@ class ErrorFeedback(Wrapper):
         finite(self, left.flat)
         return packet, seen, Residual(tx.residual.replace(left, copy=False), inner)
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         return self.inner.look(x + tx.residual.only(x.names), tx.inner, key)
 
 

@@ -11,7 +11,7 @@ from ..key import Key
 from ..params import Layout, Params
 from ..ranges import Range
 from ..wire import Packet, State
-from .base import Link, Look, Wrapper
+from .base import LBGMTest, Link, Wrapper
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Switch(Wrapper):
     def check(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.of(key).check(packet, layout, rx, key)
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         return self.of(key).look(x, tx, key)
 
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:

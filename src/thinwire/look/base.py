@@ -74,7 +74,7 @@ class Look(ABC, Generic[V]):
 
     @abstractmethod
     def read(self, subject: Any) -> V:
-        """All that is shown of a run (:class:`~thinwire.studies.read.Run`), or of methods, a list of ``Arm``.
+        """All that is shown of a run (:class:`~thinwire.studies.read.RecordedRun`), or of methods, a list of ``Arm``.
 
         Raises :class:`RunError` or ``ValueError`` where there is nothing to look at; a study's other runs are shown.
         """

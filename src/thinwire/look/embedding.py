@@ -19,7 +19,7 @@ from ..data.optional import optional
 from ..errors import RunError, require
 from ..params import Params
 from ..ranges import AboveZero, Count
-from ..studies.read import Run
+from ..studies.read import RecordedRun
 from ..task import Task
 from .base import OWN_TASK, Look, Row, Words, option
 from .drawing import panels, plt, save
@@ -90,7 +90,7 @@ class Embedding(Look[Reading]):
         except ValueError:
             raise ValueError(f"--rounds {self.rounds}: rounds separated by commas, such as 10,50,200") from None
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         end = final(run, self.task)
         modules = self._modules(run, end)
         groups, sets = list[int](), []
@@ -104,7 +104,7 @@ class Embedding(Look[Reading]):
             planes.append((title, embedding(rows, self.perplexity, self.seed)))
         return Reading(planes, groups, f"{len(groups)} examples of {len(sets)} clients, {width} features each")
 
-    def _modules(self, run: Run, end: Final) -> list[tuple[str, nn.Module]]:
+    def _modules(self, run: RecordedRun, end: Final) -> list[tuple[str, nn.Module]]:
         """The models that are shown, each with its title."""
         module, asked = end.by_name(self.model), self.numbers()
         if not asked:

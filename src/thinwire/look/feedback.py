@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..studies.read import Run, lacks
+from ..studies.read import RecordedRun, lacks
 from .base import Look, Row, Table, short
 from .drawing import COLOURS, panels, plain, save
 
@@ -56,7 +56,7 @@ Reading = tuple[str, list[Owed]]  # the name of a method, and its residuals by s
 class Feedback(Look[Reading]):
     """Needs a study of `thinwire ddp-sim` with a method that keeps residuals, such as DEF(64)."""
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         if not (steps := residuals(run.rounds)):
             raise lacks(run, "residuals", "data-parallel", "its method keeps none; look at one such as DEF(64)")
         return run.about.get("name", run.expression), steps

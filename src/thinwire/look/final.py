@@ -15,7 +15,7 @@ from ..params import Params
 from ..problem import Problem, custom
 from ..run.identity import data_digest
 from ..studies.loading import Loaded, load, study_of
-from ..studies.read import Run
+from ..studies.read import RecordedRun
 from ..task import Task, as_task, as_tasks
 from ..train.evaluation import evaluate
 from ..train.slot import Slot, floats, make_module
@@ -25,7 +25,7 @@ from ..train.slot import Slot, floats, make_module
 class Final:
     """``loaded`` has the models, ``problem`` the tasks. Modules are on the CPU and in evaluation mode."""
 
-    run: Run
+    run: RecordedRun
     loaded: Loaded
     problem: Problem
 
@@ -95,7 +95,7 @@ def build(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     return copy.deepcopy(model) if isinstance(model, nn.Module) else make_module(model, seed)
 
 
-def final(run: Run, task: str | None = None) -> Final:
+def final(run: RecordedRun, task: str | None = None) -> Final:
     """The final model of a complete federated run. Model and data are what its study says.
 
     A run of no study, as ``simulate(..., out=folder)`` leaves it, says neither: then ``task`` names them, as

@@ -29,7 +29,7 @@ from ..errors import RunError, require
 from ..federated.changes import load_rows
 from ..params import Layout
 from ..report.curves import NAMES, Curve, count, curve, judgement
-from ..studies.read import Arm, Run, lacks
+from ..studies.read import Arm, RecordedRun, lacks
 from .base import Look, Note, Row, Table, option
 from .drawing import COLOURS, heat_map, panels, plain, plt, save
 from .recycling import (
@@ -157,7 +157,7 @@ class Space(NamedTuple):
         return [i for i, number in enumerate(self.rounds) if (number - self.rounds[0]) % self.every() == 0]
 
 
-def space_of(run: Run) -> Space:
+def space_of(run: RecordedRun) -> Space:
     """The gradients of a run that was trained with ``record="gradients"``. Raises :class:`RunError` for any other."""
     rounds = [line["round"] for line in run.rounds if "change" in line]
     if not rounds:
@@ -166,7 +166,7 @@ def space_of(run: Run) -> Space:
     return Space.of(rows, layout, rounds)
 
 
-class Layer(NamedTuple):
+class LayerSpectrum(NamedTuple):
     """A layer's gradients in figures."""
 
     layer: str
@@ -180,7 +180,7 @@ class Layer(NamedTuple):
 class Seen(NamedTuple):
     """The figures that are kept of a layer's inner products."""
 
-    line: Layer
+    line: LayerSpectrum
     progression: list[tuple[int, tuple[int, ...]]]
     overlap: Float[Tensor, "n s"] | None  # |cosine| of principal directions with gradients that heat maps show
     cosines: Float[Tensor, "s s"] | None  # of these with one another; None of a layer that has no heat map
@@ -201,7 +201,7 @@ def looked_at(space: Space, of: Kind = "values") -> Geometry:
     for name, products in space.products():
         sigma, near, alike = spectrum(products), overlap(products, of=of), cosines(products)
         next_one = alike.diag(1)
-        line = Layer(
+        line = LayerSpectrum(
             name,
             sizes[name],
             components(sigma, 0.95, of),
@@ -215,7 +215,7 @@ def looked_at(space: Space, of: Kind = "values") -> Geometry:
     return Geometry({WHOLE: layers.pop(WHOLE), **layers}, whole)
 
 
-def by_the_server(run: Run) -> list[Note]:
+def by_the_server(run: RecordedRun) -> list[Note]:
     """A note on a run whose recorded changes are not its clients' but the server's; none on any other."""
     if not any(line.get("change", {}).get("of") == "server" for line in run.rounds):
         return []
@@ -230,7 +230,7 @@ def by_the_server(run: Run) -> list[Note]:
 class Reading(NamedTuple):
     """The gradients that a run recorded (else ``space`` is None), and its tests of LBGM."""
 
-    run: Run
+    run: RecordedRun
     tests: list[Recycling]
     space: Space | None = None
     geometry: Geometry | None = None
@@ -245,7 +245,7 @@ class Gradients(Look[Reading]):
 
     squares: bool = option(False, "Shares of the squared singular values, in place of the paper's values.")
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         tests = recycling(run.rounds)
         there = any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists()
         if not tests and not there:

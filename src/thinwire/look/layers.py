@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..studies.read import Run, lacks
+from ..studies.read import RecordedRun, lacks
 from .base import Look, Row, Table
 from .drawing import COLOURS, heat_map, logarithmic, plain, plt, save
 from .gradients import by_the_server
@@ -25,7 +25,7 @@ from .gradients import by_the_server
 KAPPA = 1 / 16  # Theorem 3.2 asks for less
 
 
-class Layer(NamedTuple):
+class LayerScore(NamedTuple):
     """A layer, the means over rounds."""
 
     layer: str
@@ -44,7 +44,7 @@ class Kappa(NamedTuple):
     kappa: float | None  # their share of the squared norm of the change; None where the change is the server's
 
 
-def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
+def layers(lines: Sequence[Mapping[str, Any]]) -> list[LayerScore]:
     """The layers of rounds with ``layers``, in the model's order. s_l is 0 where a layer's weights are all zero."""
     own = [line for line in lines if "layers" in line]
     rows = []
@@ -57,7 +57,7 @@ def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
         times = sum(name in line["unsent"] for line in own)
         changes, weights = zip(*pairs, strict=True)
         change, weight, score, share = (sum(values) / len(own) for values in (changes, weights, scores, shares))
-        rows.append(Layer(name, change, weight, score, share, times))
+        rows.append(LayerScore(name, change, weight, score, share, times))
     return rows
 
 
@@ -80,8 +80,8 @@ def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
 class Reading(NamedTuple):
     """The layers of a run, as its records have them."""
 
-    run: Run
-    layers: list[Layer]
+    run: RecordedRun
+    layers: list[LayerScore]
     kappas: list[Kappa]
 
 
@@ -89,7 +89,7 @@ class Reading(NamedTuple):
 class Layers(Look[Reading]):
     """Needs a run with --record layers, gradients or all."""
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         if not (means := layers(run.rounds)):
             raise lacks(run, "recorded layers", "federated", "train it with --record layers")
         return Reading(run, means, kappas(run.rounds))

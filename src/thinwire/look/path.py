@@ -22,7 +22,7 @@ from ..errors import require
 from ..federated.changes import MODELS, load_rows
 from ..params import Layout, Params
 from ..ranges import Count, at_least
-from ..studies.read import Run, lacks
+from ..studies.read import RecordedRun, lacks
 from .base import OWN_TASK, Look, Row, option
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
@@ -76,7 +76,7 @@ def span(places: Float[Tensor, " t"], points: int, margin: float = 0.25) -> list
     return values
 
 
-def models_of(run: Run) -> tuple[Layout, list[Tensor], list[int]]:
+def models_of(run: RecordedRun) -> tuple[Layout, list[Tensor], list[int]]:
     """The models that a run recorded, and their rounds. Raises :class:`RunError` where there are none."""
     rounds = [line["round"] for line in run.rounds if line.get("model")]
     if not rounds:
@@ -106,7 +106,7 @@ class Trajectory(Look[Reading]):
     client: int | None = option(None, CLIENT)
     task: str | None = option(None, OWN_TASK)
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         layout, models, rounds = models_of(run)
         plane, end = way(models, layout, rounds), final(run, self.task)
         _, loss = losses(end.assemble(), end.test(self.client), self.examples)

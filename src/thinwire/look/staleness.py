@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..studies.read import Run, lacks
+from ..studies.read import RecordedRun, lacks
 from .base import Look, Row, Table, short
 from .drawing import COLOURS, plain, plt, save
 
@@ -48,7 +48,7 @@ Reading = tuple[str, list[Stale]]  # the name of a schedule, and its parts at ea
 class Staleness(Look[Reading]):
     """Needs a study of `thinwire pipeline run` with --record staleness."""
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         if not (parts := stale(run.rounds)):
             raise lacks(run, "records of staleness", "pipelined", "train it with --record staleness")
         return run.about.get("name", run.expression), parts

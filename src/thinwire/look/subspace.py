@@ -27,7 +27,7 @@ from ..errors import require
 from ..expression import parse
 from ..ranges import Count
 from ..run.folder import CHECKPOINT, read_state
-from ..studies.read import Run
+from ..studies.read import RecordedRun
 from .base import Look, Portion, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .gradients import by_the_server, space_of, spectrum
@@ -81,7 +81,7 @@ def streaming(
 class Spectrum(NamedTuple):
     """The spectrum of a run's updates, and how well a basis follows them."""
 
-    run: Run
+    run: RecordedRun
     sigma: Float[Tensor, " t"]  # of all recorded gradients
     rho: Float[Tensor, " t"]  # rho_R, R from 1
     followed: list[Followed]
@@ -102,7 +102,7 @@ class Subspace(Look[Spectrum]):
         if self.rank is not None and self.start is not None:
             _fit(self.rank, self.start)
 
-    def read(self, run: Run) -> Spectrum:
+    def read(self, run: RecordedRun) -> Spectrum:
         gradients = space_of(run)
         products, own = gradients.whole(), flss(run)
         total = len(products)
@@ -168,7 +168,7 @@ def _fit(rank: int, start: int) -> None:
     require(fits, f"--rank {rank}: at most --start {start}, the rounds whose updates the basis is first made of")
 
 
-def flss(run: Run) -> FLSS | None:
+def flss(run: RecordedRun) -> FLSS | None:
     """The FLSS of a run's method; None where it has none, or is the user's own."""
     try:
         method = parse(run.expression)
@@ -179,7 +179,7 @@ def flss(run: Run) -> FLSS | None:
     return method if isinstance(method, FLSS) else None
 
 
-def residual_share(run: Run) -> Float[Tensor, " r"] | None:
+def residual_share(run: RecordedRun) -> Float[Tensor, " r"] | None:
     """``server.sigma`` in a run's last checkpoint; None where the run has no checkpoint, or FLSS is not outermost."""
     path = run.path / CHECKPOINT
     if not path.exists() or not isinstance(parse(run.expression), FLSS):

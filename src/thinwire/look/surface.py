@@ -20,7 +20,7 @@ from torch import Tensor
 from ..key import Key
 from ..params import Params
 from ..ranges import AboveZero, Count
-from ..studies.read import Run
+from ..studies.read import RecordedRun
 from .base import OWN_TASK, Look, Odd, Row, option
 from .drawing import plain, plt, save
 from .final import final, losses
@@ -85,7 +85,7 @@ class Surface(Look[Levels]):
     seed: int = option(0, "Of the two directions.")
     task: str | None = option(None, OWN_TASK)
 
-    def read(self, run: Run) -> Levels:
+    def read(self, run: RecordedRun) -> Levels:
         end = final(run, self.task)
         x, loss = losses(end.module(), end.test(self.client), self.examples)
         a, b = (random_direction(x, self.seed, number) for number in range(2))

@@ -18,7 +18,7 @@ from ..errors import RunError, nearest, require
 from ..report import curves
 from ..report.curves import SHARES, axes, has, judgement
 from ..studies import KINDS
-from ..studies.read import Arm, Run, comparable
+from ..studies.read import Arm, RecordedRun, comparable
 from .base import Look, Row, Table, option
 from .drawing import COLOURS, logarithmic, plain, plt, save
 
@@ -39,7 +39,7 @@ class Point(NamedTuple):
     method: str
 
 
-class Line(NamedTuple):
+class SweepLine(NamedTuple):
     """Methods that differ in the setting alone, in its order; ``name`` says what they share: of one method all."""
 
     name: str
@@ -56,7 +56,7 @@ def settings(x: Config, above: str = "") -> dict[str, Any]:
 
 def sweep(
     arms: Sequence[Arm], across: str | None = None, tuned: str | None = None, of: str | None = None
-) -> tuple[str, str, list[Line]]:
+) -> tuple[str, str, list[SweepLine]]:
     """The setting, the name of what was reached, and a curve for each group of methods.
 
     ``across`` is a setting, as a path or its last part, or what was sent: "bytes" in both directions, or a name
@@ -97,7 +97,7 @@ def sweep(
             choose = min if value.endswith(("loss", PERPLEXITY)) else max
             alike = [[p for _, own, p in some if own == but] for but in dict.fromkeys(but for _, but, _ in some)]
             points = [choose(each, key=lambda p: p.mean) for each in alike]
-        lines.append(Line(points[0].method if len(points) == 1 else _name(some[0][0], shown), sorted(points)))
+        lines.append(SweepLine(points[0].method if len(points) == 1 else _name(some[0][0], shown), sorted(points)))
     return (path if axis is None else sent[axis]), value, lines
 
 
@@ -111,7 +111,7 @@ def value_of(arms: Sequence[Arm], of: str | None) -> str:
     return value
 
 
-def score(run: Run, value: str) -> float | None:
+def score(run: RecordedRun, value: str) -> float | None:
     """The mean of a value over the last evaluations of a run; shares are in percent.
 
     The perplexity of an evaluation is e to the power of its test loss, a mean cross-entropy in nats.
@@ -179,7 +179,7 @@ class Reading(NamedTuple):
 
     across: str
     value: str
-    lines: list[Line]
+    lines: list[SweepLine]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import complete
-from ..ddp.collectives import Gather, Group, Mean, Traffic, gather
+from ..ddp.collectives import AllReduce, Gather, Group, Traffic, gather
 from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
@@ -223,7 +223,7 @@ class Pipeline(Training):
                 answer = None
                 if isinstance(request, Give):
                     self._give(request)
-                elif isinstance(request, Mean | Gather):
+                elif isinstance(request, AllReduce | Gather):
                     answer = self._gather(request)
                 else:
                     answer = self._take(request)
@@ -242,12 +242,12 @@ class Pipeline(Training):
             except Lost as error:
                 raise self._describe_loss(way != "backward", self.batches, error) from error
 
-    def _gather(self, request: Mean | Gather) -> Any:
+    def _gather(self, request: AllReduce | Gather) -> Any:
         """The answer of all replicas of this part."""
         assert self.peers is not None
         before = self.peers.traffic.bytes
         try:
-            answer = self.peers.mean(request.x) if isinstance(request, Mean) else self.peers.gather(request.data)
+            answer = self.peers.mean(request.x) if isinstance(request, AllReduce) else self.peers.gather(request.data)
         except RuntimeError as error:
             raise RankLost(
                 f"part {self.part} of {self.settings.parts}, replica {self.stage.replica}: another replica of this "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ddp.collectives import Gather, Mean, Traffic, answer_all
+from ..ddp.collectives import AllReduce, Gather, Traffic, answer_all
 from ..errors import require
 from ..train.threads import one_thread
 from ..wire import length
@@ -113,13 +113,13 @@ class Simulation(Training):
         for part, traffic in enumerate(self.shared):
             ranks = range(part, parts * replicas, parts)
             requests = [waits.get(rank) for rank in ranks]
-            if replicas > 1 and ranks[0] not in answers and all(isinstance(r, Mean | Gather) for r in requests):
+            if replicas > 1 and ranks[0] not in answers and all(isinstance(r, AllReduce | Gather) for r in requests):
                 before = traffic.bytes
                 for rank, answer in zip(ranks, answer_all(requests, traffic), strict=True):  # type: ignore[arg-type]
                     answers[rank] = answer
                     self.ledger[rank].averaged += traffic.bytes - before
 
-    def _advance(self, rank: int, talk: Any, waits: Any, answers: dict[int, Any]) -> Take | Mean | Gather:
+    def _advance(self, rank: int, talk: Any, waits: Any, answers: dict[int, Any]) -> Take | AllReduce | Gather:
         """Go on until an answer is needed that is not there. Raises ``StopIteration`` at the end."""
         request: Any = talk.send(None) if waits is None else waits
         while True:
@@ -131,7 +131,7 @@ class Simulation(Training):
                 self.ledger[other].add(request.way, "received", size)
                 request = talk.send(None)
                 continue
-            if isinstance(request, Mean | Gather):
+            if isinstance(request, AllReduce | Gather):
                 if rank not in answers:
                     return request
                 request = talk.send(answers.pop(rank))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..studies import KINDS
 from ..studies.axes import Axis, Values
 from ..studies.axes import count as count
-from ..studies.read import Arm, Run, comparable, unit_of
+from ..studies.read import Arm, RecordedRun, comparable, unit_of
 
 Vector = NDArray[np.float64]
 
@@ -66,7 +66,7 @@ def curve(arm: Arm, axis: Values, value: str, best: bool = False) -> Curve | Non
     return Curve(stack[..., 0].mean(0), y.mean(0), y.min(0), y.max(0), len(seeds))
 
 
-def _values(run: Run, value: str) -> Sequence[float | None]:
+def _values(run: RecordedRun, value: str) -> Sequence[float | None]:
     axis = KINDS[run.kind].axes.get(value)
     return [line.get(value) for line in run.rounds] if axis is None else axis.values(run)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..studies.read import Arm, Record, Run, damage, read_lines
+from ..studies.read import Arm, Record, RecordedRun, damage, read_lines
 
 CELLS = 240, 400  # rows and columns of a heat map
 FULL = 4  # runs whose heat maps have as many; more runs share the cells of so many
@@ -57,7 +57,7 @@ def _states(path: Path) -> dict[tuple[int, int], int]:
     return states
 
 
-def _runs(arms: Sequence[Arm]) -> list[tuple[int, Run]]:
+def _runs(arms: Sequence[Arm]) -> list[tuple[int, RecordedRun]]:
     """Every run, with the number of its method."""
     return [(number, run) for number, arm in enumerate(arms) for run in arm.runs]
 

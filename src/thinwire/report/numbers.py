@@ -14,7 +14,7 @@ import numpy as np
 from ..studies import KINDS
 from ..studies.axes import count
 from ..studies.cells import mean, measure_of, notes_on
-from ..studies.read import Arm, Record, Run, read_lines
+from ..studies.read import Arm, Record, RecordedRun, read_lines
 from . import table
 from .curves import NAMES, Curve, axes, curve, sent_axes
 
@@ -163,7 +163,7 @@ def clients(arms: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
     return made or None
 
 
-def _own(run: Run, measure: str) -> list[float]:
+def _own(run: RecordedRun, measure: str) -> list[float]:
     """Each client's own value of a run at its last evaluation, in percent, from the worst to the best."""
     path = run.path / "clients.jsonl"
     lines = [line for line in read_lines(path, ("round",)) if line["round"] <= run.length] if path.exists() else []

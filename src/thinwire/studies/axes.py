@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .read import Run
+from .read import RecordedRun
 
-Values = Callable[[Run], list[float]]
+Values = Callable[[RecordedRun], list[float]]
 
 
 class Axis(NamedTuple):
@@ -20,12 +20,12 @@ class Axis(NamedTuple):
     untimed: str | None = None
 
 
-def count(run: Run) -> list[float]:
+def count(run: RecordedRun) -> list[float]:
     """Rounds or steps."""
     return [float(line[run.unit]) for line in run.rounds]
 
 
-def clock(run: Run) -> list[float]:
+def clock(run: RecordedRun) -> list[float]:
     """Simulated seconds."""
     return [float(line["clock"]) for line in run.rounds]
 
@@ -33,7 +33,7 @@ def clock(run: Run) -> list[float]:
 def running(*names: str, unit: float = 1e6) -> Values:
     """The counts up to each line: the running sums of some of its keys, in millions or another ``unit``."""
 
-    def axis(run: Run) -> list[float]:
+    def axis(run: RecordedRun) -> list[float]:
         return list(np.cumsum([sum(line[name] for name in names) / unit for line in run.rounds]))
 
     return axis

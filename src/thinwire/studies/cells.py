@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..expression import parse, vocabulary
-from .read import Arm, Run
+from .read import Arm, RecordedRun
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -78,17 +78,17 @@ def average(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(there) if there else None
 
 
-def last_value(run: Run, name: str) -> float | None:
+def last_value(run: RecordedRun, name: str) -> float | None:
     """The newest value of a run's lines; None where none has it."""
     return mean_of_last(run, name, 1)
 
 
-def mean_of_last(run: Run, name: str, count: int) -> float | None:
+def mean_of_last(run: RecordedRun, name: str, count: int) -> float | None:
     """The mean of the last ``count`` values that there are."""
     return average([r[name] for r in run.rounds if r.get(name) is not None][-count:])
 
 
-def best_value(run: Run, name: str) -> float | None:
+def best_value(run: RecordedRun, name: str) -> float | None:
     """The highest value of a run's lines; None where none has it."""
     return max((r[name] for r in run.rounds if r.get(name) is not None), default=None)
 

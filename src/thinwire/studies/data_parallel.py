@@ -25,9 +25,9 @@ from ..run.ranks import size
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, average, last_value, mean, megabytes_text, percent_text, seconds_text
 from .expressions import of_another_kind, own
-from .read import Arm, Record, Run
-from .steps import Steps
-from .study import Job, asked
+from .read import Arm, Record, RecordedRun
+from .steps import StepStudy
+from .study import StudyRun, asked
 
 
 def method(text: str, use: Sequence[str] = ()) -> Method:
@@ -52,7 +52,7 @@ def method(text: str, use: Sequence[str] = ()) -> Method:
 
 
 @dataclass(frozen=True)
-class DataParallel(Steps):
+class DataParallel(StepStudy):
     """A study of data-parallel methods.
 
     ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. Without ``adamw``
@@ -88,7 +88,7 @@ class DataParallel(Steps):
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         Worker(module.to(self.device), self.optimizer, method, self.workers)
 
-    def start(self, job: Job) -> Simulation:
+    def start(self, job: StudyRun) -> Simulation:
         problem = job.problem
         if isinstance(job.method, Feedback):
             job.method.warn(self.workers)
@@ -171,12 +171,12 @@ class DataParallel(Steps):
         decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
         return [
             ("Workers", f"{about['workers']}, each of which takes {about['batch']} examples in a step"),
-            ("Steps", f"{about['steps']:,}"),
+            ("StepStudy", f"{about['steps']:,}"),
             ("Optimiser", f"{kind}, learning rate {about['lr']:g}{more}"),
             ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
         ]
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         about = runs[0].about
         return [f"{about['workers']} workers", f"{about['steps']} steps"]

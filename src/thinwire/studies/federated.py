@@ -43,8 +43,8 @@ from .cells import (
     short_expression,
 )
 from .expressions import of_another_kind, option, parse_typed, setting_of, vocabulary_with
-from .read import Arm, Record, Run, choices, read_lines
-from .study import Job, Study, asked
+from .read import Arm, Record, RecordedRun, choices, read_lines
+from .study import Study, StudyRun, asked
 
 OF_CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
 Below1 = Annotated[float, Range(lambda x: 0 <= x < 1, "is a share below 1")]
@@ -54,7 +54,7 @@ OTHERS = {"before": "before adapting", "shared": "shared model"}
 """Models besides the clients' own ones that their tests are of, and the titles of the columns."""
 
 
-def _seconds(run: Run) -> list[float]:
+def _seconds(run: RecordedRun) -> list[float]:
     """The seconds of the simulated network; without one those that the slowest client's bytes take at 10 Mbit/s."""
     simulated = clock(run)
     if simulated and simulated[-1] > 0:
@@ -149,7 +149,7 @@ class Federated(Study):
         run = Simulation(method, problem.model, problem.tasks, setting, test=problem.test, client_tests=tests)
         run.pool.close()
 
-    def train(self, job: Job, folder: Path) -> None:
+    def train(self, job: StudyRun, folder: Path) -> None:
         problem = job.problem
         simulate(
             job.method,
@@ -314,7 +314,7 @@ class Federated(Study):
         ]
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         about, rounds = runs[0].about, study.get("rounds") or max(run.length for run in runs)
         return [*([f"{about['clients']} clients"] if "clients" in about else []), f"{rounds} rounds"]
 

@@ -51,9 +51,9 @@ from .cells import (
 )
 from .expressions import of_another_kind, own
 from .pipelined_run import LAST, PipelinedRun
-from .read import Arm, Record, Run, description
-from .steps import Steps
-from .study import Job, Numbers, Study, asked
+from .read import Arm, Record, RecordedRun, description
+from .steps import StepStudy
+from .study import Numbers, Study, StudyRun, asked
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
@@ -99,7 +99,7 @@ OPTIMIZERS = {"SGD": _sgd, "AdamW": _adamw, "NAdam": _nadam, "Muon": _muon}
 
 
 @dataclass(frozen=True)
-class Pipelined(Steps):
+class Pipelined(StepStudy):
     """A study of schedules of pipelined training.
 
     - ``parts``: of the model. ``cut`` has the place, in its chain of modules, at which each part but the first begins;
@@ -122,7 +122,7 @@ class Pipelined(Steps):
     """
 
     kind: ClassVar[str] = "pipelined"
-    may_change: ClassVar[tuple[str, ...]] = (*Steps.may_change, "record")
+    may_change: ClassVar[tuple[str, ...]] = (*StepStudy.may_change, "record")
     example: ClassVar[str] = "DSP((1, 1, 0), (4, 2, 0))"
     noun: ClassVar[str] = "a schedule of pipelined training"
     outermost: ClassVar[Mapping[str, type]] = SCHEDULES
@@ -140,7 +140,7 @@ class Pipelined(Steps):
         ),
         "forward": Numbers(*EACH, "Seconds of a batch at each part, forward, e.g. 0.02,0.03,0.02 (else measured)."),
         "backward": Numbers(*EACH, "Seconds of a batch at each part, back (else measured)."),
-        **Steps.lists,
+        **StepStudy.lists,
     }
 
     batch: Count = asked(64, "Examples of a batch.")
@@ -269,13 +269,13 @@ class Pipelined(Steps):
         group = dist.new_group(list(range(size())), backend="gloo")  # whose connections a failure may close
         return pipeline(stages, self.optimizers(stages), method, **options, group=group)
 
-    def start(self, job: Job) -> PipelinedRun:
+    def start(self, job: StudyRun) -> PipelinedRun:
         return PipelinedRun(self, job)
 
     def title(self, about: Record) -> str:
         return f"{self.task or self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"
 
-    def about(self, job: Job) -> Record:
+    def about(self, job: StudyRun) -> Record:
         return {**super().about(job), "staleness": list(job.method.staleness(self.parts))}
 
     # -- what table, curves and report show ------------------------------------
@@ -357,7 +357,7 @@ class Pipelined(Steps):
         begin = join_words([str(place) for place in about["cut"]]) if about["cut"] else None
         return [
             ("Parts", f"{about['parts']}" + (f"; from the second on they begin at module {begin}" if begin else "")),
-            ("Steps", f"{about['steps']:,}, of {about['batch']} examples"),
+            ("StepStudy", f"{about['steps']:,}, of {about['batch']} examples"),
             ("Optimiser", f"{about['optimizer']}, learning rate {about['lr']:g}, momentum {about['momentum']:g}{more}"),
             ("Rates", f"{rates} times that, by part" if rates else None),
             ("Clipping", f"gradients of a part to a norm of {about['clip']:g}" if about.get("clip") else None),
@@ -367,7 +367,7 @@ class Pipelined(Steps):
         ]
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         about = runs[0].about
         return [f"{about['parts']} parts", f"batches of {about['batch']}", f"{about['steps']} steps"]
 

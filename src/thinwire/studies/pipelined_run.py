@@ -24,7 +24,7 @@ from ..task import Supervised
 from ..train.evaluation import mean_metrics, portions, tally
 from ..version import code_version
 from ..wire import Packet, State
-from .study import Job
+from .study import StudyRun
 
 if TYPE_CHECKING:
     from .pipelined import Pipelined
@@ -40,7 +40,7 @@ class PipelinedRun(Run[dict[str, Tensor]]):
     Batches are trained when the next evaluation is due, because ranks tell one another of an error only then.
     """
 
-    def __init__(self, study: Pipelined, job: Job) -> None:
+    def __init__(self, study: Pipelined, job: StudyRun) -> None:
         self.study, self.job, self.number, self.records = study, job, 0, list[Record]()
         with ExitStack() as stack:
             stack.enter_context(study.narrow())

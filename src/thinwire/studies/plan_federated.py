@@ -41,7 +41,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Row:
+class Alternative:
     """An alternative: ``bytes`` and ``seconds`` are predicted for all rounds, lowest and highest.
 
     ``accuracy`` is that of the trained model at the end of the rehearsal, 0 to 1 (of segmented pictures the Dice
@@ -61,7 +61,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FederatedPlan:
     """The alternatives, the one that is proposed, why, and the command that trains it."""
 
     rounds: int
@@ -71,7 +71,7 @@ class Plan:
     mbit_up: Mbit
     target: Annotated[float, Values(lambda x: 0 < x <= 1, "an accuracy above 0 and at most 1")] | None
     rehearsed: int
-    rows: tuple[Row, ...]
+    rows: tuple[Alternative, ...]
     best: str
     why: str
     command: str
@@ -92,7 +92,7 @@ def plan(
     target: float | None = None,
     rehearse: int = 3,
     typed: Sequence[str] = (),
-) -> Plan:
+) -> FederatedPlan:
     """Alternatives for a run on links of ``mbit`` Mbit/s to each client and ``mbit_up`` from it.
 
     The methods of ``study`` are shown after those that always are: FedAvg, FedAvg with 16-bit floats, STC both ways,
@@ -107,14 +107,14 @@ def plan(
     is, the one with the least seconds for all rounds, of those at most two points below the best accuracy. ``typed``
     are the options of the command that is proposed. Raises ``ValueError`` for what cannot be.
     """
-    check_ranges(Plan, {"mbit": mbit, "mbit_up": mbit_up, "target": target}, of_option)
+    check_ranges(FederatedPlan, {"mbit": mbit, "mbit_up": mbit_up, "target": target}, of_option)
     require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
     rehearsal = Rehearsal(problem, study.rounds, sample, mbit, seed, "known", up)
     setting = replace(study.setting, start="known")
     alternatives, refused = _alternatives(study.parse_methods(), auto, rehearsal, setting)
 
-    def row(one: _Alternative) -> Row:
+    def row(one: _Alternative) -> Alternative:
         prediction = rehearsal.predict(one.method)
         try:
             result = rehearsal.train(one.method, rehearse, setting)
@@ -122,7 +122,7 @@ def plan(
             result = None
         curve = [] if result is None else _curve(result)
         served = [] if result is None else _curve(result, "served_")
-        return Row(
+        return Alternative(
             name=one.name,
             expression=repr(one.method),
             bytes_up=prediction.bytes_up,
@@ -137,7 +137,7 @@ def plan(
     rows = tuple(map(row, alternatives))
     best, reason = _best(rows, target, rehearse)
     command = ["thinwire", "run", best.expression, "--start", "known", *typed]
-    return Plan(
+    return FederatedPlan(
         rounds=study.rounds,
         clients=len(problem.tasks),
         sample=sample,
@@ -230,7 +230,7 @@ def _at_target(result: Result | None, curve: Sequence[float], target: float | No
     return Reached(number, sent, result.rounds[number - 1]["clock"])
 
 
-def _best(rows: Sequence[Row], target: float | None, rehearse: int) -> tuple[Row, str]:
+def _best(rows: Sequence[Alternative], target: float | None, rehearse: int) -> tuple[Alternative, str]:
     """The row that is proposed, and why."""
     there = [(row.reached.seconds, row) for row in rows if row.reached is not None]
     if there:
@@ -250,7 +250,7 @@ def _best(rows: Sequence[Row], target: float | None, rehearse: int) -> tuple[Row
     return best, f"{missed}It has the least seconds of transfer of those that are {within}."
 
 
-def show(plan: Plan) -> None:
+def show(plan: FederatedPlan) -> None:
     """The table on the terminal, why, and the command."""
     lines = [
         [

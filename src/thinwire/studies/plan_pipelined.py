@@ -33,7 +33,7 @@ SEED = 0  # of a model and a batch that are only measured
 
 
 @dataclass(frozen=True)
-class Row:
+class Candidate:
     """A schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches."""
 
     schedule: str
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     """The measurements, and what comes of them.
 
     ``least`` is the DSP with the least delays that hide the links, ``limit`` what a batch waits for then.
@@ -58,7 +58,7 @@ class Plan:
     cut: tuple[int, ...]
     profile: Profile
     ahead: tuple[int, ...]  # bytes of a batch's activations at each boundary, as they are
-    rows: tuple[Row, ...]
+    rows: tuple[Candidate, ...]
     least: str
     limit: str
 
@@ -69,7 +69,7 @@ class Plan:
             row["faster_than"] = {name: of.seconds / row["seconds"] for name, of in self.baselines().items()}
         return values
 
-    def baselines(self) -> dict[str, Row]:
+    def baselines(self) -> dict[str, Candidate]:
         """The schedules that others are compared with."""
         return {
             row.schedule: row for row in self.rows if row.schedule.partition("(")[0] in ("BPK", "GPipe", "OneFOneB")
@@ -92,7 +92,7 @@ def plan(
     mbit: float = 100.0,
     latency: float = 0.01,
     device: str = "cpu",
-) -> Plan:
+) -> PipelinePlan:
     """Measure a model's parts, and reckon with links of ``mbit`` Mbit/s each way and ``latency`` seconds one way.
 
     The model is one of thinwire's, for examples of ``data``, or of ``shape`` and ``classes``. ``schedules`` are shown
@@ -100,7 +100,7 @@ def plan(
     and the least DSP that hides the links, of each kind of links that a schedule has. Raises ``ValueError`` for what
     cannot be.
     """
-    check_ranges(Plan, {"parts": parts, "batch": batch, "mbit": mbit}, of_option)
+    check_ranges(PipelinePlan, {"parts": parts, "batch": batch, "mbit": mbit}, of_option)
     require(latency >= 0, f"--latency {latency}: seconds, not negative")
     require(micro > 0, f"--micro {micro}: it must be at least 1")
     require(batch % micro == 0, f"--micro {micro}: a batch of {batch} is not so many micro-batches of equal size")
@@ -113,13 +113,13 @@ def plan(
     module, x, y = _of_shape(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
     module = module.to(device)
     stages = split(module, parts, at=cut) if cut else split(module, parts, sample=x, mbit=mbit)
-    rehearsal = Rehearsal(stages, x, y, measure(stages, x, y), mbit, latency)
+    rehearsal = MeasuredParts(stages, x, y, measure(stages, x, y), mbit, latency)
     always = [BPK(), GPipe(micro), OneFOneB(micro), FR(), FR(barrier=True), DDG(), PipeDream()]
     if micro >= parts - 1:
         always.append(PipeDream2BW(micro))
     least = rehearsal.least(BPK())
     shown = dict.fromkeys([*always, least, *typed, *map(rehearsal.least, typed)])
-    return Plan(
+    return PipelinePlan(
         model=model or f"the model of {data}",
         parts=parts,
         batch=batch,
@@ -135,7 +135,7 @@ def plan(
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class MeasuredParts:
     """A model's parts, measured with a batch, and the links between them: made once, and asked of each schedule.
 
     ``mbit`` and ``latency`` are those of :func:`plan`.
@@ -168,11 +168,11 @@ class Rehearsal:
         delays = least(*times, self.messages(plain), self.mbit, self.latency)
         return replace(delays, activations=like.activations, gradients=like.gradients)
 
-    def row(self, schedule: Schedule) -> Row:
+    def row(self, schedule: Schedule) -> Candidate:
         """All that a table has of a schedule."""
         sizes = self.messages(schedule)
         total, kept = sum(sum(way) for way in sizes), memory(schedule, self.profile, sizes)
-        return Row(repr(schedule), schedule.staleness(len(self.stages)), self.seconds(schedule), total, kept)
+        return Candidate(repr(schedule), schedule.staleness(len(self.stages)), self.seconds(schedule), total, kept)
 
     def limit(self, schedule: DSP) -> str:
         """The part or the link that a batch waits for."""
@@ -215,7 +215,7 @@ def _of_shape(model: str | None, shape: tuple[int, ...], classes: int, batch: in
     return module, x, y
 
 
-def show(plan: Plan) -> None:
+def show(plan: PipelinePlan) -> None:
     """Two tables on the terminal: the parts, and the schedules."""
     profile = plan.profile
     lines = [

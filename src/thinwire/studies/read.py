@@ -64,7 +64,7 @@ def number_of(line: Record) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A run of one method and seed: its ``run.json``, its rounds, and its summary (None while it is running)."""
 
     path: Path
@@ -98,7 +98,7 @@ class Run:
         return int(self.rounds[-1][self.unit]) if self.rounds else 0
 
 
-def lacks(run: Run, what: str, kind: str, how: str) -> RunError:
+def lacks(run: RecordedRun, what: str, kind: str, how: str) -> RunError:
     """The error of a run without what is looked at: of which kind of run it is recorded, and how."""
     if run.kind != kind:
         return RunError(f"{run.path} has no {what}: it is {run.kind}, and runs that are {kind} have them")
@@ -113,7 +113,7 @@ class Arm:
 
     label: str
     expression: str
-    runs: list[Run]
+    runs: list[RecordedRun]
 
     @property
     def kind(self) -> str:
@@ -135,7 +135,7 @@ def arms(folders: list[Path]) -> list[Arm]:
     if other is not None:
         kinds = f"{runs[0].path} is {runs[0].kind}, {other.path} is {other.kind}"
         raise RunError(f"{kinds}: these share no table and no axis, so name folders of one kind")
-    by: dict[str, list[Run]] = {}
+    by: dict[str, list[RecordedRun]] = {}
     for run in runs:
         by.setdefault(run.expression, []).append(run)
     names = {expression: _name(same) for expression, same in by.items()}
@@ -161,7 +161,7 @@ def comparable(arm: Arm) -> Arm:
     return replace(arm, runs=cut)
 
 
-def study(run: Run) -> Record:
+def study(run: RecordedRun) -> Record:
     """The ``study.json`` of the study that a run is a part of. Empty where there is none."""
     method = run.path.resolve().parent
     file = method.parent / "study.json"
@@ -169,14 +169,14 @@ def study(run: Run) -> Record:
     return record if method.name in record.get("folders", ()) else {}  # else the run lies below another's study
 
 
-def planned_length(run: Run) -> int | None:
+def planned_length(run: RecordedRun) -> int | None:
     """The rounds or steps that a run is to have, where that is known."""
     name = f"{run.unit}s"
     wanted: int | None = study(run).get(name, run.about.get(name))
     return wanted
 
 
-def not_begun(run: Run) -> dict[str, list[int]]:
+def not_begun(run: RecordedRun) -> dict[str, list[int]]:
     """The seeds that have not begun, by each method's folder, in the study that a run is a part of."""
     place, record = run.path.resolve().parent.parent, study(run)
     return {
@@ -186,7 +186,7 @@ def not_begun(run: Run) -> dict[str, list[int]]:
     }
 
 
-def setting(run: Run) -> Record:
+def setting(run: RecordedRun) -> Record:
     """The setting of a run besides its method and its seed, as its study and itself have it."""
     own = {name: run.about[name] for name in OF_A_RUN if name in run.about}
     return {name: value for name, value in study(run).items() if name not in OF_NO_RUN} | own
@@ -201,15 +201,15 @@ OF_A_RUN = ("sample", "dropout", "network", "privacy", "start")
 """What ``run.json`` says of a setting and ``study.json`` does not, or not by itself."""
 
 
-def _apart(runs: list[Run]) -> dict[str, list[Run]]:
+def _apart(runs: list[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Runs of one method by what sets them apart besides their seeds: other settings, or the same seed once more."""
     each = [setting(run) for run in runs]
     names = dict.fromkeys(name for one in each for name in one)
     differ = [name for name in names if any(one.get(name) != each[0].get(name) for one in each)]
-    by: dict[str, list[Run]] = {}
+    by: dict[str, list[RecordedRun]] = {}
     for run, one in zip(runs, each, strict=True):
         by.setdefault(", ".join(f"{name} {_value_text(one.get(name))}" for name in differ), []).append(run)
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for said, some in by.items():
         twice = len({run.seed for run in some}) < len(some)
         places = [run.path.resolve().parent.parent for run in some]
@@ -226,7 +226,7 @@ def _value_text(value: Any) -> str:
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _name(runs: list[Run]) -> str:
+def _name(runs: list[RecordedRun]) -> str:
     """The name that a method gave itself: of a user's own there is no class here."""
     return next(
         (about["name"] for run in runs for about in (run.about, run.summary or {}) if "name" in about),
@@ -234,7 +234,7 @@ def _name(runs: list[Run]) -> str:
     )
 
 
-def _runs(folder: Path) -> list[Run]:
+def _runs(folder: Path) -> list[RecordedRun]:
     if not folder.exists():
         raise RunError(f"{folder} does not exist")
     runs = []
@@ -245,7 +245,9 @@ def _runs(folder: Path) -> list[Run]:
         if about.get("kind", "federated") not in EVERY_LINE:
             raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(EVERY_LINE)}")
         summary = read(ended) if ended.exists() else None  # before the lines: a run that ends meanwhile has them all
-        run = Run(path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary)
+        run = RecordedRun(
+            path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary
+        )
         made = int((summary or {}).get(f"{run.unit}s", 0))
         if run.length < made:
             raise damage(path, f"it ends after {run.unit} {run.length}, and {ended.name} says that {made} were made")
@@ -326,7 +328,7 @@ def labels(names: dict[str, str]) -> dict[str, str]:
     return short
 
 
-def choices(run: Run) -> list[Record]:
+def choices(run: RecordedRun) -> list[Record]:
     """The choices of a run that chooses its method itself, oldest first."""
     return [line["chosen"] for line in run.rounds if "chosen" in line]
 

@@ -25,11 +25,11 @@ from ..task import as_task, as_tasks
 from ..train.device import unusable, usable
 from ..train.slot import floats, make_module
 from .read import Record
-from .study import Job, Numbers, Study, asked
+from .study import Numbers, Study, StudyRun, asked
 
 
 @dataclass(frozen=True)
-class Steps(Study):
+class StepStudy(Study):
     """What studies of steps have in common.
 
     ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. ``checkpoint_every``
@@ -45,13 +45,13 @@ class Steps(Study):
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
     batch: int = asked(8, "Examples a worker takes in a step.")
-    steps: int = asked(1000, "Steps to train.")
+    steps: int = asked(1000, "StepStudy to train.")
     lr: float = asked(0.1, "Learning rate.")
     momentum: float = asked(0.9, "Of each worker's SGD.")
     weight_decay: float = asked(0.0, "Weight decay.")
     decay: tuple[float, ...] = ()
-    evaluate_every: int = asked(100, "Steps between evaluations.")
-    checkpoint_every: int = asked(100, "Steps between checkpoints, which are made after evaluations.")
+    evaluate_every: int = asked(100, "StepStudy between evaluations.")
+    checkpoint_every: int = asked(100, "StepStudy between checkpoints, which are made after evaluations.")
     device: str = asked("cpu", "Where models train: cpu, cuda, cuda:1.")
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Steps(Study):
         require(usable(self.device), f"--device {self.device}: {unusable(self.device)}")
 
     @abstractmethod
-    def start(self, job: Job) -> Run[Any]:
+    def start(self, job: StudyRun) -> Run[Any]:
         """A training that begins."""
 
     def problem(self, seed: int) -> Problem:
@@ -81,7 +81,7 @@ class Steps(Study):
         tasks, test = as_tasks(problem.tasks, floats(model)), as_task(problem.test, "test", floats(model))
         return replace(problem, tasks=tasks, test=test)
 
-    def train(self, job: Job, folder: Path) -> None:
+    def train(self, job: StudyRun, folder: Path) -> None:
         files, name = Folder(folder, writes=rank() == 0), repr(job.method)
         with self.start(job) as run, live(name, self.steps, "step") if job.progress else nullcontext() as shown:
             run.open(files, resume=True)
@@ -96,7 +96,7 @@ class Steps(Study):
         """The factor of the learning rate at a step: a tenth after each decay."""
         return 0.1 ** sum(step >= at * self.steps for at in self.decay)
 
-    def about(self, job: Job) -> Record:
+    def about(self, job: StudyRun) -> Record:
         """What ``run.json`` says of a run, and what a run that goes on must agree on."""
         shared = {f.name for f in fields(Study)} | set(self.may_change)
         fixed = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}

@@ -35,7 +35,7 @@ from ..run.ranks import rank
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, megabytes_text, seconds_text
 from .expressions import option, parse_typed
-from .read import FORMAT, Arm, Record, Run, description, read, unit_of
+from .read import FORMAT, Arm, Record, RecordedRun, description, read, unit_of
 
 
 def asked(default: Any, help: str, **more: Any) -> Any:
@@ -56,7 +56,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class StudyRun:
     """A run of a study.
 
     ``on_record`` is called with each line of ``rounds.jsonl``. With ``progress`` a live line is on standard error.
@@ -139,7 +139,7 @@ class Study(ABC):
         """Build a run without training it. Raises what is wrong with it."""
 
     @abstractmethod
-    def train(self, job: Job, folder: Path) -> None:
+    def train(self, job: StudyRun, folder: Path) -> None:
         """Train one method into its folder, from its last checkpoint on, and leave a ``summary.json``.
 
         Raises :class:`NonFinite` where training diverges.
@@ -225,7 +225,7 @@ class Study(ABC):
         return []
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         """How large the runs are, in words, for the title of their page."""
         return [f"{max(run.length for run in runs)} {runs[0].unit}s"]
 
@@ -324,7 +324,7 @@ class Study(ABC):
                     problems = {seed: study.problem(seed)}  # one at a time in memory
                 listen = None if on_record is None else (lambda record, name=name: on_record(name, record))
                 try:
-                    study.train(Job(method, seed, problems[seed], listen, progress), out / name)
+                    study.train(StudyRun(method, seed, problems[seed], listen, progress), out / name)
                 except (NonFinite, WireError) as error:
                     failures.append(f"{method!r}, seed {seed}: {error}")
                     if on_failure is not None:

@@ -22,16 +22,16 @@ from .slot import Slot
 LOOKED = 100  # examples evaluated at once: what a convolution makes of more lies in no cache
 
 
-class Part(NamedTuple):
+class Tally(NamedTuple):
     """A metric over some examples: what it adds up to, and over how much. 64-bit floats."""
 
     total: float
     weight: float
     exp: bool = False  # whether the mean's exponential is shown (perplexity)
 
-    def plus(self, other: Part) -> Part:
+    def plus(self, other: Tally) -> Tally:
         """Over the examples of both."""
-        return Part(self.total + other.total, self.weight + other.weight, self.exp)
+        return Tally(self.total + other.total, self.weight + other.weight, self.exp)
 
     @property
     def mean(self) -> float:
@@ -42,7 +42,7 @@ class Part(NamedTuple):
         return math.exp(mean) if mean < 700 else math.inf
 
 
-def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None) -> dict[str, Part]:
+def evaluate(slot: Slot, task: Task, start: int = 0, stop: int | None = None) -> dict[str, Tally]:
     """Every metric over examples ``start`` to ``stop`` of a task, in parts that can be added."""
     with without_cache(slot.device):
         return sums(slot.module, task, partial(slot.batch, task), start, len(task) if stop is None else stop)
@@ -59,14 +59,14 @@ def means(module: nn.Module, task: Task, device: torch.device | str) -> dict[str
     return {("test_loss" if name == "loss" else name): part.mean for name, part in parts.items()}
 
 
-def mean_metrics(parts: Iterable[Mapping[str, Part]]) -> dict[str, float]:
+def mean_metrics(parts: Iterable[Mapping[str, Tally]]) -> dict[str, float]:
     """The means of metrics over several parts of a task."""
     return {name: part.mean for name, part in add_parts(parts).items()}
 
 
-def add_parts(parts: Iterable[Mapping[str, Part]]) -> dict[str, Part]:
+def add_parts(parts: Iterable[Mapping[str, Tally]]) -> dict[str, Tally]:
     """Metrics over the examples of all parts."""
-    whole: dict[str, Part] = {}
+    whole: dict[str, Tally] = {}
     for part in parts:
         for name, value in part.items():
             whole[name] = whole[name].plus(value) if name in whole else value
@@ -74,7 +74,7 @@ def add_parts(parts: Iterable[Mapping[str, Part]]) -> dict[str, Part]:
 
 
 @torch.no_grad()
-def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start: int, stop: int) -> dict[str, Part]:
+def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start: int, stop: int) -> dict[str, Tally]:
     """Every metric over examples ``start`` to ``stop``, of which ``batch`` gives those at some positions.
 
     Raises ``ValueError`` for a metric that is a mean already.
@@ -85,7 +85,7 @@ def sums(module: nn.Module, task: Task, batch: Callable[[Tensor], Batch], start:
     return add_parts(tally(task, module, batch(chunk), len(chunk)) for chunk in rows)
 
 
-def tally(task: Task, module: nn.Module, batch: Batch, examples: int) -> dict[str, Part]:
+def tally(task: Task, module: nn.Module, batch: Batch, examples: int) -> dict[str, Tally]:
     """Every metric of a batch of so many examples. Raises ``ValueError`` for one that is a mean already."""
     metrics: Mapping[str, Tensor | Ratio] = task.metrics(module, batch)
     who = type(task).__name__
@@ -100,12 +100,12 @@ def portions(start: int, stop: int, size: int, fewest: int = 1) -> Iterator[tupl
     yield from pairwise(edges)
 
 
-def _part(value: Any, who: str, examples: int) -> Part:
+def _part(value: Any, who: str, examples: int) -> Tally:
     """A metric of a batch as what it adds up to. Raises ``ValueError`` unless it is a value an example, or a ratio."""
     if isinstance(value, Ratio):
         value.check(who)
         exp = isinstance(value, Perplexity)
-        return Part(float(value.totals.double().sum()), float(value.counts.double().sum()), exp)
+        return Tally(float(value.totals.double().sum()), float(value.counts.double().sum()), exp)
     fits = isinstance(value, Tensor) and value.ndim == 1 and len(value) == examples
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
     require(
@@ -113,4 +113,4 @@ def _part(value: Any, who: str, examples: int) -> Part:
         f"{who} gives {shape} for {examples} examples: a metric is one value an example, of shape [b], whose mean is "
         f"reported; do not average. Where examples count unequally give Ratio(totals, counts)",
     )
-    return Part(float(value.double().sum()), examples)
+    return Tally(float(value.double().sum()), examples)

@@ -110,12 +110,12 @@ def serve(
                 run.names = names
             if isinstance(clients, Mapping):
                 run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
-            crew = Crew(grid, run, setting.deadline, setting.poll)
+            crew = Nodes(grid, run, setting.deadline, setting.poll)
             listeners = (lambda record: log.info("round %d of %d: %s", record["round"], rounds, record), on_round)
             return run.until(rounds, crew.step, evaluate_every=setting.evaluate_every, listeners=listeners)
 
 
-class Crew:
+class Nodes:
     """The nodes of a deployment, and which client each of them is."""
 
     def __init__(self, grid: Grid, run: Deployment, deadline: float, poll: float) -> None:
