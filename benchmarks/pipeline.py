@@ -108,9 +108,9 @@ class Arm:
         from torchs import SINGLE, Torchs
 
         from thinwire import Int8
+        from thinwire.losses import cross_entropy
         from thinwire.pipeline import BPK, DSP, FR, GPipe, OneFOneB, pipeline, split
         from thinwire.pipeline.split import replays
-        from thinwire.task import cross_entropy
 
         net, x, y = model(o.model, o.tiny)
         torchs, _, kind = name.partition(" ")

@@ -31,7 +31,7 @@ from thinwire.ddp import Method
 from thinwire.errors import NonFinite, RunError
 from thinwire.problem import Problem
 from thinwire.studies import DataParallel
-from thinwire.studies.study import Job
+from thinwire.studies.study import StudyRun
 
 TUNING = 100  # the seed by which rates are chosen
 SEEDS = (0, 1, 2)
@@ -191,7 +191,7 @@ class Ranks(Arm):
         problem = replace(problem, model=faster, test=replace(problem.test, indices=tested))
         told = {"name": repr(self.method), "workers": study.workers, "batch": study.batch, "paper": self.paper}
         try:
-            study.train(Job(self.method, seed, problem), folder)
+            study.train(StudyRun(self.method, seed, problem), folder)
         except NonFinite as error:
             line = {**key, **told, "diverged": str(error), **record.about(key["expression"], began)}
             record.replace(into, line, key)

@@ -72,8 +72,11 @@ class Chosen(Simulation):
         super().__init__(*arguments, workers=1, plan="each", **options)
         self.cohorts = cohorts
 
-    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
-        return self.cohorts[key.round - 1]
+    def draw_cohort(self, key: Key, available: Any = None) -> list[int]:
+        return self.cohorts[key.round - 1][0]
+
+    def _silent(self, cohort: list[int], key: Key) -> set[int]:
+        return self.cohorts[key.round - 1][1]
 
 
 def chosen(expression: str, cohorts: list[tuple[list[int], set[int]]], model: Any = mlp, **options: Any) -> Chosen:

@@ -27,14 +27,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:  # not in the process that only deals tests to others
     from thinwire.report import plots
 
-    draw: Callable[[Any, Path], Path] = plots._save
+    draw: Callable[..., Path] = plots.Figures.save
 
-    def save(figure: Any, path: Path) -> Path:
+    def save(self: plots.Figures, figure: Any, place: Any, path: Path, columns: int = 1) -> Path:
         if drawn:
-            return draw(figure, path)
+            return draw(self, figure, place, path, columns)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         plots.plt.close(figure)
         return path
 
-    plots._save = save
+    plots.Figures.save = save

@@ -13,8 +13,9 @@ import thinwire as tw
 from thinwire import Supervised
 from thinwire.data import Crop, Flip, Rotate90
 from thinwire.data.dataset import DataSet
+from thinwire.losses import dice, dice_loss
 from thinwire.problem import standard
-from thinwire.task import as_task, dice, dice_loss
+from thinwire.task import as_task
 
 V = 255  # a pixel that nobody labelled
 

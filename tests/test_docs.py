@@ -182,7 +182,7 @@ def test_every_field_of_a_request_and_every_flag_of_a_link_is_in_the_reference()
     said = set(re.findall(r"^\| `(\w+)`", page, re.M))
     assert set(tw.Local._fields) <= said
     flags = {name for cls in (tw.Link, tw.Codec) for name, value in vars(cls).items() if type(value) is bool}
-    assert flags == {"linear", "contraction", "memory", "absolute", "grows"}
+    assert flags == {"linear", "contraction", "memory", "absolute", "grows", "packed"}
     assert flags <= said
     assert set(re.findall(r"`(\w+)`, ", page)) >= {"x", "steps", "loss", "rates"}
     assert all(f"`{name}`" in page for name in tw.Trained._fields)
@@ -1270,11 +1270,11 @@ def test_contributing_says_its_part_in_600_words_and_the_changelog_of_the_first_
 
 
 def test_the_look_of_the_guide_reads_says_draws_and_refuses(tmp_path):
-    from thinwire.studies.read import Run
+    from thinwire.studies.read import RecordedRun
 
     (code,) = blocks("docs/add-a-look.md")
     exec(compile(code, "pace", "exec", dont_inherit=True), namespace := {"__name__": "pace"})
-    run = Run(tmp_path / "run", {"kind": "federated"}, [{"seconds": x} for x in (9.0, 3.0, 1.0, 2.0)], None)
+    run = RecordedRun(tmp_path / "run", {"kind": "federated"}, [{"seconds": x} for x in (9.0, 3.0, 1.0, 2.0)], None)
     look = namespace["Pace"](skip=1)
     reading = look.read(run)
     assert look.values(reading) == {"unit": "round", "seconds": [3.0, 1.0, 2.0]}

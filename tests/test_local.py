@@ -20,8 +20,11 @@ from thinwire.errors import CombinationError, NonFinite
 from thinwire.federated.client import ClientState
 from thinwire.local import Local, Trainer, look
 from thinwire.models import char_transformer
+from thinwire.train.batches import draw_batches
+from thinwire.train.evaluation import evaluate
 from thinwire.train.many import batchable, train_many
-from thinwire.train.one import Slot, draw_batches, evaluate, train
+from thinwire.train.one import train
+from thinwire.train.slot import Slot
 
 KEY = Key(3, 2, 1)
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +17,9 @@ import thinwire as tw
 from problems import LAYOUT, LOCAL, handwriting, key, mlp
 from processes import called
 from thinwire import FedAvg, Key, Params
-from thinwire.algorithms.base import Algorithm, Around
+from thinwire.algorithms.around import Around
+from thinwire.algorithms.base import Algorithm
+from thinwire.algorithms.own import Own
 from thinwire.expression import vocabulary
 from thinwire.links import LBGM, Dense, ErrorFeedback, Layerwise, Link, RandK, TopK, Wrapper
 from thinwire.passing import pass_on, public
@@ -26,20 +29,19 @@ from thinwire.studies.matrix import _example
 
 FLAGS = "linear contraction memory absolute"
 WRITTEN = {
-    "Averaged": "alone broadcast bypass init init_with model served server statistics",
-    "FLSS": "admit afresh alone at_client broadcast chained client down init init_with late model outlines see sent "
-    "served server statistics statistics_at_client supersedes take up warm_up",
+    "Averaged": "bypass init_with served server",
+    "FLSS": "admit afresh broadcast chained client down init_with late outlines see sent server supersedes take up "
+    "warm_up",
     "FT": "adapt personal_models",
     "FedPara": "assemble finish prepare",
-    "LUAR": "admit afresh alone at_client broadcast chained client init init_with late model outlines see served "
-    "server statistics statistics_at_client supersedes take whole",
-    "PruneFL": "client down init init_with late outlines server up",
-    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client init init_with model outlines "
+    "LUAR": "afresh broadcast chained client init_with late outlines see server supersedes take whole",
+    "PruneFL": "client down init_with late outlines server up",
+    "SoftPull": "admit afresh alone at_client at_server broadcast buffers client init_with model outlines "
     "personal personal_models remembers see sent served server statistics statistics_at_client supersedes take",
     "ByBandwidth": "by_layer floats linear look open recv send",
     "EF21": "absolute by_layer contraction linear memory open recv send",
-    "Entropy": "floats linear look recv send",
-    "ErrorFeedback": "absolute by_layer contraction look open send",
+    "Entropy": "floats linear recv send",
+    "ErrorFeedback": "absolute contraction look open send",
     "Flat": "floats fold recv scale send",
     "LBGM": "absolute by_layer contraction floats linear look memory open recv send",
     "Layerwise": "by_layer floats fold look open recv scale send",
@@ -53,6 +55,7 @@ MADE = {  # of others that a wrapper writes, as the base class makes them
     "init_with": {"init"},
     "weigh": {"weights", "local"},
     "whole": {"see"},
+    "init": {"init_with"},
     "bypass": {"inner"},  # a copy of the wrapper, around what the inner method's returns
     "check": {"recv"},
     "by_layer": {"recv"},
@@ -137,8 +140,10 @@ def ask(found_at: Path) -> None:
         if name in FLAGS.split():
             expected = True
         elif callable(getattr(kind, name, None)):
-            given = tuple(inspect.signature(getattr(kind, name)).parameters)[1:]
-            found, expected = found(*given), ("asked", name, given, {})
+            names = tuple(inspect.signature(getattr(kind, name)).parameters)[1:]
+            nests = getattr(cls, "nests", ())
+            given = [SimpleNamespace(inner=x) if x in nests else x for x in names]  # the inner one's state
+            found, expected = found(*given), ("asked", name, names, {})
         (passed if found == expected else lost).append(f"{cls.__name__}.{name}")
     found_at.write_text(json.dumps([passed, lost]))
 
@@ -190,11 +195,29 @@ def test_a_hook_that_a_base_class_gets_later_is_passed_on_by_a_wrapper_that_know
     assert Other(Special()).twice(1) == "otherother"
 
 
-# -- one that has states of its own writes all that is given them --------------------------------------------------
+@pytest.mark.parametrize("kind", [Algorithm, Own])
+def test_a_hook_of_a_method_costs_one_edit(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "cheer", lambda self, word: word, raising=False)  # the edit
+    pass_on(Algorithm)(Around)  # as when its class is made
+    try:
+        monkeypatch.setattr(FedAvg, "cheer", lambda self, word: f"{word}, {self!r}!", raising=False)
+        around = [cls for cls, base in WRAPPERS if base is Algorithm]
+        assert len(around) >= 7
+        for cls in around:
+            wrapper = object.__new__(cls)
+            object.__setattr__(wrapper, "inner", Mute(FedAvg()))
+            assert wrapper.cheer("go") == "go, FedAvg()!"
+    finally:
+        del Around.cheer
+
+
+# -- one that has states of its own says where the inner one's is, or writes all that is given them ------------------
+
+MAKES = {"server": {"server"}, "view": {"see", "take"}}  # hooks that return a state
 
 
 @pytest.mark.parametrize("cls", [cls for cls, kind in WRAPPERS if kind is Algorithm], ids=lambda cls: cls.__name__)
-def test_a_method_with_states_of_its_own_writes_every_hook_that_is_given_one(cls: Any) -> None:
+def test_a_method_with_states_of_its_own_nests_them_or_writes_every_hook_that_is_given_one(cls: Any) -> None:
     method = _example(cls, Algorithm) if cls is not Mute else Mute(FedAvg())
     start = method.init_with(Params.trainable(method.prepare(mlp())), None, 4, Key(0))
     inner = method.inner.init_with(Params.trainable(method.prepare(mlp())), None, 4, Key(0))
@@ -204,9 +227,13 @@ def test_a_method_with_states_of_its_own_writes_every_hook_that_is_given_one(cls
         for name in public(Algorithm)
         if callable(getattr(Algorithm, name, None))
     }
-    needed = {name for name, names in given.items() if any(own[state] and state in names for state in own)}
+    owned = [state for state in own if own[state]]
+    assert set(cls.nests) <= set(owned)
+    outside = [state for state in owned if state not in cls.nests]
+    needed = {name for name, names in given.items() if any(state in names for state in outside)}
+    needed |= {name for state in owned for name in MAKES[state]}
     assert needed <= written(cls, Algorithm)
-    assert needed or not any(own.values())
+    assert all(type(getattr(start, state).inner) is type(getattr(inner, state)) for state in cls.nests)
 
 
 # -- the same, seen from outside -------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ import torch
 
 from thinwire.data import IID, DataSet, Natural, load, names
 from thinwire.errors import DataError
+from thinwire.losses import dice_loss
 from thinwire.models import build
 from thinwire.problem import SUITED, _model_for, standard
-from thinwire.task import Supervised, dice_loss
+from thinwire.task import Supervised
 
 
 def loaded(shape: tuple[int, ...], targets: tuple[int, ...] = (), vocabulary: int | None = None) -> DataSet:

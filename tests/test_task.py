@@ -13,7 +13,8 @@ import thinwire as tw
 from blobs import assert_same_run, blobs, mlp, simulate
 from thinwire import Supervised
 from thinwire.deploy.client import Node
-from thinwire.task import absolute_error, as_task, as_tasks, cross_entropy, squared_error
+from thinwire.losses import absolute_error, cross_entropy, squared_error
+from thinwire.task import as_task, as_tasks
 
 # -- regression --------------------------------------------------------------------------
 
@@ -243,7 +244,7 @@ def test_a_look_at_the_examples_moves_nothing() -> None:
 
 def test_a_deployed_client_says_what_is_wrong_with_its_own_examples(tmp_path: Any) -> None:
     node = Node(tw.FedAvg(), mlp, renamed(client2=5)[2], tmp_path)
-    from thinwire.train.one import Slot
+    from thinwire.train.slot import Slot
 
     with pytest.raises(ValueError, match=r"^this client: the label of example 4 is 5, and the model has 3 outputs"):
         node.probe(Slot(mlp()))

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import record
 
 import thinwire as tw
-from thinwire.algorithms.base import Around
+from thinwire.algorithms.around import Around
 from thinwire.data import IID, Dirichlet, Split
 from thinwire.problem import standard
 

@@ -26,6 +26,7 @@ from thinwire.config import complete
 from thinwire.ddp import DEF, Hook, Method
 from thinwire.problem import Problem
 from thinwire.studies import DataParallel
+from thinwire.studies.study import StudyRun
 
 EXAMPLES = 64  # of all workers in a step
 
@@ -56,7 +57,8 @@ def train(o: argparse.Namespace, method: Method, workers: int, seed: int) -> dic
         decay=(0.5, 0.75),
         evaluate_every=max(1, o.steps // 4),
     )
-    result = study.simulate(method, seed, problem)
+    with study.start(StudyRun(method, seed, problem)) as run:
+        result = study.finish(run)
     lams = [[r["step"], round(r["lam"], 4), round(r["lam_star"], 4)] for r in result.records if r.get("lam_star")]
     last = result.records[-1]
     return {"accuracy": last["accuracy"], "accuracy_x": last.get("accuracy_x"), "lam": lams}

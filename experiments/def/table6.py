@@ -32,6 +32,7 @@ from thinwire.ddp import DEF, EF, SAEF, Hook, Method, PSync
 from thinwire.errors import NonFinite
 from thinwire.studies import DataParallel
 from thinwire.studies import data_parallel as compare
+from thinwire.studies.study import StudyRun
 
 # Table 6: CIFAR-10, VGG-16, test accuracy in percent. Of DEF that of y and that of x (DEF-A).
 SGD_ALONE = 93.76
@@ -144,7 +145,8 @@ def train(o: argparse.Namespace, method: Method, seed: int) -> dict[str, Any]:
     build, test = problem.model, replace(problem.test, indices=torch.arange(min(o.tested, len(problem.test))))
     faster = lambda: build().to(memory_format=torch.channels_last)  # noqa: E731  by a third on a CPU
     try:
-        study.simulate(method, seed, replace(problem, model=faster, test=test), on_record=curve.append)
+        with study.start(StudyRun(method, seed, replace(problem, model=faster, test=test))) as run:
+            study.finish(run, curve.append)
     except NonFinite as error:
         diverged = str(error)
     last = curve[-1] if curve else {}

@@ -45,7 +45,8 @@ from thinwire.ddp.worker import batches  # noqa: E402
 from thinwire.errors import NonFinite  # noqa: E402
 from thinwire.key import Key  # noqa: E402
 from thinwire.studies import data_parallel as compare  # noqa: E402
-from thinwire.train.one import means, to_device  # noqa: E402
+from thinwire.train.device import to_device  # noqa: E402
+from thinwire.train.evaluation import means  # noqa: E402
 
 # With learning rates that were tried with ``curves --lr`` on the first seed, as the thesis tunes them.
 METHODS = {

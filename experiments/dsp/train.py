@@ -41,7 +41,7 @@ from thinwire.config import complete
 from thinwire.data import IID
 from thinwire.problem import Problem, standard
 from thinwire.studies.pipelined import Pipelined
-from thinwire.train.one import make_module
+from thinwire.train.slot import make_module
 
 LAGS = {3: [(4, 2, 0), (6, 3, 0), (10, 5, 0)], 4: [(6, 4, 2, 0), (9, 6, 3, 0), (15, 10, 5, 0)]}
 MOMENTUM = {"SGD": 0.9, "AdamW": 0.9, "NAdam": 0.99, "Muon": 0.95}
@@ -130,7 +130,7 @@ def timed(o: argparse.Namespace, one: Pipelined, given: Problem) -> Pipelined:
 
 def trained(o: argparse.Namespace, one: Pipelined, given: Problem, row: str) -> record.Line:
     """Train what has no line yet, and write it. Returns the line."""
-    method, seed = one.parsed()[0], one.seeds[0]
+    method, seed = one.parse_methods()[0], one.seeds[0]
     key = {
         "experiment": "dsp",
         "part": "rate" if seed == TUNING else "curve",

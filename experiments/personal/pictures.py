@@ -32,8 +32,8 @@ from pages.personal import LABELS
 import thinwire as tw
 from thinwire.errors import ExpressionError
 from thinwire.look.pictures import compare
+from thinwire.losses import dice
 from thinwire.problem import Problem
-from thinwire.task import dice
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -30,7 +30,7 @@ import thinwire as tw
 from thinwire.config import complete
 from thinwire.data import Split, holdout
 from thinwire.expression import parse, settings
-from thinwire.federated.client import adapt_model, one_round, statistics_of, unheard
+from thinwire.federated.client import Turn, adapt_model, one_round, statistics_of, unheard
 from thinwire.federated.own_tests import Metrics, Model, evaluate_models
 from thinwire.key import Key
 from thinwire.problem import Problem, standard
@@ -62,13 +62,14 @@ def parts(problem: Problem, site: int, share: float, seed: int) -> tuple[tw.Supe
 def newcomer(run: tw.Simulation, few: tw.Task, test: tw.Task, alone: int) -> Metrics:
     """What a client that comes after the last round reaches, and what the shared model does."""
     method, slot, client = run.algorithm, run.slot, run.num_clients
-    shared = run.held(None)
+    shared = run.kept_model(None)
     run.publish()  # the newest broadcast, which it is sent with all that it missed
     view = run.stream.view
     begun = method.init(shared.x, client + 1, Key(run.seed))
     own = unheard(method, begun, run.up, shared.statistics)
     for number in range(alone):
-        own = one_round(method, run.up, slot, few, view, own, Key(run.seed, run.round + 1 + number, client)).next
+        turn = Turn(few, view, own, Key(run.seed, run.round + 1 + number, client))
+        own = one_round(method, run.up, slot, turn).next
     x = method.at_client(view.state, client, own.state) if method.personal_models else shared.x
     before = Model(x, statistics_of(method, own, shared.statistics))
     key = Key(run.seed, run.round + alone, client).at("adapt")

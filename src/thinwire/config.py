@@ -16,7 +16,6 @@ stands for no number. Scalars of numpy become Python's own, because their ``repr
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -28,7 +27,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from .errors import ExpressionError
-from .ranges import check_ranges
+from .ranges import Beginning, check_ranges, of_call
 
 
 class Config:
@@ -38,6 +37,8 @@ class Config:
     """Where it comes from, in one line; ``thinwire methods`` shows it."""
     example: ClassVar[str] = ""
     """How one of this kind is written, for errors: of a kind that others hold."""
+    refusal: ClassVar[Beginning] = staticmethod(of_call)
+    """How the refusal of a value outside its range begins."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -55,7 +56,7 @@ class Config:
         _fit(self)
 
     @classmethod
-    def _written(cls) -> Sequence[Field[Any]]:
+    def _in_order(cls) -> Sequence[Field[Any]]:
         """The fields in the order of an expression."""
         return fields(cls)  # type: ignore[arg-type]  # a dataclass
 
@@ -84,8 +85,7 @@ def _fit(self: Any) -> None:
     values = fit(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
     for name, value in values.items():
         object.__setattr__(self, name, value)
-    with contextlib.suppress(NameError):  # as in `fit`
-        check_ranges(type(self), values)
+    check_ranges(type(self), values, type(self).refusal)
 
 
 def _fit_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -106,7 +106,7 @@ def _hash(self: Any) -> int:
 def _short(self: Any) -> str:
     """Fields at their default are left out, but the first number is always there: ``TopK(0.01)``."""
     words: list[str] = []
-    numbers, positional = 0, not any(field.kw_only for field in self._written()[:1])
+    numbers, positional = 0, not any(field.kw_only for field in self._in_order()[:1])
     for name, value, default in _items(self):
         number = type(value) in (int, float) or type(default) in (int, float)
         numbers += number
@@ -119,7 +119,7 @@ def _short(self: Any) -> str:
 
 
 def _items(x: Any) -> Iterator[tuple[str, Any, Any]]:
-    for field in x._written():
+    for field in x._in_order():
         if field.init and field.repr:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             yield field.name, getattr(x, field.name), default
@@ -152,8 +152,8 @@ def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
         kinds = _kinds(cls)
     except NameError:  # an annotation that only a function knows, or a module that is not read to its end
         return dict(arguments)
-    found = {name: fit_value(value, kinds[name]) for name, value in arguments.items()}
-    for name, value in found.items():
+    values = {name: fit_value(value, kinds[name]) for name, value in arguments.items()}
+    for name, value in values.items():
         if value is NO_FIT:
             expected = f"{hint(kinds[name])} is expected"
             given = repr(arguments[name])
@@ -162,7 +162,7 @@ def fit(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 given, expected = value.__name__, f"{value.__name__} is a class, not {value.__name__}(); {expected}"
             meant = MEANT.get((name, value), "") if isinstance(value, str) else ""
             raise ExpressionError(f"{cls.__name__}({name}={given}): {expected}{meant and '; ' + meant}")
-    return found
+    return values
 
 
 def fit_value(value: Any, expected: Any) -> Any:
@@ -171,8 +171,8 @@ def fit_value(value: Any, expected: Any) -> Any:
     if expected is Any:
         return value
     if origin in (Union, UnionType):
-        found = [fit_value(value, kind) for kind in inside]
-        return value if any(f is value for f in found) else next((f for f in found if f is not NO_FIT), NO_FIT)
+        fitting = [fit_value(value, kind) for kind in inside]
+        return value if any(f is value for f in fitting) else next((f for f in fitting if f is not NO_FIT), NO_FIT)
     if origin is Literal:
         return next((known for known in inside if isinstance(value, type(known)) and value == known), NO_FIT)
     if inside and origin in (tuple, list) and isinstance(value, origin):

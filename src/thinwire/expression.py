@@ -32,16 +32,16 @@ def parse(text: str, defaults: Mapping[str, Any] | None = None, names: Mapping[s
 
 def vocabulary() -> dict[str, type]:
     """The classes that can be written in an expression: those of the packages' public names."""
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     for package in (algorithms, federated, links, local, optimizers, schedules):
-        found |= configurations({name: getattr(package, name) for name in package.__all__})
-    return dict(sorted(found.items()))
+        classes |= configurations({name: getattr(package, name) for name in package.__all__})
+    return dict(sorted(classes.items()))
 
 
 def configurations(names: Mapping[str, Any]) -> dict[str, type]:
     """Those of some names that can be written in an expression: no bases, of which there are no objects."""
-    found = {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
-    return {n: c for n, c in found.items() if not inspect.isabstract(c)}
+    classes = {n: c for n, c in names.items() if isinstance(c, type) and issubclass(c, Config) and is_dataclass(c)}
+    return {n: c for n, c in classes.items() if not inspect.isabstract(c)}
 
 
 LONGEST = 1 << 16  # characters of an expression
@@ -88,21 +88,21 @@ class _Parser:
             return self.mapping(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args):
-                raise ExpressionError(f"{self.shown(node)}: write the arguments out, * and ** are not understood")
+                raise ExpressionError(f"{self.source(node)}: write the arguments out, * and ** are not understood")
             arguments = [self.value(argument) for argument in node.args]
             if twice := _repeats(str(k.arg) for k in node.keywords):
-                raise ExpressionError(f"{self.shown(node)}: {twice[0][:QUOTED]} is given twice")
+                raise ExpressionError(f"{self.source(node)}: {twice[0][:QUOTED]} is given twice")
             return self.call(node.func.id, arguments, {str(k.arg): self.value(k.value) for k in node.keywords})
         if isinstance(node, ast.Name) and node.id in self.names:
             raise ExpressionError(f"{node.id} needs its brackets here: {node.id}()")
-        raise ExpressionError(f"{self.shown(node)} is neither a literal nor a call of a public name")
+        raise ExpressionError(f"{self.source(node)} is neither a literal nor a call of a public name")
 
     def mapping(self, node: ast.Dict) -> dict[str, Any]:
         pairs = [(self.value(k), self.value(v)) for k, v in zip(node.keys, node.values, strict=True) if k is not None]
         keys = [key for key, _ in pairs]
         wrong = [key for key in keys if not isinstance(key, str)] or _repeats(keys)
         if wrong:
-            raise ExpressionError(f"{self.shown(node)}: its keys are different texts, {_quote(wrong[0])} is not")
+            raise ExpressionError(f"{self.source(node)}: its keys are different texts, {_quote(wrong[0])} is not")
         return dict(pairs)
 
     def call(self, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
@@ -133,7 +133,7 @@ class _Parser:
             bound["local"] = replace(local.default, **filled)
         return cls(**bound)
 
-    def shown(self, node: ast.expr) -> str:
+    def source(self, node: ast.expr) -> str:
         return _quote(ast.get_source_segment(self.text.strip(), node) or self.text)
 
 

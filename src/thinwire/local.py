@@ -11,18 +11,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import Field, dataclass
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from .config import Config
-from .errors import require
 from .key import Key
+from .losses import Ratio
 from .params import Layout, Params
+from .ranges import AboveZero, Decay, Range, Rate
 from .schedules import Schedule, at
-from .task import Batch, Ratio, Task
+from .task import Batch, Task
 
 __all__ = ["Local", "LocalAdam", "LocalAdamW", "LocalSGD", "Memory", "Trained", "Trainer"]
 
@@ -61,29 +62,15 @@ class Trainer(Config, ABC):
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # each trainer is a dataclass: ``replace`` takes it
 
-    lr: float | Schedule
-    epochs: float
-    batch: int | None
-    weight_decay: float
-    prox: float
-    steps: int | None
-    warmup: int
-    clip: float | None
+    lr: Rate | Schedule
+    epochs: AboveZero
+    batch: Annotated[int, Range(lambda x: x > 0, "must be positive or None")] | None
+    weight_decay: Annotated[float, Range(lambda x: x >= 0, "it must not be negative")]
+    prox: Annotated[float, Range(lambda x: x >= 0, "must not be negative")]
+    steps: Annotated[int, Range(lambda x: x > 0, "must be positive or None")] | None
+    warmup: Annotated[int, Range(lambda x: x >= 0, "is a number of steps, 0 or more")]
+    clip: Annotated[float, Range(lambda x: x > 0, "must be positive or None")] | None
     keep: bool
-
-    def __post_init__(self) -> None:
-        def check(good: bool, field: str, expected: str) -> None:
-            require(good, f"{type(self).__name__}({field}={getattr(self, field)}): {expected}")
-
-        if not isinstance(self.lr, Schedule):
-            check(math.isfinite(self.lr) and self.lr > 0, "lr", "lr must be positive and finite")
-        check(self.epochs > 0, "epochs", "epochs must be positive")
-        check(self.batch is None or self.batch > 0, "batch", "batch must be positive or None")
-        check(self.weight_decay >= 0, "weight_decay", "it must not be negative")
-        check(self.prox >= 0, "prox", "prox must not be negative")
-        check(self.steps is None or self.steps > 0, "steps", "steps must be positive or None")
-        check(self.warmup >= 0, "warmup", "warmup is a number of steps, 0 or more")
-        check(self.clip is None or self.clip > 0, "clip", "clip must be positive or None")
 
     @property
     @abstractmethod
@@ -137,17 +124,13 @@ class LocalSGD(Trainer):
     lr: float | Schedule = 0.05
     epochs: float = 1.0
     batch: int | None = 32
-    momentum: float = 0.0
+    momentum: Decay = 0.0
     weight_decay: float = 0.0
     prox: float = 0.0
     steps: int | None = None
     warmup: int = 0
     clip: float | None = None
     keep: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.momentum < 1, f"LocalSGD(momentum={self.momentum}): momentum must be in [0, 1)")
 
     @property
     def num_vectors(self) -> int:
@@ -173,22 +156,15 @@ class LocalAdam(Trainer):
     lr: float | Schedule = 0.001
     epochs: float = 1.0
     batch: int | None = 32
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: AboveZero = 1e-8
     weight_decay: float = 0.0
     prox: float = 0.0
     steps: int | None = None
     warmup: int = 0
     clip: float | None = None
     keep: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        name = type(self).__name__
-        require(0 <= self.beta1 < 1, f"{name}(beta1={self.beta1}): beta1 must be in [0, 1)")
-        require(0 <= self.beta2 < 1, f"{name}(beta2={self.beta2}): beta2 must be in [0, 1)")
-        require(self.eps > 0, f"{name}(eps={self.eps}): eps must be positive")
 
     @property
     def num_vectors(self) -> int:

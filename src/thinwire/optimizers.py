@@ -11,7 +11,6 @@ one default for all problems, where the paper tunes both for each.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ import torch
 from torch import Tensor
 
 from .config import Config
-from .errors import CombinationError, require
+from .errors import CombinationError
 from .params import Params
+from .ranges import AboveZero, Decay, Rate
 from .wire import State
 
 __all__ = ["SGD", "Adagrad", "Adam", "MajorityVote", "Momentum", "Optimizer", "Yogi"]
@@ -63,10 +63,7 @@ class Optimizer(Config, ABC):
 class SGD(Optimizer):
     """x + lr * delta. With lr = 1 the model becomes the mean of the clients' models."""
 
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        _rate(self)
+    lr: Rate = 1.0
 
     def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
         return x + delta * self.lr, None
@@ -88,10 +85,7 @@ class MajorityVote(Optimizer):
 
     paper = "Bernstein et al., ICML 2018, arXiv:1802.04434"
 
-    lr: float = 0.001
-
-    def __post_init__(self) -> None:
-        _rate(self)
+    lr: Rate = 0.001
 
     def step(self, x: Params, delta: Params, state: State) -> tuple[Params, State]:
         return x + delta.map(torch.sign) * self.lr, None
@@ -107,12 +101,8 @@ class Momentum(Optimizer):
 
     paper = "Hsu, Qi, Brown, 2019, arXiv:1909.06335"
 
-    lr: float = 1.0
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        _rate(self)
-        require(0 <= self.beta < 1, f"Momentum(beta={self.beta}): beta must be in [0, 1)")
+    lr: Rate = 1.0
+    beta: Decay = 0.9
 
     def init(self, x: Params) -> State:
         return x.zeros()
@@ -138,17 +128,10 @@ class _Adaptive(Optimizer):
 
     paper = "Reddi et al., ICLR 2021, arXiv:2003.00295"
 
-    lr: float = 0.03
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _rate(self)
-        name = type(self).__name__
-        require(0 <= self.beta1 < 1, f"{name}(beta1={self.beta1}): beta1 must be in [0, 1)")
-        require(0 <= self.beta2 < 1, f"{name}(beta2={self.beta2}): beta2 must be in [0, 1)")
-        require(self.tau > 0, f"{name}(tau={self.tau}): tau must be positive")
+    lr: Rate = 0.03
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    tau: AboveZero = 1e-3
 
     def init(self, x: Params) -> State:
         return Moments(x.zeros(), x.map(lambda f: f.new_full(f.shape, self.tau**2)))
@@ -195,10 +178,6 @@ class Adagrad(_Adaptive):
 
     def _second(self, v: Params, square: Params) -> Params:
         return v + square
-
-
-def _rate(self: SGD | MajorityVote | Momentum | _Adaptive) -> None:
-    require(0 < self.lr < math.inf, f"{type(self).__name__}(lr={self.lr}): lr must be positive and finite")
 
 
 @dataclass(frozen=True)

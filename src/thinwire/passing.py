@@ -1,10 +1,15 @@
-"""What a wrapper does not write is that of what it goes around: every public name, without a list of them."""
+"""What a wrapper does not write is that of what it goes around: every public name, without a list of them.
+
+A wrapper whose ``nests`` names states holds the inner object's in the field ``inner`` of each: where such a state is
+given, the inner object gets that field of it.
+"""
 
 from __future__ import annotations
 
 from abc import update_abstractmethods
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 from .config import Config
@@ -26,11 +31,11 @@ class Inner:
 
 
 def public(kind: type) -> list[str]:
-    """The names that a kind of object has itself and that others may ask for: methods, properties, attributes.
+    """The names of a kind of object that others may ask for: methods, properties, attributes, of its base classes too.
 
     What every configuration has, such as ``example``, says something of a class and of nothing that is in it.
     """
-    names = dict.fromkeys((*vars(kind), *vars(kind).get("__annotations__", {})))
+    names = dict.fromkeys(name for c in kind.__mro__ for name in (*vars(c), *vars(c).get("__annotations__", {})))
     return [name for name in names if not name.startswith("_") and not hasattr(Config, name)]
 
 
@@ -57,10 +62,16 @@ def _delegate(cls: type, kind: Any, name: str, parts: Sequence[str]) -> Any:
     if not callable(default):
         return Inner(name)
 
+    names = tuple(signature(default).parameters)[1:]
+
     @wraps(default)
     def delegate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(getattr(type(self), part) is not getattr(cls, part) for part in parts):
             return default(self, *args, **kwargs)
+        if nests := getattr(self, "nests", ()):
+            args = tuple(x.inner if of in nests else x for of, x in zip(names, args, strict=False))
+            kwargs = {of: x.inner if of in nests else x for of, x in kwargs.items()}
         return getattr(self.inner, name)(*args, **kwargs)
 
+    delegate.__isabstractmethod__ = False  # type: ignore[attr-defined]  # which `wraps` takes from an abstract method
     return delegate

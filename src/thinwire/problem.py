@@ -20,8 +20,9 @@ from . import models
 from .data import Augment, DataSet, Split
 from .errors import nearest, require
 from .key import Key
+from .losses import each_mask, masks
 from .models.cnn import SMALLEST
-from .task import Supervised, each_mask, masks
+from .task import Supervised
 
 CLIENTS = 20  # of a set without sites, where no number is given
 
@@ -101,13 +102,13 @@ def standard(
 
     owners = torch.empty(0, dtype=torch.float32, device="cpu") if loaded.test_groups is None else loaded.test_groups
 
-    def tested(site: int | None) -> Supervised:
+    def test_of(site: int | None) -> Supervised:
         rows = None if site is None else torch.eq(owners, site).nonzero().flatten()
         return Supervised(loaded.test_inputs, loaded.test_targets, rows, mean=loaded.mean, std=loaded.std)
 
     tests = None
     if sites is not None and isinstance(split, sets.Natural) and loaded.groups is not None:
-        tests = [tested(int(loaded.groups[part[0]])) for part in parts]
+        tests = [test_of(int(loaded.groups[part[0]])) for part in parts]
     if holdout:
         draws = [Key(seed, client=k).number("holdout") for k in range(clients)]
         cut = [sets.holdout(part, holdout, draw) for part, draw in zip(parts, draws, strict=True)]
@@ -115,7 +116,7 @@ def standard(
         short = [k for k, part in enumerate(kept) if len(part) == 0]
         require(not short, f"holdout={holdout} leaves client {short[:1]} without a test example: take more")
         tests = [task(part) for part in kept]
-    return Problem(build, [task(part, augment) for part in parts], tested(unseen), tests)
+    return Problem(build, [task(part, augment) for part in parts], test_of(unseen), tests)
 
 
 def _model_for(loaded: DataSet) -> str:
@@ -147,7 +148,7 @@ def custom(where: str, clients: int, seed: int) -> Problem:
     require(bool(module_name and name), f"--task {where}: write it as my_module:make_task")
     module = import_module(module_name, f"--task {where}")
     function = getattr(module, name, None)
-    near = nearest(name, (known for known, found in vars(module).items() if inspect.isfunction(found)))
+    near = nearest(name, (known for known, value in vars(module).items() if inspect.isfunction(value)))
     require(callable(function), f"--task {where}: {module_name} has no function {name}{near}")
     assert function is not None
     known = {"clients": clients, "seed": seed}

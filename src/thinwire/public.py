@@ -1,6 +1,6 @@
 """The public names: what `import thinwire as tw` finds. Each is listed once, in the `__all__` of its package."""
 
-from . import algorithms, errors, federated, links, local, optimizers, params, schedules, task, wire
+from . import algorithms, errors, federated, links, local, losses, optimizers, params, schedules, task, wire
 from .algorithms import *
 from .config import complete
 from .expression import parse
@@ -8,6 +8,7 @@ from .federated import *
 from .key import Key
 from .links import *
 from .local import *
+from .losses import *
 from .optimizers import *
 from .params import *
 from .schedules import *
@@ -20,6 +21,7 @@ __all__ = ["Key", "complete", "dumps", "errors", "load", "loads", "parse", "rest
 __all__ += algorithms.__all__
 __all__ += links.__all__
 __all__ += local.__all__
+__all__ += losses.__all__
 __all__ += optimizers.__all__
 __all__ += params.__all__
 __all__ += federated.__all__

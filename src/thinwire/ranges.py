@@ -1,6 +1,7 @@
 """The range of a field as part of its type, and the one place that says of a value that it lies outside.
 
 ``share: Share = 0.01`` in a frozen dataclass is all that a class writes of it; :class:`~thinwire.config.Config` looks.
+The ``lambda`` of a range that is written in a class knows builtins alone, no other names of its module.
 A number that is None, where the type allows it, is in every range. NaN is in none.
 """
 
@@ -15,7 +16,10 @@ from .errors import require
 
 
 class Range(NamedTuple):
-    """The values that a field may have, and the end of the sentence that refuses all others."""
+    """The values that a field may have, and the sentence that refuses all others.
+
+    One that begins with "must" or "is" is said of the field. Any other is a sentence by itself.
+    """
 
     has: Callable[[Any], bool]
     sentence: str
@@ -30,41 +34,60 @@ POSITIVE = Range(lambda x: 0 < x < math.inf, "must be positive")
 
 Count = Annotated[int, at_least(1)]
 PositiveInt = Annotated[int, POSITIVE]
+CountOrNone = Annotated[int, Range(lambda x: x >= 1, "must be at least 1, or None")] | None
 Natural = Annotated[int, at_least(0)]
+AboveZero = Annotated[float, Range(lambda x: x > 0, "must be positive")]  # infinity too
+Mbit = Annotated[float, Range(lambda x: x > 0, "a rate must be positive")]  # of a link, in Mbit/s
+Rate = Annotated[float, Range(lambda x: 0 < x < math.inf, "must be positive and finite")]
 Positive = Annotated[float, POSITIVE]
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative")]
 Share = Annotated[float, Range(lambda x: 0 < x <= 1, "must be above 0 and at most 1")]
 Fraction = Annotated[float, Range(lambda x: 0 <= x <= 1, "must be in [0, 1]")]
+BelowOne = Annotated[float, Range(lambda x: 0 <= x < 1, "must be at least 0 and below 1")]
 Decay = Annotated[float, Range(lambda x: 0 <= x < 1, "must be in [0, 1)")]
 
 
-def of_call(cls: type, name: str, value: Any) -> str:
+Beginning = Callable[[type, str, Any], tuple[str, str]]
+"""How a refusal begins, by the class, the field and its value: what was given, and the subject of the sentence."""
+
+
+def of_call(cls: type, name: str, value: Any) -> tuple[str, str]:
     """How a refusal begins: ``TopK(share=2.0): share``."""
-    return f"{cls.__name__}({name}={value}): {name}"
+    return f"{cls.__name__}({name}={value})", name
 
 
-def of_option(cls: type, name: str, value: Any) -> str:
+def of_option(cls: type, name: str, value: Any) -> tuple[str, str]:
     """The same of an option of the command line: ``--rounds 0: it``."""
-    return f"--{name.replace('_', '-')} {value}: it"
+    return f"--{name.replace('_', '-')} {value}", "it"
 
 
-def of_argument(cls: type, name: str, value: Any) -> str:
+def of_argument(cls: type, name: str, value: Any) -> tuple[str, str]:
     """The same of an argument of a function, whose settings the class holds: ``rounds=0: it``."""
-    return f"{name}={value}: it"
+    return f"{name}={value}", "it"
 
 
-def check_ranges(cls: type, values: Mapping[str, Any], beginning: Callable[[type, str, Any], str] = of_call) -> None:
+def check_ranges(cls: type, values: Mapping[str, Any], beginning: Beginning = of_call) -> None:
     """Raise ``ValueError`` for the first of the fields' values that lies outside the range in its annotation."""
-    for name, range in ranges(cls).items():
+    try:
+        known = ranges(cls)
+    except NameError:  # an annotation that only a function knows, or a module that is not read to its end
+        return
+    for name, range in known.items():
         for value in _each(values.get(name)):
-            require(range.has(value), f"{beginning(cls, name, value)} {range.sentence}")
+            given, subject = beginning(cls, name, value)
+            of_field = f"{subject} " if range.sentence.startswith(("must ", "is ")) else ""
+            require(range.has(value), f"{given}: {of_field}{range.sentence}")
 
 
 @cache
 def ranges(cls: type) -> dict[str, Range]:
-    """The ranges of a class' fields, by name: of a field without one nothing is there."""
-    found = ((name, _range_in(kind)) for name, kind in get_type_hints(cls, include_extras=True).items())
-    return {name: range for name, range in found if range is not None}
+    """The ranges of a class' fields, by name. A field that is declared again keeps that of the base class.
+
+    Of a field without a range nothing is there.
+    """
+    inherited = {name: range for base in reversed(cls.__bases__) for name, range in ranges(base).items()}
+    hints = get_type_hints(cls, include_extras=True).items()
+    return inherited | {name: range for name, kind in hints if (range := _range_in(kind)) is not None}
 
 
 def _range_in(kind: Any) -> Range | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 from .config import Config
 from .errors import require
+from .ranges import AboveZero, Count, Range, at_least
 
 __all__ = ["Cosine", "Decay", "Exponential", "Schedule", "Triangle", "Warmup"]
 
@@ -24,13 +26,9 @@ class Schedule(Config, ABC):
 class Decay(Schedule):
     """``start``, times ``factor`` after each of the ``rounds``."""
 
-    start: float
+    start: AboveZero
     rounds: tuple[int, ...]
-    factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(self.start > 0, f"Decay(start={self.start}): start must be positive")
-        require(self.factor > 0, f"Decay(factor={self.factor}): factor must be positive")
+    factor: AboveZero = 0.1
 
     def at(self, round: int) -> float:
         return self.start * self.factor ** sum(round > r for r in self.rounds)
@@ -40,12 +38,8 @@ class Decay(Schedule):
 class Exponential(Schedule):
     """``start``, times ``factor`` every round."""
 
-    start: float
-    factor: float = 0.99
-
-    def __post_init__(self) -> None:
-        require(self.start > 0, f"Exponential(start={self.start}): start must be positive")
-        require(self.factor > 0, f"Exponential(factor={self.factor}): factor must be positive")
+    start: AboveZero
+    factor: AboveZero = 0.99
 
     def at(self, round: int) -> float:
         return float(self.start * self.factor ** (round - 1))
@@ -55,14 +49,9 @@ class Exponential(Schedule):
 class Cosine(Schedule):
     """Half a cosine from ``start`` in round 1 down to ``end`` in round ``rounds``."""
 
-    start: float
-    rounds: int
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.start > 0, f"Cosine(start={self.start}): start must be positive")
-        require(self.end >= 0, f"Cosine(end={self.end}): end must not be negative")
-        require(self.rounds > 1, f"Cosine(rounds={self.rounds}): rounds must be at least 2")
+    start: AboveZero
+    rounds: Annotated[int, at_least(2)]
+    end: Annotated[float, Range(lambda x: x >= 0, "must not be negative")] = 0.0
 
     def at(self, round: int) -> float:
         done = min(1.0, (round - 1) / (self.rounds - 1))
@@ -73,12 +62,11 @@ class Cosine(Schedule):
 class Triangle(Schedule):
     """Straight up to ``peak`` in round ``top``, straight down to zero after round ``rounds``."""
 
-    peak: float
+    peak: AboveZero
     top: int
     rounds: int
 
     def __post_init__(self) -> None:
-        require(self.peak > 0, f"Triangle(peak={self.peak}): peak must be positive")
         require(
             0 < self.top < self.rounds, f"Triangle(top={self.top}): top must lie between 0 and rounds={self.rounds}"
         )
@@ -96,12 +84,8 @@ class Warmup(Schedule):
     by local steps is the field ``warmup`` of :class:`LocalSGD` and :class:`LocalAdam`; the two multiply.
     """
 
-    lr: float | Schedule
-    rounds: int = 5
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.lr, Schedule) or self.lr > 0, f"Warmup(lr={self.lr}): lr must be positive")
-        require(self.rounds > 0, f"Warmup(rounds={self.rounds}): rounds must be at least 1")
+    lr: AboveZero | Schedule
+    rounds: Count = 5
 
     def at(self, round: int) -> float:
         return at(self.lr, round) * min(1.0, round / self.rounds)

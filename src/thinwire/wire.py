@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -27,10 +27,12 @@ from torch import Tensor
 from .errors import WireError
 from .kernels import native
 from .params import Params, is_finite
+from .template import Packet, Several, State, clone, conform, restore
 
 __all__ = [
     "VERSION",
     "Packet",
+    "Several",
     "State",
     "WireError",
     "clone",
@@ -45,11 +47,9 @@ __all__ = [
     "restore",
 ]
 
-Packet = Any  # tensors, numbers, strings, None, lists and dicts of these
-State = Any  # the same, plus Params, bytes (of any number), and tuples and NamedTuples of these
-
 VERSION = 1
-NONE, FALSE, TRUE, INT, FLOAT, TEXT, LIST, DICT = range(8)
+SINGLE = (None, False, True)  # each by its place in this row
+INT, FLOAT, TEXT, LIST, DICT = range(3, 8)
 TENSOR = 0x40  # plus the number of the dtype
 DTYPES = (
     torch.bool,
@@ -155,37 +155,18 @@ def count(x: State) -> int:
     return 1 + sum(map(count, x)) if isinstance(x, list | tuple) else 1
 
 
-def restore(packet: Packet, like: State) -> State:
-    """``packet`` with the types of the template ``like``: its Params, tuples, dtypes and shapes.
-
-    Every tensor is a fresh contiguous copy on the template's device. Raises
-    :class:`WireError`, naming the place, where the packet is of another shape.
-    """
-    conform(packet, like, "state")
-    return _restore(packet, like)
-
-
 # -- writing ------------------------------------------------------------------
 
 
 def _write(x: Any, out: bytearray, tensors: list[Tensor], depth: int = 0) -> None:
     if depth > DEEPEST:
         raise TypeError(f"nested deeper than {DEEPEST}: this has no place in a message")
-    if x is None:
-        out.append(NONE)
-    elif x is True:
-        out.append(TRUE)
-    elif x is False:
-        out.append(FALSE)
-    elif isinstance(x, Params):
-        _write(x.flat, out, tensors, depth)
+    if isinstance(x, Params):
+        x = x.flat
     elif isinstance(x, bytes):
-        _write(
-            torch.frombuffer(x, dtype=torch.uint8) if x else torch.zeros(0, dtype=torch.uint8, device="cpu"),
-            out,
-            tensors,
-            depth,
-        )
+        x = torch.frombuffer(x, dtype=torch.uint8) if x else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    if x is None or isinstance(x, bool):
+        out.append(SINGLE.index(x))
     elif isinstance(x, Tensor):
         if x.dtype not in CODES or x.layout != torch.strided:
             kind = x.dtype if x.layout == torch.strided else x.layout
@@ -304,8 +285,8 @@ class _Reader:
         if self.values_left < 0:
             raise WireError("more values than are accepted")
         tag = self.byte()
-        if tag in (NONE, FALSE, TRUE):
-            return (None, False, True)[tag]
+        if tag < len(SINGLE):
+            return SINGLE[tag]
         if tag == INT:
             n = self.varint()
             return n >> 1 if not n & 1 else ~(n >> 1)
@@ -392,77 +373,10 @@ def largest(x: Any) -> float:
     if isinstance(x, dict):
         x = list(x.values())
     if isinstance(x, list | tuple):
-        found = [largest(one) for one in x]
-        return max(found, key=lambda one: (one != one, one), default=0.0)  # NaN above all
+        parts = [largest(one) for one in x]
+        return max(parts, key=lambda one: (one != one, one), default=0.0)  # NaN above all
     values = x.flat if isinstance(x, Params) else x
     if isinstance(values, Tensor) and values.is_floating_point() and values.numel():
         low, high = torch.aminmax(values.detach())
         return max(-float(low), float(high))  # of a NaN both are one
     return abs(values) if isinstance(values, float) else 0.0
-
-
-class Several(list[Any]):
-    """A list in a state whose length may change; each of its items is like ``like``."""
-
-    def __init__(self, items: Iterable[Any], like: Any) -> None:
-        super().__init__(items)
-        self.like = like
-
-
-# -- back into a template -----------------------------------------------------
-
-
-def conform(packet: Packet, like: State, where: str = "packet") -> None:
-    """Raise :class:`WireError`, naming the place, unless ``packet`` could be restored into ``like``."""
-    if isinstance(like, Params):
-        like = like.flat
-    if isinstance(like, Tensor):
-        if not isinstance(packet, Tensor) or packet.dtype != like.dtype or packet.shape != like.shape:
-            raise WireError(f"{where}: {_describe(like)} expected, {_describe(packet)} found")
-    elif isinstance(like, bytes):
-        vector = isinstance(packet, Tensor) and packet.dtype == torch.uint8 and packet.ndim == 1
-        if not vector and not isinstance(packet, bytes):
-            raise WireError(f"{where}: bytes expected, {_describe(packet)} found")
-    elif isinstance(like, Several):
-        if not isinstance(packet, list):
-            raise WireError(f"{where}: a list expected, {_describe(packet)} found")
-        for number, part in enumerate(packet):
-            conform(part, like.like, f"{where}.{number}")
-    elif isinstance(like, list | tuple):
-        if not isinstance(packet, list) or len(packet) != len(like):
-            raise WireError(f"{where}: {len(like)} items expected, {_describe(packet)} found")
-        for part, one, name in zip(packet, like, getattr(like, "_fields", range(len(like))), strict=True):
-            conform(part, one, f"{where}.{name}")
-    elif isinstance(like, dict):
-        if not isinstance(packet, dict) or packet.keys() != like.keys():
-            raise WireError(f"{where}: the keys {list(like)} expected, {_describe(packet)} found")
-        for key in like:
-            conform(packet[key], like[key], f"{where}.{key}")
-    elif type(packet) is not type(like):
-        raise WireError(f"{where}: {_describe(like)} expected, {_describe(packet)} found")
-
-
-def clone(x: State) -> State:
-    """A copy of a state in memory of its own, contiguous and aligned."""
-    return _restore(x, x)
-
-
-def _restore(packet: Any, like: Any) -> Any:
-    if isinstance(like, Params):
-        return Params(like.layout, _restore(packet.flat if isinstance(packet, Params) else packet, like.flat))
-    if isinstance(like, Tensor):
-        return packet.to(like.device, copy=True, memory_format=torch.contiguous_format)
-    if isinstance(like, bytes):
-        return packet if isinstance(packet, bytes) else packet.numpy().tobytes()
-    if isinstance(like, Several):
-        return Several([_restore(part, like.like) for part in packet], like.like)
-    if isinstance(like, list | tuple):
-        items = [_restore(part, one) for part, one in zip(packet, like, strict=True)]
-        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
-    return {key: _restore(packet[key], like[key]) for key in like} if isinstance(like, dict) else packet
-
-
-def _describe(x: Any) -> str:
-    if isinstance(x, Tensor):
-        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-    return f"{len(x)} items" if isinstance(x, list | dict) else type(x).__name__

@@ -10,7 +10,8 @@ import pytest
 import thinwire as tw
 from problems import LOCAL, assert_same_run, mlp, trained
 from thinwire import SCAFFOLD, Adam, Dense, FedAvg, FedMut, FedPara, FedProx, Half, Intrinsic, Key, Local, LocalSGD
-from thinwire.algorithms.base import Algorithm, Around, asking
+from thinwire.algorithms.around import Around, asking
+from thinwire.algorithms.base import Algorithm
 from thinwire.algorithms.fedavg import Reply
 from thinwire.expression import shape, vocabulary
 

@@ -18,14 +18,14 @@ import processes
 import thinwire as tw
 from thinwire import Auto, FedAvg, LocalSGD, Params, PerClient, Setting, TransformCoding
 from thinwire.algorithms import auto
-from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coded, Measured, Verdict, _best, _off, runnable
+from thinwire.algorithms.auto import CODECS, SPLITS, Choice, Coding, Measured, Verdict, _best, _off, runnable
 from thinwire.data import Dirichlet
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated.auto_run import Chosen
 from thinwire.problem import Problem, standard
 from thinwire.report import html
 from thinwire.studies import Federated
-from thinwire.studies.predict import predict
+from thinwire.studies.predict import Rehearsal
 from thinwire.wire import length
 
 LOCAL = LocalSGD(0.05, batch=8)
@@ -178,8 +178,8 @@ def test_a_run_is_read_back_from_its_folder(whole: tw.Result) -> None:
 def test_a_study_takes_it_as_a_method() -> None:
     method = Federated.method("Auto(0.05)", (), {"lr": 0.3})
     assert method == Auto(0.05, LocalSGD(0.3))
-    assert Federated.resolved(["Auto(0.05)"])[0].startswith("Auto(budget=0.05, local=LocalSGD(")
-    study = Federated(Federated.resolved(["Auto(seconds=2)"]), clients=3)
+    assert Federated.resolve(["Auto(0.05)"])[0].startswith("Auto(budget=0.05, local=LocalSGD(")
+    study = Federated(Federated.resolve(["Auto(seconds=2)"]), clients=3)
     with pytest.raises(ValueError, match=r'seconds need the rates of links; give --network "Network\(mbit=1\)"'):
         study.check()
 
@@ -233,7 +233,7 @@ def test_noise_that_would_not_hide_what_a_rehearsal_saw_is_refused() -> None:
         trained(Auto(0.1, LOCAL), 1, privacy=tw.Privacy(clip=1, noise=1))
     instead = tw.parse(str(error.value).partition("such as ")[2])
     assert trained(instead, 1, privacy=tw.Privacy(clip=1, noise=1)).ledger.bytes() > 0
-    study = Federated(Federated.resolved(["Auto(0.05)"]), clients=3, setting=Setting(privacy=tw.Privacy(1, 1)))
+    study = Federated(Federated.resolve(["Auto(0.05)"]), clients=3, setting=Setting(privacy=tw.Privacy(1, 1)))
     with pytest.raises(CombinationError, match="no noise was added"):
         study.check()
 
@@ -269,7 +269,7 @@ def test_it_is_no_method_that_a_server_or_a_client_can_run() -> None:
 def test_a_prediction_spends_seconds_at_the_rates_that_it_was_given() -> None:
     sums = []
     for up in (1.0, 0.25):
-        found = predict(Auto(local=LOCAL, seconds=0.06), PROBLEM, 2, 2, mbit=1.0, mbit_up=up)
+        found = Rehearsal(PROBLEM, 2, 2, mbit=1.0, mbit_up=up).predict(Auto(local=LOCAL, seconds=0.06))
         sums.append(found.message_up[1] + found.message_down[1])
         assert found.seconds[1] <= 2 * 0.06
     assert sums[0] > sums[1]
@@ -375,7 +375,7 @@ def test_how_far_models_are_off(other: tuple[float, float], expected: float, mon
     monkeypatch.setitem(CODECS, "larger", lambda bytes: tw.TopK(0.5))
     changes = [layers(torch.tensor(values)) for values in ((4.0, 1.0), other)]
     found = measured(None)._replace(changes=changes, movement=layers(torch.tensor([3.0, 1.0])))
-    way = Coded("larger", 0)
+    way = Coding("larger", 0)
     assert _off(found, Choice(way, way, True, False), tw.Key(0)) == expected
 
 
@@ -416,7 +416,7 @@ def test_a_split_stays_unless_another_is_better_by_a_twentieth() -> None:
     again = method.choose(found, tw.Key(0), first)
     assert again.choice == first
     assert again.why[-1] == "The split stays: no other is better by a twentieth."
-    odd = Choice(Coded("transform", 64), Coded("transform", 64), False, False)
+    odd = Choice(Coding("transform", 64), Coding("transform", 64), False, False)
     after = method.choose(measured(None), tw.Key(0), odd).choice
     assert after.up.bytes > 64
 
@@ -433,8 +433,8 @@ def test_a_second_choice_leaves_room_for_a_codec_whose_packets_have_one_length(c
     found = near._replace(movement=near.movement * 10.0)
     method = Auto(local=LOCAL, bytes=whole + 9_000)
     for first in (
-        Choice(Coded("transform", 1_000), Coded(codec, whole), False, False),
-        Choice(Coded(codec, whole), Coded("transform", 1_000), False, False),
+        Choice(Coding("transform", 1_000), Coding(codec, whole), False, False),
+        Choice(Coding(codec, whole), Coding("transform", 1_000), False, False),
     ):
         again = method.choose(found, tw.Key(0), first).choice
         assert again != first, "there is room for more"
@@ -455,17 +455,17 @@ def test_halves_are_taken_only_where_they_fit_layers_and_all(absolute: bool) -> 
 
 
 def test_what_a_choice_is_written_as() -> None:
-    coded = Choice(Coded("transform", 4000), Coded("transform", 16000), True, False)
+    coded = Choice(Coding("transform", 4000), Coding("transform", 16000), True, False)
     assert repr(Auto(0.01, LOCAL).method(coded)) == (
         "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=ErrorFeedback(TransformCoding(4000)), "
         "down=PerClient(TransformCoding(16000))), decay=0.8)"
     )
-    stream = coded._replace(feedback=False, stream=True, up=Coded("budget", 4000))
+    stream = coded._replace(feedback=False, stream=True, up=Coding("budget", 4000))
     assert repr(Auto(0.01, LOCAL).method(stream)) == (
         "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=Budget(4000), down=EF21(TransformCoding(16000))), decay=0.8)"
     )
     assert PerClient(TransformCoding(16000)).absolute
-    later = coded._replace(up=Coded("transform", 8000))  # the downlink stays
+    later = coded._replace(up=Coding("transform", 8000))  # the downlink stays
     assert repr(Auto(0.01, LOCAL).method(coded, (10, later))) == (
         "Averaged(FedAvg(LocalSGD(0.05, batch=8), up=ErrorFeedback(Switch(TransformCoding(4000), "
         "then=TransformCoding(8000), rounds=10)), down=PerClient(TransformCoding(16000))), decay=0.8)"

@@ -17,7 +17,7 @@ from problems import handwriting, mlp, normed
 from thinwire import Ensemble, FedAvg, FedSM, FedSMExtra, LocalAdam, LocalSGD, Params, Simulation, Supervised
 from thinwire.algorithms.fedsm import Change, Held, Reply, Server
 from thinwire.algorithms.selector import Labelled, Mixture, Nearest, join_selector
-from thinwire.algorithms.softpull import Model
+from thinwire.algorithms.softpull import SiteModel
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated.messages import Form
 from thinwire.key import Key
@@ -54,8 +54,8 @@ def layers(**named: list[float]) -> Params:
 
 
 def test_the_servers_step_is_that_worked_out_by_hand() -> None:
-    first = Held(-1, Model(layers(model_w=[1.0, 2.0]), layers(v=[4.0])))
-    held = Several([Held(0, Model(layers(model_w=[0.0, 4.0]), layers(v=[2.0])))], first)
+    first = Held(-1, SiteModel(layers(model_w=[1.0, 2.0]), layers(v=[4.0])))
+    held = Several([Held(0, SiteModel(layers(model_w=[0.0, 4.0]), layers(v=[2.0])))], first)
     x, no = layers(model_w=[1.0, 1.0], selector_w=[5.0]), layers(model_w=[0.0]).only(())
     server = Server(x, None, Memory((no, no), 0), first, held, 3)
     own = Change(

@@ -19,7 +19,8 @@ from problems import mlp as digits_mlp
 from thinwire import FLSS, Adam, FedAvg, Key, Layout, LocalSGD, Params, Simulation
 from thinwire.algorithms import fedavg, flss
 from thinwire.errors import RunError
-from thinwire.train.one import Slot, train
+from thinwire.train.one import train
+from thinwire.train.slot import Slot
 
 LOCAL = LocalSGD(lr=0.2, batch=8)
 NONE = Layout(("coefficients",), (Size([1]),)).zeros().only(())

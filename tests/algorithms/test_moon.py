@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import thinwire as tw
 from problems import LOCAL, SCORED, TWICE, Scores, approx, trained
 from thinwire import LUAR, MOON, FedAvg, Key, Params
-from thinwire.train.one import Slot, train
+from thinwire.train.one import train
+from thinwire.train.slot import Slot
 
 
 def test_a_client_of_moon_that_comes_late_is_contrasted_with_the_initial_model() -> None:

@@ -69,7 +69,7 @@ def test_full_rank_trains_all_its_factors() -> None:
 @pytest.mark.parametrize("shape", [(96, 120), (64, 48, 3, 3)], ids=["linear", "convolution"])
 def test_random_factors_make_weights_of_the_scale_that_was_asked_for(shape: tuple[int, ...], rank: int) -> None:
     product = Product(torch.Size(shape), rank)
-    factors = product.drawn(0.05, torch.Generator().manual_seed(0))
+    factors = product.draw(0.05, torch.Generator().manual_seed(0))
     assert root_mean_square(product(*factors)) == pytest.approx(0.05, rel=1e-4)
 
 
@@ -324,7 +324,7 @@ def test_the_mask_is_the_bits_that_are_set_and_the_wire_keeps_them() -> None:
 def test_no_layer_is_pruned_away() -> None:
     x = Params.of([("small", torch.full((3, 3), 1e-6)), ("large", torch.ones(4, 4))])
     g = Params.of([("small", torch.zeros(3, 3)), ("large", torch.ones(4, 4))])
-    mask = PruneFL(FedAvg(), share=0.9, overhead=0.0, least=0.01).chosen(x, g, torch.ones(25, dtype=torch.bool))
+    mask = PruneFL(FedAvg(), share=0.9, overhead=0.0, least=0.01).choose(x, g, torch.ones(25, dtype=torch.bool))
     assert int(mask[:9].sum()) == 1
     assert int(mask[9:].sum()) >= 1
 

@@ -11,10 +11,11 @@ import torch
 import thinwire as tw
 from problems import PAIR, TWICE, Point, approx, handwriting, mlp, normed
 from thinwire import EF21, FedAvg, FedBN, Half, Key, LocalSGD, Params, Simulation, SoftPull, TopK
-from thinwire.algorithms.softpull import Model, middle, pull
+from thinwire.algorithms.softpull import SiteModel, middle, pull
 from thinwire.errors import CombinationError, WireError
 from thinwire.federated.ledger import Ledger
-from thinwire.federated.messages import Form, read_letter, write_letter
+from thinwire.federated.letters import read_letter, write_letter
+from thinwire.federated.messages import Form
 
 LOCAL = LocalSGD(0.1, batch=16)
 
@@ -156,7 +157,7 @@ def test_what_is_lost_moves_neither_end() -> None:
 
 @pytest.mark.parametrize("link", [tw.Dense(), Half(), EF21(TopK(0.3))], ids=repr)
 def test_hostile_bytes_for_one_client_are_refused(link: tw.links.Link) -> None:
-    blank = Model(Params.of([("a", torch.randn(8)), ("b", torch.randn(3))]), Params.of([("v", torch.ones(2))]))
+    blank = SiteModel(Params.of([("a", torch.randn(8)), ("b", torch.randn(3))]), Params.of([("v", torch.ones(2))]))
     form, draw = Form.of(blank, link, "personal"), torch.Generator().manual_seed(3)
     for anew in (False, True):
         tx, rx = form.open()
@@ -173,9 +174,9 @@ def test_hostile_bytes_for_one_client_are_refused(link: tw.links.Link) -> None:
 
 
 def test_a_message_without_some_layers_opens_both_ends_alike() -> None:
-    whole = Model(Params.of([("a", torch.randn(8)), ("b", torch.randn(3))]), None)
+    whole = SiteModel(Params.of([("a", torch.randn(8)), ("b", torch.randn(3))]), None)
     form = Form.of(whole, EF21(TopK(0.5)), "personal")
-    partly = Model(whole.x.only(["b"]) * 2, None)
+    partly = SiteModel(whole.x.only(["b"]) * 2, None)
     letter = write_letter(form, partly, form.open()[0], Key(1, 1, 0), anew=True)
     seen, rx = read_letter(form, letter.blob, form.open()[1], Key(1, 1, 0), anew=True)
     assert torch.equal(seen.x.flat, partly.x.flat)

@@ -254,7 +254,7 @@ def broken(clients):
         (["FedAvg()", "--split", "0.1"], "--split 0.1: it is written like Dirichlet(0.1)"),
         (["FedAvg()", "--split", "Dirichlet(-1)"], "Dirichlet(alpha=-1): alpha must be positive"),
         (["FedAvg()", "--privacy", "1"], "--privacy 1: it is written like Privacy(clip=1, noise=1)"),
-        (["FedAvg()", "--holdout", "1"], "--holdout 1: it is a share below 1"),
+        (["FedAvg()", "--holdout", "1"], "--holdout 1.0: it is a share below 1"),
         (["FedAvg()", "--evaluate-every", "0"], "--evaluate-every 0: it must be at least 1"),
         (["FedAvg()", "--checkpoint-every", "0"], "--checkpoint-every 0: it must be at least 1"),
         (["FedAvg()", "--plan", "fast"], "--plan fast: one of 'each', 'together', 'measured' is expected"),
@@ -728,7 +728,7 @@ def test_hospitals_have_their_dice_in_table_progress_json_and_folder(thinwire, t
     assert "what each one's own model reaches on its own test" in page
     summary = json.loads((out / "01-FedAvg/seed-0/summary.json").read_text())
     assert (summary["dice"], summary["client_dice"]) == (last["dice"], row["client_dice"])
-    problem = Federated(Federated.resolved(["FedAvg()"]), data="retina", unseen=1).problem(0)
+    problem = Federated(Federated.resolve(["FedAvg()"]), data="retina", unseen=1).problem(0)
     assert [task.indices.tolist() for task in problem.tasks] == [[0, 1, 2]]
     assert problem.test.indices.tolist() == [1, 3]
     code, _, error = thinwire("run", "FedAvg()", *words, "--unseen", "2", "--out", str(tmp_path / "none"))

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
 from thinwire.ddp import DEF, DEFA, EF, EF21, SAEF, Compressed, Hook, Method, PSync, compress
+from thinwire.ddp.average import average, ends
 from thinwire.ddp.collectives import Group, Traffic
-from thinwire.ddp.exchange import average, ends
 from thinwire.ddp.simulation import simulate
 from thinwire.errors import CombinationError, NonFinite, RankLost
 from thinwire.key import Key
@@ -533,9 +533,9 @@ def test_an_error_that_is_no_other_ranks_fault_is_not_called_a_lost_rank():
     group = Group(dist.group.WORLD, Traffic())
 
     def talk() -> Any:
-        from thinwire.ddp.collectives import Mean
+        from thinwire.ddp.collectives import AllReduce
 
-        yield Mean(torch.ones(2).to_sparse())
+        yield AllReduce(torch.ones(2).to_sparse())
 
     with pytest.raises(Exception) as error:  # noqa: PT011  torch's own, whatever it says
         group.drive(talk(), "sending")

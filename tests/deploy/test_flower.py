@@ -117,8 +117,8 @@ class Chosen(Simulation):
 
     cohorts: dict[int, list[int]]
 
-    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
-        return self.cohorts.get(key.round, list(range(len(self.tasks)))), set()
+    def draw_cohort(self, key: Key, available: Any = None) -> list[int]:
+        return self.cohorts.get(key.round, list(range(len(self.tasks))))
 
 
 def simulated(expression: str, rounds: int, cohorts: dict[int, list[int]] | None = None, clients: int = 3) -> tw.Result:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from guard import Guard, marked
 
+from places import ROOT
+
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="another system's processes show nothing"
 )
@@ -20,7 +22,6 @@ pytestmark = pytest.mark.skipif(
 # A child in a session of its own, which starts another in yet another, as Flower's do; both would sleep for long.
 STARTS = """
 import pathlib, subprocess, sys, time
-from places import ROOT
 inner = "import time; time.sleep(600)"
 outer = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True)"
 outer += "; print('both', flush=True); time.sleep(600)"

@@ -20,7 +20,7 @@ from problems import mlp as digits
 from test_every_method import FIRST, LEFT_OPEN, options
 from test_federation import METHODS, Parties, PerStep, Still, held, method, pulls
 from thinwire import Privacy, Simulation
-from thinwire.algorithms.base import Around
+from thinwire.algorithms.around import Around
 from thinwire.deploy.server import Deployment
 from thinwire.errors import CombinationError, RunError
 from thinwire.federated import clip

@@ -23,7 +23,7 @@ from blobs import blobs, mlp, normed
 from places import ROOT
 from thinwire import LBGM, FedAvg, FedDC, FedDyn, Key, Layerwise, Local, LocalSGD, Supervised, Task, Trained
 from thinwire.errors import NonFinite, RunError
-from thinwire.train.one import draw_batches
+from thinwire.train.batches import draw_batches
 
 METHODS = [
     ("FedAvg(up=LBGM(ErrorFeedback(TopK(0.3)), threshold=0.9), down=EF21(TopK(0.2)))", mlp),

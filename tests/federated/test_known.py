@@ -13,7 +13,7 @@ from elsewhere import LOCAL, TASKS, Start, assert_the_same_elsewhere, deployed, 
 from thinwire.errors import OutOfSync, RunError, WireError
 from thinwire.federated.envelope import read_call
 from thinwire.problem import Problem
-from thinwire.studies.predict import predict
+from thinwire.studies.predict import Rehearsal
 from thinwire.wire import Several
 
 METHODS = [
@@ -101,6 +101,8 @@ def test_a_run_goes_on_with_the_start_that_it_began_with(tmp_path: Path) -> None
 
 def test_a_prediction_leaves_the_start_out() -> None:
     problem = Problem(model, [tw.Supervised(*task) for task in TASKS], None)
-    sent, known = (predict(tw.parse(METHODS[0]), problem, 2, None, start=start) for start in ("sent", "known"))
+    sent, known = (
+        Rehearsal(problem, 2, None, start=start).predict(tw.parse(METHODS[0])) for start in ("sent", "known")
+    )
     # three clients are sent 516 bytes of parameters, 24 of statistics and their structure once each
     assert 3 * 540 < sent.bytes_down[0] - known.bytes_down[0] < 3 * 600

@@ -104,8 +104,8 @@ def test_each_mean_has_noise_of_its_own_and_the_same_again() -> None:
     other = tw.Params.of([("a", torch.zeros(500)), ("c", torch.zeros(500))])
     moved = mean + tw.Params.of([("a", torch.full((500,), 1e-9)), ("b", torch.zeros(500))])
     privacy = Privacy(1.0, 2.0)
-    found = privacy.hidden(mean, 4.0, "s", 3).flat
-    assert torch.equal(privacy.hidden(mean, 4.0, "s", 3).flat, found)
+    found = privacy.hide(mean, 4.0, "s", 3).flat
+    assert torch.equal(privacy.hide(mean, 4.0, "s", 3).flat, found)
     for x, replies, secret, round in (
         (moved, 4.0, "s", 3),
         (other, 4.0, "s", 3),
@@ -113,7 +113,7 @@ def test_each_mean_has_noise_of_its_own_and_the_same_again() -> None:
         (mean, 4.0, "t", 3),
         (mean, 4.0, "s", 4),
     ):
-        noise = privacy.hidden(x, replies, secret, round).flat
+        noise = privacy.hide(x, replies, secret, round).flat
         assert float((noise * found).mean()) == pytest.approx(0, abs=0.04)  # of independent draws, each of std 0.5
 
 

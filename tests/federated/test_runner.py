@@ -25,7 +25,8 @@ from thinwire.algorithms.flss import combine
 from thinwire.algorithms.scaffold import Reply as Both
 from thinwire.errors import RunError, WireError
 from thinwire.federated import storage
-from thinwire.federated.messages import Form, Mean
+from thinwire.federated.mean import Mean
+from thinwire.federated.messages import Form
 from thinwire.federated.stream import Parcel, catch_up
 from thinwire.run.folder import Folder
 from thinwire.run.identity import data_digest

@@ -74,7 +74,7 @@ def test_every_option_is_recorded_and_read_again(monkeypatch: pytest.MonkeyPatch
     assert study.setting == expected
     assert study.seeds == (7,)
     about = json.loads((tmp_path / "out/01-FedAvg-weights-uniform/seed-7/run.json").read_text())
-    assert {name: about[name] for name in expected.fixed()} == expected.fixed()
+    assert {name: about[name] for name in expected.fixed_fields()} == expected.fixed_fields()
 
 
 @pytest.mark.parametrize(("name", "refused", "said"), [(name, refused, said) for name, _, _, refused, said in OPTIONS])

@@ -20,7 +20,7 @@ from thinwire.federated.stream import View, catch_up
 from thinwire.federated.views import Views, visit
 from thinwire.problem import Problem
 from thinwire.run.folder import Folder
-from thinwire.studies.predict import predict
+from thinwire.studies.predict import Rehearsal
 
 OWN = f"FedAvg({LOCAL}, down=PerClient(TopK(0.2)))"
 METHODS = [
@@ -138,7 +138,7 @@ def test_the_form_that_is_left_open_is_per_client_where_replies_are_lost(about: 
 def test_a_prediction_knows_both_forms() -> None:
     problem = Problem(plain, [tw.Supervised(*task) for task in TASKS], None)
     own, stream = (
-        predict(tw.parse(f"FedAvg({LOCAL}, down={down}(TopK(0.1)))"), problem, 12, 1, start="known")
+        Rehearsal(problem, 12, 1, start="known").predict(tw.parse(f"FedAvg({LOCAL}, down={down}(TopK(0.1)))"))
         for down in ("PerClient", "EF21")
     )
     assert own.per_client
@@ -181,7 +181,7 @@ def views(seed: int, rounds: int = 8, clients: int = 3) -> None:
             if draw.random() < 0.2:  # the answer is lost
                 continue
             ends[client], held[client] = (number, parcel.end), view
-            assert tw.dumps(server.held(*ends[client]).rx) == tw.dumps(view.rx)
+            assert tw.dumps(server.view_of(*ends[client]).rx) == tw.dumps(view.rx)
         if draw.random() < 0.3:
             saved = tw.dumps([server.state(), ends])
             again = Views(method, form, start, None, tw.Key(seed), known)

@@ -17,7 +17,8 @@ from thinwire.local import Local, Memory
 from thinwire.params import Params
 from thinwire.train.compiled import Chain, chain, train_chains
 from thinwire.train.many import train_many
-from thinwire.train.one import Slot, train
+from thinwire.train.one import train
+from thinwire.train.slot import Slot
 
 KEY = Key(3, 2, 1)
 

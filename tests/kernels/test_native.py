@@ -34,7 +34,7 @@ from thinwire.kernels import (
 )
 from thinwire.local import Local, LocalSGD
 from thinwire.train.compiled import chain, train_chains
-from thinwire.train.one import Slot
+from thinwire.train.slot import Slot
 
 THREADS, AGAIN = 8, 3
 N = 5_000
@@ -248,7 +248,7 @@ WHERE = Path(tw.__file__).parent
 TELLS = r"\.ctypes\b|\bdata_ptr\(|\baddressof\(|\bfrom_address\(|__array_interface__|\bPyBytes_AsString\b"
 # Addresses that say what is the same memory.
 COMPARED = {"ddp/vector.py", "ddp/at_optimizer.py", "ddp/given.py", "pipeline/plan.py"}
-COMPARED |= {"train/given.py", "train/one.py", "task.py"}
+COMPARED |= {"train/given.py", "train/slot.py", "task.py"}
 
 
 def test_only_one_place_says_where_an_array_lies() -> None:

@@ -12,7 +12,7 @@ from thinwire.links import ByBandwidth, Dense, ErrorFeedback, Half, TopK
 
 def test_the_link_of_the_highest_rate_that_is_reached_is_chosen() -> None:
     link = ByBandwidth({"1": Dense(), "10": Half(), "0.5": TopK(0.5)})
-    found = {mbit: link.chosen(mbit) for mbit in (None, 0.1, 0.5, 0.99, 1.0, 9.9, 10.0, 1e6)}
+    found = {mbit: link.rate_for(mbit) for mbit in (None, 0.1, 0.5, 0.99, 1.0, 9.9, 10.0, 1e6)}
     expected = {None: "10", 0.1: "0.5", 0.5: "0.5", 0.99: "0.5", 1.0: "1", 9.9: "1", 10.0: "10", 1e6: "10"}
     assert found == expected
 

@@ -12,7 +12,8 @@ import thinwire as tw
 from problems import flags, key, refused, vector
 from thinwire.algorithms.fedavg import Reply
 from thinwire.errors import CombinationError, WireError
-from thinwire.federated.messages import Form, Mean
+from thinwire.federated.mean import Mean
+from thinwire.federated.messages import Form
 from thinwire.key import Key
 from thinwire.links import DropoutAvg, ErrorFeedback
 from thinwire.params import Layout, Params

@@ -10,7 +10,8 @@ import thinwire as tw
 from problems import octets, once, refused, seen_by, vector
 from thinwire.algorithms.fedavg import Reply
 from thinwire.errors import CombinationError
-from thinwire.federated.messages import Form, Mean
+from thinwire.federated.mean import Mean
+from thinwire.federated.messages import Form
 from thinwire.key import Key
 from thinwire.links import EF21, ErrorFeedback, ScaledSign, SignSGD
 from thinwire.problem import standard

@@ -18,7 +18,7 @@ from thinwire.errors import WireError
 from thinwire.kernels import native
 from thinwire.kernels.adaptive import Writer
 from thinwire.links import LowRank, TopK, TransformCoding
-from thinwire.links.bitstream import CONTEXTS, LEVELS, MODE, _put, most_terms
+from thinwire.links.bitstream import CONTEXTS, LEVELS, MODE, _write, most_terms
 from thinwire.params import Layout, Params
 from thinwire.wire import dumps, loads
 
@@ -230,8 +230,8 @@ def test_the_modes_of_many_layers_may_be_more_bits_than_there_are() -> None:
 def test_a_few_bytes_that_stand_for_a_thousand_terms_are_refused_before_any_is_multiplied() -> None:
     # Beyond the last byte a reader reads zeros: these are the mode of 400 terms and the level 1 of the first.
     wide, writer = Layout(("w",), (Size([2_000, 2_000]),)), Writer(CONTEXTS, 100)
-    _put(writer, [401], MODE, negative=False)
-    _put(writer, [1, *[0] * 399], LEVELS)
+    _write(writer, [401], MODE, negative=False)
+    _write(writer, [1, *[0] * 399], LEVELS)
     coded = writer.bytes()
     assert coded is not None
     packet = torch.cat([torch.tensor([0, 0, 128, 63], dtype=torch.uint8), coded])  # the step 1.0

@@ -127,7 +127,7 @@ def test_the_products_of_one_layer_are_in_memory_at_a_time(monkeypatch: pytest.M
 def test_a_heat_map_of_many_rounds_shows_one_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "SHOWN", 3)
     space = Space.of(list(rows(6)), LAYOUT, [1, 2, 4, 5, 6, 7])
-    assert (space.every(), [space.rounds[i] for i in space.shown()]) == (3, [1, 4, 7])
+    assert (space.every(), [space.rounds[i] for i in space.positions()]) == (3, [1, 4, 7])
     found = looked_at(space)
     whole = cosines(products(rows(6)))
     assert found.layers["*"].cosines is not None

@@ -10,7 +10,8 @@ from torch import nn
 
 import thinwire as tw
 from problems import Supervised
-from thinwire.look.leakage import Leak, idlg, invert, leak, rough
+from thinwire.look.inversion import idlg, invert, rough
+from thinwire.look.leakage import Leak, leak
 from thinwire.look.similarity import psnr, ssim
 from thinwire.models import dlg_lenet
 

@@ -344,8 +344,9 @@ A_LOOK = '''"""The bytes of a federated run, round by round."""
 
 from dataclasses import dataclass
 
-from thinwire.look.base import Look, Table, at_least, option
+from thinwire.look.base import Look, Table, option
 from thinwire.look.drawing import plain, plt, save
+from thinwire.ranges import Count
 from thinwire.studies.read import lacks
 
 
@@ -353,7 +354,7 @@ from thinwire.studies.read import lacks
 class Traffic(Look):
     """Needs a federated run."""
 
-    every: int = option(1, "Rounds that are one row.", at_least(1))
+    every: Count = option(1, "Rounds that are one row.")
 
     def read(self, run):
         if run.kind != "federated":

@@ -13,7 +13,7 @@ from problems import Supervised
 from thinwire.ddp import DEF, EF21
 from thinwire.ddp.methods import Method
 from thinwire.ddp.simulation import Result, lengths, simulate
-from thinwire.look.feedback import best, owed
+from thinwire.look.feedback import best, residuals
 
 
 def test_the_best_lambda_is_one_for_equal_residuals_and_one_in_k_for_orthogonal_ones() -> None:
@@ -42,7 +42,7 @@ def ran(method: Method, workers: int, **more: Any) -> Result:
 
 
 def test_one_worker_owes_itself_its_whole_residual() -> None:
-    found = owed(ran(DEF(4.0, lam=1.0), 1).records)
+    found = residuals(ran(DEF(4.0, lam=1.0), 1).records)
     assert [e.step for e in found] == [2, 4]
     assert all(e.residual > 0 and e.distance == pytest.approx(e.residual) for e in found)
     assert [e.best for e in found] == [pytest.approx(1.0)] * 2
@@ -50,7 +50,7 @@ def test_one_worker_owes_itself_its_whole_residual() -> None:
 
 
 def test_the_mean_of_residuals_is_shorter_than_they_are() -> None:
-    found = owed(ran(DEF(4.0), 3).records)
+    found = residuals(ran(DEF(4.0), 3).records)
     assert all(0 < e.distance < e.residual for e in found)
 
 
@@ -61,7 +61,7 @@ def test_a_record_is_of_the_residuals_that_the_workers_keep(workers: int) -> Non
     def keep(state: Any) -> None:
         kept.append(np.array([worker["kept"]["e"].tolist() for worker in state["workers"]]))
 
-    found = owed(ran(DEF(4.0), workers, on_state=keep).records)
+    found = residuals(ran(DEF(4.0), workers, on_state=keep).records)
     assert [e.shape for e in kept] == [(workers, 21)] * 2
     squares, means = [(e**2).sum(1).mean() for e in kept], [(e.mean(0) ** 2).sum() for e in kept]
     assert [e.residual for e in found] == pytest.approx([square**0.5 for square in squares])
@@ -70,8 +70,10 @@ def test_a_record_is_of_the_residuals_that_the_workers_keep(workers: int) -> Non
 
 
 def test_where_everything_is_sent_nothing_is_owed() -> None:
-    assert [(e.residual, e.distance, e.best) for e in owed(ran(DEF(1.0, lam=1.0), 2).records)] == [(0.0, 0.0, None)] * 2
+    assert [(e.residual, e.distance, e.best) for e in residuals(ran(DEF(1.0, lam=1.0), 2).records)] == [
+        (0.0, 0.0, None)
+    ] * 2
 
 
 def test_a_method_that_keeps_an_estimate_records_no_residual() -> None:
-    assert owed(ran(EF21(2.0), 2).records) == []
+    assert residuals(ran(EF21(2.0), 2).records) == []

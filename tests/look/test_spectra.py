@@ -52,9 +52,9 @@ def test_the_basis_that_is_followed_is_the_one_that_flss_had(tmp_path: Path, dec
     own, found = residual_share(run), Subspace().read(run)
     assert own is not None
     assert found.kept is not None
-    from thinwire.look.gradients import recorded as space
+    from thinwire.look.gradients import space_of
 
-    _, sigma = streaming(space(run).whole(), 3, 4, 2, decay)
+    _, sigma = streaming(space_of(run).whole(), 3, 4, 2, decay)
     assert sigma.tolist() == pytest.approx(own.tolist(), rel=1e-4)
     assert (len(found.sigma), found.rank, len(found.followed)) == (9, 3, 9)
     assert [each.cosine for each in found.followed[:4]] == [0, 0, 0, 0]

@@ -32,19 +32,19 @@ def study(tmp_path: Path) -> list[Arm]:
 
 
 def test_perplexity_is_the_mean_over_evaluations_of_e_to_the_loss(study: list[Arm]) -> None:
-    name, value, (line,) = sweep.swept(study, of="perplexity")
+    name, value, (line,) = sweep.sweep(study, of="perplexity")
     assert (name, value, sweep.NAMES[value]) == ("up.share", "perplexity", "test perplexity, e to the test loss")
     e = {share: math.exp(share) for share in (0.1, 0.5)}
     assert [(p.at, p.mean) for p in line.points] == [(share, pytest.approx(4 * e[share])) for share in e]
 
 
 def test_what_was_reached_is_any_value_that_the_runs_have(study: list[Arm]) -> None:
-    assert sweep.swept(study)[1] == "accuracy"
-    _, value, (line,) = sweep.swept(study, of="loss")
+    assert sweep.sweep(study)[1] == "accuracy"
+    _, value, (line,) = sweep.sweep(study, of="loss")
     assert value == "test_loss"
     assert line.points[0].mean == pytest.approx(math.log(48) / 3 + 0.1)
     with pytest.raises(ValueError, match=r"--of dice: these runs have accuracy, test_loss, perplexity$"):
-        sweep.swept(study, of="dice")
+        sweep.sweep(study, of="dice")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_was_reached_is_any_value_that_the_runs_have(study: list[Arm]) -> N
     ],
 )
 def test_methods_are_drawn_by_what_they_sent(study: list[Arm], across: str, name: str, at: list[float]) -> None:
-    called, _, (line,) = sweep.swept(study, across)
+    called, _, (line,) = sweep.sweep(study, across)
     assert called == name
     assert [point.at for point in line.points] == pytest.approx(at)
 
@@ -72,7 +72,7 @@ def test_of_methods_that_differ_in_what_was_tuned_the_best_is_drawn(across: str 
     ):
         text = f"FedAvg(LocalSGD({lr}), up=TopK({share}))"
         lying(tmp_path / f"{share} {lr}", text, size, {"accuracy": accuracy})
-    _, _, (line,) = sweep.swept(arms([tmp_path]), across, "local.lr")
+    _, _, (line,) = sweep.sweep(arms([tmp_path]), across, "local.lr")
     at = [0.1, 0.5] if across is None else [21e-6, 60e-6]
     assert [(p.at, p.mean) for p in line.points] == [(at[0], pytest.approx(40)), (at[1], pytest.approx(60))]
 
@@ -81,6 +81,6 @@ def test_a_line_of_one_method_is_named_as_that(tmp_path: Path) -> None:
     methods = ("FedAvg()", "FedAvg(up=LBGM(threshold=0.4))", "LUAR(FedAvg(), recycle=1)", "LUAR(FedAvg(), recycle=2)")
     for number, method in enumerate(methods):
         lying(tmp_path / str(number), method, number + 1, {"accuracy": 0.5})
-    _, _, lines = sweep.swept(arms([tmp_path]), "bytes")
+    _, _, lines = sweep.sweep(arms([tmp_path]), "bytes")
     assert [line.name for line in lines] == [*methods[:2], "LUAR, FedAvg"]
     assert [len(line.points) for line in lines] == [1, 1, 2]

@@ -15,8 +15,8 @@ from thinwire.cli import main
 from thinwire.data import Dirichlet
 from thinwire.problem import standard
 from thinwire.studies import plan_federated as alternatives
-from thinwire.studies.plan_federated import Reached, Row, _best
-from thinwire.studies.predict import predict
+from thinwire.studies.plan_federated import Alternative, Reached, _best
+from thinwire.studies.predict import Rehearsal
 
 SIX_NUMBERS = """
 import torch
@@ -34,9 +34,9 @@ SMALL = "plan --data digits --model mlp --clients 6 --sample 2 --rounds 4 --lr 0
 
 
 @pytest.fixture(scope="module")
-def planned() -> tuple[str, alternatives.Plan]:
+def planned() -> tuple[str, alternatives.FederatedPlan]:
     """What a command prints, and the plan that it printed."""
-    kept = list[alternatives.Plan]()
+    kept = list[alternatives.FederatedPlan]()
     with pytest.MonkeyPatch.context() as patch:
         real = alternatives.plan
         patch.setattr(alternatives, "plan", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
@@ -50,7 +50,7 @@ def planned() -> tuple[str, alternatives.Plan]:
 
 
 def test_the_table_has_all_alternatives_and_the_command_trains_the_one_that_is_proposed(
-    planned: tuple[str, alternatives.Plan],
+    planned: tuple[str, alternatives.FederatedPlan],
 ) -> None:
     shown, found = planned
     names = [row.name for row in found.rows]
@@ -72,11 +72,11 @@ def test_what_is_predicted_of_a_chosen_method_is_what_it_sends() -> None:
     problem = standard("digits", "mlp", 6, Dirichlet(0.3), 0)
     problem = replace(problem, tasks=[replace(task, indices=task.indices[:16]) for task in problem.tasks])
     auto = tw.Auto(0.1, tw.LocalSGD(0.05, batch=8))
-    found = predict(auto, problem, 3, 2, mbit=1.0, mbit_up=0.5)
+    found = Rehearsal(problem, 3, 2, mbit=1.0, mbit_up=0.5).predict(auto)
     sent = tw.simulate(auto, problem.model, problem.tasks, 3, sample=2, workers=1)
     assert found.method == repr(auto)
     assert sum(found.bytes_up) / 2 == pytest.approx(sent.bytes_up, rel=0.02)  # a packet fills its bytes nearly
-    dense = predict(tw.FedAvg(), problem, 3, 2, mbit=1.0, mbit_up=0.5)
+    dense = Rehearsal(problem, 3, 2, mbit=1.0, mbit_up=0.5).predict(tw.FedAvg())
     # Three rounds, each of a client with 4 x 4,810 bytes and a header both ways: 8 bits at 1 Mbit/s down, 0.5 up.
     assert dense.seconds[0] == pytest.approx(3 * 4 * 4_810 * 8 * (1 + 2) / 1e6, rel=0.02)
 
@@ -120,8 +120,8 @@ def test_expressions_after_plan_are_rows_and_of_auto_what_it_chooses(
     assert rows[-1]["why"]
 
 
-def row(name: str, seconds: float, accuracy: float | None, reached: Reached | None = None) -> Row:
-    return Row(name, name, (1, 1), (1, 1), (seconds, seconds), accuracy, None, reached)
+def row(name: str, seconds: float, accuracy: float | None, reached: Reached | None = None) -> Alternative:
+    return Alternative(name, name, (1, 1), (1, 1), (seconds, seconds), accuracy, None, reached)
 
 
 def test_the_first_at_the_target_is_proposed_else_the_fastest_of_the_best() -> None:
@@ -139,7 +139,7 @@ def test_the_first_at_the_target_is_proposed_else_the_fastest_of_the_best() -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--mbit 0", "error: --mbit 0: a rate must be positive"),
+        ("--mbit 0", "error: --mbit 0.0: a rate must be positive"),
         ("--mbit-up -1", "error: --mbit-up -1.0: a rate must be positive"),
         ("--target 2", "error: --target 2.0: an accuracy above 0 and at most 1"),
         ("--rehearse 0", "error: --rehearse 0: it must be at least 1 round"),

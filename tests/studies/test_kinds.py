@@ -62,7 +62,7 @@ def test_a_new_kind_is_trained_shown_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "toys"
-    study = KINDS["toy"](KINDS["toy"].resolved(["Share(1.0)", "Share(0.1)"]), epochs=2)
+    study = KINDS["toy"](KINDS["toy"].resolve(["Share(1.0)", "Share(0.1)"]), epochs=2)
     assert study.folders == ("01-Share-1.0", "02-Share-0.1")
     study.check()
     study.claim(out)

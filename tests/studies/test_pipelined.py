@@ -22,9 +22,8 @@ from thinwire.studies import Pipelined, load
 from thinwire.studies.data_parallel import method
 from thinwire.studies.pipelined import OPTIMIZERS, schedule
 from thinwire.studies.read import arms
-from thinwire.studies.steps import Told
-from thinwire.studies.study import Job
-from thinwire.train.one import make_module
+from thinwire.studies.study import StudyRun
+from thinwire.train.slot import make_module
 
 pytest.importorskip("sklearn")
 TIMES: dict[str, Any] = {"cut": (2,), "forward": (0.01, 0.02), "backward": (0.01, 0.02)}  # digits' mlp, two parts
@@ -33,7 +32,7 @@ TIMES: dict[str, Any] = {"cut": (2,), "forward": (0.01, 0.02), "backward": (0.01
 def study(*schedules: str, **fields: Any) -> Pipelined:
     """A small one: a layer in each of two parts."""
     small = {"parts": 2, "batch": 16, "steps": 6, "evaluate_every": 3, "checkpoint_every": 3, **TIMES, **fields}
-    return Pipelined(Pipelined.resolved(schedules), **small)
+    return Pipelined(Pipelined.resolve(schedules), **small)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +45,11 @@ def run(
 ) -> tuple[dict[str, torch.Tensor], list[Any], dict[int, bytes]]:
     """The model, the records and the states, as bytes, of the first schedule."""
     records, states = list[Any](), dict[int, bytes]()
-    keep: Callable[[int, Any], None] = lambda step, state: states.update({step: tw.dumps(state())})  # noqa: E731
-    model, _ = one.trained(Job(one.parsed()[0], 0, problem), Told(records.append, keep), resume)
+    with one.start(StudyRun(one.parse_methods()[0], 0, problem)) as training:
+        if resume is not None:
+            training.restore(resume)
+        keep: Callable[[Any], None] = lambda _: states.update({training.number: tw.dumps(training.state())})  # noqa: E731
+        model = one.finish(training, records.append, keep)
     return {name: tensor.clone() for name, tensor in model.items()}, records, states
 
 
@@ -77,7 +79,7 @@ def test_plain_model_parallelism_is_plain_training_on_the_batches_of_the_study(d
 def test_every_batch_is_used_once_before_the_last_evaluation(digits):
     one = study("DSP((1, 0), (4, 0))")
     stages = one.stages(digits, 0)
-    trained = one.training(one.parsed()[0], 0, stages)
+    trained = one.training(one.parse_methods()[0], 0, stages)
     for _, (x, y, _) in zip(range(6), one.draw_batches(digits, 0), strict=False):
         trained.step(x, y)
     trained.drain()
@@ -195,7 +197,7 @@ def test_accuracy_is_the_mean_of_the_last_five_evaluations(tmp_path):
 def test_1f1b_is_another_way_to_write_its_schedule():
     assert schedule("1F1B(8)") == OneFOneB(8)
     assert schedule(" FR ") == FR()
-    assert Pipelined.resolved(["1F1B(2)"]) == ("OneFOneB(micro=2, activations=Dense(), gradients=Dense())",)
+    assert Pipelined.resolve(["1F1B(2)"]) == ("OneFOneB(micro=2, activations=Dense(), gradients=Dense())",)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from thinwire.pipeline import (
     law,
     split,
 )
+from thinwire.pipeline.cost import Cost
 from thinwire.pipeline.plan import Profile, costs, least, measure, memory, messages, seconds
-from thinwire.pipeline.split import Cost
 from thinwire.studies import Pipelined
 from thinwire.studies import plan_pipelined as planner
 
@@ -253,7 +253,7 @@ def test_a_plan_and_a_study_cut_for_their_links(monkeypatch):
     def measured(chain: Any, sample: Any) -> list[Cost]:
         return [Cost(0.5, 0.5, 10**9 // (i + 1)) for i, _ in enumerate(chain)]
 
-    monkeypatch.setattr(sys.modules["thinwire.pipeline.split"], "_measure", measured)
+    monkeypatch.setattr(sys.modules["thinwire.pipeline.split"], "measure_modules", measured)
     study = Pipelined(("BPK()",), data="digits", model="resnet20", parts=2, batch=4, steps=1)
     for mbit, cut in ((1e6, (7,)), (1.0, (10,))):
         assert planner.plan([], model="resnet20", shape=(1, 8, 8), parts=2, batch=4, mbit=mbit).cut == cut

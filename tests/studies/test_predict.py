@@ -1,6 +1,7 @@
 """A prediction is compared with the run that it foretold; tables, with the terminal they are shown on."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import rich.console
@@ -9,7 +10,7 @@ import torch
 import thinwire as tw
 from thinwire.problem import standard
 from thinwire.report import table
-from thinwire.studies.predict import predict
+from thinwire.studies.predict import Rehearsal
 
 ROUNDS = 9
 
@@ -36,7 +37,7 @@ def simulated(method, problem, sample):
     ids=repr,
 )
 def test_a_run_costs_what_was_predicted_to_the_byte(problem, method, sample):
-    found, result = predict(method, problem, ROUNDS, sample), simulated(method, problem, sample)
+    found, result = Rehearsal(problem, ROUNDS, sample).predict(method), simulated(method, problem, sample)
     assert found.bytes_up == (result.bytes_up, result.bytes_up)
     assert found.bytes_down == (result.bytes_down, result.bytes_down)
     assert found.seconds[0] == pytest.approx(result.summary()["network_seconds"]["10"])
@@ -46,7 +47,7 @@ def test_a_run_costs_what_was_predicted_to_the_byte(problem, method, sample):
 
 def test_a_compressed_broadcast_costs_about_what_was_predicted(problem):
     method = tw.FedAvg(down=tw.EF21(tw.TopK(0.1)))
-    found, result = predict(method, problem, ROUNDS, 2), simulated(method, problem, 2)
+    found, result = Rehearsal(problem, ROUNDS, 2).predict(method), simulated(method, problem, 2)
     assert found.bytes_down[0] == pytest.approx(result.bytes_down, rel=0.02)
 
 
@@ -54,15 +55,28 @@ def test_a_look_back_costs_between_all_scalars_and_no_scalar(problem):
     never, always = (
         simulated(tw.FedAvg(up=tw.LBGM(threshold=threshold)), problem, 3).bytes_up for threshold in (1e-9, 1.0)
     )
-    found = predict(tw.FedAvg(up=tw.LBGM(threshold=0.3)), problem, ROUNDS, 3)
+    found = Rehearsal(problem, ROUNDS, 3).predict(tw.FedAvg(up=tw.LBGM(threshold=0.3)))
     assert found.bytes_up == (always, never)
     assert always < never / 2
 
 
 def test_a_prediction_leaves_the_global_generator_alone(problem):
     before = torch.get_rng_state()
-    predict(tw.FedAvg(), problem, 1, 1)
+    Rehearsal(problem, 1, 1).predict(tw.FedAvg())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_rehearsal_makes_its_model_once_for_all_methods(problem):
+    made = []
+
+    def model():
+        made.append(problem.model())
+        return made[-1]
+
+    rehearsal = Rehearsal(replace(problem, model=model), 1, 1)
+    costs = [rehearsal.predict(method).bytes_up for method in (tw.FedAvg(), tw.FedAvg(up=tw.LBGM(threshold=0.3)))]
+    assert len(made) == 1
+    assert costs[0][0] == Rehearsal(problem, 1, 1).predict(tw.FedAvg()).bytes_up[0]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160, 170])

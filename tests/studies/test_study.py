@@ -135,7 +135,7 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
     code, shown, error = thinwire("resume", str(out), "--json")
     assert code == 0, error
     # What was complete is not trained again, and the other goes on from its checkpoint.
-    assert again == [(f"{row.folders[1]}/seed-0", step) for step in ((3, 4) if kind == "federated" else (6, 9, 10))]
+    assert again == [(f"{row.folders[1]}/seed-0", step) for step in ((3, 4) if kind == "federated" else (9, 10))]
     for name in row.folders:
         one, other = out / name / "seed-0", finished[kind] / name / "seed-0"
         assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
@@ -450,16 +450,16 @@ def test_a_method_that_fails_does_not_take_the_others(
     monkeypatch.chdir(tmp_path)
     studies: dict[str, Study] = {
         "federated": Federated(
-            Federated.resolved(["FedAvg(up=Failing())", "FedAvg()"], ["failing"]), use=("failing",), clients=3, rounds=2
+            Federated.resolve(["FedAvg(up=Failing())", "FedAvg()"], ["failing"]), use=("failing",), clients=3, rounds=2
         ),
         "data-parallel": DataParallel(
-            DataParallel.resolved(["Hook(Failing())", "Hook(Dense())"], ["failing"]),
+            DataParallel.resolve(["Hook(Failing())", "Hook(Dense())"], ["failing"]),
             use=("failing",),
             workers=2,
             steps=2,
         ),
         "pipelined": Pipelined(
-            Pipelined.resolved(["BPK(activations=Failing())", "BPK()"], ["failing"]),
+            Pipelined.resolve(["BPK(activations=Failing())", "BPK()"], ["failing"]),
             use=("failing",),
             parts=2,
             steps=2,
@@ -468,7 +468,7 @@ def test_a_method_that_fails_does_not_take_the_others(
     study, out = studies[kind], tmp_path / "out"
     study.claim(out)
     (failure,) = study.run(out)
-    assert failure.startswith(f"{study.parsed()[0]!r}, seed 0: round ")
+    assert failure.startswith(f"{study.parse_methods()[0]!r}, seed 0: round ")
     assert failure.endswith("it diverged")
     assert [path.parents[1].name for path in out.rglob("summary.json")] == [study.folders[1]]
     found = arms([out])

@@ -25,8 +25,8 @@ from thinwire.run.folder import Folder
 from thinwire.studies.axes import UP, Axis
 from thinwire.studies.cells import Column, Row, mean, percent_text
 from thinwire.studies.expressions import of_another_kind, vocabulary_with
-from thinwire.studies.read import Arm, Record, Run
-from thinwire.studies.study import Job, Numbers, Study, asked
+from thinwire.studies.read import Arm, Record, RecordedRun
+from thinwire.studies.study import Numbers, Study, StudyRun, asked
 
 LINE = ("epoch", "up_bytes", "down_bytes", "seconds", "kept")
 
@@ -76,7 +76,7 @@ class Toy(Study):
     def rehearse(self, method: Share, problem: Problem) -> None:
         require(0 < method.part <= 1, f"part={method.part}: it must be in (0, 1]")
 
-    def train(self, job: Job, folder: Path) -> None:
+    def train(self, job: StudyRun, folder: Path) -> None:
         given, task = job.problem.model, job.problem.tasks[0]
         model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
         files = Folder(folder)
@@ -133,5 +133,5 @@ class Toy(Study):
         return [("Rate", f"{about['lr']:g}"), ("Decay", None)]
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         return [f"{runs[0].about['epochs']} toy epochs"]

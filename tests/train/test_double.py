@@ -14,7 +14,7 @@ import thinwire as tw
 from blobs import blobs, mlp, normed
 from test_hand import Number
 from thinwire import LBGM, Dense, ErrorFeedback, FedAvg, Flat, Key, Layout, LocalSGD, Params, TopK, dumps, loads
-from thinwire.train.one import Slot
+from thinwire.train.slot import Slot
 
 # Losses (w - t)^2 with t = 1/3 and 1/7 for one and two examples. Four steps of lr 0.1 a round take w to
 # w + (t - w) (1 - 0.8^4) for each, and the mean is by examples.

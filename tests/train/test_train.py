@@ -13,7 +13,8 @@ from thinwire import Key, Local
 from thinwire.algorithms.fedavg import Reply
 from thinwire.task import Supervised
 from thinwire.train import one
-from thinwire.train.one import Slot, train
+from thinwire.train.one import train
+from thinwire.train.slot import Slot
 
 
 def tasks(sizes: tuple[int, ...] = (8, 12, 16, 20), seed: int = 0) -> list[Supervised]:

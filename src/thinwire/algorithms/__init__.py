@@ -18,7 +18,8 @@ from .fedntd import FedNTD
 from .fedpara import FedPara
 from .fedpm import FedPM
 from .fedprox import FedProx
-from .fedsm import Ensemble, FedSM, FedSMExtra
+from .fedsm import FedSM
+from .fedsm_extra import Ensemble, FedSMExtra
 from .fetchsgd import FetchSGD
 from .flss import FLSS
 from .ft import FT

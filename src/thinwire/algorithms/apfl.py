@@ -17,10 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..local import Local, LocalSGD, look
 from ..params import Params
+from ..ranges import Fraction
 from ..task import Task
 from ..wire import State
 from .base import Client
@@ -50,11 +51,10 @@ class APFL(Personal):
 
     paper = "Deng, Kamani, Mahdavi, 2020, arXiv:2003.13461"
 
-    alpha: float = 0.5
+    alpha: Fraction = 0.5
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, f"APFL(alpha={self.alpha}): alpha must be in [0, 1]")
         if not isinstance(self.local, LocalSGD):
             raise CombinationError(
                 f"APFL takes a step of v as alpha times one of the mixture, which those of "

@@ -76,7 +76,7 @@ class Measured(NamedTuple):
     lost: bool  # whether calls or replies may be lost, or come too late
 
 
-class Coded(NamedTuple):
+class Coding(NamedTuple):
     """One direction: a key of ``CODECS``, and the bytes of a packet."""
 
     codec: str
@@ -86,8 +86,8 @@ class Coded(NamedTuple):
 class Choice(NamedTuple):
     """What was chosen, as plain values that a checkpoint can hold."""
 
-    up: Coded
-    down: Coded
+    up: Coding
+    down: Coding
     feedback: bool  # whether clients keep what was not sent
     stream: bool  # whether one stream of broadcasts serves all; else each client is coded for alone
 
@@ -160,29 +160,29 @@ class Auto(Config):
             down = EF21(down) if choice.stream else PerClient(down)
         return Averaged(FedAvg(self.local, up=ErrorFeedback(up) if choice.feedback else up, down=down), DECAY)
 
-    def choose(self, found: Measured, key: Key, before: Choice | None = None) -> Verdict:
+    def choose(self, measured: Measured, key: Key, before: Choice | None = None) -> Verdict:
         """What suits a run that was measured. With ``before`` all but the split stays.
 
         Raises :class:`TooSmall` for a budget that does not hold a single entry in each direction, and names one that
         does.
         """
-        least = _least(found)
-        rooms = [room for room in (self._room(found, share) for share in SPLITS) if min(room) >= least]
+        least = _least(measured)
+        rooms = [room for room in (self._room(measured, share) for share in SPLITS) if min(room) >= least]
         if not rooms and before is None:
-            raise TooSmall(self._short(found))
+            raise TooSmall(self._short(measured))
         if before is None:
-            ways = [_way(found, *room, key) for room in rooms]
+            ways = [_way(measured, *room, key) for room in rooms]
         else:
-            ways = [way for way in (_with_bytes(before, *room) for room in rooms) if _fits(found, way, key)]
-        errors = {way: _off(found, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
+            ways = [way for way in (_with_bytes(before, *room) for room in rooms) if _fits(measured, way, key)]
+        errors = {way: _off(measured, way, key) for way in dict.fromkeys([*([before] if before else []), *ways])}
         least_off = min(errors.values())
         near = [way for way in errors if errors[way] <= RATHER * least_off]
-        fast = found.rates if self.seconds is None else None  # seconds are spent whole, whatever the split
+        fast = measured.rates if self.seconds is None else None  # seconds are spent whole, whatever the split
         if fast is None:
             best = min(near, key=lambda way: errors[way])
         else:
             best = min(near, key=lambda way: way.up.bytes / fast[0] + way.down.bytes / fast[1])
-        whole = max(_square(found.movement.flat.double()), 1e-30)
+        whole = max(_square(measured.movement.flat.double()), 1e-30)
         tried = ", ".join(
             f"{way.up.bytes:,} + {way.down.bytes:,}: {error / whole:.2%}" for way, error in errors.items()
         )
@@ -193,11 +193,11 @@ class Auto(Config):
         if before is not None and before in near:
             return Verdict(before, [shares, STAYS])
         why = [shares] if fast is None or len(near) == 1 else [shares, QUICKEST]
-        return Verdict(best, why if before else [*self._budget_text(found), *why, *_reasons(found, best)])
+        return Verdict(best, why if before else [*self._budget_text(measured), *why, *_reasons(measured, best)])
 
     # -- the room that there is -----------------------------------------------
 
-    def _prices(self, found: Measured) -> tuple[float, tuple[float, float]]:
+    def _prices(self, measured: Measured) -> tuple[float, tuple[float, float]]:
         """What a visit may cost, and what a byte up and a byte down cost.
 
         A share of FedAvg's bytes is one of those that arrive, and so are the bytes that count in it: a reply's cost
@@ -205,50 +205,50 @@ class Auto(Config):
         """
         if self.seconds is not None:
             require(
-                found.rates is not None,
+                measured.rates is not None,
                 f"{self!r}: seconds need the rates of links; give the run a network, such as Network(mbit=1)",
             )
-            assert found.rates is not None
-            return self.seconds, (MEGABIT / found.rates[0], MEGABIT / found.rates[1])
+            assert measured.rates is not None
+            return self.seconds, (MEGABIT / measured.rates[0], MEGABIT / measured.rates[1])
         if self.bytes is not None:
             return float(self.bytes), (1.0, 1.0)
         assert self.budget is not None
-        up, down = found.dense
-        return self.budget * (found.replies * up + down), (found.replies, 1.0)
+        up, down = measured.dense
+        return self.budget * (measured.replies * up + down), (measured.replies, 1.0)
 
-    def _room(self, found: Measured, share: float) -> tuple[int, int]:
+    def _room(self, measured: Measured, share: float) -> tuple[int, int]:
         """Bytes of a packet up and of one down, where the uplink has this share of what headers leave."""
-        whole, price = self._prices(found)
-        left = whole - sum(map(_times, price, found.fixed))
-        most = length(found.movement.flat)
+        whole, price = self._prices(measured)
+        left = whole - sum(map(_times, price, measured.fixed))
+        most = length(measured.movement.flat)
         up = min(share * left / price[0], most)
         down = min((left - up * price[0]) / price[1], most)
         up = min((left - down * price[1]) / price[0], most)  # what the downlink cannot use
         return int(up), int(down)
 
-    def _short(self, found: Measured) -> str:
+    def _short(self, measured: Measured) -> str:
         """Why there is no room, and what would be enough."""
-        whole, price = self._prices(found)
-        fixed = sum(map(_times, price, found.fixed))
-        most = (_least(found) + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
+        whole, price = self._prices(measured)
+        fixed = sum(map(_times, price, measured.fixed))
+        most = (_least(measured) + 1) * min(max(price[0] / share, price[1] / (1 - share)) for share in SPLITS)
         name, unit = next((n, u) for n, u in UNITS.items() if getattr(self, n) is not None)
         enough = (fixed + most) * (getattr(self, name) / whole)
         digits = 0 if name == "bytes" else 1 - math.floor(math.log10(enough))
         raised = math.ceil(enough * 10**digits) / 10**digits
         instead = f"raise {name} to {raised:g}"
         if name == "budget" and raised > 1:
-            visit = sum(found.fixed) + 2 * (_least(found) + 1)  # where every reply arrives
+            visit = sum(measured.fixed) + 2 * (_least(measured) + 1)  # where every reply arrives
             instead = f"FedAvg itself sends little more: give bytes={visit} in place of the budget"
         return (
             f"{self!r}: a visit may take {whole:.3g} {unit}, and its headers and norm statistics take {fixed:.3g} of "
             f"it; {instead}"
         )
 
-    def _budget_text(self, found: Measured) -> list[str]:
+    def _budget_text(self, measured: Measured) -> list[str]:
         """The budget of a visit, in a sentence."""
-        whole, price = self._prices(found)
+        whole, price = self._prices(measured)
         unit = "s" if self.seconds is not None else "bytes"
-        fixed = sum(map(_times, price, found.fixed))
+        fixed = sum(map(_times, price, measured.fixed))
         mean = "On average a" if price[0] < 1 and self.budget is not None else "A"
         return [
             f"{mean} visit may take {whole:,.6g} {unit}; headers and norm statistics take {fixed:,.6g} of it at most."
@@ -274,12 +274,12 @@ def _links(choice: Choice) -> tuple[Link, Link]:
     return up, down
 
 
-def _way(found: Measured, up: int, down: int, key: Key) -> Choice:
+def _way(measured: Measured, up: int, down: int, key: Key) -> Choice:
     """What is best at so many bytes up and down."""
-    best_up = _best(up, found.changes, key, False)
-    best_down = _best(down, [found.movement], key, True)
+    best_up = _best(up, measured.changes, key, False)
+    best_down = _best(down, [measured.movement], key, True)
     feedback = best_up.codec in LOSSY and CODECS[best_up.codec](up).contraction
-    return Choice(best_up, best_down, feedback, found.sample == found.clients and not found.lost)
+    return Choice(best_up, best_down, feedback, measured.sample == measured.clients and not measured.lost)
 
 
 def _with_bytes(choice: Choice, up: int, down: int) -> Choice:
@@ -287,14 +287,14 @@ def _with_bytes(choice: Choice, up: int, down: int) -> Choice:
     return choice._replace(up=choice.up._replace(bytes=up), down=choice.down._replace(bytes=down))
 
 
-def _fits(found: Measured, choice: Choice, key: Key) -> bool:
+def _fits(measured: Measured, choice: Choice, key: Key) -> bool:
     """Whether its codecs keep to the bytes: a lossy one does, the packets of others have the length they have."""
-    ways = ((choice.up, found.changes[0]), (choice.down, found.movement))
+    ways = ((choice.up, measured.changes[0]), (choice.down, measured.movement))
     fixed = [(CODECS[way.codec](way.bytes), x, way.bytes) for way, x in ways if way.codec not in LOSSY]
     return all(length(link.send(x, link.open(x)[0], key)[0]) <= bytes for link, x, bytes in fixed)
 
 
-def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> Coded:
+def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> Coding:
     """The codec of so many bytes that leaves the least error, or one of less computing that is about as good.
 
     With ``absolute`` a codec has to keep values as they are, or to be a contraction, so that a link can go around it
@@ -315,10 +315,10 @@ def _best(bytes: int, messages: Sequence[Params], key: Key, absolute: bool) -> C
             )
     least, energy = min(errors.values()), sum(_square(x.flat.double()) for x in messages)
     enough = max(RATHER * least, EXACT * energy)
-    return Coded(next(name for name, error in errors.items() if error <= enough), bytes)
+    return Coding(next(name for name, error in errors.items() if error <= enough), bytes)
 
 
-def _off(found: Measured, choice: Choice, key: Key) -> float:
+def _off(measured: Measured, choice: Choice, key: Key) -> float:
     """How far the model that clients train from is off on average, as a squared length.
 
     The server's model lacks what all clients have kept back, each a share of a round's mean. What these residuals have
@@ -328,12 +328,12 @@ def _off(found: Measured, choice: Choice, key: Key) -> float:
     feedback is counted likewise.
     """
     up, down = _links(choice)
-    kept = [_loss_after_two(up, x, key.at(str(n))).flat.double() for n, x in enumerate(found.changes)]
+    kept = [_loss_after_two(up, x, key.at(str(n))).flat.double() for n, x in enumerate(measured.changes)]
     each, common = sum(map(_square, kept)) / len(kept), 0.0
     if len(kept) > 1:
         common = min(max(0.0, (len(kept) * _square(_mean(kept)) - each) / (len(kept) - 1)), each)
-    model = found.clients / found.sample**2 * (each - common) + (found.clients / found.sample) ** 2 * common
-    left_out = found.movement - _view_of(down, found.movement, key)
+    model = measured.clients / measured.sample**2 * (each - common) + (measured.clients / measured.sample) ** 2 * common
+    left_out = measured.movement - _view_of(down, measured.movement, key)
     return model + _square(left_out.flat.double())
 
 
@@ -344,9 +344,9 @@ def _loss_after_two(link: Link, x: Params, key: Key) -> Params:
     return both - _view_of(link, both, key.at("again"))
 
 
-def _reasons(found: Measured, choice: Choice) -> list[str]:
+def _reasons(measured: Measured, choice: Choice) -> list[str]:
     """Why a choice has what it has beside its bytes, in sentences."""
-    away = found.clients / found.sample
+    away = measured.clients / measured.sample
     said = [
         f"At these bytes {NAMES[choice.up.codec]} is best for updates and {NAMES[choice.down.codec]} for models. A "
         f"codec of less computing is preferred where it costs at most a twentieth of error."
@@ -364,10 +364,10 @@ def _reasons(found: Measured, choice: Choice) -> list[str]:
     return said
 
 
-def _least(found: Measured) -> int:
+def _least(measured: Measured) -> int:
     """The bytes of a packet, at least: those of a single entry. A whole model may be fewer."""
-    layout = found.movement.layout
-    return min(max(LEAST, single_entry(layout)), length(found.movement.flat))
+    layout = measured.movement.layout
+    return min(max(LEAST, single_entry(layout)), length(measured.movement.flat))
 
 
 def _times(price: float, bytes: int) -> float:

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import require
 from ..key import Key
 from ..params import Params
+from ..ranges import BelowOne
 from ..wire import State
-from .base import Algorithm, Around, Message, Start
+from .around import Around
+from .base import Algorithm, Message, Start
 
 
 class Server(NamedTuple):
@@ -42,25 +43,14 @@ class Averaged(Around):
     Raises ``ValueError`` for a decay outside 0 to 1.
     """
 
+    nests = ("server",)
     paper = "Polyak, Juditsky, SIAM J. Control Optim., 1992"
 
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        require(0 <= self.decay < 1, f"Averaged(decay={self.decay}): decay must be at least 0 and below 1")
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
+    decay: BelowOne = 0.8
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         start = self.inner.init_with(x, buffers, num_clients, key)
         return start._replace(server=Server(start.server, self.inner.model(start.server), 0))
-
-    def broadcast(self, server: State, view: State) -> Message:
-        return self.inner.broadcast(server.inner, view)
-
-    def alone(self, server: State, client: int) -> Message:
-        return self.inner.alone(server.inner, client)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         inner, rounds = self.inner.server(server.inner, view, mean, key), server.rounds + 1
@@ -72,12 +62,6 @@ class Averaged(Around):
 
     def bypass(self, layers: Sequence[str]) -> Algorithm:
         return super().bypass(layers)  # the average is none of what the inner server keeps
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        return self.inner.model(server.inner, client, own)
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return self.inner.statistics(server.inner, client)
 
     def served(self, server: State) -> Params | None:
         average: Params = server.average

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    cast,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import Config
-from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
 from ..local import Local, LocalSGD, Trained, Trainer
 from ..optimizers import Optimizer, Past
 from ..params import Params
-from ..passing import Inner, pass_on
 from ..task import Task
 from ..wire import State
+from .own import Own
 
 T = TypeVar("T")
 Each = Annotated[T, "each"]
@@ -50,7 +38,16 @@ SHARED = ("up", "down", "weights", "buffers")  # the fields of every method
 Buffers = Literal["mean", "local"]
 Message = Any  # a NamedTuple of Params, tensors, numbers and such NamedTuples
 Client = Generator[Local, Trained, tuple[Message, State]]
-Adapting = Generator[Local, Trained, Params]
+
+
+def link_of(links: Link | dict[str, Link], field: str) -> Link:
+    """The link of a field, of one for all or of a dict by field name."""
+    return links.get(field, Dense()) if isinstance(links, dict) else links
+
+
+def each_link(links: Link | dict[str, Link]) -> list[Link]:
+    """The links in what a message is sent by."""
+    return list(links.values()) if isinstance(links, dict) else [links]
 
 
 @cache
@@ -79,20 +76,8 @@ class Start(NamedTuple):
     alone: Message = None  # a blank of what one client alone is sent; None: nothing
 
 
-@runtime_checkable
-class Models(Protocol):
-    """What a run comes to, as a prediction needs it: modules on the CPU, in evaluation mode."""
-
-    module: nn.Module  # that all share
-    clients: int  # how many there are
-    beside: Mapping[str, nn.Module]
-
-    def personal(self, client: int) -> nn.Module:
-        """The module with a client's own model."""
-
-
 @dataclass(frozen=True)
-class Algorithm(Config, ABC):
+class Algorithm(Own, Config, ABC):
     """Both halves of a federated method.
 
     ``local`` is how clients train: a field that each method declares where it wants it. Four more fields are every
@@ -120,13 +105,7 @@ class Algorithm(Config, ABC):
     any message of the old chain may skip the rest of it once the next chain has begun.
     """
 
-    personal_models: ClassVar[bool] = False
-    """Whether :meth:`model` gives clients models of their own."""
-    at_server: ClassVar[bool] = False
-    """Whether these models lie in the server's state, and none of them with its client."""
-
     local = cast("Trainer", LocalSGD())  # not annotated: no field here, but one of each method, at its own place
-    personal = cast("Link | dict[str, Link]", Dense())  # a field of those methods whose server writes to one client
 
     up: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
     down: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
@@ -143,7 +122,7 @@ class Algorithm(Config, ABC):
                 setattr(cls, name, field(default=value, kw_only=True))
 
     @classmethod
-    def _written(cls) -> list[Field[Any]]:
+    def _in_order(cls) -> list[Field[Any]]:
         return sorted(fields(cls), key=lambda f: bool(f.kw_only))  # as in the signature
 
     @property
@@ -188,21 +167,6 @@ class Algorithm(Config, ABC):
 
     def see(self, view: State, msg: Message, key: Key) -> State:
         """What a client makes of a broadcast. By default the message is the view."""
-        return msg
-
-    def alone(self, server: State, client: int) -> Message:
-        """What this client alone is sent in the round, beside the broadcast; its fields are absolute values.
-
-        ``Start.alone`` is a blank of it, and ``personal`` the link of its Params fields. It is made for sampled clients
-        only, from the newest state.
-        """
-        raise NotImplementedError(f"{type(self).__name__} says in Start.alone that it writes to single clients")
-
-    def take(self, view: State, msg: Message) -> State:
-        """What :meth:`client` is given as its view: made of the one that all share, and of what it alone was sent.
-
-        It is kept for this round only. By default the message is the view.
-        """
         return msg
 
     @abstractmethod
@@ -260,69 +224,11 @@ class Algorithm(Config, ABC):
                 object.__setattr__(method, name, value.bypass(layers))
         return method
 
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        """What is evaluated and saved: by default ``server.x``.
-
-        A method with ``personal_models`` returns the own model of ``client`` where one is named. It may lie with the
-        server, in ``server``, or with the client: ``own`` is what that client keeps, the state that ``sent`` returned,
-        or before its first reply the one of ``init``.
-        """
-        x: Params = server.x
-        return x
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        """The norm statistics that belong to :meth:`model`, where the method's server keeps them; None where not."""
-        return None
-
     def weigh(self, examples: int) -> float:
         """What a reply of a client with so many examples weighs, before weights are normalised."""
         if self.weights == "steps":
             return float(self.local.num_steps(examples))
         return float(examples) if self.weights == "examples" else 1.0
-
-    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
-        """:meth:`model` as a client knows it, which has a ``view`` in place of the server's state.
-
-        ``own`` is what the client keeps, or for the shared model (``client`` None) the client's state of ``init``. By
-        default it is what ``model`` makes of the view, which has to have what that reads: ``x``, unless it is written
-        otherwise. None for a shared model that clients do not know.
-        """
-        return self.model(view, client, own)
-
-    def statistics_at_client(self, view: State, client: int) -> Params | None:
-        """:meth:`statistics` of a client's own model as the client knows them; None where the server keeps none."""
-        return None
-
-    def own_statistics(self, own: State) -> bool:
-        """Whether a client's own model has norm statistics of its own: those of its training as ``Local(own=True)``.
-
-        ``own`` is what the client keeps. By default they are those of the shared model.
-        """
-        return False
-
-    def beside(self, module: nn.Module) -> Mapping[str, nn.Module]:
-        """What is trained beside the user's module in the one that :meth:`assemble` made, by name: FedSM's selector."""
-        return {}
-
-    def predict(self, models: Models, inputs: Any) -> Any:
-        """What the trained models make of a batch of inputs. By default the one that all share is asked."""
-        return models.module(inputs)
-
-    def selected(self, models: Models, inputs: Any) -> Tensor:
-        """The client whose model :meth:`predict` takes for each example, -1 for the shared one; [examples], int64."""
-        raise ValueError(f"{self!r} selects no client's model: it has one answer for all examples")
-
-    def served(self, server: State) -> Params | None:
-        """A model that is evaluated and saved beside :meth:`model`, such as an average. None, the default: no other."""
-        return None
-
-    def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
-        """A client's own model as it is evaluated, made of its :meth:`model` and its examples. By default ``x`` itself.
-
-        ``trained = yield Local(...)`` trains as in :meth:`client`; what is returned is kept by nobody.
-        """
-        yield from ()
-        return x
 
     def afresh(self, view: State) -> Message | None:
         """A broadcast after which any client has this ``view``, whatever it heard before.
@@ -334,101 +240,3 @@ class Algorithm(Config, ABC):
     def supersedes(self, older: Message, newer: Message) -> bool:
         """Whether a client that is sent ``newer`` needs no ``older``: see(see(v, older), newer) == see(v, newer)."""
         return type(self).see is Algorithm.see
-
-
-@dataclass(frozen=True)
-@pass_on(Algorithm, assemble=("prepare",), init_with=("init",), weigh=("weights", "local"))
-class Around(Algorithm):
-    """An algorithm around another one, ``inner``: what it does not write is the inner one's, given what it was given.
-
-    So a wrapper that keeps the inner one's states and messages writes only what it changes. One that holds them in
-    states and messages of its own, as LUAR does, writes every method that is given one of those. ``assemble``,
-    ``init_with``, ``weigh`` and ``whole`` are made of ``prepare``, ``init``, ``weights``, ``local`` and ``see``, where
-    it writes these.
-    """
-
-    inner: Algorithm
-
-    late: ClassVar[Any] = Inner()
-    remembers: ClassVar[Any] = Inner()
-    chained: ClassVar[Any] = Inner()
-    personal_models: ClassVar[Any] = Inner()
-    at_server: ClassVar[Any] = Inner()
-    warm_up: ClassVar[Any] = Inner()
-    warms: ClassVar[Any] = Inner()
-    local: ClassVar[Any] = Inner()  # type: ignore[misc]
-    personal: ClassVar[Any] = Inner()  # type: ignore[misc]
-    up: ClassVar[Any] = Inner()  # type: ignore[misc]
-    down: ClassVar[Any] = Inner()  # type: ignore[misc]
-    weights: ClassVar[Any] = Inner()  # type: ignore[misc]
-    buffers: ClassVar[Any] = Inner()  # type: ignore[misc]
-
-    bypass = Algorithm.bypass  # a wrapper around what that of ``inner`` returns
-
-    @property
-    def whole(self) -> bool:
-        return type(self).see is Around.see and self.inner.whole
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.inner.init(x, num_clients, key)
-
-    def broadcast(self, server: State, view: State) -> Message:
-        return self.inner.broadcast(server, view)
-
-    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        return self.inner.client(view, state, task, key)
-
-    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        return self.inner.server(server, view, mean, key)
-
-
-def adapts(algorithm: Algorithm) -> bool:
-    """Whether a client's own model is made of its examples when it is asked for (``adapt``), and lies nowhere."""
-    return _writes(algorithm, "adapt")
-
-
-def predicts(algorithm: Algorithm) -> bool:
-    """Whether a prediction is another than that of the model that all share (``predict``)."""
-    return _writes(algorithm, "predict")
-
-
-def _writes(algorithm: Algorithm, name: str) -> bool:
-    """Whether a method, or one that it goes around, has a half of this name of its own."""
-    while isinstance(algorithm, Around) and getattr(type(algorithm), name) is getattr(Around, name):
-        algorithm = algorithm.inner
-    return getattr(type(algorithm), name) is not getattr(Algorithm, name)
-
-
-def asking(work: Client, change: Callable[[Local], Local]) -> Client:
-    """The client's round ``work``, whose requests for training are passed on as ``change`` makes them.
-
-    In a wrapper's ``client``: ``reply, state = yield from asking(self.inner.client(...), change)``.
-    """
-    try:
-        request = next(work)
-        while True:
-            request = work.send((yield change(request)))
-    except StopIteration as done:
-        reply, state = done.value
-        return reply, state
-
-
-def own_pull(algorithm: Algorithm, local: Trainer, field: str) -> None:
-    """Raise ``ValueError`` where ``local`` has a ``prox``: the method's own ``field`` sets the pull."""
-    name = type(algorithm).__name__
-    require(not local.prox, f"{name}(local={local!r}): {name} pulls by its own {field}; leave prox at 0")
-
-
-def plain_steps(algorithm: Algorithm, local: Trainer, otherwise: str = "") -> None:
-    """Raise :class:`CombinationError` for a trainer other than SGD without momentum.
-
-    The method computes a client's mean gradient as (x - y) / (sum of learning rates), which holds for plain SGD alone.
-    ``otherwise`` is what the user may write instead.
-    """
-    said = f"{type(algorithm).__name__} reads the mean gradient off the distance a client went"
-    if not isinstance(local, LocalSGD):
-        raise CombinationError(
-            f"{said}, and a step of {type(local).__name__} is no multiple of a gradient: use LocalSGD{otherwise}"
-        )
-    if local.momentum:
-        raise CombinationError(f"{said}, which local momentum={local.momentum} stretches: use momentum=0{otherwise}")

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Size, Tensor
 
 from .. import params
-from ..errors import check, require
+from ..errors import check
 from ..key import Key
-from ..links import Dense
-from ..links.lbgm import multiplier
+from ..links.lbgm import SquaredSine, multiplier
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
+from ..ranges import Range
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Client, Each, Message, Start
+from .base import Algorithm, Client, Each, Message, Start, link_of
 
 
 class Server(NamedTuple):
@@ -82,27 +82,18 @@ class ClusteredLBGM(Algorithm):
     the clients' own look-back gradients. Which centroid a client takes and how centroids move is ours.
     """
 
-    clusters: int = 8
-    threshold: float = 0.2
+    clusters: Annotated[int, Range(lambda x: x > 0, "is a number of centroids")] = 8
+    threshold: SquaredSine = 0.2
     local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
 
     paper = "Azam et al., ICLR 2022, Appendix C.1"
 
-    def __post_init__(self) -> None:
-        for name, value, good, what in (
-            ("clusters", self.clusters, self.clusters > 0, "a number of centroids"),
-            ("threshold", self.threshold, 0 <= self.threshold <= 1, "a squared sine, 0 to 1"),
-        ):
-            require(good, f"ClusteredLBGM({name}={value}): {name} is {what}")
-
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         names = tuple(f"centroid{j}" for j in range(self.clusters))
         centroids = Layout(names, (Size([x.layout.size]),) * self.clusters, x.layout.dtype).zeros()
-        down = self.down.get("centroids", Dense()) if isinstance(self.down, dict) else self.down
-        first = torch.full(
-            (self.clusters,), down.memory, device="cpu"
-        )  # a link that remembers opens on what it carries first
+        remembers = link_of(self.down, "centroids").memory  # such a link opens on what it carries first
+        first = torch.full((self.clusters,), remembers, device="cpu")
         blank = Broadcast(x.zeros(), centroids)
         reply = Reply(x.zeros(), Several([], Recycled(0, x.flat.new_zeros(()))), 0)
         return Start(Server(x, self.opt.init(x), centroids, first), blank, None, reply, blank)
@@ -145,13 +136,13 @@ class ClusteredLBGM(Algorithm):
         centroids = _models(view.centroids, layout)
         used: dict[int, Recycled] = {k: r[0] for k, r in mean.recycled.items() if r}
 
-        def received(client: int) -> Params:
+        def update_of(client: int) -> Params:
             if client in used:
                 return centroids[used[client].cluster] * used[client].rho
             return layout.zeros().replace(mean.whole[client])
 
         weights = [float(n) if self.weights == "examples" else 1.0 for n in mean.examples.values()]
-        update = Params(layout, params.mean((received(k).flat for k in mean.whole), weights))
+        update = Params(layout, params.mean((update_of(k).flat for k in mean.whole), weights))
         x, opt = self.opt.step(server.x, update, server.opt)
 
         whole = [g for k, g in mean.whole.items() if k not in used and g.layout == layout and g.norm() > 0]

@@ -28,10 +28,13 @@ from ..kernels.signs import unpack_signs
 from ..key import Key
 from ..links import Dense
 from ..local import Local, LocalSGD, Loss, Net
+from ..losses import per_example
 from ..params import Layout, Params
-from ..task import Batch, Task, per_example
+from ..ranges import AboveZero, Count
+from ..task import Batch, Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start
+from .base import Client, Message, Start
+from .moving import Broadcast, Moving, View
 
 
 class Server(NamedTuple):
@@ -41,22 +44,6 @@ class Server(NamedTuple):
     change: Params  # of the last round: the multiple of each direction, [steps, directions]
     seed: int
     round: int  # rounds done
-
-
-class Broadcast(NamedTuple):
-    """What everyone is sent: at first the model, then how far to go along each of the last round's directions."""
-
-    x: Params
-    change: Params
-    round: int
-
-
-class View(NamedTuple):
-    """What a client holds."""
-
-    x: Params
-    seed: int
-    round: int
 
 
 class Reply(NamedTuple):
@@ -77,7 +64,7 @@ class Forward(Loss):
 
 
 @dataclass(frozen=True)
-class DeComFL(Algorithm):
+class DeComFL(Moving):
     """Send ``steps`` times ``directions`` scalars in each direction, whatever the size of the model.
 
     ``steps`` are the local steps (the paper's K), ``directions`` the perturbations of each (P), and ``mu`` is how far
@@ -85,9 +72,9 @@ class DeComFL(Algorithm):
     ``directions`` forward passes of one mini-batch. Raises ``ValueError`` for numbers out of range.
     """
 
-    steps: int = 1
-    directions: int = 10
-    mu: float = 1e-3
+    steps: Count = 1
+    directions: Count = 10
+    mu: AboveZero = 1e-3
     local: LocalSGD = LocalSGD(0.001)
     # A client that saw other multiples would hold another model.
     down: ClassVar[Any] = Dense()  # type: ignore[misc]  # of all, so no field
@@ -95,9 +82,6 @@ class DeComFL(Algorithm):
     paper = "Li et al., ICLR 2025, arXiv:2405.15861"
 
     def __post_init__(self) -> None:
-        require(self.steps > 0, f"DeComFL(steps={self.steps}): steps must be at least 1")
-        require(self.directions > 0, f"DeComFL(directions={self.directions}): directions must be at least 1")
-        require(self.mu > 0, f"DeComFL(mu={self.mu}): mu must be positive")
         require(
             not self.local.momentum and not self.local.prox,
             f"{self!r}: its steps are along random directions; leave momentum and prox of local at 0",
@@ -108,21 +92,8 @@ class DeComFL(Algorithm):
         server, view = Server(x, zero, key.seed, 0), View(x.zeros(), key.seed, 0)
         return Start(server, view, None, Reply(zero), Broadcast(x.zeros(), zero, 0))
 
-    def broadcast(self, server: State, view: State) -> Message:
-        if server.round == 0:
-            return Broadcast(server.x, server.change.only(()), 0)
-        return Broadcast(server.x.only(()), server.change, server.round)
-
-    def see(self, view: State, msg: Message, key: Key) -> State:
-        if msg.x.names:
-            return View(msg.x, view.seed, msg.round)
-        if msg.round == view.round:
-            return view  # the same again: nobody answered in the round before
-        return View(move(view.x, msg.change["slopes"], view.seed, msg.round - 1), view.seed, msg.round)
-
-    def supersedes(self, older: Message, newer: Message) -> bool:
-        same: bool = older.round == newer.round  # each of the others moves the model by a step
-        return same
+    def after(self, x: Params, change: Params, seed: int, round: int) -> Params:
+        return move(x, change["slopes"], seed, round)
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         one = LocalSGD(1e-3, batch=self.local.batch, steps=1)

@@ -10,22 +10,20 @@ own. The paper has no norm statistics: here a client's own model has its own, fr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from ..errors import require
 from ..key import Key
 from ..local import Local
-from ..params import Params
+from ..ranges import NonNegative
 from ..task import Task
 from ..wire import State
 from .base import Client
 from .fedavg import Reply
-from .personal import Personal
+from .personal import Beside
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Personal):
+class Ditto(Beside):
     """FedAvg, and at each client a model v of its own, which minimises its loss + lam/2 |v - x|^2.
 
     v goes on from round to round. ``lam`` = 0 trains it alone. A ``prox`` of ``local`` is the shared model's.
@@ -36,23 +34,10 @@ class Ditto(Personal):
 
     paper = "Li et al., ICML 2021, arXiv:2012.04221"
 
-    lam: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(0 <= self.lam < math.inf, f"Ditto(lam={self.lam}): lam must not be negative")
-
-    def begin(self, x: Params) -> State:
-        return x
+    lam: NonNegative = 0.1
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local)
         own = replace(self.local, prox=self.lam, keep=False)
         v = yield Local(state, own, anchor=view.x, aside=True, own=True)  # lam pulls v to x
         return Reply(y.x - view.x), v.x
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        x: Params = server.x if client is None else own
-        return x
-
-    def own_statistics(self, own: State) -> bool:
-        return True

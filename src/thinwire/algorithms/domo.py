@@ -22,15 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..links import Dense, Sparse
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import Momentum
 from ..params import Params
+from ..ranges import Fraction
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start
+from .base import Algorithm, Client, Message, Start, link_of
 from .fedavg import Reply
 
 
@@ -72,15 +73,14 @@ class DOMO(Algorithm):
 
     paper = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 4"
 
-    beta: float = 0.9
+    beta: Fraction = 0.9
     local: Trainer = LocalSGD(momentum=0.6)
     opt: Momentum = Momentum(1.0, beta=0.9)
     intra: bool = False
     momentum: Literal["inferred", "sent"] = "inferred"
 
     def __post_init__(self) -> None:
-        require(0 <= self.beta <= 1, f"DOMO(beta={self.beta}): beta must be in [0, 1]")
-        down = self.down.get("x", Dense()) if isinstance(self.down, dict) else self.down
+        down = link_of(self.down, "x")
         if self.momentum == "inferred" and down not in (Dense(), Sparse()):
             raise CombinationError(
                 f"DOMO(down={down!r}): the difference of two models that lost something on the way is not the server's "

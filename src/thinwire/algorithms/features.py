@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import nearest
-from ..task import Batch, Task, per_example
+from ..losses import per_example
+from ..task import Batch, Task
 
 
 def layer(module: nn.Module, name: str, where: str) -> nn.Module:

@@ -9,19 +9,19 @@ otherwise. The model that is evaluated is theta, not the lookahead. One model tr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from ..errors import require
 from ..key import Key
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import Momentum, Optimizer
 from ..params import Params
+from ..ranges import Decay, NonNegative
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start, own_pull
+from .base import Algorithm, Client, Message, Start
 from .fedavg import Broadcast, Reply
+from .trainers import own_pull
 
 
 class Server(NamedTuple):
@@ -42,15 +42,13 @@ class FedACG(Algorithm):
     paper = "Kim, Kim, Han, CVPR 2024, arXiv:2201.03172"
 
     local: Trainer = LocalSGD()
-    momentum: float = 0.85
-    beta: float = 0.01
+    momentum: Decay = 0.85
+    beta: NonNegative = 0.01
 
     opt: ClassVar[Optimizer]  # the server's step is FedAvgM's: each object has that of its momentum
 
     def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, f"FedACG(momentum={self.momentum}): momentum must be in [0, 1)")
-        require(0 <= self.beta < math.inf, f"FedACG(beta={self.beta}): beta must not be negative")
-        own_pull(self, self.local, "beta")
+        own_pull(self, "beta")
         object.__setattr__(self, "opt", Momentum(1.0, beta=self.momentum))
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:

@@ -18,19 +18,19 @@ tell the mean of the drifts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..errors import require
 from ..key import Key
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
+from ..ranges import NonNegative
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start, own_pull, plain_steps
+from .base import Algorithm, Client, Message, Start
 from .feddyn import positive, scale
+from .trainers import own_pull, plain_steps
 
 
 class Server(NamedTuple):
@@ -68,14 +68,13 @@ class FedDC(Algorithm):
     paper = "Gao et al., CVPR 2022, arXiv:2203.11751"
 
     local: Trainer = LocalSGD()
-    alpha: float = 0.1
+    alpha: NonNegative = 0.1
     mean_examples: float | None = None
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha < math.inf, f"FedDC(alpha={self.alpha}): alpha must not be negative")
-        own_pull(self, self.local, "alpha")
+        own_pull(self, "alpha")
         positive(self, self.mean_examples)
-        plain_steps(self, self.local)
+        plain_steps(self)
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()

@@ -21,10 +21,12 @@ from ..errors import check, require
 from ..key import Key
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
+from ..ranges import Positive
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start, Sum, Weights, own_pull
+from .base import Algorithm, Client, Message, Start, Sum, Weights
 from .fedavg import Broadcast
+from .trainers import own_pull
 
 
 class Server(NamedTuple):
@@ -60,13 +62,12 @@ class FedDyn(Algorithm):
     remembers = "h, the mean of the gradients that clients remember of every update they sent"
 
     local: Trainer = LocalSGD()
-    alpha: float = 0.1
+    alpha: Positive = 0.1
     mean_examples: float | None = None
     weights: Weights = field(default="uniform", kw_only=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha < math.inf, f"FedDyn(alpha={self.alpha}): alpha must be positive")
-        own_pull(self, self.local, "alpha")
+        own_pull(self, "alpha")
         positive(self, self.mean_examples)
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:

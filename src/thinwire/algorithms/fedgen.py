@@ -28,9 +28,11 @@ from torch.nn import functional as F
 from ..errors import check, require
 from ..key import Key
 from ..local import Local, LocalSGD, Loss, Net, Trainer
+from ..losses import per_example, wide_enough
 from ..optimizers import Adam, Optimizer
 from ..params import Layout, Params
-from ..task import Batch, Task, labels, per_example, wide_enough
+from ..ranges import Count, NonNegative
+from ..task import Batch, Task, labels
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Sum
 from .features import last_linear, layer
@@ -95,27 +97,21 @@ class FedGen(Algorithm):
     paper = "Zhu, Hong, Zhou, ICML 2021, arXiv:2105.10056"
 
     local: Trainer = LocalSGD()
-    weight: float = 1.0
+    weight: NonNegative = 1.0
     head: str | None = None
-    hidden: int = 128
-    noise: int = 32
-    steps: int = 50
+    hidden: Count = 128
+    noise: Count = 32
+    steps: Count = 50
     teacher: Optimizer = Adam(0.005)
-
-    def __post_init__(self) -> None:
-        require(0 <= self.weight < math.inf, f"FedGen(weight={self.weight}): weight must not be negative")
-        for name in ("hidden", "noise", "steps"):
-            value = getattr(self, name)
-            require(value > 0, f"FedGen({name}={value}): {name} must be at least 1")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         name = last_linear(module) if self.head is None else self.head
         require(name is not None, "FedGen(): the model has no nn.Linear to be its head")
         assert name is not None
-        found = layer(module, name, f"FedGen(head={self.head!r})")
+        part = layer(module, name, f"FedGen(head={self.head!r})")
         require(
-            isinstance(found, nn.Linear) and found.weight.requires_grad,
-            f"FedGen(head={self.head!r}): the head is a linear layer that is trained, this is {type(found).__name__}",
+            isinstance(part, nn.Linear) and part.weight.requires_grad,
+            f"FedGen(head={self.head!r}): the head is a linear layer that is trained, this is {type(part).__name__}",
         )
         layout = Layout.of((n, p) for n, p in module.named_parameters() if p.requires_grad)
         require(
@@ -126,7 +122,7 @@ class FedGen(Algorithm):
         return module
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        classes, features = x[_weight(self._head(x.layout))].shape
+        classes, features = x[_name(self._head(x.layout), "weight")].shape
         generator = fresh(self.noise, self.hidden, classes, features, key).to(x.layout.dtype)
         counts = torch.zeros(classes, dtype=torch.int64, device="cpu")
         server = Server(x, generator, self.teacher.init(generator), counts)
@@ -152,7 +148,7 @@ class FedGen(Algorithm):
         if not counts.any():
             return server._replace(x=x, labels=counts)
         name = self._head(x.layout)
-        weight, bias = x[_weight(name)], x[_bias(name)] if _bias(name) in x.layout.spans else None
+        weight, bias = x[_name(name, "weight")], dict(x.items()).get(_name(name, "bias"))
         generator, opt, draws = server.generator, server.opt, key.generator("generator")
         for _ in range(self.steps):
             flat = generator.flat.detach().requires_grad_()
@@ -172,12 +168,8 @@ class FedGen(Algorithm):
         return kernels[-1].rpartition(".")[0]
 
 
-def _weight(head: str) -> str:
-    return f"{head}.weight" if head else "weight"
-
-
-def _bias(head: str) -> str:
-    return f"{head}.bias" if head else "bias"
+def _name(head: str, part: str) -> str:
+    return f"{head}.{part}" if head else part
 
 
 def fresh(noise: int, hidden: int, classes: int, features: int, key: Key) -> Params:

@@ -15,16 +15,15 @@ was sampled. Over the rounds every client gets each sign equally often. alpha do
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from ..errors import require
 from ..key import Key
 from ..local import Local, LocalSGD, Trainer
 from ..params import Params
+from ..ranges import NonNegative
 from ..task import Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start
@@ -50,10 +49,7 @@ class FedMut(Algorithm):
     paper = "Hu et al., AAAI 2024"
 
     local: Trainer = LocalSGD()
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        require(0 <= self.alpha < math.inf, f"FedMut(alpha={self.alpha}): alpha must not be negative")
+    alpha: NonNegative = 0.5
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()

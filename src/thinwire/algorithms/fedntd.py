@@ -11,7 +11,6 @@ so that its gradient does not shrink with the temperature. The global model runs
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +22,7 @@ from ..errors import require
 from ..key import Key
 from ..local import Local, Loss, Net
 from ..params import Params
+from ..ranges import NonNegative, Positive
 from ..task import Batch, Task, labels
 from ..wire import State
 from .base import Client
@@ -72,14 +72,8 @@ class FedNTD(FedAvg):
 
     paper = "Lee et al., NeurIPS 2022, arXiv:2106.03097"
 
-    beta: float = 1.0
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta < math.inf, f"FedNTD(beta={self.beta}): beta must not be negative")
-        require(
-            0 < self.temperature < math.inf, f"FedNTD(temperature={self.temperature}): temperature must be positive"
-        )
+    beta: NonNegative = 1.0
+    temperature: Positive = 1.0
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local, loss=NotTrue(view.x, self.beta, self.temperature))

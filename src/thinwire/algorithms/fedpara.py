@@ -28,7 +28,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..errors import CombinationError, require
-from .base import Around
+from ..ranges import CountOrNone, Share
+from .around import Around
 
 
 class Product(nn.Module):
@@ -55,7 +56,7 @@ class Product(nn.Module):
 
         What the rank leaves over begins as random numbers times zeros, so that it can be trained.
         """
-        drawn = self.drawn(root_mean_square(weight) or 1.0, generator_of(weight))
+        drawn = self.draw(root_mean_square(weight) or 1.0, generator_of(weight))
         x1, y1, x2, y2, *kernels = (factor.to(weight.dtype) for factor in drawn)
         outwards, inwards = directions(weight, self.rank), directions(weight.transpose(0, 1), self.rank)
         o, i = outwards.shape[1], inwards.shape[1]
@@ -71,7 +72,7 @@ class Product(nn.Module):
             y1[:, :o], y2[:, 0] = weight.T @ outwards, 1.0
         return x1, y1, x2, y2, *kernels
 
-    def drawn(self, scale: float, generator: torch.Generator) -> list[Tensor]:
+    def draw(self, scale: float, generator: torch.Generator) -> list[Tensor]:
         """Normal numbers of one scale, such that the root mean square of their product is ``scale``."""
         (outputs, inputs, *window), rank = self.shape, self.rank
         shapes = [(outputs, rank), (inputs, rank)] * 2 + [(rank, rank, *window)] * (2 if window else 0)
@@ -93,15 +94,13 @@ class FedPara(Around):
     for FedPara inside FedPara.
     """
 
-    ratio: float = 0.5
-    rank: int | None = None
+    ratio: Share = 0.5
+    rank: CountOrNone = None
     start: Literal["random", "weights"] = "random"
 
     paper = "Hyeon-Woo, Ye-Bin, Oh, ICLR 2022, arXiv:2108.06098"
 
     def __post_init__(self) -> None:
-        require(0 < self.ratio <= 1, f"FedPara(ratio={self.ratio}): ratio must be above 0 and at most 1")
-        require(self.rank is None or self.rank >= 1, f"FedPara(rank={self.rank}): rank must be at least 1, or None")
         inner = self.inner
         while isinstance(inner, Around):
             if isinstance(inner, FedPara):
@@ -134,7 +133,7 @@ class FedPara(Around):
             scale = root_mean_square(weight)
             if self.start == "random" and scale:
                 with torch.no_grad():
-                    for factor, value in zip(_factors(layer), product.drawn(scale, generator), strict=True):
+                    for factor, value in zip(_factors(layer), product.draw(scale, generator), strict=True):
                         factor.copy_(value)
             changed += 1
         require(

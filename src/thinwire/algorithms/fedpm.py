@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -30,8 +30,10 @@ from ..errors import require
 from ..key import Key
 from ..links import STC, Dense, Link
 from ..local import Local, LocalAdam, Loss, Net, Trainer
+from ..losses import Ratio
 from ..params import Layout, Params
-from ..task import Batch, Ratio, Task
+from ..ranges import Count, Range
+from ..task import Batch, Task
 from ..wire import State
 from .base import Algorithm, Client, Message, Start, Weights
 
@@ -111,18 +113,14 @@ class FedPM(Algorithm):
     """
 
     local: Trainer = LocalAdam(0.1)
-    reset: int = 1
-    least: float = 0.01
+    reset: Count = 1
+    least: Annotated[float, Range(lambda x: 0 < x < 0.5, "must be above 0 and below 0.5")] = 0.01
     shown: Literal["sample", "mean", "threshold"] = "sample"
     up: Link | dict[str, Link] = field(default=STC(1.0), kw_only=True)
     down: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
     weights: Weights = field(default="uniform", kw_only=True)
 
     paper = "Isik et al., ICLR 2023, arXiv:2209.15328"
-
-    def __post_init__(self) -> None:
-        require(self.reset > 0, f"FedPM(reset={self.reset}): reset must be at least 1")
-        require(0 < self.least < 0.5, f"FedPM(least={self.least}): least must be above 0 and below 0.5")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         names = [name for name, shape in zip(x.layout.names, x.layout.shapes, strict=True) if len(shape) > 1]

@@ -11,16 +11,16 @@ for bit, under another name.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from ..errors import require
 from ..key import Key
 from ..local import Local
+from ..ranges import NonNegative
 from ..task import Task
 from ..wire import State
-from .base import Client, own_pull
+from .base import Client
 from .fedavg import FedAvg, Reply
+from .trainers import own_pull
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,10 @@ class FedProx(FedAvg):
 
     paper = "Li et al., MLSys 2020, arXiv:1812.06127"
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
 
     def __post_init__(self) -> None:
-        require(0 <= self.mu < math.inf, f"FedProx(mu={self.mu}): mu must not be negative")
-        own_pull(self, self.local, "mu")
+        own_pull(self, "mu")
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, replace(self.local, prox=self.mu))  # eq. (2)

@@ -1,6 +1,6 @@
 """FedSM: a global model, a model for each client, and a selector that says which of them an example is for.
 
-A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 3, Algorithms 2 and 3, and appendix C.2, Algorithms 5 and 6;
+A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 3, Algorithms 2 and 3;
 A. Xu et al., "Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation", CVPR 2022,
 arXiv:2203.10144.
 
@@ -12,16 +12,14 @@ code. ``form="epoch"`` is that of the authors' code: Adam at the selector takes 
 all the client's examples (in memory at once), and its moments are averaged over clients and sent out again. A round
 takes 2 w_g + w_s each way with "batch" and 2 w_g + 3 w_s with "epoch"; the thesis says 2 w_g + w_s. ``up`` and ``down``
 leave the moments as they are, unless a dict names them. Whose models are mixed with partial participation,
-:mod:`thinwire.algorithms.softpull` says. Of FedSM-extra: equation (3-1) is printed as
-L(h, h_k); the label is the k with the least loss of h_k, 0 being the global model. All K + 1 models are broadcast once,
-when the selector's rounds begin.
+:mod:`thinwire.algorithms.softpull` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +30,20 @@ from ..links import Dense, Link
 from ..local import Local, LocalAdam, LocalSGD, Loss, Memory, Trained, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Params
+from ..ranges import Fraction, Range
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Client, Each, Exact, Message, Models, Start
-from .selector import MODEL, SELECTOR, Labelled, Mixed, Mixture, Nearest, Super, join_selector, part, scores
-from .softpull import THESIS, Model, pull
+from .base import Algorithm, Client, Each, Exact, Message, Start
+from .own import Models
+from .selector import MODEL, SELECTOR, Labelled, Super, join_selector, part, scores
+from .softpull import THESIS, SiteModel, of_client, pull_all
 
 
 class Held(NamedTuple):
     """What the server keeps of one client: its model, and its norm statistics."""
 
     client: int
-    model: Model
+    model: SiteModel
 
 
 class Server(NamedTuple):
@@ -70,7 +70,7 @@ class View(NamedTuple):
     """What a client goes by in a round."""
 
     shared: Message
-    own: Model
+    own: SiteModel
 
 
 class Change(NamedTuple):
@@ -114,8 +114,8 @@ class FedSM(Algorithm):
     at_server = True
 
     local: Trainer = LocalSGD()
-    lam: float = 0.7
-    gamma: float = 0.0
+    lam: Fraction = 0.7
+    gamma: Annotated[float, Range(lambda x: 0 <= x <= 1, "is a share, 0 to 1")] = 0.0
     selecting: Trainer = LocalAdam(0.001)
     form: Literal["batch", "epoch"] = "batch"
     selector: str = ""
@@ -127,8 +127,6 @@ class FedSM(Algorithm):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        require(0 <= self.lam <= 1, f"{name}(lam={self.lam}): lam must be in [0, 1]")
-        require(0 <= self.gamma <= 1, f"{name}(gamma={self.gamma}): gamma is a share, 0 to 1")
         if self.form == "epoch" and not isinstance(self.selecting, LocalAdam):
             raise CombinationError(
                 f"{name}(form='epoch') averages the moments of Adam, which {type(self.selecting).__name__} has not: "
@@ -165,7 +163,7 @@ class FedSM(Algorithm):
             raise CombinationError(f"{name} needs a model with a selector beside it, as its `assemble` makes it")
         buffers = buffers if self.buffers == "mean" else None
         moments = Memory((selector.zeros() if self.form == "epoch" else x.only(()),) * 2, 0)
-        first = Held(-1, Model(model, buffers))
+        first = Held(-1, SiteModel(model, buffers))
         server = Server(x, self.opt.init(model), moments, first, Several([], first), 0)
         change = Change(model.zeros(), buffers)
         m, v = moments.vectors
@@ -177,7 +175,7 @@ class FedSM(Algorithm):
         return Broadcast(server.x, m, v, server.moments.steps)
 
     def alone(self, server: State, client: int) -> Message:
-        return self.held(server, client).model
+        return of_client(server, client).model
 
     def take(self, view: State, msg: Message) -> State:
         return View(view, msg)
@@ -185,12 +183,12 @@ class FedSM(Algorithm):
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         x, own = view.shared.x, view.own
         assert key.client is not None
-        update, change = yield from self.trained(x, own)
-        s = yield self.asked(x, Labelled(key.client), view.shared)._replace(aside=True)  # line 11
+        update, change = yield from self.train_models(x, own)
+        s = yield self.selector_request(x, Labelled(key.client), view.shared)._replace(aside=True)  # line 11
         m, v = self.moments_of(s.memory, view.shared)
         return Reply((s.x - x).replace(update), m, v, change), state
 
-    def trained(self, x: Params, own: Model) -> Generator[Local, Trained, tuple[Params, Change]]:
+    def train_models(self, x: Params, own: SiteModel) -> Generator[Local, Trained, tuple[Params, Change]]:
         """The change of the global model, and that of the client's own: lines 8 and 9."""
         names = own.x.names
         y = yield Local(x, self.local)
@@ -198,7 +196,7 @@ class FedSM(Algorithm):
         buffers = own.buffers if own.buffers is None or v.buffers is None else v.buffers
         return (y.x - x).only(names), Change(v.x.only(names) - own.x, buffers)
 
-    def asked(self, x: Params, loss: Loss, shared: Message) -> Local:
+    def selector_request(self, x: Params, loss: Loss, shared: Message) -> Local:
         """The selector's training."""
         if self.form == "batch":
             return Local(x, self.selecting, loss=loss)
@@ -219,7 +217,7 @@ class FedSM(Algorithm):
         return tuple(m.only(shared.first.names) for m in memory.vectors)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        held = self.pulled(server, mean.own)
+        held = self.pull_clients(server, mean.own)
         model, selector = (mean.update.only(part(mean.update.layout, prefix)) for prefix in (MODEL, SELECTOR))
         x, opt = self.opt.step(server.x.only(model.names), model, server.opt)  # line 15
         x = server.x.replace(x).replace(server.x.only(selector.names) + selector)
@@ -228,34 +226,26 @@ class FedSM(Algorithm):
             moments = Memory((mean.first, mean.second), moments.steps + self.steps)
         return Server(x, opt, moments, server.first, held, server.round + 1)
 
-    def pulled(self, server: State, changes: Message) -> Several:
+    def pull_clients(self, server: State, changes: Message) -> Several:
         """Clients' models after their changes and SoftPull: line 16."""
         held = {one.client: one.model for one in server.held}
         for client, update in changes.update.items():
             x = held.get(client, server.first.model).x + update
-            held[client] = Model(x, None if changes.buffers is None else changes.buffers[client])
+            held[client] = SiteModel(x, None if changes.buffers is None else changes.buffers[client])
         clients = sorted(held)
-        models = pull([held[client].x for client in clients], self.lam)
-        kept = [held[client].buffers for client in clients]
-        statistics: Sequence[Params | None] = kept if None in kept else pull([b for b in kept if b], self.lam)
-        found = [Held(*one) for one in zip(clients, map(Model, models, statistics), strict=True)]
-        return Several(found, server.first)
-
-    def held(self, server: State, client: int) -> Held:
-        """What the server keeps of a client, or of one that has not replied yet."""
-        found: Held = next((one for one in server.held if one.client == client), server.first)
-        return found
+        models = pull_all([held[client] for client in clients], self.lam)
+        return Several(list(map(Held, clients, models)), server.first)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
         x: Params = server.x
-        return x if client is None else x.replace(self.held(server, client).model.x)
+        return x if client is None else x.replace(of_client(server, client).model.x)
 
     def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return None if client is None else self.held(server, client).model.buffers
+        return None if client is None else of_client(server, client).model.buffers
 
-    def sent_to(self, view: State, client: int) -> Model:
+    def sent_to(self, view: State, client: int) -> SiteModel:
         """The client's own model, as it was sent."""
-        model: Model = view.own
+        model: SiteModel = view.own
         return model
 
     def at_client(self, view: State, client: int | None, own: State) -> Params:
@@ -274,161 +264,19 @@ class FedSM(Algorithm):
         return torch.where(best.values > self.gamma, best.indices, -1)
 
     def predict(self, models: Models, inputs: Any) -> Any:
-        return chosen(models, inputs, self.selected(models, inputs))
+        return answers(models, inputs, self.selected(models, inputs))
 
 
-def chosen(models: Models, inputs: Any, clients: Tensor) -> Tensor:
+def answers(models: Models, inputs: Any, clients: Tensor) -> Tensor:
     """Each example's output by the model of its client, -1 being the global one."""
     if not len(clients):
         return models.module(inputs)  # type: ignore[no-any-return]  # of no examples
-    found: Tensor | None = None
+    outputs: Tensor | None = None
     for client in sorted(set(clients.tolist())):
         rows = clients == client
         out = (models.module if client < 0 else models.personal(client))(inputs[rows])
-        if found is None:
-            found = out.new_empty((len(clients), *out.shape[1:]))
-        found[rows] = out
-    assert found is not None
-    return found
-
-
-class LateBroadcast(NamedTuple):
-    """What everyone is sent, and what a client holds."""
-
-    x: Params  # the global model, later the selector
-    models: Several  # of Model, once: the global one, then those of all clients
-    round: int  # rounds done
-
-
-class LateServer(NamedTuple):
-    """What the server keeps."""
-
-    x: Params
-    opt: State
-    first: Held
-    held: Several
-    num_clients: int
-    round: int
-
-
-class LateReply(NamedTuple):
-    """What a client sends back."""
-
-    update: Params  # of the global model, later of the selector
-    own: Each[Any]  # a Change, later without layers
-
-
-@dataclass(frozen=True)
-class FedSMExtra(FedSM):
-    """FedSM whose selector is trained after the models, to name the model with the smallest loss.
-
-    For ``start`` rounds (the thesis' R) the global model and the clients' own are trained. Then all of them are sent to
-    everyone, once and without loss, and all further rounds train the selector, which has an output for the global model
-    too. Those rounds send the selector alone. K + 1 models then lie with every client.
-
-    Inference takes the model that the selector names. Raises what :class:`FedSM` raises, and ``ValueError`` for a
-    ``start`` below 1, for a ``gamma`` and for ``form="epoch"``.
-    """
-
-    paper = THESIS
-    late = False  # replies of the models' rounds have other layers than those of the selector's
-    remembers = "models that stand still while the selector is trained"
-
-    start: int = 100
-
-    extra: ClassVar[int] = 1
-    warms: ClassVar[str] = "trains no selector, without which it predicts by any of its models,"
-    target: ClassVar[type[Nearest | Mixed]] = Nearest
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        name = type(self).__name__
-        require(self.start >= 1, f"{name}(start={self.start}): start must be at least 1")
-        require(self.gamma == 0, f"{name}(gamma={self.gamma}): the selector has an output for the global model itself")
-        require(self.form == "batch", f"{name}(form={self.form!r}): its selector takes a step a mini-batch")
-
-    @property
-    def warm_up(self) -> int:
-        return self.start
-
-    def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
-        begun = super().init_with(x, buffers, num_clients, key)
-        first: Held = begun.server.first
-        server = LateServer(x, begun.server.opt, first, begun.server.held, num_clients, 0)
-        blank = LateBroadcast(x.zeros(), Several([], first.model), 0)
-        return Start(server, blank, None, LateReply(x.zeros(), begun.reply.own), blank, begun.alone)
-
-    def broadcast(self, server: State, view: State) -> Message:
-        late, models = server.round - self.start, []
-        model, selector = (server.x.only(part(server.x.layout, prefix)) for prefix in (MODEL, SELECTOR))
-        if late == 0:
-            shared = Model(model, server.first.model.buffers)  # its statistics are the broadcast's, not these
-            models = [shared, *(self.held(server, client).model for client in range(server.num_clients))]
-        links = self.down.values() if isinstance(self.down, dict) else [self.down]
-        whole = server.round == 0 and any(link.memory for link in links)  # which open on what they carry first
-        x = server.x if whole else model if late < 0 else selector
-        return LateBroadcast(x, Several(models, server.first.model), server.round)
-
-    def see(self, view: State, msg: Message, key: Key) -> State:
-        x = view.x.replace(msg.x)
-        if not msg.models:
-            return LateBroadcast(x, view.models, msg.round)
-        return LateBroadcast(x.replace(msg.models[0].x), msg.models, msg.round)
-
-    def supersedes(self, older: Message, newer: Message) -> bool:
-        return bool(newer.models) or (not older.models and set(older.x.names) <= set(newer.x.names))
-
-    def alone(self, server: State, client: int) -> Message:
-        model = self.held(server, client).model
-        return model if server.round < self.start else nothing(model)
-
-    def client(self, view: State, state: State, task: Task, key: Key) -> Client:
-        (x, models, round), own = view.shared, view.own
-        if round < self.start:
-            update, change = yield from self.trained(x, own)
-            return LateReply(update, change), state
-        each = [x.replace(model.x) for model in models]
-        s = yield Local(x, self.selecting, loss=self.target(each, [None, *(model.buffers for model in models[1:])]))
-        return LateReply((s.x - x).only(part(x.layout, SELECTOR)), Change(*nothing(own))), state
-
-    def outlines(self, view: State, blank: Message, key: Key) -> Sequence[Message]:
-        layout, late = blank.update.layout, view.round >= self.start
-        update = blank.update.only(part(layout, SELECTOR if late else MODEL))
-        return (LateReply(update, Change(*nothing(Model(*blank.own))) if late else blank.own),)
-
-    def server(self, server: State, view: State, mean: Message, key: Key) -> State:
-        names, after = mean.update.names, server._replace(round=server.round + 1)
-        if server.round >= self.start:
-            return after._replace(x=server.x.replace(server.x.only(names) + mean.update))
-        model, opt = self.opt.step(server.x.only(names), mean.update, server.opt)
-        return after._replace(x=server.x.replace(model), opt=opt, held=self.pulled(server, mean.own))
-
-    def sent_to(self, view: State, client: int) -> Model:
-        model: Model = view.shared.models[client + 1] if view.shared.models else view.own
-        return model
-
-    def selected(self, models: Models, inputs: Any) -> Tensor:
-        """The client whose model each example is for, -1 for the global one: Algorithm 5."""
-        return scores(models.beside["selector"], inputs).argmax(-1) - 1
-
-
-def nothing(model: Model) -> Model:
-    """A model without layers."""
-    return Model(model.x.only(()), None if model.buffers is None else model.buffers.only(()))
-
-
-@dataclass(frozen=True)
-class Ensemble(FedSMExtra):
-    """FedSM-extra whose prediction is the sum of all K + 1 models' outputs, weighted by the selector.
-
-    The selector is trained on the loss of that sum. Rounds, bytes and refusals are those of :class:`FedSMExtra`. A
-    prediction costs a forward pass of every model.
-    """
-
-    paper = THESIS
-
-    target: ClassVar[type[Nearest | Mixed]] = Mixed
-
-    def predict(self, models: Models, inputs: Any) -> Any:
-        each = [models.module, *(models.personal(client) for client in range(models.clients))]
-        return Mixture(each, models.beside["selector"])(inputs)
+        if outputs is None:
+            outputs = out.new_empty((len(clients), *out.shape[1:]))
+        outputs[rows] = out
+    assert outputs is not None
+    return outputs

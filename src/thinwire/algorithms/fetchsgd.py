@@ -29,14 +29,17 @@ import torch
 from torch import Tensor
 
 from ..errors import require
-from ..kernels.sketch import MOST_ROWS, count_sketch, heavy
+from ..kernels.sketch import count_sketch, heavy
 from ..key import Key
 from ..links import Dense, Flat, Sparse
+from ..links.sketch import Rows
 from ..local import Local, LocalSGD, Trainer
 from ..params import Layout, Params
+from ..ranges import AboveZero, Count, Decay
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start
+from .base import Client, Message, Start
+from .moving import Broadcast, Moving, View
 
 
 class Server(NamedTuple):
@@ -50,22 +53,6 @@ class Server(NamedTuple):
     round: int  # rounds done
 
 
-class Broadcast(NamedTuple):
-    """What everyone is sent: at first the model, then what each round changed."""
-
-    x: Params
-    change: Params
-    round: int
-
-
-class View(NamedTuple):
-    """What a client holds."""
-
-    x: Params
-    seed: int
-    round: int
-
-
 class Reply(NamedTuple):
     """What a client sends back."""
 
@@ -73,7 +60,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FetchSGD(Algorithm):
+class FetchSGD(Moving):
     """Send a sketch of ``rows`` by ``cols`` up and the ``k`` entries that stand out of it down.
 
     ``momentum`` is the paper's rho, ``lr`` the server's rate. ``masking`` empties the momentum's cells
@@ -83,26 +70,19 @@ class FetchSGD(Algorithm):
     under ``up=Dense()``. Raises ``ValueError`` for a number out of range and for a ``k`` above the model's size.
     """
 
-    cols: int
-    k: int
-    rows: int = 5
-    momentum: float = 0.9
+    cols: Count
+    k: Count
+    rows: Rows = 5
+    momentum: Decay = 0.9
     masking: bool = True
     error: Literal["zero", "subtract"] = "zero"
-    lr: float = 1.0
+    lr: AboveZero = 1.0
     local: Trainer = LocalSGD()
     known: bool = False
     # A client that saw other changes would train another model.
     down: ClassVar[Any] = {"x": Dense(), "change": Flat(Sparse())}  # type: ignore[misc]  # of all, so no field
 
     paper = "Rothchild et al., ICML 2020, arXiv:2007.07682"
-
-    def __post_init__(self) -> None:
-        require(self.cols > 0, f"FetchSGD(cols={self.cols}): cols must be at least 1")
-        require(self.k > 0, f"FetchSGD(k={self.k}): k must be at least 1")
-        require(0 < self.rows <= MOST_ROWS, f"FetchSGD(rows={self.rows}): rows must be 1 to {MOST_ROWS}")
-        require(0 <= self.momentum < 1, f"FetchSGD(momentum={self.momentum}): momentum must be in [0, 1)")
-        require(self.lr > 0, f"FetchSGD(lr={self.lr}): lr must be positive")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         size = x.layout.size
@@ -114,23 +94,11 @@ class FetchSGD(Algorithm):
         return Start(server, view, None, reply, Broadcast(blank, blank, 0))
 
     def broadcast(self, server: State, view: State) -> Message:
-        begun = server.round > 0
-        return Broadcast(
-            x=server.x.only(()) if begun or self.known else server.x,
-            change=server.change if begun else server.change.only(()),
-            round=server.round,
-        )
+        sent = super().broadcast(server, view)
+        return sent._replace(x=sent.x.only(())) if self.known else sent
 
-    def see(self, view: State, msg: Message, key: Key) -> State:
-        if msg.x.names:
-            return View(msg.x, view.seed, msg.round)
-        if msg.round == view.round:
-            return view  # the same again: nobody answered in the round before
-        return View(view.x + msg.change, view.seed, msg.round)
-
-    def supersedes(self, older: Message, newer: Message) -> bool:
-        same: bool = older.round == newer.round  # each of the others moves the model by a step
-        return same
+    def after(self, x: Params, change: Params, seed: int, round: int) -> Params:
+        return x + change
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         y = yield Local(view.x, self.local)

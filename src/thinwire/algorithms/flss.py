@@ -48,10 +48,12 @@ from ..key import Key
 from ..links import Dense, Link
 from ..optimizers import SGD
 from ..params import Layout, Params
+from ..ranges import AboveZero, CountOrNone, PositiveInt, Share
 from ..schedules import at
 from ..task import Task
 from ..wire import Several, State
-from .base import Around, Client, Message, Start, asking
+from .around import Around, asking
+from .base import Client, Message, Start
 from .fedavg import FedAvg
 
 BLOCK = 1 << 18  # entries of the model whose inner products are taken at a time
@@ -117,28 +119,25 @@ class FLSS(Around):
     :class:`~thinwire.errors.CombinationError` around anything but :class:`FedAvg` and its variants.
     """
 
-    rank: int = 50
+    rank: PositiveInt = 50
     start: int = 200
-    every: int | None = 5
-    decay: float = 1.0
+    every: CountOrNone = 5
+    decay: Share = 1.0
     store: Literal["float32", "bfloat16"] = "float32"
     project: Literal["update", "gradient"] = "update"
-    scale: float = 1.0
+    scale: AboveZero = 1.0
 
     paper = "Federated Learning in Streaming Subspace, anonymous submission"
     late = False  # an earlier round's coefficients are those of another basis
+    nests = ("server", "view")
     chained = False
 
     def __post_init__(self) -> None:
-        require(self.rank > 0, f"FLSS(rank={self.rank}): rank must be positive")
         require(
             self.start >= self.rank,
             f"FLSS(rank={self.rank}, start={self.start}): {self.start} updates span at most as many directions; "
             f"start must be at least rank",
         )
-        require(self.every is None or self.every >= 1, f"FLSS(every={self.every}): every must be at least 1, or None")
-        require(0 < self.decay <= 1, f"FLSS(decay={self.decay}): decay must be above 0 and at most 1")
-        require(self.scale > 0, f"FLSS(scale={self.scale}): scale must be positive")
         if self.inner.personal_models:
             raise CombinationError(
                 f"FLSS sends coefficients in a subspace of the shared updates, and bends all of a client's training to "
@@ -174,9 +173,6 @@ class FLSS(Around):
         if round < self.start:
             return True
         return self.every is not None and (round - self.start) % self.every == 0
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         inner = self.inner.init_with(x, buffers, num_clients, key)
@@ -222,9 +218,6 @@ class FLSS(Around):
 
     def afresh(self, view: State) -> Message | None:
         return None  # the basis is in no message
-
-    def alone(self, server: State, client: int) -> Message:
-        return self.inner.alone(server.inner, client)
 
     def take(self, view: State, msg: Message) -> State:
         return view._replace(inner=self.inner.take(view.inner, msg))
@@ -273,21 +266,6 @@ class FLSS(Around):
             made = [mix]
         rows = self._move(server.rows, g, made)
         return Server(inner, rows, sigma, g, server.coefficients, first, mix, done)
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        return self.inner.model(server.inner, client, own)
-
-    def served(self, server: State) -> Params | None:
-        return self.inner.served(server.inner)
-
-    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
-        return self.inner.at_client(view.inner, client, own)
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return self.inner.statistics(server.inner, client)
-
-    def statistics_at_client(self, view: State, client: int) -> Params | None:
-        return self.inner.statistics_at_client(view.inner, client)
 
     @property
     def rounding(self) -> float:

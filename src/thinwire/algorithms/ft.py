@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..errors import require
 from ..key import Key
 from ..local import Local
 from ..params import Params
+from ..ranges import AboveZero
 from ..task import Task
-from .base import Adapting, Around
+from .around import Around
+from .own import Adapting
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,7 @@ class FT(Around):
     paper = "Wang et al., 2019, arXiv:1910.10252"
     personal_models = True
 
-    epochs: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.epochs > 0, f"FT(epochs={self.epochs}): epochs must be positive")
+    epochs: AboveZero = 1.0
 
     def adapt(self, x: Params, task: Task, key: Key) -> Adapting:
         x = yield from self.inner.adapt(x, task, key)

@@ -29,20 +29,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Size
 
 from ..errors import CombinationError, require
 from ..key import Key
-from ..links import Dense, Link
+from ..links import Dense
 from ..links.subspace import Basis, Fastfood
 from ..local import Local, LocalSGD, Trainer
 from ..optimizers import SGD, Optimizer
 from ..params import Layout, Params
+from ..ranges import PositiveInt, Range
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start
+from .base import Algorithm, Client, Message, Start, each_link
 
 
 class Server(NamedTuple):
@@ -94,10 +95,10 @@ class Intrinsic(Algorithm):
     :class:`~thinwire.errors.CombinationError` for ``varying`` with a ``down`` other than ``Dense()``.
     """
 
-    dim: int
-    subspaces: int = 1
+    dim: PositiveInt
+    subspaces: Annotated[int, Range(lambda x: x >= 1, "at least 1")] = 1
     varying: bool = False
-    epoch: int = 10
+    epoch: Annotated[int, Range(lambda x: x >= 1, "an epoch has at least 1 round")] = 10
     local: Trainer = LocalSGD()
     opt: Optimizer = SGD(1.0)
     basis: Basis = Fastfood()
@@ -107,14 +108,11 @@ class Intrinsic(Algorithm):
     chained = True  # a chain is an epoch, and every broadcast has the final coefficients of the epoch before
 
     def __post_init__(self) -> None:
-        require(self.dim > 0, f"Intrinsic(dim={self.dim}): dim must be positive")
-        require(self.subspaces > 0, f"Intrinsic(subspaces={self.subspaces}): at least 1")
-        if self.varying and any(link != Dense() for link in _links(self.down)):
+        if self.varying and any(link != Dense() for link in each_link(self.down)):
             raise CombinationError(
                 f"Intrinsic(varying=True, down={self.down!r}): clients move their starting point by what they see of "
                 f"an epoch's coefficients, and nothing would bring it back; use down=Dense()"
             )
-        require(self.epoch > 0, f"Intrinsic(epoch={self.epoch}): an epoch has at least 1 round")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         size = x.layout.size
@@ -179,10 +177,6 @@ class Intrinsic(Algorithm):
 
     def _point(self, base: Params, sigma: Params, seed: int, epoch: int) -> Params:
         return _model_at(self, base, sigma, seed, epoch)
-
-
-def _links(down: Link | dict[str, Link]) -> list[Link]:
-    return list(down.values()) if isinstance(down, dict) else [down]
 
 
 @lru_cache(maxsize=1)  # a version's point is the same for all its clients, and for the server

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from ..key import Key
 from ..links import Dense
 from ..optimizers import SGD, Optimizer, passable
 from ..params import Layout, Params
+from ..ranges import Range
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Around, Client, Message, Start, kinds
+from .around import Around
+from .base import Algorithm, Client, Message, Start, each_link, kinds
 from .fedavg import FedAvg
 
 EPSILON = 1e-12  # under ||x_l||: a bias that starts at zero has a finite score
@@ -113,9 +115,10 @@ class LUAR(Around):
 
     paper = "Kim, Kang, Lee, NeurIPS 2025, arXiv:2503.11146"
     late = False  # an earlier round's reply leaves out other layers
+    nests = ("server", "view")
     chained = False  # only the newest broadcast says which layers are recycled
 
-    recycle: int
+    recycle: Annotated[int, Range(lambda x: x >= 0, "is a number of layers, 0 or more")]
     layers: Literal["kernels", "tensors", "modules"] = "kernels"
     select: Literal["metric", "uniform", "round-robin", "gradient-norm"] = "metric"
     drop: bool = False
@@ -123,7 +126,6 @@ class LUAR(Around):
     past: bool = True
 
     def __post_init__(self) -> None:
-        require(self.recycle >= 0, f"LUAR(recycle={self.recycle}): recycle is a number of layers, 0 or more")
         if self.both and not _repeatable(self.inner):
             raise CombinationError(
                 f"LUAR({self.inner!r}, both=True): clients repeat the server's step, which they can over FedAvg and "
@@ -141,9 +143,6 @@ class LUAR(Around):
     @property
     def whole(self) -> bool:
         return self.inner.whole and not self.both
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         inner = self.inner.init_with(x, buffers, num_clients, key)
@@ -207,9 +206,6 @@ class LUAR(Around):
         recycled = () if self.drop else view.last.layout.named(view.recycled)
         return Steps(view.inner, view.last.only(recycled), view.recycled, view.round)
 
-    def alone(self, server: State, client: int) -> Message:
-        return self.inner.alone(server.inner, client)
-
     def take(self, view: State, msg: Message) -> State:
         return view._replace(inner=self.inner.take(view.inner, msg))
 
@@ -221,9 +217,6 @@ class LUAR(Around):
         recycled = blank.update.layout.named(view.recycled)
         inner = self.inner.outlines(view.inner, blank, key)
         return [one._replace(update=one.update.only(set(one.update.names) - set(recycled))) for one in inner]
-
-    def admit(self, view: State, reply: Message, examples: int, clip: float | None) -> Message:
-        return self.inner.admit(view.inner, reply, examples, clip)
 
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x = self.inner.model(server.inner).only(server.last.names)
@@ -239,21 +232,6 @@ class LUAR(Around):
         if self.both:
             return Both(inner, update, score, recycled, absent, server.round + 1)
         return Server(inner, update, score, recycled)
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        return self.inner.model(server.inner, client, own)
-
-    def served(self, server: State) -> Params | None:
-        return self.inner.served(server.inner)
-
-    def at_client(self, view: State, client: int | None, own: State) -> Params | None:
-        return self.inner.at_client(view.inner, client, own)
-
-    def statistics_at_client(self, view: State, client: int) -> Params | None:
-        return self.inner.statistics_at_client(view.inner, client)
-
-    def statistics(self, server: State, client: int | None = None) -> Params | None:
-        return self.inner.statistics(server.inner, client)
 
     def units(self, layout: Layout) -> list[list[str]]:
         """What counts as one layer: lists of tensor names."""
@@ -298,8 +276,8 @@ class LUAR(Around):
 def _repeatable(inner: Algorithm) -> bool:
     """Whether clients that have the mean update can make the server's step themselves."""
     same = (type(inner).server, type(inner).broadcast) == (FedAvg.server, FedAvg.broadcast)
-    links = inner.down.values() if isinstance(inner.down, dict) else [inner.down]
-    return same and isinstance(inner, FedAvg) and isinstance(inner.opt, SGD) and all(link == Dense() for link in links)
+    steps = isinstance(inner, FedAvg) and isinstance(inner.opt, SGD)
+    return same and steps and all(link == Dense() for link in each_link(inner.down))
 
 
 def _passable(method: Algorithm, server: State, shared: Layout, init: Callable[[Algorithm], Start]) -> None:

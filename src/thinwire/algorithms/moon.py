@@ -14,7 +14,6 @@ statistics of this round's broadcast.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +25,7 @@ from ..errors import require
 from ..key import Key
 from ..local import Local, Loss, Net
 from ..params import Params
+from ..ranges import NonNegative, Positive
 from ..task import Batch, Task
 from ..wire import State
 from .base import Client, Start
@@ -74,13 +74,9 @@ class MOON(FedAvg):
 
     paper = "Li, He, Song, CVPR 2021, arXiv:2103.16257"
 
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
     layer: str | None = None
-
-    def __post_init__(self) -> None:
-        require(0 <= self.mu < math.inf, f"MOON(mu={self.mu}): mu must not be negative")
-        require(0 < self.temperature < math.inf, f"MOON(temperature={self.temperature}): temperature must be positive")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         if self.layer is not None:

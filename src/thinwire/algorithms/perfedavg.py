@@ -10,18 +10,19 @@ no norm statistics: here they are those of the forward passes at w, and a client
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..local import Local, LocalSGD, look
 from ..params import Params
+from ..ranges import NonNegative, Positive
 from ..task import Task
 from ..wire import State
-from .base import Adapting, Client
+from .base import Client
 from .fedavg import Reply
+from .own import Adapting
 from .personal import Personal
 
 
@@ -43,13 +44,11 @@ class PerFedAvg(Personal):
 
     paper = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
 
-    alpha: float = 0.01
+    alpha: NonNegative = 0.01
     hessian: Literal["FO", "HF"] = "FO"
-    delta: float = 0.001
+    delta: Positive = 0.001
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha < math.inf, f"PerFedAvg(alpha={self.alpha}): alpha must not be negative")
-        require(0 < self.delta < math.inf, f"PerFedAvg(delta={self.delta}): delta must be positive")
         own = self.local
         plain = LocalSGD(own.lr, own.epochs, own.batch, weight_decay=own.weight_decay, steps=own.steps)
         if own != plain:

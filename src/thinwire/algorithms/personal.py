@@ -40,3 +40,18 @@ class Personal(Algorithm):
     def server(self, server: State, view: State, mean: Message, key: Key) -> State:
         x, opt = self.opt.step(server.x, mean.update, server.opt)
         return Server(x, opt)
+
+
+@dataclass(frozen=True)
+class Beside(Personal):
+    """A client keeps its own model, with norm statistics of its own, and nothing else."""
+
+    def begin(self, x: Params) -> State:
+        return x
+
+    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
+        x: Params = server.x if client is None else own
+        return x
+
+    def own_statistics(self, own: State) -> bool:
+        return True

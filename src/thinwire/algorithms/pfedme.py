@@ -11,22 +11,21 @@ here those of a client's own model are what its round ended with, and stay with 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
-from ..errors import require
 from ..key import Key
 from ..local import Local
-from ..params import Params
+from ..ranges import Count, Positive
 from ..task import Task
 from ..wire import State
-from .base import Client, Weights, own_pull
+from .base import Client, Weights
 from .fedavg import Reply
-from .personal import Personal
+from .personal import Beside
+from .trainers import own_pull
 
 
 @dataclass(frozen=True, kw_only=True)
-class pFedMe(Personal):
+class pFedMe(Beside):
     """Each local round finds theta, near the least of the loss + lam/2 |theta - w|^2, and moves w towards it.
 
     There are as many local rounds (the paper's R) as ``local`` has mini-batches: its ``epochs``, or its ``steps``.
@@ -39,19 +38,13 @@ class pFedMe(Personal):
 
     paper = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
 
-    lam: float = 15.0
-    eta: float = 0.005
-    steps: int = 5
+    lam: Positive = 15.0
+    eta: Positive = 0.005
+    steps: Count = 5
     weights: Weights = field(default="uniform", kw_only=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.lam < math.inf, f"pFedMe(lam={self.lam}): lam must be positive")
-        require(0 < self.eta < math.inf, f"pFedMe(eta={self.eta}): eta must be positive")
-        require(self.steps >= 1, f"pFedMe(steps={self.steps}): steps must be at least 1")
-        own_pull(self, self.local, "lam")
-
-    def begin(self, x: Params) -> State:
-        return x
+        own_pull(self, "lam")
 
     def client(self, view: State, state: State, task: Task, key: Key) -> Client:
         w, theta = view.x, state
@@ -59,14 +52,7 @@ class pFedMe(Personal):
         for _ in range(self.local.num_steps(len(task))):
             theta, memory = w, None
             for k in range(self.steps):  # towards argmin of f + lam / 2 ||theta - w||^2, f of one mini-batch
-                found = yield Local(theta, solver, anchor=w, memory=memory, own=True, again=k)
-                theta, memory = found.x, found.memory
+                trained = yield Local(theta, solver, anchor=w, memory=memory, own=True, again=k)
+                theta, memory = trained.x, trained.memory
             w = w - (w - theta) * (self.eta * self.lam)  # a step down the Moreau envelope
         return Reply(w - view.x), theta
-
-    def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        x: Params = server.x if client is None else own
-        return x
-
-    def own_statistics(self, own: State) -> bool:
-        return True

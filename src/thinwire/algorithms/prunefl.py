@@ -25,21 +25,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..links import Dense, Link, Sparse
 from ..links.sparse import set_bits
 from ..local import LocalSGD, look
 from ..params import Params
+from ..ranges import BelowOne, Count, Natural, Range, Share
 from ..task import Task
 from ..wire import State
-from .base import Around, Client, Message, Start, asking
+from .around import Around, asking
+from .base import Client, Message, Start, link_of
 from .fedavg import FedAvg
 
 
@@ -63,26 +65,17 @@ class PruneFL(Around):
     :class:`FedAvg` and its variants, or over a ``down`` that loses something.
     """
 
-    every: int = 50
-    share: float = 0.3
-    least: float = 0.1
-    overhead: float = 1.0
-    initial: int = 0
-    batch: int | None = 256
+    every: Count = 50
+    share: BelowOne = 0.3
+    least: Share = 0.1
+    overhead: Annotated[float, Range(lambda x: 0 <= x < float("inf"), "must not be negative or infinite")] = 1.0
+    initial: Natural = 0
+    batch: Annotated[int, Range(lambda x: x >= 1, "must be positive, or None")] | None = 256
 
     paper = "Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326"
     late = False  # an earlier round's reply may lack the gradient, or have one of another model
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, f"PruneFL(every={self.every}): every must be at least 1")
-        require(0 <= self.share < 1, f"PruneFL(share={self.share}): share must be at least 0 and below 1")
-        require(0 < self.least <= 1, f"PruneFL(least={self.least}): least must be above 0 and at most 1")
-        require(
-            0 <= self.overhead < math.inf,
-            f"PruneFL(overhead={self.overhead}): overhead must not be negative or infinite",
-        )
-        require(self.initial >= 0, f"PruneFL(initial={self.initial}): initial must not be negative")
-        require(self.batch is None or self.batch >= 1, f"PruneFL(batch={self.batch}): batch must be positive, or None")
         if isinstance(self.inner, PruneFL):
             raise CombinationError("PruneFL goes around a method that prunes nothing yet: leave one of the two")
         if isinstance(self.inner, Around):
@@ -92,7 +85,7 @@ class PruneFL(Around):
                 f"PruneFL goes around FedAvg and what its arguments make of it (FedProx, FedAdam, FedAvgSM, local "
                 f"momentum); {type(self.inner).__name__} keeps or sends more than the model, which would not be pruned"
             )
-        down = self.inner.down.get("x", Dense()) if isinstance(self.inner.down, dict) else self.inner.down
+        down = link_of(self.inner.down, "x")
         if down not in (Dense(), Sparse()):
             raise CombinationError(
                 f"PruneFL(FedAvg(down={down!r})): which entries are kept is read off the model that is sent, so it "
@@ -110,7 +103,7 @@ class PruneFL(Around):
 
     @property  # type: ignore[misc]  # a field of others
     def up(self) -> dict[str, Link]:
-        up = self.inner.up.get("update", Dense()) if isinstance(self.inner.up, dict) else self.inner.up
+        up = link_of(self.inner.up, "update")
         return {"update": Sparse() if up == Dense() else up, "gradient": Dense()}
 
     @property  # type: ignore[misc]  # a field of others
@@ -120,9 +113,6 @@ class PruneFL(Around):
     def reconfigures(self, round: int) -> bool:
         """Whether round ``round``, counted from 1, ends with a choice of the entries to keep."""
         return round <= self.initial or round % self.every == 0
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         everything = torch.ones(x.layout.size, dtype=torch.bool, device="cpu")
@@ -146,10 +136,10 @@ class PruneFL(Around):
         update = mean.update.map(lambda f: torch.where(mask, f, 0.0))
         server = self.inner.server(server, view, mean._replace(update=update), key)
         if self.reconfigures(key.round):
-            mask = self.chosen(server.x, mean.gradient, mask)
+            mask = self.choose(server.x, mean.gradient, mask)
         return server._replace(x=prune(server.x, mask))
 
-    def chosen(self, x: Params, g: Params, mask: Bool[Tensor, " d"]) -> Bool[Tensor, " d"]:
+    def choose(self, x: Params, g: Params, mask: Bool[Tensor, " d"]) -> Bool[Tensor, " d"]:
         """Which entries of ``x`` are kept from here, given the mean gradient at it and which were kept so far."""
         candidate = self._candidates(x, mask)
         worth = g.flat.double().square()

@@ -22,7 +22,8 @@ from ..optimizers import SGD, Optimizer
 from ..params import Params
 from ..task import Task
 from ..wire import State
-from .base import Algorithm, Client, Message, Start, Sum, plain_steps
+from .base import Algorithm, Client, Message, Start, Sum
+from .trainers import plain_steps
 
 
 class Server(NamedTuple):
@@ -70,7 +71,7 @@ class SCAFFOLD(Algorithm):
 
     def __post_init__(self) -> None:
         if self.option == "II":
-            plain_steps(self, self.local, ", or option='I'")
+            plain_steps(self, ", or option='I'")
 
     def init(self, x: Params, num_clients: int, key: Key) -> Start:
         zero = x.zeros()

@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from .. import models
 from ..errors import require
 from ..local import Loss, Net
+from ..losses import Ratio, per_example, wide_enough
 from ..params import Layout, Params
 from ..problem import import_module
-from ..task import Batch, Ratio, Task, per_example, wide_enough
+from ..task import Batch, Task
 from ..wire import dumps
 
 MODEL, SELECTOR = "model.", "selector."
@@ -76,9 +77,9 @@ def _selector(module: nn.Module, name: str, shape: tuple[int, ...] | None, outpu
         make = getattr(import_module(where, f"selector={name!r}"), function, None)
         require(callable(make), f"selector={name!r}: {where} has no function {function}")
         assert make is not None
-        found = make(outputs)
-        require(isinstance(found, nn.Module), f"selector={name!r}: it made {found!r}, which is no module")
-        return found  # type: ignore[no-any-return]  # it has just been looked at
+        made = make(outputs)
+        require(isinstance(made, nn.Module), f"selector={name!r}: it made {made!r}, which is no module")
+        return made  # type: ignore[no-any-return]  # it has just been looked at
     first = next((m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), None)
     if name:
         words = first.num_embeddings if isinstance(first, nn.Embedding) else None
@@ -139,16 +140,16 @@ def scores(selector: nn.Module, inputs: Any) -> Float[Tensor, "b c"]:
         ) from error
 
 
-def scored(net: Net, batch: Batch) -> Float[Tensor, "b c"]:
+def logits(net: Net, batch: Batch) -> Float[Tensor, "b c"]:
     """The logits of the selector in training. Raises ``ValueError`` where they are not as many as were asked for."""
     outputs = cast("Super", net.module).outputs
-    found = scores(net.module.get_submodule("selector"), inputs_of(batch))
+    out = scores(net.module.get_submodule("selector"), inputs_of(batch))
     require(
-        found.ndim == 2 and found.shape[1] == outputs,
-        f"the selector gives {list(found.shape[1:])} numbers an example, and {outputs} are needed: make it with as "
+        out.ndim == 2 and out.shape[1] == outputs,
+        f"the selector gives {list(out.shape[1:])} numbers an example, and {outputs} are needed: make it with as "
         f"many outputs as its function is given",
     )
-    return found
+    return out
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,8 @@ class Labelled(Loss):
     label: int
 
     def __call__(self, net: Net, task: Task, batch: Batch) -> Float[Tensor, " b"]:
-        found = scored(net, batch)
-        return F.cross_entropy(found, found.new_full((len(found),), self.label, dtype=torch.int64), reduction="none")
+        out = logits(net, batch)
+        return F.cross_entropy(out, out.new_full((len(out),), self.label, dtype=torch.int64), reduction="none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +174,7 @@ class Nearest(Loss):
         with torch.no_grad():
             others = [net.other(x, b) for x, b in zip(self.models, self.buffers, strict=True)]
             losses = torch.stack([per_example(task.loss(other, batch)) for other in others])
-        return F.cross_entropy(scored(net, batch), losses.argmin(0), reduction="none")
+        return F.cross_entropy(logits(net, batch), losses.argmin(0), reduction="none")
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,15 +22,17 @@ from ..errors import CombinationError, require
 from ..key import Key
 from ..links import Dense, Link
 from ..params import Params
+from ..ranges import Fraction
 from ..task import Task
 from ..wire import Several, State
-from .base import Algorithm, Around, Client, Each, Message, Start, kinds
+from .around import Around
+from .base import Algorithm, Client, Each, Message, Start, kinds
 from .fedavg import FedAvg
 
 THESIS = "A. Xu, PhD thesis, University of Pittsburgh, 2023, chapter 3"
 
 
-class Model(NamedTuple):
+class SiteModel(NamedTuple):
     """A model and the statistics of its norm layers; None where there are none, or where they stay with the client."""
 
     x: Params
@@ -81,12 +83,25 @@ def pull(models: Sequence[Params], lam: float) -> list[Params]:
     if others < 1:
         return list(models)
     whole = total(models)
-    found = []
-    for w in models:
+
+    def mix(w: Params) -> Params:
         own = w.flat.double()
-        mixed = own * lam + (whole - own) * ((1 - lam) / others)
-        found.append(Params(w.layout, mixed.to(w.flat.dtype)))
-    return found
+        return Params(w.layout, (own * lam + (whole - own) * ((1 - lam) / others)).to(w.flat.dtype))
+
+    return [mix(w) for w in models]
+
+
+def pull_all(models: Sequence[SiteModel], lam: float) -> list[SiteModel]:
+    """:func:`pull` of models, and of their norm statistics where all have some."""
+    statistics = [model.buffers for model in models]
+    known = [buffers for buffers in statistics if buffers is not None]
+    mixed = pull(known, lam) if len(known) == len(models) else statistics
+    return list(map(SiteModel, pull([model.x for model in models], lam), mixed))
+
+
+def of_client(server: State, client: int) -> Any:
+    """What a server keeps of a client (an item of its ``held``), or of one that has not replied yet (``first``)."""
+    return next((one for one in server.held if one.client == client), server.first)
 
 
 def total(models: Sequence[Params]) -> torch.Tensor:
@@ -128,11 +143,10 @@ class SoftPull(Around):
     buffers: ClassVar[Any] = "local"  # type: ignore[misc]  # the runner averages none
 
     inner: Algorithm = FedAvg()
-    lam: float = 0.7
-    personal: Link | dict[str, Link] = field(default=Dense(), kw_only=True)  # type: ignore[misc]
+    lam: Fraction = 0.7
+    personal: Link | dict[str, Link] = field(default=Dense(), kw_only=True)
 
     def __post_init__(self) -> None:
-        require(0 <= self.lam <= 1, f"SoftPull(lam={self.lam}): lam must be in [0, 1]")
         inner = self.inner
         if inner.personal_models:
             raise CombinationError(
@@ -156,9 +170,6 @@ class SoftPull(Around):
     def mixes(self) -> bool:
         """Whether norm statistics are sent and mixed."""
         return self.inner.buffers == "mean"
-
-    def init(self, x: Params, num_clients: int, key: Key) -> Start:
-        return self.init_with(x, None, num_clients, key)
 
     def init_with(self, x: Params, buffers: Params | None, num_clients: int, key: Key) -> Start:
         require(
@@ -191,8 +202,8 @@ class SoftPull(Around):
         return None  # everyone's view is nothing, whatever was heard
 
     def alone(self, server: State, client: int) -> Message:
-        held = self.held(server, client)
-        return Own(self.inner.broadcast(held.inner, None), held.buffers)
+        own = of_client(server, client)
+        return Own(self.inner.broadcast(own.inner, None), own.buffers)
 
     def take(self, view: State, msg: Message) -> State:
         return msg
@@ -227,29 +238,24 @@ class SoftPull(Around):
             inner = self.inner.server(own.inner, alone, of(mean.inner, client), key)
             held[client] = Held(client, inner, buffers)
         each = [held[client] for client in sorted(held)]
-        models = pull([one.inner.x for one in each], self.lam)  # (3-11)
-        kept = [one.buffers for one in each if one.buffers is not None]
-        statistics: Sequence[Params | None] = pull(kept, self.lam) if kept else [None] * len(each)
+        models = pull_all([SiteModel(one.inner.x, one.buffers) for one in each], self.lam)  # (3-11)
         after = [
-            Held(one.client, one.inner._replace(x=x), buffers)
-            for one, x, buffers in zip(each, models, statistics, strict=True)
+            Held(one.client, one.inner._replace(x=model.x), model.buffers)
+            for one, model in zip(each, models, strict=True)
         ]
-        return Server(server.first, Several(after, server.first), middle(models), middle(kept) if kept else None)
-
-    def held(self, server: State, client: int) -> Held:
-        """What the server keeps of a client, or of one that has not replied yet."""
-        found: Held = next((one for one in server.held if one.client == client), server.first)
-        return found
+        kept = [one.buffers for one in each if one.buffers is not None]
+        x = middle([model.x for model in models])
+        return Server(server.first, Several(after, server.first), x, middle(kept) if kept else None)
 
     def model(self, server: State, client: int | None = None, own: State = None) -> Params:
-        x: Params = server.x if client is None else self.held(server, client).inner.x
+        x: Params = server.x if client is None else of_client(server, client).inner.x
         return x
 
     def served(self, server: State) -> Params | None:
         return None  # the inner server is kept once for each client, and none of them for all
 
     def statistics(self, server: State, client: int | None = None) -> Params | None:
-        buffers: Params | None = server.buffers if client is None else self.held(server, client).buffers
+        buffers: Params | None = server.buffers if client is None else of_client(server, client).buffers
         return buffers
 
     def at_client(self, view: State, client: int | None, own: State) -> Params | None:
@@ -262,8 +268,8 @@ class SoftPull(Around):
 
 def of(reply: Message, client: int) -> Message:
     """One client's reply, of those of all, as the mean of itself."""
-    marks, found = kinds(type(reply)), []  # type: ignore[arg-type]  # a class has a hash
+    marks, fields = kinds(type(reply)), []  # type: ignore[arg-type]  # a class has a hash
     for name, value in zip(reply._fields, reply, strict=True):
         inside = of(value, client) if hasattr(value, "_fields") else value[client]
-        found.append({client: inside} if marks[name] == "each" and not hasattr(value, "_fields") else inside)
-    return type(reply)(*found)
+        fields.append({client: inside} if marks[name] == "each" and not hasattr(value, "_fields") else inside)
+    return type(reply)(*fields)

@@ -25,6 +25,7 @@ from ..errors import CombinationError, require
 from ..key import Key
 from ..local import Local
 from ..params import Layout, Params
+from ..ranges import AboveZero
 from ..task import Task
 from ..wire import State
 from .base import Buffers, Client, Message, Start
@@ -124,10 +125,9 @@ class FedRep(FedPer):
 
     paper = "Collins et al., ICML 2021, arXiv:2102.07078"
 
-    head_epochs: float = 10.0
+    head_epochs: AboveZero = 10.0
 
     def __post_init__(self) -> None:
-        require(self.head_epochs > 0, f"FedRep(head_epochs={self.head_epochs}): head_epochs must be positive")
         if self.local.keep:
             raise CombinationError(
                 "FedRep trains head and body in turn, and the momentum of one is none of the other: use keep=False"

@@ -1,4 +1,4 @@
-"""What all commands belong to, and ``thinwire --version``."""
+"""The program that all commands belong to, and ``thinwire --version``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line shows of an exception that ends it, and its exit code: that depends on whose it is."""
+"""The end of a command by an exception: what is shown of it, and the exit code, depend on whose it is."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def answer(error: Exception) -> int:
     if own is not None:
         print(own, end="", file=sys.stderr)
         return 1
-    if not expected(error):
+    if not is_expected(error):
         raise error
     said = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
     print(f"error: {_as_option(str(said))}", file=sys.stderr)
     return 2
 
 
-def expected(error: BaseException) -> bool:
-    """Whether thinwire, or the machine, means to say with it what to change: then its text is enough.
+def is_expected(error: BaseException) -> bool:
+    """True where thinwire, or the machine, says with the error what to change: then its text is enough.
 
     A ``ValueError`` is ours where we raise it. One out of the depths of a library is a bug like any other exception.
     """
@@ -47,22 +47,22 @@ def theirs(error: BaseException) -> str | None:
     """The traceback through the user's own code, without thinwire's frames; None where the user's code has no part."""
     if isinstance(error, SyntaxError) and error.filename is not None and _users(error.filename):
         return "".join(traceback.format_exception_only(error))
-    found = traceback.TracebackException.from_exception(error)
-    if not any(_users(frame.filename) for frame in found.stack):
+    shown = traceback.TracebackException.from_exception(error)
+    if not any(_users(frame.filename) for frame in shown.stack):
         return None
-    _cut(found)
-    return "".join(found.format())
+    _cut(shown)
+    return "".join(shown.format())
 
 
-def _cut(found: traceback.TracebackException) -> None:
+def _cut(shown: traceback.TracebackException) -> None:
     """Leave what comes from the first of the user's frames on, without ours; in what it was raised from too."""
-    for frame in list(found.stack):
+    for frame in list(shown.stack):
         if not _users(frame.filename):
-            found.stack.remove(frame)
+            shown.stack.remove(frame)
         else:
             break
-    found.stack[:] = [frame for frame in found.stack if not frame.filename.startswith(OURS)]
-    for before in (found.__cause__, found.__context__):
+    shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(OURS)]
+    for before in (shown.__cause__, shown.__context__):
         if before is not None:
             _cut(before)
 
@@ -73,11 +73,11 @@ def _users(filename: str) -> bool:
 
 
 def _as_option(said: str) -> str:
-    """What is said of a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
+    """The sentence about a setting's field, said of its option: `dropout=1.5` becomes `--dropout 1.5`."""
     from ..federated.setting import Setting
 
-    found = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
-    if found is None or found[1] not in {field.name for field in fields(Setting)}:
+    match = re.match(r"(?:Setting\()?(\w+)=('[^']*'|\S+?)\)?: (.*)", said)
+    if match is None or match[1] not in {field.name for field in fields(Setting)}:
         return said
-    name, value, why = found.groups()
+    name, value, why = match.groups()
     return f"--{name.replace('_', '-')} {value.strip(chr(39))}: {why.replace(' or None is expected', ' is expected')}"

@@ -76,6 +76,13 @@ def parameters(cls: type, *names: str) -> list[inspect.Parameter]:
     return made
 
 
+def open_parameters(cls: Any) -> list[inspect.Parameter]:
+    """The parameters that stand for what expressions of a kind of study may leave open."""
+    return [
+        parameter(name, Annotated[one | None, typer.Option(help=help)], None) for name, (one, help) in cls.open.items()
+    ]
+
+
 def options_with(parameters: list[inspect.Parameter]) -> list[Any]:
     """The options of parameters, as typer makes them of a function that has these."""
 

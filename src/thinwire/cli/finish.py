@@ -16,7 +16,7 @@ from .options import print_json
 
 
 def listener(tools: list[str] | None, out: Path) -> Any:
-    """What hands rounds on to other tools. An error in it is raised before a folder is taken."""
+    """A listener that hands rounds on to other tools. An error in it is raised before a folder is taken."""
     from ..report.loggers import Log
     from ..run.ranks import rank
 
@@ -49,11 +49,11 @@ def finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, 
         return
     if failures and not any(out.rglob("rounds.jsonl")):
         raise ThinwireError("; ".join(failures))
-    found = arms([out])
-    rows = table.rows(found)
-    table.show(rows, study.title(found[0].runs[0].about))
+    methods = arms([out])
+    rows = table.rows(methods)
+    table.show(rows, study.title(methods[0].runs[0].about))
     table.write(rows, out, shlex.join(["thinwire", *sys.argv[1:]]))
-    files = draw(found, out)
+    files = draw(methods, out)
     typer.echo(f"table and plots: {out}/table.md, {', '.join(file.name for file in files)}")
     print_json(as_json, {"out": str(out), "rows": rows, "failures": failures})
     if failures:
@@ -61,7 +61,7 @@ def finish(study: Any, out: Path, as_json: bool, told: Any, problems: dict[int, 
 
 
 def _each(heard: list[Callable[[str, dict[str, Any]], None]]) -> Callable[[str, dict[str, Any]], None] | None:
-    """One listener that tells several."""
+    """A listener that tells several others."""
 
     def tell(name: str, record: dict[str, Any]) -> None:
         for one in heard:
@@ -71,7 +71,7 @@ def _each(heard: list[Callable[[str, dict[str, Any]], None]]) -> Callable[[str, 
 
 
 def _choice(name: str, record: dict[str, Any]) -> None:
-    """What a run chose, as it is typed, and why."""
+    """Say what a run chose, as it is typed, and why."""
     if (made := record.get("chosen")) is not None:
         how, why = f'"{made["expression"]}" --start {made["start"]}', "".join(f"\n  {one}" for one in made["why"])
         typer.echo(f"{name} from round {made['round']}: {how}{why}", err=True)

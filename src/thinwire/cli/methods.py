@@ -31,7 +31,7 @@ def methods(
         return
     from ..studies.catalogue import catalogue, show
 
-    found = catalogue(use or ())
+    entries = catalogue(use or ())
     if not as_json:
-        show(found)
-    print_json(as_json, {"methods": [entry._asdict() for entry in found]})
+        show(entries)
+    print_json(as_json, {"methods": [entry._asdict() for entry in entries]})

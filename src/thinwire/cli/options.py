@@ -14,7 +14,7 @@ from ..errors import require
 
 
 def folder(path: Path | None) -> Path | None:
-    """What ``--out`` names, before anything is computed for it. Raises ``ValueError`` where a file is in the way."""
+    """The folder of ``--out``, before anything is computed for it. Raises ``ValueError`` where a file is in the way."""
     there = next((one for one in (path, *path.parents) if one.exists()), None) if path else None
     require(there is None or there.is_dir(), f"--out {path}: {there} is a file; name a folder, which need not exist")
     return path
@@ -23,9 +23,6 @@ def folder(path: Path | None) -> Path | None:
 Methods = Annotated[list[str], typer.Argument(metavar="EXPR", help='Methods, e.g. "FedAvg(up=TopK(0.01))".')]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR", help="Studies, or single runs.")]
 Use = Annotated[list[str] | None, typer.Option("--use", help="A module with methods or links of your own. Repeatable.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate, where an expression leaves it open.")]
-Epochs = Annotated[float | None, typer.Option(help="Local epochs, where an expression leaves them open.")]
-Batch = Annotated[int | None, typer.Option(help="Local batch size, where an expression leaves it open.")]
 Seed = Annotated[int, typer.Option(help="Seed of the model and of batches.")]
 Seeds = Annotated[str | None, typer.Option(help="Several seeds, e.g. 0,1,2: the table has deviations.")]
 Out = Annotated[Path, typer.Option(help="A new folder for everything.", callback=folder)]

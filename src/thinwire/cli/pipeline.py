@@ -50,9 +50,9 @@ def plan(
     sizes = typed.numbers("shape", shape, "numbers of an example", "3,32,32", int)
     places = typed.numbers("cut", cut, "places in the chain", "4,9", int)
     asked = {name: given[name] for name in MEASURED}
-    found = planner.plan(
+    answer = planner.plan(
         schedules or (), given["use"] or (), micro=micro, shape=sizes, classes=classes, cut=places, **asked
     )
     if not as_json:
-        planner.show(found)
-    print_json(as_json, found.values())
+        planner.show(answer)
+    print_json(as_json, answer.values())

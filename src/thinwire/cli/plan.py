@@ -6,17 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from .command import command, options_of
-from .options import Batch, Epochs, Json, Rate, print_json
+from .command import command, open_parameters, options_of, options_with
+from .options import Json, print_json
 from .typed import study as study_of
+
+OF_STUDY = ("use", "data", "model", "augment", "data_dir", "task", "clients", "split", "rounds", "unseen")
 
 
 def _options() -> list[Any]:
     from ..federated.setting import Setting
     from ..studies import Federated
 
-    of = ("use", "data", "model", "augment", "task", "clients", "split", "rounds", "unseen", "data_dir")
-    return [*options_of(Federated, *of), *options_of(Setting, "sample", "seed", "workers", "device")]
+    known = [*options_of(Federated, *OF_STUDY), *options_of(Setting, "sample", "seed", "workers", "device")]
+    return [*options_with(open_parameters(Federated)), *known]
 
 
 @command("plan", _options)
@@ -29,9 +31,6 @@ def plan(
     mbit_up: Annotated[float | None, typer.Option(help="Its rate to the server (default: the same).")] = None,
     target: Annotated[float | None, typer.Option(help="An accuracy to reach, e.g. 0.77.")] = None,
     rehearse: Annotated[int, typer.Option(help="Rounds that each alternative really trains.")] = 3,
-    lr: Rate = None,
-    epochs: Epochs = None,
-    batch: Batch = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -40,14 +39,14 @@ def plan(
     from ..studies import plan_federated as alternatives
 
     auto = f"Auto({budget})"
-    study = study_of(Federated, [auto, *(methods or ())], {**given, "lr": lr, "epochs": epochs, "batch": batch})
+    study = study_of(Federated, [auto, *(methods or ())], given)
     problem = study.problem(study.setting.seed)
-    names = [p.name for p in _options() if p.name in given["typed"] and p.name not in ("workers", "device")]
+    names = [name for name in (*OF_STUDY, "sample", "seed") if name in given["typed"]]
     words = [word for name in names for word in _words(name, given[name])]
-    found = alternatives.plan(
+    answer = alternatives.plan(
         study,
         problem,
-        auto=study.parsed()[0],
+        auto=study.parse_methods()[0],
         mbit=mbit,
         mbit_up=mbit_up,
         target=target,
@@ -55,8 +54,8 @@ def plan(
         typed=words,
     )
     if not as_json:
-        alternatives.show(found)
-    print_json(as_json, found.values())
+        alternatives.show(answer)
+    print_json(as_json, answer.values())
 
 
 def _words(name: str, value: Any) -> list[str]:

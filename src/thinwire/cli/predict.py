@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .command import command, options_of
-from .options import Batch, Epochs, Json, Methods, Rate, print_json
+from .command import command, open_parameters, options_of, options_with
+from .options import Json, Methods, print_json
 from .typed import study as study_of
 
 
@@ -16,27 +16,24 @@ def _options() -> list[Any]:
     from ..studies import Federated
 
     known = options_of(Federated, "use", "data", "model", "task", "clients", "split", "rounds", "data_dir")
-    return [*known, *options_of(Setting, "sample", "seed", "start")]
+    return [*options_with(open_parameters(Federated)), *known, *options_of(Setting, "sample", "seed", "start")]
 
 
 @command("predict", _options)
 def predict(
     methods: Methods,
-    lr: Rate = None,
-    epochs: Epochs = None,
-    batch: Batch = None,
     mbit: Annotated[float, typer.Option(help="Rate of every client's link, Mbit/s, both ways.")] = 10.0,
     as_json: Json = False,
     **given: Any,
 ) -> None:
     """Bytes and seconds of a federated run before it is trained, from messages that are really encoded."""
     from ..studies import Federated
-    from ..studies.predict import predict as foresee
-    from ..studies.predict import show
+    from ..studies.predict import Rehearsal, show
 
-    study = study_of(Federated, methods, {**given, "lr": lr, "epochs": epochs, "batch": batch})
+    study = study_of(Federated, methods, given)
     rounds, sample, seed, start = study.rounds, study.setting.sample, study.setting.seed, study.setting.start
     problem = study.problem(seed)
-    found = [foresee(method, problem, rounds, sample, mbit, seed, start) for method in study.parsed()]
-    show(found, rounds, sample or len(problem.tasks), mbit)
-    print_json(as_json, {"predictions": [vars(p) for p in found]})
+    rehearsal = Rehearsal(problem, rounds, sample, mbit, seed, start)
+    predictions = [rehearsal.predict(method) for method in study.parse_methods()]
+    show(predictions, rounds, sample or len(problem.tasks), mbit)
+    print_json(as_json, {"predictions": [vars(p) for p in predictions]})

@@ -29,10 +29,10 @@ def tabulate(
     wanted = {name: form for name, (asked, form) in forms.items() if asked}
     if len(wanted) > 1:
         raise ValueError(f"{' and '.join(wanted)} are two formats: leave one out")
-    found = arms(folders)
-    rows = table.rows(found)
+    methods = arms(folders)
+    rows = table.rows(methods)
     for form in wanted.values():
         typer.echo(form(rows), nl=False)
     if not wanted:
-        table.show(rows, title(found, folders))
+        table.show(rows, title(methods, folders))
     print_json(as_json, {"rows": rows})

@@ -11,7 +11,7 @@ import typer
 from ..studies import KINDS
 from . import typed
 from .app import app
-from .command import command, options_of, options_with, parameter
+from .command import command, open_parameters, options_of, options_with, parameter
 from .finish import finish, listener
 from .options import Json, LogTo, Out, Overwrite, Seed, Seeds
 
@@ -49,8 +49,7 @@ def _options(cls: Any) -> list[Any]:
     fields = [option for part in (cls, *cls.settings) for option in options_of(part)]
     name, help = cls.asks
     own = [parameter(name, Annotated[list[str], typer.Argument(metavar="EXPR", help=help)])]
-    for name, (one, help) in cls.open.items():
-        own.append(parameter(name, Annotated[one | None, typer.Option(help=help)], None))
+    own += open_parameters(cls)
     for name, row in cls.lists.items():
         own.append(parameter(name, Annotated[str | None, typer.Option(help=row.help)], None))
     own += [] if any(option.name == "seed" for option in fields) else [parameter("seed", Seed, 0)]

@@ -1,4 +1,4 @@
-"""What was typed, as numbers and as a study."""
+"""Typed options as numbers and as a study."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def numbers(option: str, text: str | None, what: str, example: str, kind: Callab
 
 
 def refuse_beside_task(given: dict[str, Any]) -> None:
-    """What a user's own task makes is not typed beside it. Raises ``ValueError``."""
+    """Raise ``ValueError`` for an option that names what a user's own task makes itself."""
     for name in ("data", "model", "split", "holdout", "unseen", "augment", "data_dir"):
         if given.get("task") is not None and name in given["typed"]:
             option, why = f"--{name.replace('_', '-')}", "which makes model and data itself"

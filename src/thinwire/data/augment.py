@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Shaped
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from ..config import Config
 from ..errors import require
+from ..ranges import Range
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,7 @@ class Crop(Augment):
     A zero is black in pictures of 0 to 1 or 0 to 255, the mean in normalised ones.
     """
 
-    padding: int = 4
-
-    def __post_init__(self) -> None:
-        require(self.padding >= 1, "padding must be at least one pixel")
+    padding: Annotated[int, Range(lambda x: x >= 1, "must be at least one pixel")] = 4
 
     def __call__(self, x: Shaped[Tensor, "b c h w"], generator: torch.Generator) -> Shaped[Tensor, "b c h w"]:
         b, _, h, w = x.shape

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from torch import Tensor
 from ..errors import DataError
 from .cifar_pickle import read_batch
 from .dataset import DataSet
-from .files import Official, obtain
+from .files import DAMAGED, Official, obtain
 from .optional import optional
 
 ARCHIVE = Official(
@@ -77,7 +76,7 @@ def _contents(path: Path) -> list[bytes]:
             return [(path / name).read_bytes() for name in _BATCHES]
         except OSError as error:
             raise DataError(f"{path}: a batch cannot be read ({error})") from error
-    found = {}
+    batches = {}
     try:
         with tarfile.open(path, "r:gz") as archive:  # nothing is unpacked to disk
             for member in archive:
@@ -85,13 +84,13 @@ def _contents(path: Path) -> list[bytes]:
                 if name in _BATCHES and member.isfile() and member.size <= _MOST_BYTES:
                     file = archive.extractfile(member)
                     assert file is not None  # isfile() was true
-                    found[name] = file.read()
+                    batches[name] = file.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: not a readable tar.gz archive ({error}); copy or download it again") from error
-    missing = [name for name in _BATCHES if name not in found]
+    missing = [name for name in _BATCHES if name not in batches]
     if missing:
         raise DataError(f"{path}: does not hold {', '.join(missing)} of at most {_MOST_BYTES:,} bytes each")
-    return [found[name] for name in _BATCHES]
+    return [batches[name] for name in _BATCHES]
 
 
 def _from_jpeg(train: Path, test: Path) -> DataSet:
@@ -125,16 +124,7 @@ def read_jpegs(path: Path, count: int) -> tuple[Tensor, Tensor]:
     try:
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             jpeg, offset, label = file["jpeg"], file["offset"], file["label"]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except (*DAMAGED, KeyError) as error:
         raise DataError(f"{path}: not a readable npz file with jpeg, offset and label ({error})") from error
     if offset.shape != (count + 1,) or label.shape != (count,):
         raise DataError(f"{path}: holds {label.size:,} labels and {offset.size - 1:,} pictures instead of {count:,}")

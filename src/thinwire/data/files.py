@@ -22,6 +22,7 @@ import os
 import tempfile
 import urllib.error
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from ..errors import DataError
 
 _TIMEOUT = 30.0  # seconds without a byte before a download is given up
 _log = logging.getLogger(__name__)
+DAMAGED = (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises for an npz file that is cut, or none."""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
             f"{path}: begins with {data[:4].hex() or 'nothing'} instead of {magic.hex()}; "
             f"it is not an IDX file of bytes in {len(shape)} dimension(s)"
         )
-    found = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
-    if found != shape:
-        raise DataError(f"{path}: holds an array of shape {found} instead of {shape}")
+    sizes = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
+    if sizes != shape:
+        raise DataError(f"{path}: holds an array of shape {sizes} instead of {shape}")
     if len(data) != start + size:
         raise DataError(f"{path}: holds {len(data) - start:,} values instead of the {size:,} its header announces")
     # A bytearray, because torch warns about memory that cannot be written.

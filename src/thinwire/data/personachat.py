@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from ..errors import DataError, require
 from .dataset import DataSet
 from .files import Official, obtain, read_text
+from .pieces import cut, set_of_pieces
 from .words import frequent
 
 DIALOGUES = Official(
@@ -59,29 +57,16 @@ def personachat(
     require(0 < test_share < 1, "test_share must lie between 0 and 1")
     path = obtain("personachat", DIALOGUES, data_dir, download, forms=(f"{DIALOGUES.file}.gz",))
     texts = ["\n".join(lines) for lines in personas(path)]
-    cut = [list(text) if unit == "character" else _WORD_OR_END.findall(text) for text in texts]
-    train = [units[: round((1 - test_share) * len(units))] for units in cut]
-    test = [units[len(seen) :] for units, seen in zip(cut, train, strict=True)]
-    known = vocabulary(train, cut, unit)
+    owned = [list(text) if unit == "character" else _WORD_OR_END.findall(text) for text in texts]
+    train = [units[: round((1 - test_share) * len(units))] for units in owned]
+    test = [units[len(seen) :] for units, seen in zip(owned, train, strict=True)]
+    known = vocabulary(train, owned, unit)
     index = {each: i for i, each in enumerate(known)}
-    pieces = [_pieces([index.get(each, 0) for each in units], context) for units in train]
-    test_pieces = [_pieces([index.get(each, 0) for each in units], context) for units in test]
-    require(
-        sum(map(len, pieces)) > 0 and sum(map(len, test_pieces)) > 0, "no persona has that much text: lower context"
+    pieces, test_pieces = (
+        [cut([index.get(each, 0) for each in units], context) for units in part] for part in (train, test)
     )
-    joined, test_joined = torch.cat(pieces), torch.cat(test_pieces)
-    return DataSet(
-        name="personachat" if unit == "character" else "personachat_words",
-        inputs=joined[:, :-1].contiguous(),
-        targets=joined[:, 1:].contiguous(),
-        test_inputs=test_joined[:, :-1].contiguous(),
-        test_targets=test_joined[:, 1:].contiguous(),
-        num_classes=len(known),
-        groups=torch.arange(len(pieces), device="cpu").repeat_interleave(
-            torch.tensor([len(part) for part in pieces], device="cpu")
-        ),
-        vocabulary=len(known),
-    )
+    name = "personachat" if unit == "character" else "personachat_words"
+    return set_of_pieces(name, pieces, test_pieces, len(known), "no persona has that much text: lower context")
 
 
 def personachat_words(data_dir: str | Path | None = None, download: bool = True) -> DataSet:
@@ -105,14 +90,14 @@ def personas(path: Path) -> list[list[str]]:
 
     Dialogues are under the same persona if it has the same sentences, in whatever order.
     """
-    found: dict[frozenset[str], list[str]] = {}
+    personas: dict[frozenset[str], list[str]] = {}
     dialogues = exchanges = 0
     sentences: list[str] = []
     utterances: list[str] = []
     for line in [*read_text(path, _MOST_BYTES).removesuffix("\n").split("\n"), "1 "]:  # "1 " closes the last dialogue
         number, blank, rest = line.partition(" ")
         if number == "1" and sentences:
-            found.setdefault(frozenset(sentences), []).extend(utterances)
+            personas.setdefault(frozenset(sentences), []).extend(utterances)
             sentences, utterances, dialogues = [], [], dialogues + 1
         if rest.startswith(_PERSONA):
             sentences.append(rest.removeprefix(_PERSONA))
@@ -121,16 +106,9 @@ def personas(path: Path) -> list[list[str]]:
             exchanges += 1
         elif rest or not blank:
             raise DataError(f"{path}: a line is neither a persona's sentence nor an exchange: {line[:60]!r}")
-    if (dialogues, len(found), exchanges) != (_DIALOGUES, _PERSONAS, _EXCHANGES):
+    if (dialogues, len(personas), exchanges) != (_DIALOGUES, _PERSONAS, _EXCHANGES):
         raise DataError(
-            f"{path}: holds {dialogues:,} dialogues, {len(found):,} personas, {exchanges:,} exchanges instead of "
+            f"{path}: holds {dialogues:,} dialogues, {len(personas):,} personas, {exchanges:,} exchanges instead of "
             f"{_DIALOGUES:,}, {_PERSONAS:,} and {_EXCHANGES:,}; it is truncated or another file"
         )
-    return list(found.values())
-
-
-def _pieces(ids: list[int], context: int) -> Tensor:
-    """[n, context + 1]: each piece with the one unit that follows it."""
-    if len(ids) <= context:
-        return torch.empty(0, context + 1, dtype=torch.int64, device="cpu")
-    return torch.tensor(ids, device="cpu").unfold(0, context + 1, context)
+    return list(personas.values())

@@ -23,8 +23,6 @@ A file of another number of sites and pictures is taken as well.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +31,7 @@ from torch import Tensor
 
 from ..errors import DataError, require
 from .dataset import VOID, DataSet
-from .files import ByHand, obtain
+from .files import DAMAGED, ByHand, obtain
 
 FILE = ByHand(
     "retina_256.npz",
@@ -98,12 +96,12 @@ def _arrays(path: Path) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """image, vessel, fov uint8; site int64; test bool. Raises DataError that names the file and the array."""
     try:
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            found = {name: file[name] for name in ("image", "vessel", "fov", "site", "test")}
+            arrays = {name: file[name] for name in ("image", "vessel", "fov", "site", "test")}
     except KeyError as error:
         raise DataError(f"{path}: {error.args[0]}; see thinwire.data.retina for the arrays it should hold") from error
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise DataError(f"{path}: not a readable npz file ({error}); copy it again") from error
-    n = len(found["image"]) if found["image"].ndim else 0
+    n = len(arrays["image"]) if arrays["image"].ndim else 0
     shapes = {
         "image": (n, SIDE, SIDE, 3),
         "vessel": (n, SIDE, SIDE),
@@ -112,12 +110,12 @@ def _arrays(path: Path) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         "test": (n,),
     }
     for name, shape in shapes.items():
-        array = found[name]
+        array = arrays[name]
         if array.dtype != np.uint8 or array.shape != shape:
             raise DataError(f"{path}: {name} is {array.dtype} {list(array.shape)}, not uint8 {list(shape)}")
         if name not in ("image", "site") and n and array.max() > 1:
             raise DataError(f"{path}: {name} has the value {array.max()}; it is 0 or 1")
-    image, vessel, fov, site, test = (torch.from_numpy(array) for array in found.values())
+    image, vessel, fov, site, test = (torch.from_numpy(array) for array in arrays.values())
     sites = range(int(site.max()) + 1 if n else 1)
     for number in sites:
         for part, kind in ((0, "training"), (1, "test")):

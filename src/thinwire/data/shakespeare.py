@@ -11,12 +11,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from ..errors import DataError, require
 from .dataset import DataSet
 from .files import Official, gunzip, obtain
+from .pieces import cut, set_of_pieces
 
 TEXT = Official(
     "input.txt",
@@ -47,30 +45,13 @@ def shakespeare(
     path = obtain("shakespeare", TEXT, data_dir, download, forms=("input.txt.gz",))
     text = _text(path)
     index = {character: i for i, character in enumerate(vocabulary(text))}
-    train: list[Tensor] = []
-    test: list[Tensor] = []
-    owners: list[Tensor] = []
     kept = [speeches for speeches in roles(text).values() if sum(map(len, speeches)) >= min_characters]
-    for owner, speeches in enumerate(kept):
-        characters = torch.tensor([index[character] for character in "\n".join(speeches)], device="cpu")
-        cut = round((1 - test_share) * len(characters))
-        train.append(_pieces(characters[:cut], context))
-        test.append(_pieces(characters[cut:], context))
-        owners.append(torch.full((len(train[-1]),), owner, dtype=torch.int64, device="cpu"))
-    require(
-        sum(map(len, train)) > 0 and sum(map(len, test)) > 0,
-        "no role has that much text: lower min_characters or context",
-    )
-    pieces, test_pieces = torch.cat(train), torch.cat(test)
-    return DataSet(
-        name="shakespeare",
-        inputs=pieces[:, :-1].contiguous(),
-        targets=pieces[:, 1:].contiguous(),
-        test_inputs=test_pieces[:, :-1].contiguous(),
-        test_targets=test_pieces[:, 1:].contiguous(),
-        num_classes=_VOCABULARY,
-        groups=torch.cat(owners),
-        vocabulary=_VOCABULARY,
+    owned = [[index[character] for character in "\n".join(speeches)] for speeches in kept]
+    cuts = [round((1 - test_share) * len(ids)) for ids in owned]
+    train = [cut(ids[:end], context) for ids, end in zip(owned, cuts, strict=True)]
+    test = [cut(ids[end:], context) for ids, end in zip(owned, cuts, strict=True)]
+    return set_of_pieces(
+        "shakespeare", train, test, _VOCABULARY, "no role has that much text: lower min_characters or context"
     )
 
 
@@ -81,19 +62,12 @@ def vocabulary(text: str) -> str:
 
 def roles(text: str) -> dict[str, list[str]]:
     """The speeches of every role, in the order of the text; empty ones are left out."""
-    found: dict[str, list[str]] = {}
+    speeches: dict[str, list[str]] = {}
     for block in re.split(r"\n\n+", text.strip("\n")):
         name, _, speech = block.partition("\n")
         if speech:
-            found.setdefault(name.removesuffix(":"), []).append(speech)
-    return found
-
-
-def _pieces(characters: Tensor, context: int) -> Tensor:
-    """[n, context + 1]: each piece with the one character that follows it."""
-    if len(characters) <= context:
-        return characters.new_empty(0, context + 1)
-    return characters.unfold(0, context + 1, context)
+            speeches.setdefault(name.removesuffix(":"), []).append(speech)
+    return speeches
 
 
 def _text(path: Path) -> str:

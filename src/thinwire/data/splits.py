@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..errors import require
+from ..ranges import Count, Range
 from .optional import optional
 
 
@@ -72,11 +73,10 @@ class Dirichlet(Split):
     """
 
     alpha: float = 0.1
-    min_examples: int = 1
+    min_examples: Annotated[int, Range(lambda x: x >= 1, "it must be at least 1")] = 1
 
     def __post_init__(self) -> None:
         require(self.alpha > 0, f"Dirichlet(alpha={self.alpha:g}): alpha must be positive")
-        require(self.min_examples >= 1, f"Dirichlet(min_examples={self.min_examples}): it must be at least 1")
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         labels = _one_each(self, labels)
@@ -89,7 +89,7 @@ class Dirichlet(Split):
                 min_partition_size=least,
                 seed=seed,
             )
-            return _dealt(partitioner, labels, num_clients)
+            return _deal(partitioner, labels, num_clients)
 
         try:
             return draw(self.min_examples)
@@ -111,10 +111,7 @@ class Pathological(Split):
     fewer clients than classes some classes may fall to nobody: their examples are left out.
     """
 
-    classes: int = 3
-
-    def __post_init__(self) -> None:
-        require(self.classes >= 1, f"Pathological(classes={self.classes}): classes must be at least 1")
+    classes: Count = 3
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         known = len(torch.unique(_one_each(self, labels)))
@@ -127,7 +124,7 @@ class Pathological(Split):
             seed=seed,
         )
         try:
-            return _dealt(partitioner, labels, num_clients)
+            return _deal(partitioner, labels, num_clients)
         except ValueError as error:
             raise ValueError(
                 f"{self!r} gives a class to more of the {num_clients} clients than it has examples "
@@ -143,10 +140,7 @@ class Shards(Split):
     there are shards may be left over; they are left out.
     """
 
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        require(self.per_client >= 1, f"Shards(per_client={self.per_client}): per_client must be at least 1")
+    per_client: Count = 2
 
     def deal(self, labels: Tensor, groups: Tensor | None, num_clients: int, seed: int) -> list[Tensor]:
         require(
@@ -160,7 +154,7 @@ class Shards(Split):
             num_shards_per_partition=self.per_client,
             seed=seed,
         )
-        return _dealt(partitioner, _one_each(self, labels), num_clients)
+        return _deal(partitioner, _one_each(self, labels), num_clients)
 
 
 @dataclass(frozen=True)
@@ -225,7 +219,7 @@ def _flower() -> Any:
     return optional("flwr_datasets.partitioner", "this split")
 
 
-def _dealt(partitioner: Any, labels: Tensor, num_clients: int) -> list[Tensor]:
+def _deal(partitioner: Any, labels: Tensor, num_clients: int) -> list[Tensor]:
     """What a partitioner of flwr-datasets makes of a table with a label and an index column.
 
     Its public way, a table a client, takes milliseconds each: the map behind them is read instead.

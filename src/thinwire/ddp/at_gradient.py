@@ -22,11 +22,12 @@ from torch.optim import Optimizer
 from ..errors import CombinationError, require
 from ..params import Params
 from ..wire import dumps, loads
+from .average import LinkEnds, Since, alike, average, ends
 from .collectives import Gather, Talk
-from .exchange import Ends, Since, alike, average, ends
 from .given import Given
-from .handle import Compressed, Named, Tie, freeze, parameters, thaw
+from .handle import Compressed, Named, freeze, parameters, thaw
 from .methods import Hook
+from .tie import Tie
 
 UNUSED = 3  # backward passes without a step after which it is asked whether somebody else makes steps
 
@@ -228,8 +229,8 @@ class AtGradient(Compressed):
         """The parameters that any rank has used. All that happened is compared with it."""
         mine = torch.zeros(len(self.names), dtype=torch.bool, device="cpu")
         mine[list(self.used)] = True
-        found = yield Gather(dumps([[] if since.usual else list(since), mine]))
-        told = [loads(data, max_values=None) for data in found]
+        answers = yield Gather(dumps([[] if since.usual else list(since), mine]))
+        told = [loads(data, max_values=None) for data in answers]
         alike([Since(*words) if words else None for words, _ in told], self.key())
         used = torch.stack([theirs for _, theirs in told]).any(0)
         return set(used.nonzero().view(-1).tolist())
@@ -329,13 +330,13 @@ class AtGradient(Compressed):
 
     # -- checkpoints ------------------------------------------------------------
 
-    def kept(self) -> dict[str, Any]:
+    def memory_of_method(self) -> dict[str, Any]:
         self._factor()
         scale = torch.tensor([self.first_scale, self.scale], dtype=torch.float64, device="cpu")
         return {"link": freeze([self.ends.sender, self.ends.receivers]), "scale": scale}
 
     def take(self, state: dict[str, Any]) -> None:
-        self.ends = self.ahead = Ends(*thaw(state["link"], [self.ends.sender, self.ends.receivers]))
+        self.ends = self.ahead = LinkEnds(*thaw(state["link"], [self.ends.sender, self.ends.receivers]))
         if "scale" in state:
             self.first_scale, self.scale = state["scale"].tolist()
             self.stepped, self.resumed = False, True
@@ -343,11 +344,7 @@ class AtGradient(Compressed):
         self.unused.clear()
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
-        require(
-            self.ends.sender is None and self.ends.receivers is None,
-            f"{self.name} keeps a link's state on every rank, which has no meaning for {self.group.size} ranks where "
-            f"there were {len(states)}: compress anew without a state",
-        )
+        self.check_merge(self.ends.sender is None and self.ends.receivers is None, states)
 
 
 def remembers(state: Any) -> bool:
@@ -361,7 +358,7 @@ def calling() -> GradScaler | None:
     """The GradScaler whose ``step`` called what is being done. Optimisers are not told."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "step" and isinstance(found := frame.f_locals.get("self"), GradScaler):
-            return found if found.is_enabled() else None
+        if frame.f_code.co_name == "step" and isinstance(scaler := frame.f_locals.get("self"), GradScaler):
+            return scaler if scaler.is_enabled() else None
         frame = frame.f_back
     return None

@@ -17,9 +17,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CombinationError, require
+from .collectives import mean
 from .exchange import exchange, leave, output, place, start
-from .handle import Compressed, Named, Tie, freeze, mean, parameters, thaw
+from .handle import Compressed, Named, freeze, parameters, thaw
 from .methods import Feedback
+from .tie import Tie
 from .vector import Vector
 
 
@@ -31,7 +33,7 @@ class AtOptimizer(Compressed):
     ========  ===================================  ===============================  ===============================
     at rest   x (PSync: the rank's own, x - e)     ``compress``, a step             a forward pass with a gradient
     away      x - lam * e                          a forward pass with a gradient   the optimiser's step
-    averaged  y = x - given * mean e               ``averaged()`` is entered        ``averaged()`` is left
+    averaged  y = x - at_output * mean e           ``averaged()`` is entered        ``averaged()`` is left
     ========  ===================================  ===============================  ===============================
 
     At rest the parameters belong to the script. Whatever it writes there becomes x (of PSync: the rank's own model).
@@ -61,7 +63,7 @@ class AtOptimizer(Compressed):
         self.method = method
         self.vector = Vector(named)
         self.rank = start(method, self.vector.layout, self.vector.flat, self.group.size)
-        self.at: float | None = method.applied  # the parameters hold x - at * e; None: something else
+        self.at: float | None = method.at_rest  # the parameters hold x - at * e; None: something else
         self.away = False
         self.led = False  # whether a forward pass since the last step was where gradients are taken
         self.pending: WeakSet[_Graph] = WeakSet()
@@ -104,7 +106,7 @@ class AtOptimizer(Compressed):
         at, rank, flat = self._where(), self.rank, self.vector.flat
         require(not self.stepped, "of several optimisers one has made its step, and another not yet: wait for all")
         self.vector.pull()
-        if self.away and at != self.method.applied:
+        if self.away and at != self.method.at_rest:
             off = (rank.x - at * rank.e).sub_(flat).abs_()
             require(
                 not bool((off > 1e-6 * (rank.x.abs() + rank.e.abs())).any()),  # but for a rounding
@@ -116,8 +118,8 @@ class AtOptimizer(Compressed):
         elif not torch.equal(flat, rank.x - at * rank.e):
             torch.sub(rank.x, flat, out=rank.e).div_(at)
         self.away = False
-        if at != self.method.applied:
-            self._put(self.method.applied)
+        if at != self.method.at_rest:
+            self._move_to(self.method.at_rest)
 
     @property
     def lam(self) -> float:
@@ -138,7 +140,7 @@ class AtOptimizer(Compressed):
         return self.at is None or (self.at == 0 and not self.away)
 
     @torch.no_grad()
-    def _put(self, lam: float) -> None:
+    def _move_to(self, lam: float) -> None:
         place(self.rank, lam, self.vector.flat)
         self.vector.push()
         self.at = lam
@@ -155,7 +157,7 @@ class AtOptimizer(Compressed):
                 self.rest()
             self.leave()
             self.led = True
-        elif self.at not in (None, self.method.applied) and not self.pending and not self.stepped:
+        elif self.at not in (None, self.method.at_rest) and not self.pending and not self.stepped:
             self.rest()
 
     def _watch(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -195,7 +197,7 @@ class AtOptimizer(Compressed):
 
     def _loading(self, *args: Any) -> None:
         self.rest()
-        self._put(0.0)
+        self._move_to(0.0)
 
     def on_copy(self, memo: dict[int, Any]) -> None:
         """The model is being copied: let the copy hold x."""
@@ -229,11 +231,11 @@ class AtOptimizer(Compressed):
         self.remember()
         self._check_place(args, kwargs)
         self.leave()
-        found = getattr(optimizer, "found_inf", None)
-        if found is None:
+        overflow = getattr(optimizer, "found_inf", None)
+        if overflow is None:
             return
         # A rank that skipped its step alone would leave the others waiting, or pair its next step with their last.
-        flag = (found > 0).float().reshape(1)
+        flag = (overflow > 0).float().reshape(1)
         self.drive(mean(flag), "agreeing on infinities")
         mine = parameters(optimizer)
         if float(flag) > 0:
@@ -277,16 +279,16 @@ class AtOptimizer(Compressed):
         self.pending.clear()
         self.vector.pull()
         if not moved:
-            self._put(self.method.applied)
+            self._move_to(self.method.at_rest)
             return
         try:
             talk = exchange(self.method, self.rank, self.vector.flat, self.key(), self.debug, self._still_runs())
             self.drive(talk, "sending")
         except BaseException:
-            self._put(self.method.applied)  # x is there still, for whoever wants to save it
+            self._move_to(self.method.at_rest)  # x is there still, for whoever wants to save it
             raise
         self.vector.push()
-        self.at = self.method.applied
+        self.at = self.method.at_rest
         self.count()
 
     @contextmanager
@@ -302,9 +304,9 @@ class AtOptimizer(Compressed):
         finally:
             with torch.no_grad():
                 self.vector.pull()
-                self._put(self.method.applied)
+                self._move_to(self.method.at_rest)
 
-    def kept(self) -> dict[str, Any]:
+    def memory_of_method(self) -> dict[str, Any]:
         if self.at is not None and not self.away:
             self.rest()
         rank = self.rank
@@ -319,11 +321,7 @@ class AtOptimizer(Compressed):
             self.rank.seen.copy_(state["seen"])
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
-        require(
-            self.rank.sender is None,
-            f"{self.name} keeps a link's state on every rank, which has no meaning for {self.group.size} ranks where "
-            f"there were {len(states)}: compress anew without a state",
-        )
+        self.check_merge(self.rank.sender is None, states)
         self._residual(torch.stack([s["residual"] for s in states]).mean(0), states[0]["total"])
         # The best lambda hangs on the number of ranks: it is measured anew.
         self.rank.lam = self.method.first(self.group.size)
@@ -338,14 +336,14 @@ class AtOptimizer(Compressed):
         self.rank.e.copy_(e)
         if self.rank.total is not None and total is not None:
             self.rank.total.copy_(total)
-        self._put(self.method.applied)
+        self._move_to(self.method.at_rest)
 
     @torch.no_grad()
     def remove(self) -> None:
         if self.removed:
             return
         self.rest()
-        self._put(0.0)
+        self._move_to(0.0)
         for optimizer, scaling in zip(self.optimizers, self.scaling, strict=True):
             if scaling is None:
                 del optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 HEAD = 256  # bytes of a message that come with its length: more would be waited for by those who send little
 
 
-class Mean(NamedTuple):
+class AllReduce(NamedTuple):
     """Asks for the mean over ranks, which is written over ``x``."""
 
     x: Tensor
@@ -34,7 +34,7 @@ class Gather(NamedTuple):
     data: bytes
 
 
-Talk = Generator[Mean | Gather, Any, T]
+Talk = Generator[AllReduce | Gather, Any, T]
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Group:
                 result: T = end.value
                 return result
             try:
-                answer = self.mean(request.x) if isinstance(request, Mean) else self.gather(request.data)
+                answer = self.mean(request.x) if isinstance(request, AllReduce) else self.gather(request.data)
             except RuntimeError as error:
                 # Gloo's are plain RuntimeErrors, which torch raises for much that is no fault of another rank.
                 known = isinstance(error, dist.DistError) or "gloo/" in str(error) or "timed out" in str(error)
@@ -148,6 +148,17 @@ class Group:
         return x if x.device.type in self.kinds else x.to(self.device)
 
 
+def mean(x: Tensor) -> Talk[None]:
+    """The mean over ranks, in place."""
+    yield AllReduce(x)
+
+
+def gather(data: bytes) -> Talk[list[bytes]]:
+    """Everyone's bytes."""
+    everyone: list[bytes] = yield Gather(data)
+    return everyone
+
+
 def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T]:
     """Run the generators of all logical workers side by side: each gets what a process group would answer.
 
@@ -156,7 +167,7 @@ def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T
     """
     answers: list[Any] = [None] * len(talks)
     while True:
-        requests: list[Mean | Gather] = []
+        requests: list[AllReduce | Gather] = []
         results: list[T] = []
         for talk, answer in zip(talks, answers, strict=True):
             try:
@@ -169,9 +180,9 @@ def together(talks: Sequence[Talk[T]], traffic: Traffic | None = None) -> list[T
         answers = answer_all(requests, traffic)
 
 
-def answer_all(requests: Sequence[Mean | Gather], traffic: Traffic | None = None) -> list[Any]:
+def answer_all(requests: Sequence[AllReduce | Gather], traffic: Traffic | None = None) -> list[Any]:
     """What a process group would answer to the requests of all its ranks. ``traffic`` is charged what one gives."""
-    means = [r.x for r in requests if isinstance(r, Mean)]
+    means = [r.x for r in requests if isinstance(r, AllReduce)]
     if means:
         answers = _mean(means)
         _charge(traffic, reduced=means[0].nbytes)

@@ -97,8 +97,8 @@ def _comm_hook(wiring, bucket):  # type: ignore[no-untyped-def]  # DDP compares 
 
 
 def _only(future: Any) -> Tensor:  # the kind of future that C++ gives, of which torch.futures.Future is a subclass
-    found: list[Tensor] = future.value()
-    return found[0]
+    gradients: list[Tensor] = future.value()
+    return gradients[0]
 
 
 def _bare(optimizer: Any) -> Optimizer:
@@ -110,8 +110,8 @@ def _bare(optimizer: Any) -> Optimizer:
         f"compress takes an optimiser of torch's, whose step() can be watched, not {type(optimizer).__name__}: give "
         "the one that it calls",
     )
-    found: Optimizer = optimizer
-    return found
+    inner: Optimizer = optimizer
+    return inner
 
 
 def _watchable(optimizer: Any) -> bool:
@@ -221,8 +221,8 @@ def _group(model: Any, method: Method, group: dist.ProcessGroup | None) -> dist.
     """The ranks that speak to one another."""
     if isinstance(model, DistributedDataParallel):
         require(group is None, "group= is for models cut up by fully_shard; a DistributedDataParallel has its own")
-        found: dist.ProcessGroup = model.process_group
-        return found
+        own: dist.ProcessGroup = model.process_group
+        return own
     if isinstance(method, Hook):
         raise CombinationError(
             "a Hook stands where DistributedDataParallel averages: over fully_shard take DEF or one of its kin"

@@ -59,20 +59,20 @@ class Given:
         One that was zero from the beginning, and was written to, is as the others that were written to: clipped with
         them, or set to zero with them.
         """
-        found, touched = set[int](), dict[int, Tensor]()
+        intact, touched = set[int](), dict[int, Tensor]()
         for number in numbers:
             grad = self.parameters[number].grad
             if grad is None:
                 continue
             if self.marks.get(number) == (grad.data_ptr(), grad._version) or not grad.numel():
-                found.add(number)
+                intact.add(number)
             else:
                 touched[number] = grad.detach()
         if touched:
             sizes = torch._foreach_norm(list(touched.values()), torch.inf)
             largest = torch.stack([size.to(sizes[0].device, torch.float64) for size in sizes]).tolist()
             alive = {number for number, size in zip(touched, largest, strict=True) if size != 0}
-            found |= alive
+            intact |= alive
             if alive:
-                found |= {number for number in touched.keys() - alive if not self.last[number].any()}
-        return found
+                intact |= {number for number in touched.keys() - alive if not self.last[number].any()}
+        return intact

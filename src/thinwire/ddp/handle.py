@@ -6,7 +6,7 @@ import copy
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -26,8 +26,9 @@ from ..errors import CombinationError, OutOfSync, WireError, check, require
 from ..key import Key
 from ..version import code_version
 from ..wire import VERSION, dumps, loads, restore
-from .collectives import Gather, Group, Mean, Talk, Traffic
+from .collectives import Group, Talk, Traffic, gather, mean
 from .methods import Method
+from .tie import Tie
 
 FORMAT = 2  # of a state_dict
 STAMP = "thinwire"  # what an optimiser's first parameter group has in a state_dict: step, rank, ranks
@@ -125,7 +126,7 @@ class Compressed(ABC):
             "rank": self.group.rank,
             "step": self.step,
             "ledger": copy.copy(vars(self.ledger)),
-            **self.kept(),
+            **self.memory_of_method(),
         }
 
     @torch.no_grad()
@@ -165,16 +166,24 @@ class Compressed(ABC):
         self.step = first["step"]
 
     @abstractmethod
-    def kept(self) -> dict[str, Any]:
+    def memory_of_method(self) -> dict[str, Any]:
         """What a method keeps between steps."""
 
     @abstractmethod
     def take(self, state: dict[str, Any]) -> None:
-        """Go on with what :meth:`kept` gave."""
+        """Go on with what :meth:`memory_of_method` gave."""
 
     @abstractmethod
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
         """Go on with what all of another number of ranks kept."""
+
+    def check_merge(self, stateless: bool, states: Sequence[dict[str, Any]]) -> None:
+        """``ValueError`` for a method whose link keeps a state on every rank."""
+        require(
+            stateless,
+            f"{self.name} keeps a link's state on every rank, which has no meaning for {self.group.size} ranks where "
+            f"there were {len(states)}: compress anew without a state",
+        )
 
     def remove(self) -> None:
         """Give model and optimisers back; DistributedDataParallel averages gradients again. What is not sent is lost.
@@ -304,9 +313,9 @@ class Compressed(ABC):
     def _same_everywhere(self, mine: list[Any]) -> None:
         """Raise on every rank unless all want the same."""
         library = f"thinwire {code_version().partition('+')[0]}, messages {VERSION}"
-        found = self.drive(gather(dumps([library, *mine])), "comparing what is to be compressed")
+        answers = self.drive(gather(dumps([library, *mine])), "comparing what is to be compressed")
         self.ledger.setup, self.ledger.gathered, self.ledger.calls = self.ledger.gathered, 0, 0
-        everyone = [_request_of(data) for data in found]
+        everyone = [_request_of(data) for data in answers]
         for number, (theirs, *_) in enumerate(everyone):
             if theirs != everyone[0][0]:
                 raise OutOfSync(
@@ -362,41 +371,9 @@ def _about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         compressed.beside(optimizer)
 
 
-class Tie:
-    """What a compressed model calls. A copy of the model, or a pickle of it, has one that does nothing."""
-
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> None:
-        if self.call is not None:
-            self.call(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tie:
-        if self.call is not None:
-            self.call.__self__.on_copy(memo)  # type: ignore[attr-defined]
-        return Tie()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.call is not None:
-            self.call.__self__.on_pickle()  # type: ignore[attr-defined]
-        return Tie, ()
-
-
 def parameters(optimizer: Optimizer) -> list[Any]:
     """Those of all its groups: parameters, or tensors where it was given such."""
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def mean(x: Tensor) -> Talk[None]:
-    """The mean over ranks, in place."""
-    yield Mean(x)
-
-
-def gather(data: bytes) -> Talk[list[bytes]]:
-    """Everyone's bytes."""
-    found: list[bytes] = yield Gather(data)
-    return found
 
 
 def freeze(kept: Any) -> Tensor:

@@ -36,11 +36,12 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..config import Config
 from ..errors import CombinationError, require
 from ..links import Link, RandomBlock
+from ..ranges import Range
 
 __all__ = ["DEF", "DEFA", "EF", "EF21", "SAEF", "Hook", "Method", "PSync"]
 
@@ -100,7 +101,7 @@ class Feedback(Method):
         return 0.0
 
     @property
-    def measured(self) -> bool:
+    def measures(self) -> bool:
         """Whether the best lambda is measured during training. That takes one number (4 bytes) more in each block."""
         return False
 
@@ -114,7 +115,7 @@ class Feedback(Method):
 
     def warn(self, ranks: int) -> None:
         """Warn of a lambda below 1 / K: what K ranks owe has at least that much in common."""
-        if self.measured and self.detach is not None and self.detach < 1 / ranks:
+        if self.measures and self.detach is not None and self.detach < 1 / ranks:
             warnings.warn(
                 f"{self!r}: of {ranks} ranks the best lam is at least 1/{ranks} = {1 / ranks:.3g}, and a smaller one "
                 "trains worse: leave lam out, and it is measured, or give a larger one",
@@ -122,13 +123,13 @@ class Feedback(Method):
             )
 
     @property
-    def applied(self) -> float:
-        """The parameters hold x - applied * e between steps."""
+    def at_rest(self) -> float:
+        """The parameters hold x - at_rest * e between steps."""
         return 0.0
 
     @property
-    def given(self) -> float:
-        """The model that is evaluated is x - given * mean e."""
+    def at_output(self) -> float:
+        """The model that is evaluated is x - at_output * mean e."""
         return 0.0
 
     @property
@@ -207,11 +208,11 @@ class PSync(Feedback):
         return 1.0
 
     @property
-    def applied(self) -> float:
+    def at_rest(self) -> float:
         return 1.0
 
     @property
-    def given(self) -> float:
+    def at_output(self) -> float:
         return 1.0
 
 
@@ -259,23 +260,18 @@ class DEF(Feedback):
 
     paper = "Xu, Huang, ICML 2022"
 
-    lam: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        some = self.lam is None or 0 <= self.lam <= 1
-        require(some, f"{type(self).__name__}(lam={self.lam}): lam must be from 0 to 1, or None: as measured")
+    lam: Annotated[float, Range(lambda x: 0 <= x <= 1, "must be from 0 to 1, or None: as measured")] | None = None
 
     @property
     def detach(self) -> float | None:
         return self.lam
 
     @property
-    def measured(self) -> bool:
+    def measures(self) -> bool:
         return True
 
     @property
-    def given(self) -> float:
+    def at_output(self) -> float:
         return 1.0
 
 
@@ -289,7 +285,7 @@ class DEFA(DEF):
     """
 
     @property
-    def given(self) -> float:
+    def at_output(self) -> float:
         return 0.0
 
 

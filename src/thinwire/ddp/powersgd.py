@@ -22,7 +22,7 @@ from ..key import Key
 from ..links.base import join
 from ..links.powersgd import PowerSGD, Sender, unit
 from ..params import Params
-from .collectives import Mean, Talk
+from .collectives import AllReduce, Talk
 
 
 def low_rank(
@@ -38,7 +38,7 @@ def low_rank(
     starts = {name: unit(own.start[name], key.everyone().at(name)) for name in thin}  # [rank, n]
     first = {name: thin[name] @ starts[name].T if name in thin else owed[name] for name in owed.names}
     sums = torch.cat([*(part.reshape(-1) for part in first.values()), flag])
-    yield Mean(sums)
+    yield AllReduce(sums)
     if not (yield from heard(sums[-1])):
         return None
     seen = _split(sums, first)
@@ -47,7 +47,7 @@ def low_rank(
     rest = {name: owed[name] - (left[name] @ mine[name]).view(owed[name].shape) for name in thin}
     second = torch.cat([part.reshape(-1) for part in mine.values()]) if mine else sums[:0]
     if mine:
-        yield Mean(second)
+        yield AllReduce(second)
     right = _split(second, mine)
     arrived = [left[name] @ right[name] if name in thin else seen[name] for name in owed.names]
     residual = join(owed.layout, [rest[name] if name in thin else torch.zeros_like(owed[name]) for name in owed.names])

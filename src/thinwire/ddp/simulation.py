@@ -1,7 +1,7 @@
 """Many workers of data-parallel training in one process, exactly: the same lines that ranks run.
 
 Each logical worker has its own module, optimiser, residual and batches, and the generators of
-:mod:`.loop` are driven side by side. What comes out is what processes under
+:mod:`.collectives` are driven side by side. What comes out is what processes under
 DistributedDataParallel compute: to the bit with two workers, and with more but for the order in which
 an all-reduce adds (gloo's and NCCL's are their own).
 """
@@ -12,13 +12,13 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -29,19 +29,45 @@ from ..config import complete
 from ..dice import Dice, seeded
 from ..errors import WireError, require
 from ..key import Key
+from ..ranges import Count
+from ..run.folder import Folder
+from ..run.loop import Record, Run, finite
+from ..run.setting import BaseSetting
 from ..task import Supervised, Task
+from ..train.device import usable
+from ..train.evaluation import means
 from ..train.given import copy_module, refuse_module
 from ..train.modes import Modes
-from ..train.one import means, usable
 from ..train.precision import Precision
 from ..train.threads import one_thread, single
+from ..version import code_version
 from ..wire import Packet, State
 from .collectives import Traffic, together
 from .exchange import output, place
 from .methods import Feedback, Method
 from .worker import Worker, batches
 
-Record = dict[str, Any]
+
+@dataclass(frozen=True)
+class Setting(BaseSetting):
+    """How logical workers train, whatever the method and the problem.
+
+    - ``workers`` with ``batch`` examples each make ``steps`` steps.
+    - ``seed``: of the model, of the order of examples, and of all else that is drawn.
+    - ``evaluate_every``: steps between evaluations. The last step is always evaluated.
+    """
+
+    example: ClassVar[str] = "Setting(workers=4)"
+
+    workers: Count = 16
+    steps: Count = 1000
+    batch: Count = 8
+    seed: int = 0
+    evaluate_every: Count = 100
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        require(usable(str(self.device)), f"device={str(self.device)!r}: no such device here; use cpu or cuda")
 
 
 @dataclass
@@ -63,27 +89,43 @@ class Result:
         """The best that was measured."""
         return max((r["accuracy"] for r in self.records if r.get("accuracy") is not None), default=None)
 
+    def summary(self, workers: int) -> Record:
+        """What ``summary.json`` says of a complete training besides ``run.json``."""
+        last, traffic = self.records[-1], self.traffic
+        return {
+            "expression": self.expression,
+            "version": code_version(),
+            "parameters": sum(p.numel() for p in self.module.parameters() if p.requires_grad),
+            "accuracy": self.accuracy,
+            "best_accuracy": self.best_accuracy,
+            "accuracy_x": last.get("accuracy_x"),
+            "test_loss": last.get("test_loss"),
+            "train_loss": last["train_loss"],
+            "bytes_up": traffic.bytes,
+            "bytes_down": traffic.received(workers),
+            "bytes_reduced": traffic.reduced,
+            "bytes_gathered": traffic.gathered,
+            "seconds": sum(line["seconds"] for line in self.records),
+        }
+
 
 def simulate(
     method: Method,
     model: nn.Module | Callable[[], nn.Module],
     train: Task,
     test: Task | None = None,
+    setting: Setting = Setting(),
     *,
-    workers: int = 16,
-    steps: int = 1000,
-    batch: int = 8,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
     rate: Callable[[int], float] | None = None,
-    seed: int = 0,
-    evaluate_every: int = 100,
-    device: torch.device | str = "cpu",
     on_record: Callable[[Record], None] | None = None,
     on_state: Callable[[State], None] | None = None,
     resume: Packet = None,
+    **changed: Any,
 ) -> Result:
     """Train by ``workers`` ranks with ``batch`` examples each.
 
+    ``setting`` is a :class:`Setting`. Other keywords (``workers=2``, ``device="cuda"``) replace its fields.
     ``optimizer`` makes one of parameters; ``rate`` is a factor of its learning rate by step. Norm statistics are those
     of worker 0, as DistributedDataParallel has them. Every ``evaluate_every`` steps, and at the end, the model that
     the method is judged by is tested, and x itself where that is another (``accuracy_x``). On a CPU as many workers
@@ -102,89 +144,180 @@ def simulate(
     written to disk, or copied, before it returns. ``resume`` is such a state, after bytes and back. The training goes
     on from there to the same bits. Raises ``WireError`` for the state of another training.
     """
-    for name, value in (("workers", workers), ("steps", steps), ("batch", batch), ("evaluate_every", evaluate_every)):
-        require(type(value) is int and value > 0, f"{name}={value}: a whole number of at least 1")
-    require(usable(str(device)), f"device={str(device)!r}: no such device here; use cpu or cuda")
+    setting = Setting.of(setting, changed)
     if isinstance(method, Feedback):
-        method.warn(workers)
-    with seeded(Key(seed).number("model") % (1 << 32)), _threads(torch.device(device)) as threads:
-        given = model if isinstance(model, nn.Module) else model()
-        refuse_module(given)
-        first = copy_module(given).to(device)
-        Modes(first).train()
-        team = [Worker(copy_module(first), optimizer, method, workers) for _ in range(workers)]
-        modes = Modes(team[0].module)  # of the one that is evaluated
-        rates = [[g["lr"] for g in worker.optimizer.param_groups] for worker in team]
-        result, begin = Result(complete(method), team[0].module, Traffic()), 0
+        method.warn(setting.workers)
+    with Simulation(method, model, train, test, setting, optimizer=optimizer, rate=rate) as run:
         if resume is not None:
-            begin = _restore(result, team, resume)
-        losses, before, began = 0.0, copy.copy(result.traffic), time.monotonic()
-        dice = torch.device(device).type != "cpu"  # a GPU has a generator of its own, which is not looked at
-        rows_of = islice(batches(len(train), workers, batch, seed), begin, None)
-        for step, rows in zip(range(begin, steps), rows_of, strict=False):
-            keys = [Key(seed, step, k, "ddp") for k in range(workers)]
-            _share_buffers(team)
-            for worker, base in zip(team, rates, strict=True):
-                for param_group, lr in zip(worker.optimizer.param_groups, base, strict=True):
-                    param_group["lr"] = lr * (rate(step) if rate else 1.0)
-            work = list(zip(team, rows, keys, strict=True))
-            if step == begin or dice:  # all threads draw from the same generators
-                for worker, indices, key in work:
-                    with seeded(key.number("dice") % (1 << 32)):
-                        drawn = Dice.now()
-                        worker.backward(train, indices, key)
-                        dice = dice or drawn.differs()
-            else:
-                drawn, precision = Dice.now(), Precision.now(torch.device(device).type)
-                backward = [partial(precision.call, worker.backward, train, *about) for worker, *about in work]
-                list(threads.map(lambda call: call(), backward))
-                require(
-                    type(train) is Supervised or not drawn.differs(),
-                    f"step {step}: the task drew from the generators of torch, numpy or Python that all share, and its "
-                    f"first batches did not: draw from the generator that `batch` is given, or draw in every batch",
-                )
-            one_step(team, keys, result.traffic)
-            losses += sum(worker.loss for worker in team) / workers
-            if (step + 1) % evaluate_every == 0 or step + 1 == steps:
-                since = (step % evaluate_every) + 1
-                record: Record = {
-                    "step": step + 1,
-                    "train_loss": losses / since,
-                    **_bytes_between(result.traffic, before, workers),
-                }
-                if isinstance(method, Feedback) and method.measured:
-                    record |= {"lam": team[0].rank.lam, "lam_star": team[0].rank.lam_star}
-                record |= _residuals(team) | (_evaluate(team, test, modes) if test is not None else {})
-                now = time.monotonic()
-                record["seconds"] = now - began
-                losses, before, began = 0.0, copy.copy(result.traffic), now
-                result.records.append(record)
-                if on_record is not None:
-                    on_record(record)
-                if on_state is not None:
-                    on_state(_state(result, team, step + 1))
-        _show(team, True)
-    return result
+            run.restore(resume)
+        tell_state = None if on_state is None else (lambda record: on_state(run.state()))
+        every = setting.evaluate_every
+        return run.until(setting.steps, run.step, evaluate_every=every, listeners=(on_record, tell_state))
 
 
-def _bytes_between(now: Traffic, before: Traffic, workers: int) -> Record:
-    """The bytes between two moments, as a record has them."""
-    reduced, gathered = now.reduced - before.reduced, now.gathered - before.gathered
-    return {
-        "up_bytes": now.bytes - before.bytes,
-        "down_bytes": now.received(workers) - before.received(workers),
-        "reduced_bytes": reduced,
-        "gathered_bytes": gathered,
-    }
+class Simulation(Run[Result]):
+    """A training by logical workers between two steps. The arguments are those of :func:`simulate`.
 
+    ``facts`` are what ``run.json`` says of it. It holds threads, and the generators that the process shares, until it
+    is closed.
+    """
 
-def _residuals(team: Sequence[Worker]) -> Record:
-    """How long residuals are, and how long their mean is. Nothing for a method that keeps an estimate instead."""
-    method = team[0].method
-    if not isinstance(method, Feedback) or method.estimate:
-        return {}
-    residual, distance = lengths([worker.rank.e for worker in team])
-    return {"residual": residual, "distance": distance}
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module | Callable[[], nn.Module],
+        train: Task,
+        test: Task | None = None,
+        setting: Setting = Setting(),
+        *,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        rate: Callable[[int], float] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.setting, self.method, self.train, self.test = setting, method, train, test
+        self.rate, self.facts = rate, dict(facts or {})
+        with ExitStack() as stack:
+            stack.enter_context(seeded(Key(setting.seed).number("model") % (1 << 32)))
+            self.threads = stack.enter_context(_threads(torch.device(setting.device)))
+            given = model if isinstance(model, nn.Module) else model()
+            refuse_module(given)
+            first = copy_module(given).to(setting.device)
+            Modes(first).train()
+            self.team = [Worker(copy_module(first), optimizer, method, setting.workers) for _ in range(setting.workers)]
+            self.modes = Modes(self.team[0].module)  # of the one that is evaluated
+            self.rates = [[g["lr"] for g in worker.optimizer.param_groups] for worker in self.team]
+            self.number, self.records, self.traffic = 0, list[Record](), Traffic()
+            self.dice = torch.device(setting.device).type != "cpu"  # a GPU's own generator is not looked at
+            self._begin()
+            self.held = stack.pop_all()
+
+    def close(self) -> None:
+        self.held.close()
+
+    def _begin(self) -> None:
+        """Begin the first step here, and the part of a record."""
+        rows = batches(len(self.train), self.setting.workers, self.setting.batch, self.setting.seed)
+        self.rows, self.first = islice(rows, self.number, None), self.number
+        self._begin_record()
+
+    def _begin_record(self) -> None:
+        self.losses, self.since = 0.0, self.number
+        self.before, self.began = copy.copy(self.traffic), time.monotonic()
+
+    # -- a step -----------------------------------------------------------------
+
+    def step(self, evaluate: bool = True) -> Record | None:
+        """Train every worker on its next batch, and let them agree. Returns a record where it is to evaluate."""
+        step, team = self.number, self.team
+        keys = [Key(self.setting.seed, step, k, "ddp") for k in range(len(team))]
+        _share_buffers(team)
+        for worker, rates in zip(team, self.rates, strict=True):
+            for param_group, lr in zip(worker.optimizer.param_groups, rates, strict=True):
+                param_group["lr"] = lr * (self.rate(step) if self.rate else 1.0)
+        self._backward(list(zip(team, next(self.rows), keys, strict=True)))
+        one_step(team, keys, self.traffic)
+        self.losses += sum(worker.loss for worker in team) / len(team)
+        self.number = step + 1
+        return self._record() if evaluate else None
+
+    def _backward(self, work: Sequence[tuple[Worker, Tensor, Key]]) -> None:
+        """The gradients of all workers: at once, unless they draw from the generators that all threads share."""
+        drawn = Dice.now()
+        if self.number == self.first or self.dice:
+            for worker, indices, key in work:
+                with seeded(key.number("dice") % (1 << 32)):
+                    drawn = Dice.now()
+                    worker.backward(self.train, indices, key)
+                    self.dice = self.dice or drawn.differs()
+            return
+        precision = Precision.now(torch.device(self.setting.device).type)
+        calls = [partial(precision.call, worker.backward, self.train, *about) for worker, *about in work]
+        list(self.threads.map(lambda call: call(), calls))
+        require(
+            type(self.train) is Supervised or not drawn.differs(),
+            f"step {self.number}: the task drew from the generators of torch, numpy or Python that all share, and its "
+            f"first batches did not: draw from the generator that `batch` is given, or draw in every batch",
+        )
+
+    # -- looking ----------------------------------------------------------------
+
+    def _record(self) -> Record:
+        """The record of the steps since the one before."""
+        now, before, workers, method = self.traffic, self.before, self.setting.workers, self.method
+        record: Record = {
+            "step": self.number,
+            "train_loss": self.losses / (self.number - self.since),
+            "up_bytes": now.bytes - before.bytes,
+            "down_bytes": now.received(workers) - before.received(workers),
+            "reduced_bytes": now.reduced - before.reduced,
+            "gathered_bytes": now.gathered - before.gathered,
+        }
+        if isinstance(method, Feedback) and method.measures:
+            record |= {"lam": self.team[0].rank.lam, "lam_star": self.team[0].rank.lam_star}
+        if isinstance(method, Feedback) and not method.estimate:
+            record |= zip(("residual", "distance"), lengths([worker.rank.e for worker in self.team]), strict=True)
+        if self.test is not None:
+            record |= self._evaluate(self.test)
+        record["seconds"] = time.monotonic() - self.began
+        self._begin_record()
+        self.records.append(record)
+        return record
+
+    def _evaluate(self, test: Task) -> Record:
+        values = self._metrics(test, judged=True)
+        if isinstance(self.method, Feedback):
+            if self.method.at_output:
+                values |= {f"{name}_x": value for name, value in self._metrics(test, judged=False).items()}
+            with torch.no_grad():
+                place(self.team[0].rank, self.method.at_rest, self.team[0].vector.flat)
+        self.modes.train()
+        return {name: finite(value) for name, value in values.items()}
+
+    def _metrics(self, test: Task, judged: bool) -> dict[str, float]:
+        """The metrics of the model that the method is judged by, or of x. It is in worker 0's module then."""
+        self._show(judged)
+        with seeded(0):
+            return means(self.team[0].module, test, self.team[0].vector.flat.device)
+
+    @torch.no_grad()
+    def _show(self, judged: bool) -> None:
+        """Put into worker 0's module the model that the method is judged by, or x."""
+        team, method = self.team, self.method
+        if isinstance(method, Feedback):
+            x = together([output(method, worker.rank) for worker in team])[0] if judged else team[0].rank.x
+            team[0].vector.flat.copy_(x)
+
+    def result(self) -> Result:
+        self._show(True)
+        return Result(complete(self.method), self.team[0].module, self.traffic, self.records)
+
+    # -- to disk and back -------------------------------------------------------
+
+    def fingerprint(self) -> Record:
+        return self.facts
+
+    def state(self) -> State:
+        return {
+            "step": self.number,
+            "traffic": asdict(self.traffic),
+            "records": self.records,
+            "workers": [worker.state() for worker in self.team],
+        }
+
+    def restore(self, packet: Packet) -> None:
+        """As :meth:`Run.restore`. Raises ``WireError`` for the state of another training."""
+        try:
+            for worker, state in zip(self.team, packet["workers"], strict=True):
+                worker.restore(state)
+            self.traffic, self.records = Traffic(**packet["traffic"]), packet["records"]
+            self.number = int(packet["step"])
+        except (KeyError, TypeError, ValueError, AttributeError, WireError) as error:
+            raise WireError(f"resume: the state of another training or version ({error})") from error
+        self._begin()
+
+    def write(self, folder: Folder, result: Result) -> None:
+        folder.model(result.module.state_dict(), {"expression": result.expression, "seed": str(self.setting.seed)})
+        folder.summary({**self.facts, **result.summary(self.setting.workers)})
 
 
 @torch.no_grad()
@@ -195,26 +328,6 @@ def lengths(residuals: Sequence[Float[Tensor, " d"]]) -> tuple[float, float]:
         total.add_(e)
         squares += float(torch.linalg.vector_norm(e, dtype=torch.float64)) ** 2
     return math.sqrt(squares / len(residuals)), float(total.norm()) / len(residuals)
-
-
-def _state(result: Result, team: Sequence[Worker], step: int) -> State:
-    return {
-        "step": step,
-        "traffic": asdict(result.traffic),
-        "records": result.records,
-        "workers": [worker.state() for worker in team],
-    }
-
-
-def _restore(result: Result, team: Sequence[Worker], packet: Packet) -> int:
-    """Put a state into a result and workers that begin; returns the steps that were made."""
-    try:
-        for worker, kept in zip(team, packet["workers"], strict=True):
-            worker.restore(kept)
-        result.traffic, result.records = Traffic(**packet["traffic"]), packet["records"]
-        return int(packet["step"])
-    except (KeyError, TypeError, ValueError, AttributeError, WireError) as error:
-        raise WireError(f"resume: the state of another training or version ({error})") from error
 
 
 @contextmanager
@@ -228,7 +341,7 @@ def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
 @torch.no_grad()
 def one_step(team: Sequence[Worker], keys: Sequence[Key], traffic: Traffic | None = None) -> None:
     """From gradients to the next model, on all workers."""
-    unused = set[str].intersection(*(set(worker.unused) for worker in team))
+    unused = set[str].intersection(*(set(worker.without_gradient) for worker in team))
     together([worker.step(key, unused=unused) for worker, key in zip(team, keys, strict=True)], traffic)
     if traffic is not None:
         traffic.steps += 1
@@ -240,31 +353,3 @@ def _share_buffers(team: Sequence[Worker]) -> None:
     for worker in team[1:]:
         for mine, theirs in zip(worker.module.buffers(), buffers, strict=True):
             mine.copy_(theirs)
-
-
-@torch.no_grad()
-def _show(team: Sequence[Worker], judged: bool) -> None:
-    """Put into worker 0's module the model that the method is judged by, or x."""
-    method = team[0].method
-    if isinstance(method, Feedback):
-        x = together([output(method, worker.rank) for worker in team])[0] if judged else team[0].rank.x
-        team[0].vector.flat.copy_(x)
-
-
-def _evaluate(team: Sequence[Worker], test: Task, modes: Modes) -> Record:
-    module, device = team[0].module, team[0].vector.flat.device
-    method = team[0].method
-    _show(team, True)
-    with seeded(0):
-        found = means(module, test, device)
-    if isinstance(method, Feedback) and method.given:
-        _show(team, False)
-        with seeded(0):
-            shared = means(module, test, device)
-        found |= {f"{name}_x": value for name, value in shared.items()}
-    if isinstance(method, Feedback):
-        with torch.no_grad():
-            place(team[0].rank, method.applied, team[0].vector.flat)
-    modes.train()
-    # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}

@@ -14,14 +14,16 @@ from torch.optim import Optimizer
 
 from ..errors import NonFinite, require
 from ..key import Key
+from ..losses import mean_loss
 from ..params import Params
-from ..task import Task, mean_loss
+from ..task import Task
+from ..train.device import to_device
 from ..train.given import refuse_moving
-from ..train.one import to_device
 from ..train.precision import without_cache
 from ..wire import Packet, State, restore
+from .average import LinkEnds, average, ends
 from .collectives import Talk
-from .exchange import Ends, average, ends, exchange, output, place, start
+from .exchange import exchange, output, place, start
 from .methods import Feedback, Hook, Method
 from .vector import Vector
 
@@ -80,7 +82,7 @@ class Worker:
         return {name: p.grad for name, p in used.items() if p.grad is not None}
 
     @property
-    def unused(self) -> list[str]:
+    def without_gradient(self) -> list[str]:
         """The parameters that have no gradient."""
         named = zip(self.vector.layout.names, self.vector.parameters, strict=True)
         return [name for name, p in named if p.grad is None]
@@ -126,24 +128,24 @@ class Worker:
         clip()
         self.optimizer.step()
 
-    def judged(self) -> Talk[Tensor]:
+    def output(self) -> Talk[Tensor]:
         """The parameters, as one vector, that the method is judged by. All workers ask for them together."""
         if isinstance(self.method, Feedback):
             return (yield from output(self.method, self.rank))
         return self.vector.flat
 
     @property
-    def kept(self) -> dict[str, State]:
+    def memory(self) -> dict[str, State]:
         """What the method keeps between steps."""
         kept = self.rank if isinstance(self.method, Feedback) else self.ends
         return {name: value for name, value in vars(kept).items() if name not in ("layout", "ranks")}
 
-    @kept.setter
-    def kept(self, found: dict[str, Any]) -> None:
+    @memory.setter
+    def memory(self, memory: dict[str, Any]) -> None:
         if isinstance(self.method, Feedback):
-            self.rank = replace(self.rank, **found)
+            self.rank = replace(self.rank, **memory)
         else:
-            self.ends = Ends(**found)
+            self.ends = LinkEnds(**memory)
 
     def state(self) -> dict[str, State]:
         """All of it that the next step depends on. Tensors are the worker's own, not copies."""
@@ -151,7 +153,7 @@ class Worker:
             "parameters": self.vector.flat,
             "buffers": list(self.module.buffers()),
             "optimizer": self.optimizer.state_dict(),
-            "kept": self.kept,
+            "kept": self.memory,
         }
 
     @torch.no_grad()
@@ -159,9 +161,9 @@ class Worker:
         """Go on from what :meth:`state` gave, after bytes and back. Raises ``WireError`` where it does not fit."""
         mine = self.state()
         names = ("parameters", "buffers", "kept")
-        found = restore({name: packet[name] for name in names}, {name: mine[name] for name in names})
-        self.vector.flat.copy_(found["parameters"])
-        for buffer, value in zip(self.module.buffers(), found["buffers"], strict=True):
+        state = restore({name: packet[name] for name in names}, {name: mine[name] for name in names})
+        self.vector.flat.copy_(state["parameters"])
+        for buffer, value in zip(self.module.buffers(), state["buffers"], strict=True):
             buffer.copy_(value)
         self.optimizer.load_state_dict(copy.deepcopy(packet["optimizer"]))  # what is loaded must not be written to
-        self.kept = found["kept"]
+        self.memory = state["kept"]

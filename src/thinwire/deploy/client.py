@@ -24,18 +24,30 @@ from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm, Start
 from ..dice import put_back, seeded
 from ..errors import OutOfSync, RunError, WireError, check, require
-from ..federated.client import ClientState, Job, Reply, adapt_model, client_inputs, one_round, statistics_of, unheard
+from ..federated.client import (
+    ClientState,
+    Job,
+    Reply,
+    Turn,
+    adapt_model,
+    client_inputs,
+    one_round,
+    statistics_of,
+    unheard,
+)
 from ..federated.envelope import Answer, Call, key_of, mark, read_call
-from ..federated.messages import Form, forms, private
+from ..federated.letters import private
+from ..federated.messages import Form, forms
 from ..federated.own_tests import Model, evaluate_models, pack_metrics
-from ..federated.stream import Logged, Parcel, View, begin_known, catch_up
+from ..federated.stream import Logged, Parcel, View, catch_up, first_broadcast
 from ..key import Key
 from ..params import Params
 from ..run.folder import checksum, lock_folder, read_state, write_atomic, write_state
 from ..run.identity import model_digest, run_digest
 from ..task import Task, as_task
+from ..train.evaluation import evaluate, mean_metrics
 from ..train.fitting import fitting
-from ..train.one import Slot, evaluate, floats, make_module, mean_metrics
+from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import restore
 
@@ -44,7 +56,7 @@ RUNS = 16  # whose states a client keeps: who comes back to an older one is open
 DRAFTS = 4  # that a client keeps of one round, where calls come again and training gives another state each time
 
 
-class Held(NamedTuple):
+class ClientMemory(NamedTuple):
     """What a client keeps between two calls."""
 
     version: int  # of the file
@@ -53,13 +65,13 @@ class Held(NamedTuple):
     own: ClientState
 
 
-class Kept:
+class ClientFiles:
     """The states of one client in one run, in a folder of their own: each in a file of its round and its mark."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def at(self, base: int, state: int, like: Held) -> Held:
+    def at(self, base: int, state: int, like: ClientMemory) -> ClientMemory:
         """What was held after the answer to round ``base``, whose mark is ``state``. What is older is removed.
 
         Raises :class:`OutOfSync` where that is not here any more, or never was.
@@ -67,7 +79,7 @@ class Kept:
         if base == 0:
             return like
         try:
-            held: Held = restore(read_state(self._path(base, state)), like)
+            held: ClientMemory = restore(read_state(self._path(base, state)), like)
         except (OSError, WireError):  # none, or damaged: as good as none
             held = like
         if (held.version, held.round) != (VERSION, base) or mark(checksum(held)) != state:
@@ -80,7 +92,7 @@ class Kept:
         """Whether there are drafts: of answers, to rounds after ``base``, that have not been taken."""
         return bool(self._between(base, sys.maxsize))
 
-    def put(self, held: Held, base: int) -> int:
+    def save(self, held: ClientMemory, base: int) -> int:
         """Keep a state until it is known whether its answer arrived; its mark.
 
         Drafts of the rounds between ``base`` and this are removed: whoever is called again is called for good.
@@ -99,8 +111,8 @@ class Kept:
 
     def _between(self, first: int, last: int) -> list[Path]:
         """The states of the rounds between these, neither included."""
-        found = self.folder.glob("[0-9]*-*.thinwire")
-        return [path for path in found if first < int(path.name.partition("-")[0]) < last]
+        paths = self.folder.glob("[0-9]*-*.thinwire")
+        return [path for path in paths if first < int(path.name.partition("-")[0]) < last]
 
 
 def forget(folder: Path) -> None:
@@ -168,9 +180,9 @@ class Node:
         up, down = forms(algorithm, start, shared)
         alone = private(algorithm, start)
         heard = View(start.view, down.open()[1], shared)
-        fresh = Held(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
+        fresh = ClientMemory(VERSION, 0, heard, unheard(algorithm, start, up, statistics))
 
-        kept = Kept(self.folder / f"{call.run}-{call.incarnation:016x}")
+        kept = ClientFiles(self.folder / f"{call.run}-{call.incarnation:016x}")
         try:
             held = kept.at(call.base, call.state, fresh)
             self.lost = kept.after(call.base)
@@ -180,14 +192,14 @@ class Node:
         pieces, own = (call.pieces, b"") if alone is None else (call.pieces[:-1], call.pieces[-1].blob)
         parcel = Parcel(call.snapshot, [Logged(piece.round, piece.round, piece.blob, 0.0, 0) for piece in pieces])
         if known and call.base == 0 and not call.snapshot:
-            held = held._replace(view=begin_known(algorithm, down, start.server, held.view, Key(call.seed)))
+            held = held._replace(view=first_broadcast(algorithm, down, start.server, held.view, Key(call.seed))[0])
         view = catch_up(algorithm, down, held.view, parcel, Key(call.seed))
         key = key_of(call.seed, call.client, call.round, call.mbit)
         job = Job(key, held.own, own, call.base == 0)
         mine, state = client_inputs(algorithm, alone, view, job, start if known else None)
         metrics = self.evaluate(slot, start, statistics, mine, held.own, call)
         reply = self.round(slot, up, mine, state, key)
-        name = kept.put(Held(VERSION, call.round, view, reply.next), call.base)
+        name = kept.save(ClientMemory(VERSION, call.round, view, reply.next), call.base)
         return Answer.to(call, number, reply, name, time.perf_counter() - began, metrics)
 
     def evaluate(
@@ -229,4 +241,4 @@ class Node:
 
     def round(self, slot: Slot, form: Form, view: View, own: ClientState, key: Key) -> Reply:
         """The client's half of the method."""
-        return one_round(self.algorithm, form, slot, self.task, view, own, key)
+        return one_round(self.algorithm, form, slot, Turn(self.task, view, own, key))

@@ -11,38 +11,36 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..algorithms.auto import runnable
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import OutOfSync, ThinwireError, WireError, check, require
 from ..federated.client import ClientState
-from ..federated.clip import Clip, Norms
-from ..federated.envelope import SMALL, Answer, mark, read_answer
+from ..federated.clip import Norms
+from ..federated.envelope import Answer, mark, read_answer
 from ..federated.network import measure_rate
 from ..federated.own_tests import unpack_metrics
 from ..federated.pool import Pool, Work
-from ..federated.privacy import Privacy
 from ..federated.result import Record
 from ..federated.rounds import Pending, Rounds
-from ..federated.setting import Setting
-from ..federated.storage import Disk, Ends, Memory, Unreadable
+from ..federated.storage import Disk, Ends, InMemory, Unreadable
 from ..key import Key
-from ..params import Params
 from ..run.folder import Folder
 from ..run.identity import data_digest
 from ..task import as_task
-from ..train.one import Slot, make_module
-from ..wire import Packet, State, count, length, restore
+from ..train.slot import Slot, make_module
+from ..wire import Packet, State, restore
+from .limits import find_usable, honest_sizes, warn_of_clipped, warn_of_weight
+from .setting import Setting
 
-FEW = 64  # values of an answer beyond twice those of noise
+KEPT = ("incarnation", "names", "sent", "rates", "secret", "marks", "owners")  # in a checkpoint, as they are
 
 log = logging.getLogger("thinwire")
 
@@ -67,22 +65,10 @@ class Taken(NamedTuple):
 class Deployment(Rounds):
     """A run between two rounds, whose clients are elsewhere.
 
-    Each round ``sample`` of ``clients`` are called (None: all that are there) and the first
-    ``take`` answers count (None: all of them). ``clip`` bounds the Euclidean norm of every
-    Params field of a reply: a longer one counts as if it were that long, and the log names
-    its client. "auto" is a multiple of the median norm of the newest rounds' replies (:mod:`thinwire.federated.clip`).
-    :meth:`Algorithm.admit <thinwire.algorithms.base.Algorithm.admit>` says what a bound means for each method. A reply
-    weighs as many examples as its client says to have; ``most_examples``, one number or one for each client, is how
-    many are believed: an answer that says more is refused. Where a method averages by examples,
-    both are needed to bound what one client does. With ``privacy`` replies are clipped by that, and
-    noise is added to their mean, from a secret that is drawn when the run begins and stays in the
-    server's checkpoint.
-    ``mbit`` is what every client's uplink carries at least, whatever is measured; it may be
-    another when a run goes on.
-    ``test`` is evaluated as in :func:`thinwire.simulate`; a model with buffers needs it, to
-    see which of them training moves. With ``states``, a folder, what is kept of every client
-    lies there between its rounds. With ``start="known"`` the starting model is sent to nobody: clients have it from
-    the seed, and refuse the calls of a run whose digest says that theirs is another.
+    ``clients`` is how many there are. ``setting`` is a :class:`~thinwire.deploy.setting.Setting`. Other keywords
+    (``sample=10``, ``clip="auto"``) replace its fields. ``test`` is evaluated as in :func:`thinwire.simulate`; a model
+    with buffers needs it, to see which of them training moves. With ``states``, a folder, what is kept of every client
+    lies there between its rounds.
 
     Clients that have tests of their own (``Node(test=...)``) send what these say with their answers to this round. The
     record has it as ``client_accuracy`` and so on, over the ``evaluated_clients`` alone, of the models with which the
@@ -97,41 +83,25 @@ class Deployment(Rounds):
         algorithm: Algorithm,
         model: nn.Module | Callable[[], nn.Module],
         clients: int,
+        setting: Setting = Setting(),
         *,
-        sample: int | None = None,
-        take: int | None = None,
-        clip: Clip = None,
-        most_examples: int | Sequence[int] | None = None,
-        privacy: Privacy | None = None,
-        mbit: float | None = None,
-        seed: int = 0,
         test: Any = None,
-        device: str = "cpu",
         states: Path | None = None,
-        start: Literal["sent", "known"] = "sent",
+        **fields: Any,
     ) -> None:
         runnable(algorithm)
         require(clients > 0, f"clients={clients}: there must be at least one")
-        setting = Setting(sample=sample, seed=seed, privacy=privacy, clip=clip, device=device, start=start)
-        cohort = setting.cohort(clients)
-        self.first = cohort if take is None else take
-        require(0 < self.first <= cohort, f"take={take}: it must be between 1 and the {cohort} sampled")
-        bounds = [most_examples] * clients if isinstance(most_examples, int) else list(most_examples or ())
-        require(
-            most_examples is None or (len(bounds) == clients and all(n > 0 for n in bounds)),
-            f"most_examples={most_examples}: a positive number, or one for each of the {clients} clients",
-        )
-        require(mbit is None or 0 < mbit < math.inf, f"mbit={mbit}: a rate in Mbit/s is positive")
-        module = algorithm.assemble(model if isinstance(model, nn.Module) else make_module(model, seed), clients)
-        slot = Slot(module, device)
+        setting = Setting.of(setting, fields)
+        self.first, self.most_examples, self.mbit = setting.first(clients), setting.most_of_each(clients), setting.mbit
+        module = model if isinstance(model, nn.Module) else make_module(model, setting.seed)
+        slot = Slot(algorithm.assemble(module, clients), setting.device)
         tested = None if test is None else as_task(test, floats=slot.layout.dtype)
         if tested is not None:
             require(len(tested) > 0, "the test set has no examples")
         slot.probe([] if tested is None else [tested], trains=False)
-        self.most_examples, self.mbit = bounds, mbit
-        super().__init__(algorithm, slot, clients, cohort, seed, tested, privacy, start == "known", clip)
+        super().__init__(algorithm, slot, clients, setting, tested)
         self.secret = secrets.token_hex(32)  # clients are told the seed
-        self.unanswered = Memory(self._sent_ends)  # what `pending` was at the end of the round of a call
+        self.unanswered = InMemory(self._sent_ends)  # what `pending` was at the end of the round of a call
         if states is not None:
             self.states, self.unanswered = Disk(self.ends, states), Disk(self._sent_ends, states / "unanswered")
         self.pool = Pool(slot, 1, Work(algorithm, self.up, (), self.stream.view, self.ends().own))
@@ -147,12 +117,11 @@ class Deployment(Rounds):
 
     def ends(self) -> Ends:
         """The server's end of a client's wire before its first reply."""
-        own = ClientState(None, None, None)
-        return Ends(0, self.up.open()[1], own, self.private_end(), self.stream.end)
+        return Ends(0, self.up.open()[1], ClientState(None, None, None), self.private_end(), self.stream.end)
 
     def _sent_ends(self) -> Ends:
         """What is kept of a call that is not answered: the sending ends alone."""
-        return Ends(0, None, ClientState(None, None, None), self.private_end(), self.stream.end)
+        return self.ends()._replace(rx=None)
 
     @property
     def most(self) -> int:
@@ -161,17 +130,7 @@ class Deployment(Rounds):
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """Bytes, and values, that no honest answer has: twice those of dense noise, and some for what noise has not."""
-        form, key = self.up, Key(self.seed)
-        draw = key.generator("noise")
-        blank = [leaf.blank for leaf in form.leaves]
-
-        def drawn(x: Tensor) -> Tensor:
-            return torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x.dtype)
-
-        noise = [v.map(drawn) if isinstance(v, Params) else v for v in blank]
-        bodies = [form.send(values, form.open()[0], key._replace(client=0))[0] for values in (blank, noise)]
-        return 2 * max(length(noise), *map(length, bodies)) + 2 * SMALL, 2 * max(map(count, bodies)) + FEW
+        return honest_sizes(self.up, Key(self.seed))
 
     # -- a round --------------------------------------------------------------
 
@@ -218,7 +177,7 @@ class Deployment(Rounds):
                 "opened anew: %s",
                 *(self._key().round, client, error),
             )
-        self.states.put(client, self.ends())
+        self.states.commit(client, self.ends())
         self.unanswered.drop(client)
         self.marks.pop(client, None)
 
@@ -299,22 +258,25 @@ class Deployment(Rounds):
         except Exception:  # not NonFinite alone: what the checks overlook must not take the round with it
             moved = self._mend(clients)
         self.norms = [self.taken[client].norms for client in moved]
-        self._remark(moved)
+        if not self.privacy:  # what is meant to be clipped is no news
+            warn_of_clipped(self.mean, key.round)
+        if not self.most_examples and self.algorithm.weights == "examples":
+            warn_of_weight({client: self.taken[client].answer.examples for client in moved}, key.round)
         for client, ends in moved.items():
-            self.states.put(client, ends)
+            self.states.commit(client, ends)
             self.marks[client] = self.taken[client].answer.state
             self.pending.pop(client, None)
             self.unanswered.drop(client)
         for client, (tx, down) in self.pending.items():
             if self.algorithm.late and client in self.sent:  # else no later answer is of use
-                self.unanswered.put(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
+                self.unanswered.commit(client, self._sent_ends()._replace(version=key.round, tx=tx, down=down))
         self.pending.clear()
         used = len([client for client in now if client in moved])
         record = self.finish(0.0, self.called, self.called - used, evaluate)
         record |= {"late_replies": len(moved) - used, "dropped_replies": self.dropped, "refused_replies": self.refused}
-        said = {client: self.taken[client].answer.metrics for client in sorted(now) if client in moved}
-        found = {client: unpack_metrics(metrics) for client, metrics in said.items() if metrics}
-        record |= self.over_clients(found) | ({"evaluated_clients": len(found)} if found else {})
+        answers = {client: self.taken[client].answer for client in sorted(now) if client in moved}
+        metrics_of = {client: unpack_metrics(answer.metrics) for client, answer in answers.items() if answer.metrics}
+        record |= self.over_clients(metrics_of) | ({"evaluated_clients": len(metrics_of)} if metrics_of else {})
         self.key = None
         return record
 
@@ -353,7 +315,7 @@ class Deployment(Rounds):
 
     def _mend(self, clients: list[int]) -> dict[int, Ends]:
         """The server's step without those whose answers it cannot use; the others' next ends."""
-        usable = self._usable(clients)
+        usable = find_usable(clients, self._try, self._refuse)
         try:
             return self._serve(usable)
         except Exception:  # each half will do, and all together will not
@@ -361,46 +323,19 @@ class Deployment(Rounds):
             self.gather()
             return {}
 
-    def _usable(self, clients: list[int]) -> list[int]:
-        """Those of the clients whose answers the server can use; the others are refused, and the log names them.
+    def _try(self, clients: list[int]) -> None:
+        self._add(clients)
+        self.next_server(self._key())
 
-        Where all together will not do, each half is tried by itself, down to single clients: for one among n that is
-        2 log2(n) steps of the server, over two answers of each client in all, and never more than 2 n steps.
-        """
-        try:
-            self._add(clients)
-            self.served(self._key())
-        except Exception as error:
-            if len(clients) > 1:
-                middle = len(clients) // 2
-                return self._usable(clients[:middle]) + self._usable(clients[middle:])
-            self.refused += 1
-            ours = isinstance(error, ThinwireError)  # of another the log shows where it was raised
-            number, (client,) = self._key().round, clients
-            log.warning(
-                "round %d: the answer of client %d was refused, the server cannot use it: %s",
-                *(number, client, error),
-                exc_info=None if ours else error,
-            )
-            return []
-        return clients
-
-    def _remark(self, clients: Collection[int]) -> None:
-        """Log which of these clients did more than others."""
-        number = self._key().round
-        for client, name, norm in [] if self.privacy else self.mean.clipped:  # what is meant to be clipped is no news
-            what = name if norm is None else f"a norm of {norm:.3g}"
-            log.warning("round %d: client %d sent %s; it counts as %g", number, client, what, self.mean.bound(name))
-        if self.most_examples or self.algorithm.weights != "examples" or len(clients) < 3:
-            return
-        examples = {client: self.taken[client].answer.examples for client in clients}
-        client = max(examples, key=lambda c: examples[c])
-        if 2 * examples[client] > sum(examples.values()):
-            log.warning(
-                "round %d: client %d says that it has %d of all %d examples: its reply has more than half of the "
-                "weight; most_examples= bounds what is believed",
-                *(number, client, examples[client], sum(examples.values())),
-            )
+    def _refuse(self, client: int, error: Exception) -> None:
+        self.refused += 1
+        log.warning(
+            "round %d: the answer of client %d was refused, the server cannot use it: %s",
+            *(self._key().round, client, error),
+            exc_info=None
+            if isinstance(error, ThinwireError)
+            else error,  # of another the log shows where it was raised
+        )
 
     def _key(self) -> Key:
         require(self.key is not None, "no round has begun")
@@ -415,11 +350,11 @@ class Deployment(Rounds):
 
     # -- to disk and back -----------------------------------------------------
 
-    def open(self, folder: Folder, resume: bool) -> None:
-        """Start a run in ``folder``, or continue the one that is there. Rounds are recorded there from now on."""
-        super().open(folder, resume)
-        if self.round == 0:
-            self.unanswered.load({self.unanswered.kind: {}})  # files that no checkpoint refers to
+    def rewind(self, folder: Folder, packet: Packet | None) -> None:
+        """Files of answers that no checkpoint refers to are deleted too."""
+        super().rewind(folder, packet)
+        if packet is None:
+            self.unanswered.load({self.unanswered.kind: {}})
         self.unanswered.run = self.owner()
 
     def save(self, folder: Folder) -> None:
@@ -438,7 +373,7 @@ class Deployment(Rounds):
             "start": "known" if self.known else "sent",
             "privacy": None if self.privacy is None else complete(self.privacy),
             "parameters": self.slot.layout.size,
-            **self.chosen(),
+            **self.downlink_fact(),
         }
 
     @cached_property
@@ -452,15 +387,12 @@ class Deployment(Rounds):
 
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint between two rounds."""
-        mine = {"incarnation": self.incarnation, "names": self.names, "sent": self.sent, "rates": self.rates}
-        mine |= {"secret": self.secret, "marks": self.marks, "owners": self.owners}
-        mine |= {"unanswered": self.unanswered.state()}
-        return {**super().state(), **mine}
+        mine = {name: getattr(self, name) for name in KEPT}
+        return {**super().state(), **mine, "unanswered": self.unanswered.state()}
 
     def restore(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         super().restore(packet)
-        self.incarnation, self.names, self.rates = packet["incarnation"], packet["names"], packet["rates"]
-        self.secret, self.marks, self.owners = packet["secret"], packet["marks"], packet["owners"]
+        vars(self).update({name: packet[name] for name in KEPT})
         self.sent = {client: restore(sent, Sent(0, 0, 0.0, 0)) for client, sent in packet["sent"].items()}
         self.unanswered.load(packet["unanswered"])

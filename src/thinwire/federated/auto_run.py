@@ -11,13 +11,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..algorithms.auto import Auto, Choice, Coded, Measured
+from ..algorithms.auto import Auto, Choice, Coding, Measured
 from ..algorithms.base import Algorithm
 from ..algorithms.fedavg import FedAvg
 from ..config import complete
@@ -50,10 +49,10 @@ class Made(NamedTuple):
     why: Several  # sentences
 
 
-BLANK = Several([], Made(0, Choice(Coded("", 0), Coded("", 0), False, False), Several([], "")))
+BLANK = Several([], Made(0, Choice(Coding("", 0), Coding("", 0), False, False), Several([], "")))
 
 
-class Rehearsal(Simulation):
+class TrialRun(Simulation):
     """A round of FedAvg by a few clients, whose updates are kept."""
 
     def __init__(
@@ -74,7 +73,7 @@ class Rehearsal(Simulation):
         self.changes.append(values[0].clone())
         return super().add(answer, body, rx, late)
 
-    def of(self, run: Rounds | None, clients: Sequence[int]) -> Rehearsal:
+    def of(self, run: Rounds | None, clients: Sequence[int]) -> TrialRun:
         """Make the round from the start, or from where a run is."""
         if run is not None:
             self.server = self.server._replace(x=run.algorithm.model(run.server))
@@ -116,7 +115,7 @@ class Chosen(Simulation):
 
     def build(self) -> None:
         """The run, as its choices say."""
-        method = self.written(len(self.choices))
+        method = self.method_after(len(self.choices))
         super().__init__(method, self.model, self.given, self.asked.but({"start": "known"}), **self.options)
 
     # -- the choice -----------------------------------------------------------
@@ -124,16 +123,16 @@ class Chosen(Simulation):
     def choose(self, run: Rounds | None) -> None:
         """Rehearse, and choose: before the run, or where it is."""
         began, before = time.perf_counter(), self.choices[-1].choice if self.choices else None
-        found = self.look(run)
+        measured = self.look(run)
         with one_thread():
-            verdict = self.auto.choose(found, Key(self.asked.seed).at("auto"), before)
+            verdict = self.auto.choose(measured, Key(self.asked.seed).at("auto"), before)
         self.rehearsed = time.perf_counter() - began
         number = 1 if run is None else run.round + 1
         self.choices.append(Made(number, verdict.choice, Several(verdict.why, "")))
         log.info(
             "round %d: %r is %r. %s (A rehearsal of %d clients took %.1f s, and no byte.)",
-            *(number, self.auto, self.written(len(self.choices)), " ".join(verdict.why)),
-            *(len(found.changes), self.rehearsed),
+            *(number, self.auto, self.method_after(len(self.choices)), " ".join(verdict.why)),
+            *(len(measured.changes), self.rehearsed),
         )
 
     def look(self, run: Rounds | None) -> Measured:
@@ -142,7 +141,7 @@ class Chosen(Simulation):
         sample = setting.cohort(clients)
         order = torch.randperm(clients, generator=Key(setting.seed).generator("rehearsal"), device="cpu")
         cohort = sorted(order[: min(sample, COHORT)].tolist())
-        made = Rehearsal(self.auto, self.model, self.given, setting, self.options.get("train"))
+        made = TrialRun(self.auto, self.model, self.given, setting, self.options.get("train"))
         with made:
             made.of(run, cohort)
         ledger, flat = made.ledger, made.changes[0].flat
@@ -179,12 +178,12 @@ class Chosen(Simulation):
         self.past = None
         if self.choices[-1].choice == self.choices[-2].choice:
             return
-        packet = loads(dumps(self.carried()), max_values=None, finite=False)
+        packet = loads(dumps(self.shared_state()), max_values=None, finite=False)
         kept = {name: getattr(self, name) for name in ("folder", "ledger", "records", "states")}
         self.close()
         self.build()
         vars(self).update(kept)
-        self.carry(packet)
+        self.restore_shared(packet)
 
     # -- a run between two rounds ---------------------------------------------
 
@@ -193,34 +192,34 @@ class Chosen(Simulation):
             self.again()
         record = super().step(evaluate, cohort)
         if self.choices[-1].round == self.round:
-            record["chosen"] = self.said(len(self.choices))
+            record["chosen"] = self.choice_record(len(self.choices))
         if self.round == AGAIN - self.away(len(self.tasks), self.sample) and self.past is not None:
             self.past = self.algorithm.model(self.server).clone()
         return record
 
-    def written(self, count: int) -> Algorithm:
+    def method_after(self, count: int) -> Algorithm:
         """The method that the first so many choices come to."""
         first, *later = self.choices[:count]
         return self.auto.method(first.choice, *((made.round - 1, made.choice) for made in later))
 
-    def said(self, count: int) -> Record:
+    def choice_record(self, count: int) -> Record:
         """The last of so many choices, as a round's record and the summary have it."""
-        made, method = self.choices[count - 1], self.written(count)
+        made, method = self.choices[count - 1], self.method_after(count)
         return {"round": made.round, "expression": repr(method), "start": "known", "why": list(made.why)}
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "method": complete(self.auto)}
 
-    def result(self, path: Path | None = None) -> Result:
-        result = super().result(path)
-        result.asked, result.chosen = self.auto, [self.said(n + 1) for n in range(len(self.choices))]
+    def result(self) -> Result:
+        result = super().result()
+        result.asked, result.chosen = self.auto, [self.choice_record(n + 1) for n in range(len(self.choices))]
         return result
 
-    def carried(self) -> dict[str, State]:
-        return {**super().carried(), "choices": Several(self.choices, BLANK.like), "past": self.past}
+    def shared_state(self) -> dict[str, State]:
+        return {**super().shared_state(), "choices": Several(self.choices, BLANK.like), "past": self.past}
 
-    def carry(self, packet: Packet) -> None:
-        super().carry(packet)
+    def restore_shared(self, packet: Packet) -> None:
+        super().restore_shared(packet)
         self.choices = list(restore(packet["choices"], BLANK))
         self.past = None if packet["past"] is None else restore(packet["past"], self.algorithm.model(self.server))
 

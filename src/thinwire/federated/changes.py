@@ -50,11 +50,11 @@ def change_of(training: tuple[Params, Trained] | None, unsent: Sequence[str]) ->
 
     None where no training is what the client did to the model.
     """
-    found: dict[str, Packet] = {"unsent": list(dict.fromkeys(unsent))}
+    packet: dict[str, Packet] = {"unsent": list(dict.fromkeys(unsent))}
     if training is None:
-        return found
+        return packet
     x, trained = training
-    return found | {
+    return packet | {
         "change": trained.x.flat - x.flat,
         "weights": [layer.norm().item() for _, layer in x.items()],
         "steps": trained.steps,
@@ -72,19 +72,19 @@ class Changes:
         self.unsent: list[str] = []
         self.server = False  # whether the change is the server's
 
-    def add(self, found: Packet, weight: float) -> None:
+    def add(self, packet: Packet, weight: float) -> None:
         """One client that replied."""
         self.whole += weight
-        self.unsent = [name for name in found["unsent"] if name in self.layout.spans]
-        if "change" not in found:
+        self.unsent = [name for name in packet["unsent"] if name in self.layout.spans]
+        if "change" not in packet:
             self.server = True
             return
-        change: Tensor = found["change"]
+        change: Tensor = packet["change"]
         self.total.add_(change, alpha=weight)
         self.square += weight * float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
-        self.steps += weight * found["steps"]
-        self.rates += weight * found["rates"]
-        self.weights = self.weights or found["weights"]
+        self.steps += weight * packet["steps"]
+        self.rates += weight * packet["rates"]
+        self.weights = self.weights or packet["weights"]
 
     def mean(self, moved: Params) -> Params:
         """The mean change, or ``moved``, how the server's model changed; zero where nobody replied."""
@@ -139,5 +139,5 @@ def load_rows(folder: Path, rounds: Sequence[int], what: str = GRADIENTS) -> tup
     if not path.exists() or path.stat().st_size < 4 * size * max(rounds):
         state = f"is shorter than its {max(rounds)} rounds" if path.exists() else "is gone"
         raise RunError(f"{path} {state}: the record is damaged, so train the run anew")
-    found = np.memmap(path, "<f4", "c", shape=(max(rounds), size))  # "c": torch takes no read-only memory
-    return layout, [torch.from_numpy(found[round - 1]) for round in rounds]
+    vectors = np.memmap(path, "<f4", "c", shape=(max(rounds), size))  # "c": torch takes no read-only memory
+    return layout, [torch.from_numpy(vectors[round - 1]) for round in rounds]

@@ -21,10 +21,12 @@ from ..local import Local, Memory, Trained
 from ..params import Params
 from ..task import Supervised, Task
 from ..train.many import Apart, batchable, train_many
-from ..train.one import Slot, train
+from ..train.one import train
+from ..train.slot import Slot
 from ..wire import MOST, Packet, State, dumps, largest, modest
 from .changes import change_of
-from .messages import Form, private, read_letter
+from .letters import private, read_letter
+from .messages import Form
 from .stream import Parcel, View, catch_up
 
 log = logging.getLogger("thinwire")
@@ -87,6 +89,15 @@ def client_inputs(
     first = algorithm.alone(known.server, job.key.client) if known is not None and job.anew else None
     msg, rx = read_letter(form, job.alone, job.own.rx, job.key, job.anew, first)
     return view._replace(state=algorithm.take(view.state, msg)), job.own._replace(rx=rx)
+
+
+class Turn(NamedTuple):
+    """What a client's round is made of."""
+
+    task: Task
+    view: View
+    own: ClientState
+    key: Key
 
 
 class Reply(NamedTuple):
@@ -202,7 +213,7 @@ class Round:
                 layers = value.items() if isinstance(value, Params) else ()
                 where = next((f" (the first in layer {name!r})" for name, layer in layers if not modest(layer)), "")
                 raise NonFinite(f"round {key.round}, client {key.client}: {leaf.name} has {what}; lower lr{where}")
-        found = form.look(values, self.own.tx, key) if manner.looks else []
+        looks = form.look(values, self.own.tx, key) if manner.looks else []
         body, seen, tx = form.send(values, self.own.tx, key)
         self.seen = form.build(seen)
         kept = statistics if algorithm.buffers == "local" else None
@@ -210,57 +221,42 @@ class Round:
         after = ClientState(state, tx, kept, self.memory, self.own.rx, self.own_buffers)
         training = None if self.apart else self.first
         if training is not None:
-            found = [{**line, "steps": training[1].steps, "rates": training[1].rates} for line in found]
+            looks = [{**line, "steps": training[1].steps, "rates": training[1].rates} for line in looks]
         if training is not None and torch.equal(training[0].flat, training[1].x.flat):
             training = None  # a loss was asked for, not a step
         change = change_of(training, form.unsent(values)) if manner.changes else None
         about = len(self.task), self.loss, self.steps, form.floats(body), seconds
-        return Reply(dumps(body), *about, found, change, after, form.norms(seen, manner.exact))
+        return Reply(dumps(body), *about, looks, change, after, form.norms(seen, manner.exact))
 
 
-def one_round(
-    algorithm: Algorithm,
-    form: Form,
-    slot: Slot,
-    task: Task,
-    view: View,
-    own: ClientState,
-    key: Key,
-    manner: Manner = PLAIN,
-) -> Reply:
+def one_round(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, manner: Manner = PLAIN) -> Reply:
     """Everything a client does between two messages. Raises :class:`NonFinite`, naming round and client."""
     began = time.perf_counter()
-    round = play(algorithm, form, slot, task, view, own, key, manner.train)
+    round = play(algorithm, form, slot, turn, manner.train)
     return round.reply(slot.buffers(), time.perf_counter() - began, manner)
 
 
-def play(
-    algorithm: Algorithm,
-    form: Form,
-    slot: Slot,
-    task: Task,
-    view: View,
-    own: ClientState,
-    key: Key,
-    answer: Training | None = None,
-) -> Round:
+def play(algorithm: Algorithm, form: Form, slot: Slot, turn: Turn, answer: Training | None = None) -> Round:
     """A round all of whose requests have been answered, by training in the slot or by ``answer``."""
-    with drawing(slot, task, key):
-        round = Round(algorithm, form, task, view, own, key)
+    task, make = turn.task, answer or _training_in(slot)
+    with drawing(slot, task, turn.key):
+        round = Round(algorithm, form, *turn)
         slot.load_buffers(round.buffers)
         while (request := round.request) is not None:
             before = slot.buffers() if request.aside else None
             if request.own and request.aside:
                 slot.load_buffers(round.own_buffers)
-            trained = (
-                train(slot, task, request, round.draws()) if answer is None else answer(request, task, round.draws())
-            )
+            trained = make(request, task, round.draws())
             if request.own:
                 round.own_buffers = slot.buffers()
             if request.aside:
                 slot.load_buffers(before)
             round.take(trained)
     return round
+
+
+def _training_in(slot: Slot) -> Training:
+    return lambda request, task, key: train(slot, task, request, key)
 
 
 @contextlib.contextmanager
@@ -309,11 +305,12 @@ def adapt_model(
         request = next(work)
     except StopIteration as done:
         return done.value, statistics
+    make = answer or _training_in(slot)
     slot.load_buffers(statistics)
     with drawing(slot, task, key):
         while True:
-            own, before = key.at(f"training{batches_of(asked, request)}"), slot.buffers()
-            trained = train(slot, task, request, own) if answer is None else answer(request, task, own)
+            before = slot.buffers()
+            trained = make(request, task, key.at(f"training{batches_of(asked, request)}"))
             asked += 1
             if request.aside:
                 slot.load_buffers(before)
@@ -340,24 +337,17 @@ def _log_once(why: str) -> None:
 
 
 def many_rounds(
-    algorithm: Algorithm,
-    form: Form,
-    slot: Slot,
-    tasks: Sequence[Task],
-    views: Sequence[View],
-    owns: Sequence[ClientState],
-    keys: Sequence[Key],
-    manner: Manner = PLAIN,
+    algorithm: Algorithm, form: Form, slot: Slot, turns: Sequence[Turn], manner: Manner = PLAIN
 ) -> list[Reply]:
     """:func:`one_round` for many clients at once, where their requests can be trained as one."""
-    began, clients = time.perf_counter(), list(zip(tasks, views, owns, keys, strict=True))
+    began = time.perf_counter()
     if slot.first or slot.random or manner.train:  # with buffers or dice of their own they are trained one by one
-        return [one_round(algorithm, form, slot, *client, manner) for client in clients]
-    rounds = [Round(algorithm, form, *client) for client in clients]
+        return [one_round(algorithm, form, slot, turn, manner) for turn in turns]
+    rounds = [Round(algorithm, form, *turn) for turn in turns]
     while waiting := [round for round in rounds if round.request is not None]:
         requests = [round.request for round in waiting if round.request is not None]
-        found = _train(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
-        for round, trained in zip(waiting, found, strict=True):
+        results = _train(slot, [round.task for round in waiting], requests, [round.draws() for round in waiting])
+        for round, trained in zip(waiting, results, strict=True):
             round.take(trained)
     each = (time.perf_counter() - began) / len(rounds)
     return [round.reply(None, each, manner) for round in rounds]

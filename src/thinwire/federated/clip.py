@@ -17,7 +17,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from ..errors import require
+from ..algorithms.around import Around
+from ..algorithms.base import Algorithm
+from ..errors import CombinationError
+from .messages import Form
 
 Clip = float | Literal["auto"] | None
 Norms = dict[str, float]  # of one reply, by field
@@ -26,15 +29,6 @@ Past = dict[str, list[list[float]]]  # by field, the norms of each of the newest
 TIMES = 2.0  # the median: what honest clients differ by stays below, and it cost least (experiments/clip)
 ROUNDS = 5  # that count, this one among them: norms fall while a model learns, and of few replies many may be hostile
 DIGITS = 4  # of what is recorded, and of a bound
-
-
-def check_clip(clip: Clip) -> Clip:
-    """The clip. Raises ``ValueError`` for one that is none."""
-    require(
-        clip is None or clip == "auto" or (isinstance(clip, int | float) and clip > 0),
-        f"clip={clip}: a norm is positive, or 'auto'",
-    )
-    return clip
 
 
 def bounds(past: Past, replies: Sequence[Norms]) -> dict[str, float]:
@@ -70,3 +64,20 @@ def whole(clip: float | Mapping[str, float] | None) -> float | None:
 def short(x: float) -> float:
     """A number of ``DIGITS`` digits."""
     return float(f"{x:.{DIGITS}g}") if math.isfinite(x) else x
+
+
+def check_clippable(algorithm: Algorithm, form: Form) -> None:
+    """Raise :class:`CombinationError` where ``clip`` would not bound what a reply does: see ``Algorithm.admit``."""
+    inner = algorithm
+    while isinstance(inner, Around):
+        inner = inner.inner
+    numbers = [leaf.name for leaf in form.leaves if leaf.link is None and leaf.blank is not None]
+    if numbers and type(inner).admit is Algorithm.admit:
+        raise CombinationError(
+            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
+            f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
+        )
+    if not any(leaf.link is not None and not leaf.statistics for leaf in form.leaves):
+        raise CombinationError(
+            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have none: leave clip out"
+        )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import check
@@ -97,11 +97,11 @@ class Answer(NamedTuple):
 
     def write(self) -> bytes:
         """The bytes of it."""
-        return dumps(self.written)
+        return dumps(self.fields_sent)
 
     @property
-    def written(self) -> tuple[Any, ...]:
-        """The fields that are written."""
+    def fields_sent(self) -> tuple[Any, ...]:
+        """The fields that are sent."""
         return self if self.metrics else self[:-1]
 
     @property
@@ -135,8 +135,8 @@ class Scales:
         """All bytes of a message but its payload."""
         alike = _lengths(message)
         if alike not in self.known:
-            written = message.written if isinstance(message, Answer) else message
-            self.known[alike] = length(written) - message.payload
+            values = message.fields_sent if isinstance(message, Answer) else message
+            self.known[alike] = length(values) - message.payload
         return self.known[alike]
 
     def size(self, message: Call | Answer) -> int:
@@ -146,18 +146,16 @@ class Scales:
 
 def _lengths(values: Sequence[Any]) -> tuple[Any, ...]:
     """What the lengths of values depend on; of blobs without their bytes."""
-    found = list[Any]()
-    for x in values:
-        kind = type(x)
-        if kind is int:
-            found.append(x.bit_length())
-        elif kind is bytes:
-            found.append(len(x).bit_length())
-        elif kind is float or kind is bool:
-            found.append(None)  # any other is as long
-        else:
-            found.append(x if kind is str else _lengths(x))
-    return tuple(found)
+    return tuple(LENGTHS[type(x)](x) if type(x) in LENGTHS else _lengths(x) for x in values)
+
+
+LENGTHS: dict[type, Callable[[Any], Any]] = {
+    int: int.bit_length,
+    bytes: lambda x: len(x).bit_length(),
+    str: lambda x: x,
+    float: lambda x: None,  # any other is as long
+    bool: lambda x: None,
+}
 
 
 def read_call(data: bytes) -> Call:

@@ -28,11 +28,13 @@ from ..errors import NonFinite, WireError, require
 from ..key import Key
 from ..params import Params
 from ..task import as_task
-from ..train.one import Slot
+from ..train.slot import Slot
 from ..train.threads import one_thread
 from ..wire import MOST, State, modest
-from .client import ClientState, Job, Manner, Training, client_inputs, play
-from .messages import Form, Letter, Mean, forms, private, write_letter
+from .client import ClientState, Job, Manner, Training, Turn, client_inputs, play
+from .letters import Letter, private, write_letter
+from .mean import Mean
+from .messages import Form, forms
 from .simulation import Simulation
 from .stream import Parcel, Stream, View, catch_up
 from .views import Views
@@ -173,7 +175,7 @@ def client_round(
     if letter is not None:
         job = Job(key, state, letter.blob, client not in view.alone.kept)
         held, state = client_inputs(algorithm, private(algorithm, view.setup.begun), held, job)
-    round = play(algorithm, up, slot, task, held, state, key, train)
+    round = play(algorithm, up, slot, Turn(task, held, state, key), train)
     reply = round.reply(slot.buffers(), 0.0, Manner(looks=True))
     message, buffers = round.seen
     about = reply.examples, reply.loss, reply.steps, reply.floats, reply.looks
@@ -213,9 +215,9 @@ def server_round(algorithm: Algorithm, server: ServerState, replies: Iterable[Cl
         parcel = _own(algorithm, server.view, reply.client)
         downs |= {} if parcel is None else {reply.client: parcel[0].end}
     if mean.whole:
-        message, found = mean.result(key)
+        message, statistics = mean.result(key)
         state = algorithm.server(state, server.view.state, message, key)
-        buffers = None if buffers is None else found
+        buffers = None if buffers is None else statistics
         if not modest(state):
             raise NonFinite(
                 f"round {server.round}: the server's state became NaN, infinite or larger than {MOST:.0e}; lower the "
@@ -256,4 +258,4 @@ def _own(algorithm: Algorithm, view: ClientView, client: int) -> tuple[Parcel, V
         return None
     stream.publish(view.message, view.buffers, key)
     end, version = view.alone.downs.get(client), int(client in view.alone.downs)
-    return stream.parcel(version, end), stream.held(version, end)
+    return stream.parcel(version, end), stream.view_of(version, end)

@@ -51,31 +51,31 @@ class LayerBytes:
         size = len(message.blob)
         return Counter({SEVERAL: size}) if snapshot else by_layer(self.down, loads(message.blob), size)
 
-    def taken(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The round that ends: bytes of each layer ``up`` and ``down``, and the layers that are ``unsent``.
 
         ``unsent`` has the layers of a reply that no reply carried, in the model's order; none where nobody replied.
         """
         fields = [leaf for leaf in self.up.leaves if leaf.link is not None]
         names = [f"{leaf.name}/{layer}" for leaf in fields for layer in leaf.blank.names] if self.replies else []
-        found = {way: dict(sums) for way, sums in self.sums.items()}
+        ways = {way: dict(sums) for way, sums in self.sums.items()}
         unsent = [name for name in names if name not in self.carried]
         self._begin()
-        return {**found, "unsent": unsent}
+        return {**ways, "unsent": unsent}
 
 
 def by_layer(form: Form, body: Packet, size: int) -> Counter[str]:
     """The ``size`` bytes of a message's body by layer."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for leaf, packet in zip(form.leaves, body, strict=True):
         if leaf.link is None or packet[1] is None:
             continue
         layout, inner = present(packet, leaf)
         for layer, part in leaf.link.by_layer(inner, layout).items():
             if layer != SEVERAL:
-                found[f"{leaf.name}/{layer}"] += carries(part)
-    found[SEVERAL] = size - found.total()
-    return found
+                sizes[f"{leaf.name}/{layer}"] += carries(part)
+    sizes[SEVERAL] = size - sizes.total()
+    return sizes
 
 
 def carries(packet: Packet) -> int:

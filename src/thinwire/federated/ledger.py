@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 Direction = Literal["up", "down"]
 
@@ -66,6 +66,16 @@ class Ledger:
         for e in self.of(round=round):
             sums[e.client] = sums.get(e.client, 0) + e.total
         return max(sums.values(), default=0)
+
+    def sums(self, round: int) -> dict[str, float]:
+        """Bytes and floats of a round by direction, for its record, and the bytes of its slowest client."""
+        ways = {way: self.of(way, round) for way in get_args(Direction)}
+        return {
+            **{f"{way}_bytes": sum(e.total for e in entries) for way, entries in ways.items()},
+            **{f"{way}_{x}": sum(getattr(e, x) for e in ways[way]) for way in ways for x in ("payload", "framing")},
+            **{f"{way}_floats": sum(e.floats for e in entries) for way, entries in ways.items()},
+            "slowest_bytes": self.slowest(round),
+        }
 
     def lines(self, round: int) -> str:
         """A round as JSON lines."""

@@ -7,8 +7,7 @@ of them, the number of one, a bit for each otherwise.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,8 +19,8 @@ from ..errors import CombinationError, NonFinite, WireError, check
 from ..key import Key
 from ..links import Dense, Link, PerClient, Wrapper
 from ..links.base import floats
-from ..params import Layout, Params, fold, is_finite
-from ..wire import MOST, Packet, State, all_finite, clone, conform, dumps, largest, loads, modest, restore
+from ..params import Layout, Params, is_finite
+from ..wire import MOST, Packet, State, all_finite, length, loads, modest, restore
 
 Message = Any  # a NamedTuple
 BUFFERS = "buffers"  # the name of a field of norm statistics
@@ -143,7 +142,7 @@ class Form:
         for leaf, value, end in zip(self.leaves, values, tx, strict=True):
             packet = value
             if leaf.link is not None:
-                which, packet = _which(value.layout, leaf.blank.layout), None
+                which, packet = which_layers(value.layout, leaf.blank.layout), None
                 if value.names or not leaf.blank.names:  # of a field without layers nothing is sent, no end moves
                     packet, value, end = self._code(leaf, value, end, key)
                 packet = [which, packet]
@@ -169,30 +168,31 @@ class Form:
         lines: list[dict[str, Any]] = []
         for leaf, value, end in zip(self.leaves, values, tx, strict=True):
             if leaf.link is not None and value.names:
-                found = leaf.link.look(value, end, key.at(f"{self.where}/{leaf.name}"))
-                lines += [{"field": leaf.name, "layer": layer, **look._asdict()} for layer, look in found.items()]
+                looks = leaf.link.look(value, end, key.at(f"{self.where}/{leaf.name}"))
+                lines += [{"field": leaf.name, "layer": layer, **look._asdict()} for layer, look in looks.items()]
         return lines
 
     def unsent(self, values: Sequence[Any]) -> list[str]:
         """The layers that fields leave out of which they have others: LUAR's recycled ones."""
-        found: list[str] = []
+        layers: list[str] = []
         for leaf, value in zip(self.leaves, values, strict=True):
             if leaf.link is not None and value.names:
-                found += [name for name in leaf.blank.names if name not in value.layout.spans]
-        return found
+                layers += [name for name in leaf.blank.names if name not in value.layout.spans]
+        return layers
 
-    def recv(self, body: Packet, rx: State, key: Key) -> tuple[list[Any], State]:
-        """The value of each leaf, the next states. Raises ``WireError``."""
+    def recv(self, body: Packet, rx: State, key: Key, strange: bool = False) -> tuple[list[Any], State]:
+        """The value of each leaf, the next states. Raises ``WireError``. Links look at one that is ``strange``."""
         values, ends = [], []
         for leaf, packet, end in zip(self.leaves, self.check(body), rx, strict=True):
             if leaf.link is None:
-                values.append(restore(packet, leaf.blank))
+                value = restore(packet, leaf.blank)
+                check(not strange or modest(value), f"{leaf.name}: numbers of at most {MOST:.0e}")
             else:
                 layout, inner = present(packet, leaf)
-                value = leaf.blank.only(())
+                value, decode = leaf.blank.only(()), leaf.link.check if strange else leaf.link.recv
                 if layout.names or not leaf.blank.names:
-                    value, end = leaf.link.recv(inner, layout, end, key.at(f"{self.where}/{leaf.name}"))
-                values.append(value)
+                    value, end = decode(inner, layout, end, key.at(f"{self.where}/{leaf.name}"))
+            values.append(value)
             ends.append(end)
         return values, ends
 
@@ -207,6 +207,14 @@ class Form:
                 layer = _flaw(leaf, packet)
                 raise WireError(f"NaN or infinity in a message: in {leaf.name}{layer and f', layer {layer!r}'}")
         return body
+
+    def own_part(self, blob: bytes) -> int:
+        """Bytes of the fields that are not averaged, such as a client's own model; 0 if none can be read."""
+        try:
+            body = loads(blob)
+            return sum(length(part) for leaf, part in zip(self.leaves, body, strict=True) if leaf.kind == "each")
+        except (WireError, ValueError, TypeError):
+            return 0
 
     def check(self, body: Packet) -> list[Any]:
         check(isinstance(body, list) and len(body) == len(self.leaves), f"{len(self.leaves)} fields")
@@ -280,57 +288,13 @@ def _apart(link: Link, where: str) -> None:
         )
 
 
-def private(algorithm: Algorithm, start: Start) -> Form | None:
-    """The form of what a method sends to one client alone; None where it sends nothing."""
-    return None if start.alone is None else Form.of(start.alone, algorithm.personal, "personal")
+def noise_like(values: Sequence[Any], draw: torch.Generator) -> list[Any]:
+    """Values in whose Params, layer by layer, there are normally distributed numbers."""
 
+    def noise(x: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x.dtype)
 
-class Letter(NamedTuple):
-    """What one client alone is sent: bytes, the papers' figure, and the sending ends once it has been taken."""
-
-    blob: bytes
-    floats: float
-    tx: State
-
-
-def write_letter(form: Form, msg: Message, tx: State, key: Key, anew: bool, first: Message | None = None) -> Letter:
-    """The server's half: a message for one client, whose link's sending ends are ``tx``.
-
-    A pair that is opened ``anew`` holds nothing in common. Where links have a memory it is then sent everything, as it
-    is, and both ends open at that: :func:`read_letter`. Where the start is known, ``first`` is what the client would
-    have been sent before round 1. A message that is still the same has no bytes then.
-    """
-    values = form.values(msg)
-    if anew and first is not None and dumps(values) == dumps(form.values(first)):
-        return Letter(b"", 0.0, form.open(form.fill(values))[0])
-    if anew and form.memory:
-        packet = [
-            [_which(value.layout, leaf.blank.layout), value.flat if value.names else None] if leaf.link else value
-            for leaf, value in zip(form.leaves, values, strict=True)
-        ]
-        count = floats([part[1] if leaf.link else part for leaf, part in zip(form.leaves, packet, strict=True)])
-        return Letter(dumps(packet), count, form.open(form.fill(values))[0])
-    body, _, tx = form.send(values, tx, key)
-    return Letter(dumps(body), form.floats(body), tx)
-
-
-def read_letter(
-    form: Form, blob: bytes, rx: State, key: Key, anew: bool, first: Message | None = None
-) -> tuple[Message, State]:
-    """A client's half: the message, and the next receiving ends. Raises ``WireError``."""
-    if anew and first is not None and not blob:
-        return first, form.open(form.fill(form.values(first)))[1]
-    if anew and form.memory:
-        values = []
-        for leaf, packet in zip(form.leaves, form.read(blob), strict=True):
-            if leaf.link is None:
-                values.append(restore(packet, leaf.blank))
-            else:
-                layout, flat = present(packet, leaf)
-                values.append(restore(flat, layout.zeros()) if layout.names else leaf.blank.only(()))
-        return form.build(values)[0], form.open(form.fill(values))[1]
-    values, rx = form.recv(form.read(blob), rx, key)
-    return form.build([clone(value) for value in values])[0], clone(rx)
+    return [value.map(noise) if isinstance(value, Params) else value for value in values]
 
 
 def present(packet: Packet, leaf: Leaf) -> tuple[Layout, Packet]:
@@ -363,177 +327,17 @@ def _flaw(leaf: Leaf, packet: Packet) -> str:
     return next((name for name, part in parts.items() if name in layout.spans and not all_finite(part)), "")
 
 
-def _which(layers: Layout, whole: Layout) -> Packet:
+def which_layers(layers: Layout, whole: Layout) -> Packet:
     """What :func:`present` reads."""
     if layers == whole:
         return None
     return whole.names.index(layers.names[0]) if len(layers.names) == 1 else whole.mask(layers.names)
 
 
-Groups = dict[tuple[Layout, bool], Any]
-"""The totals of a Params leaf, one for each set of layers: of packets, or (True) of what they were decoded to."""
-
-
-class Mean:
-    """The runner's mean of replies: one rule, Σ w·p / Σ w, in packet space where the link is linear.
-
-    ``add`` in client order; nothing but running totals is kept. Layers that some replies
-    carry and others do not count as zero in the others. With ``clip``, a Params field that is
-    longer (in the Euclidean norm; norm statistics aside) counts as if it were that long. It is one number, or one for
-    each field.
-
-    ``add`` trusts a packet to be one that its link made; those of strangers go through
-    ``check`` before.
-    """
-
-    def __init__(self, form: Form, clip: float | Mapping[str, float] | None = None) -> None:
-        self.form, self.clip = form, clip
-        self.clipped: list[tuple[int, str, float | None]] = []  # client, field, its norm (None: one of numbers)
-        self.totals: list[Any] = [None] * len(form.leaves)  # of a Params leaf Groups
-        self.shapes: dict[tuple[int, Layout], Packet] = {}
-        self.largest = (0.0, -1, "")  # the largest number of all replies, whose it is, in which field
-        self.whole = 0.0
-
-    def check(self, body: Packet, rx: State, key: Key) -> Message:
-        """What a stranger's reply says, every packet looked at by its link. Raises ``WireError``; nothing changes."""
-        values = []
-        for leaf, packet, end in zip(self.form.leaves, self.form.check(body), rx, strict=True):
-            if leaf.link is None:
-                value = restore(packet, leaf.blank)
-                check(modest(value), f"{leaf.name}: numbers of at most {MOST:.0e}")
-            else:
-                layout, inner = present(packet, leaf)
-                value = leaf.blank.only(())
-                if layout.names or not leaf.blank.names:
-                    value, _ = leaf.link.check(inner, layout, end, key.at(f"{self.form.where}/{leaf.name}"))
-            values.append(value)
-        return self.form.build(values)[0]
-
-    def add(
-        self,
-        client: int,
-        weight: float,
-        body: Packet,
-        rx: State,
-        key: Key,
-        late: bool = False,
-        admit: Callable[[Message], Message] | None = None,
-    ) -> State:
-        """Take in one reply, whole or not at all; returns the receiving ends' next states. Raises ``WireError``.
-
-        One that is ``late``, of a round before (``key`` is that round's), is decoded by itself. With ``clip``,
-        ``admit`` is what the method makes of a reply whose Params fields have been clipped.
-        """
-        pairs = enumerate(zip(self.form.check(body), rx, strict=True))
-        taken = [self._take(i, packet, end, key, late) for i, (packet, end) in pairs]
-        values = [value for value, _ in taken]
-        for leaf, value in zip(self.form.leaves, values, strict=True):
-            self._check_bounds(client, leaf.name, value if isinstance(value, Params) or leaf.link is None else value[1])
-        if self.clip is not None:
-            values = self._clip(client, values, admit)
-        for i, (leaf, value) in enumerate(zip(self.form.leaves, values, strict=True)):
-            if leaf.kind == "each":
-                self.totals[i] = {**(self.totals[i] or {}), client: value}
-            elif not isinstance(value, Params) or value.names or not leaf.blank.names:
-                self.totals[i] = _fold(leaf, self.totals[i], value, 1.0 if leaf.kind == "sum" else weight)
-        self.whole += weight
-        return [end for _, end in taken]
-
-    def _take(self, i: int, packet: Packet, end: State, key: Key, late: bool) -> tuple[Any, State]:
-        """What a leaf carries, and its end's next state: a value, or layers and packet of a linear link."""
-        leaf = self.form.leaves[i]
-        if leaf.link is None:
-            return restore(packet, leaf.blank), end
-        where = key.at(f"{self.form.where}/{leaf.name}")
-        layout, inner = present(packet, leaf)
-        if not layout.names and leaf.blank.names:  # of a field without layers nothing is sent
-            return leaf.blank.only(()), end
-        if leaf.link.linear and leaf.kind != "each":
-            if (i, layout) not in self.shapes:
-                self.shapes[i, layout] = leaf.link.shape(layout, where)
-            conform(inner, self.shapes[i, layout], leaf.name)
-            if not late and self.clip is None:
-                return (layout, inner), end
-        return leaf.link.recv(inner, layout, end, where)
-
-    def _check_bounds(self, client: int, name: str, value: Any) -> None:
-        """Raise ``WireError`` where a number is NaN, infinite or beyond ``MOST``; note whose is the largest."""
-        found = largest(value)
-        check(found <= MOST, f"{name}: numbers of at most {MOST:.0e}")
-        if found > self.largest[0]:
-            self.largest = found, client, name
-
-    def bound(self, name: str) -> float:
-        """The norm that a field has at most."""
-        if isinstance(self.clip, Mapping):
-            return self.clip.get(name, math.inf)
-        return math.inf if self.clip is None else self.clip
-
-    def _clip(self, client: int, values: list[Any], admit: Callable[[Message], Message] | None) -> list[Any]:
-        """The values of a reply, none of which does more than a vector as long as its bound."""
-        values, norms = list(values), self.form.norms(values)
-        for i, leaf in enumerate(self.form.leaves):
-            norm, clip = norms.get(leaf.name, 0.0), self.bound(leaf.name)
-            if norm > clip:
-                values[i] = values[i] * (clip / norm)
-                self.clipped.append((client, leaf.name, norm))
-        if admit is None:
-            return values
-        msg, buffers = self.form.build(values)
-        admitted = self.form.values(admit(msg), buffers)
-        for leaf, value, other in zip(self.form.leaves, values, admitted, strict=True):
-            if other is not value:
-                self.clipped.append((client, leaf.name, None))
-        return admitted
-
-    def result(self, key: Key) -> tuple[Message, Params | None]:
-        """The mean reply and the mean buffers."""
-        values = []
-        for leaf, total in zip(self.form.leaves, self.totals, strict=True):
-            whole = 1.0 if leaf.kind == "sum" else self.whole
-            if leaf.kind == "each":
-                values.append(total)
-            elif leaf.link is None:
-                values.append(total / whole)
-            else:
-                where = key.everyone().at(f"{self.form.where}/{leaf.name}")
-                values.append(self._join(leaf, leaf.link, total or {}, whole, where))
-        return self.form.build(values)
-
-    def _join(self, leaf: Leaf, link: Link, groups: Groups, whole: float, key: Key) -> Params:
-        """The totals of all sets of layers, decoded, over the layers that any of them has."""
-        parts = []
-        for (layout, decoded), total in groups.items():
-            if decoded:
-                parts.append(Params(layout, total / whole))
-            else:
-                parts.append(link.recv(link.scale(total, whole), layout, None, key)[0])
-        if len(parts) == 1:
-            return parts[0]
-        layout = leaf.blank.layout.only({name for part in parts for name in part.names})
-        joined: Params = layout.zeros()
-        for part in parts:
-            joined = joined + layout.zeros().replace(part)
-        return joined
-
-
 def _about_norm(x: Params) -> float:
     """The Euclidean norm to four digits."""
-    found = float(torch.linalg.vector_norm(x.flat))
-    return found if x.flat.dtype.itemsize >= 4 and 1e-15 < found < 1e15 else x.norm()  # squares may not fit
-
-
-def _fold(leaf: Leaf, total: Any, value: Any, weight: float) -> Any:
-    """A leaf's total with one more value: of Params a total for every set of layers."""
-    if leaf.link is None:
-        return fold(total, value, weight) if isinstance(value, Tensor) else (total or 0.0) + value * weight
-    groups: Groups = total or {}
-    if isinstance(value, Params):
-        group = value.layout, True
-        return {**groups, group: fold(groups.get(group), value.flat, weight)}
-    layout, packet = value
-    group = layout, False
-    return {**groups, group: leaf.link.fold(groups.get(group), packet, weight)}
+    norm = float(torch.linalg.vector_norm(x.flat))
+    return norm if x.flat.dtype.itemsize >= 4 and 1e-15 < norm < 1e15 else x.norm()  # squares may not fit
 
 
 def _walk(msg: Message, prefix: str = "", outer: str = "mean") -> Iterator[tuple[str, Any, str]]:

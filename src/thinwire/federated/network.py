@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from ..config import Config
 from ..errors import require
 from ..key import Key
+from ..ranges import Range, at_least
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,10 @@ class Network(Config):
 
     mbit: float | tuple[float, ...] = 10.0
     down: float | tuple[float, ...] | None = None
-    spread: float = 0.0
+    spread: Annotated[float, at_least(0)] = 0.0
     latency: float = 0.0
     step: float = 0.0
-    deadline: float | None = None
+    deadline: Annotated[float, Range(lambda x: x > 0, "it must be positive")] | None = None
 
     def __post_init__(self) -> None:
         for name, rates in (("mbit", self.mbit), ("down", self.mbit if self.down is None else self.down)):
@@ -39,10 +41,8 @@ class Network(Config):
                 min(every, default=0) > 0 and max(every) < math.inf,
                 f"Network({name}={rates}): a rate in Mbit/s must be positive",
             )
-        require(self.spread >= 0, f"Network(spread={self.spread}): spread must not be negative")
         require(self.latency >= 0, f"Network(latency={self.latency}): seconds must not be negative")
         require(self.step >= 0, f"Network(step={self.step}): seconds must not be negative")
-        require(self.deadline is None or self.deadline > 0, f"Network(deadline={self.deadline}): it must be positive")
 
     def check(self, clients: int) -> None:
         """Raise ``ValueError`` where there is not one rate a client."""

@@ -6,7 +6,6 @@ A client's own model is tested; beside it, where the method gives clients models
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import torch
 
 from ..errors import check
 from ..params import Params
+from ..run.loop import finite
 from ..wire import MOST, dumps, loads
 
 Metrics = dict[str, float]
@@ -39,19 +39,19 @@ def evaluate_models(
     What is the same object as the one before it is not tested twice: where ``before`` is ``own`` it is left out, and
     so is ``shared``.
     """
-    found = evaluate(*own)
-    known, others = [(own, found)], {"_before": before, "_shared": shared}
+    metrics = evaluate(*own)
+    known, others = [(own, metrics)], {"_before": before, "_shared": shared}
     for suffix, model in others.items():
         if model.x is own.x and model.statistics is own.statistics:
             continue
         values = next((v for m, v in known if m.x is model.x and m.statistics is model.statistics), None)
         values = evaluate(*model) if values is None else values
         known.append((model, values))
-        found = found | {f"{name}{suffix}": value for name, value in values.items() if name in known[0][1]}
-    return found
+        metrics = metrics | {f"{name}{suffix}": value for name, value in values.items() if name in known[0][1]}
+    return metrics
 
 
-def over_clients(found: Mapping[int, Metrics], num_clients: int) -> tuple[dict[str, float], dict[str, list[Any]]]:
+def over_clients(metrics_of: Mapping[int, Metrics], num_clients: int) -> tuple[dict[str, float], dict[str, list[Any]]]:
     """A record's fields, and each client's own values by metric: a list over all clients, None for who has none.
 
     Of every metric there are the mean over clients, each as good as another, their standard deviation, the tenth
@@ -59,8 +59,8 @@ def over_clients(found: Mapping[int, Metrics], num_clients: int) -> tuple[dict[s
     """
     values: dict[str, float] = {}
     by_client: dict[str, list[Any]] = {}
-    for name in dict.fromkeys(name for metrics in found.values() for name in metrics):
-        each = {client: metrics[name] for client, metrics in found.items() if name in metrics}
+    for name in dict.fromkeys(name for metrics in metrics_of.values() for name in metrics):
+        each = {client: metrics[name] for client, metrics in metrics_of.items() if name in metrics}
         by_client[name] = [finite(each.get(client)) for client in range(num_clients)]
         column = torch.tensor(list(each.values()), dtype=torch.float64, device="cpu")
         values[f"client_{name}"] = float(column.mean())
@@ -69,11 +69,6 @@ def over_clients(found: Mapping[int, Metrics], num_clients: int) -> tuple[dict[s
             values[f"client_{name}_p10"] = float(column.quantile(0.1))
             values[f"client_{name}_worst"] = float(column.max() if name in LOW else column.min())
     return values, by_client
-
-
-def finite(value: float | None) -> float | None:
-    """Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def pack_metrics(metrics: Metrics) -> bytes:
@@ -85,9 +80,9 @@ def unpack_metrics(data: bytes) -> Metrics:
     """What :func:`pack_metrics` packed, by a client that may lie. Raises ``WireError``."""
     if not data:
         return {}
-    found = loads(data, max_depth=1, max_values=2 * MANY + 1)
-    check(isinstance(found, dict) and len(found) <= MANY, f"at most {MANY} metrics")
-    for name, value in found.items():
+    metrics = loads(data, max_depth=1, max_values=2 * MANY + 1)
+    check(isinstance(metrics, dict) and len(metrics) <= MANY, f"at most {MANY} metrics")
+    for name, value in metrics.items():
         check(isinstance(name, str) and NAME.fullmatch(name) and not name.endswith(PARTS), "the name of a metric")
         check(type(value) is float and abs(value) <= MOST, f"numbers of at most {MOST:.0e} as metrics")
-    return dict(found)
+    return dict(metrics)

@@ -28,16 +28,17 @@ from torch import nn
 from ..algorithms.base import Algorithm, Start
 from ..dice import Dice, seeded
 from ..errors import NonFinite
-from ..key import Key
 from ..params import Params
 from ..run.folder import release
 from ..task import Task
+from ..train.evaluation import Tally, evaluate, mean_metrics, portions
 from ..train.many import batchable, chain_of, train_many
-from ..train.one import Part, Slot, evaluate, mean_metrics, portions, train
+from ..train.one import train
 from ..train.precision import Precision
+from ..train.slot import Slot
 from ..train.threads import single
 from ..wire import dumps, loads, pieces, restore
-from .client import PLAIN, ClientState, Job, Manner, Reply, Round, client_inputs, many_rounds, one_round
+from .client import PLAIN, ClientState, Job, Manner, Reply, Round, Turn, client_inputs, many_rounds, one_round
 from .messages import Form
 from .stream import View
 
@@ -58,11 +59,11 @@ class Work(NamedTuple):
     known: Start | None = None  # the start, where clients know it
     down: Form | None = None  # of broadcasts
 
-    def taken(self, view: View, job: Job) -> tuple[Task, View, ClientState, Key]:
+    def turn(self, view: View, job: Job) -> Turn:
         """What a client's round is made of."""
         assert job.key.client is not None
-        found = client_inputs(self.algorithm, self.private, view, job, self.known, self.down)
-        return self.tasks[job.key.client], *found, job.key
+        inputs = client_inputs(self.algorithm, self.private, view, job, self.known, self.down)
+        return Turn(self.tasks[job.key.client], *inputs, job.key)
 
 
 Plan = Literal["each", "together"]
@@ -173,11 +174,11 @@ class Pool:
         jobs = jobs[: _chunks(len(jobs))[0][1]] if jobs else []
         if self.random or work.manner.train is not None or len(jobs) < 2:
             return "each"
-        rounds = [Round(work.algorithm, work.form, *work.taken(view, job)) for job in jobs]
+        rounds = [Round(work.algorithm, work.form, *work.turn(view, job)) for job in jobs]
         rounds = [round for round in rounds if round.request is not None]  # those that train
         requests = [round.request for round in rounds if round.request is not None]
         tasks, keys = [round.task for round in rounds], [round.key for round in rounds]
-        with _Borrowed(self.crew.slots) as slot, warnings.catch_warnings():
+        with _borrow(self.crew.slots) as slot, warnings.catch_warnings():
             if not requests or not batchable(slot, tasks, requests):
                 return "each"
             in_c = chain_of(slot, tasks[0])
@@ -221,17 +222,17 @@ class Pool:
 
     def _round(self, view: View, job: Job) -> Reply:
         work = self.work
-        with _Borrowed(self.crew.slots) as slot:
-            return one_round(work.algorithm, work.form, slot, *work.taken(view, job), work.manner)
+        with _borrow(self.crew.slots) as slot:
+            return one_round(work.algorithm, work.form, slot, work.turn(view, job), work.manner)
 
     def _rounds(self, view: View, jobs: Sequence[Job]) -> list[Reply]:
         work = self.work
-        tasks, views, owns, keys = zip(*(work.taken(view, job) for job in jobs), strict=True)
-        with _Borrowed(self.crew.slots) as slot:
-            return many_rounds(work.algorithm, work.form, slot, tasks, views, owns, keys, work.manner)
+        turns = [work.turn(view, job) for job in jobs]
+        with _borrow(self.crew.slots) as slot:
+            return many_rounds(work.algorithm, work.form, slot, turns, work.manner)
 
-    def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int, stop: int) -> dict[str, Part]:
-        with _Borrowed(self.crew.slots) as slot:
+    def _evaluate(self, x: Params, buffers: Params | None, task: Task, start: int, stop: int) -> dict[str, Tally]:
+        with _borrow(self.crew.slots) as slot:
             slot.load(x)
             slot.load_buffers(buffers)
             if not self.drawing.get(type(task), True):
@@ -297,18 +298,14 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
     return min(times)
 
 
-class _Borrowed:
+@contextlib.contextmanager
+def _borrow(slots: queue.SimpleQueue[Slot]) -> Iterator[Slot]:
     """A slot for the length of a ``with``."""
-
-    def __init__(self, slots: queue.SimpleQueue[Slot]) -> None:
-        self.slots = slots
-
-    def __enter__(self) -> Slot:
-        self.slot = self.slots.get()
-        return self.slot
-
-    def __exit__(self, *_: object) -> None:
-        self.slots.put(self.slot)
+    slot = slots.get()
+    try:
+        yield slot
+    finally:
+        slots.put(slot)
 
 
 _forked: tuple[Slot, Work, int] | None = None  # the last: a descriptor of the newest view's bytes
@@ -333,7 +330,7 @@ def _round_in_fork(version: int, job: Job, own: bytes) -> tuple[Reply, bytes]:
     like = [work.own, None if job.parcel is None else work.view]
     state, held = restore(loads(own, max_values=None, finite=False), like)
     job = job._replace(own=state, held=held)
-    reply = one_round(work.algorithm, work.form, slot, *work.taken(_newest(version), job), work.manner)
+    reply = one_round(work.algorithm, work.form, slot, work.turn(_newest(version), job), work.manner)
     return reply._replace(next=None), dumps(reply.next)  # type: ignore[arg-type]  # it travels beside
 
 

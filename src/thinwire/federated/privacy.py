@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ from torch import Tensor
 from ..config import Config
 from ..errors import CombinationError, require
 from ..params import Params
+from ..ranges import Range
 from ..wire import dumps
 
 BLOCK = 1 << 18  # numbers that are drawn at once
+Noise = Annotated[float, Range(lambda x: 0 <= x < math.inf, "must not be negative, nor infinite")]
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,10 @@ class Privacy(Config):
     example = "Privacy(clip=1, noise=1)"
 
     clip: float
-    noise: float
+    noise: Noise
 
     def __post_init__(self) -> None:
         require(self.clip > 0, f"Privacy(clip={self.clip}): a norm is positive")
-        require(0 <= self.noise < math.inf, f"Privacy(noise={self.noise}): noise must not be negative, nor infinite")
         require(
             self.clip < math.inf or not self.noise,
             f"Privacy(clip={self.clip}, noise={self.noise}): noise is in units of clip, which must be finite",
@@ -72,7 +74,7 @@ class Privacy(Config):
                 f"{self!r}: with weights={weights!r} a client's share has no bound; give {method} weights='uniform'"
             )
 
-    def hidden(self, mean: Params, replies: float, secret: str, round: int) -> Params:
+    def hide(self, mean: Params, replies: float, secret: str, round: int) -> Params:
         """The mean of so many clipped replies, with its noise: a function of all of this.
 
         The same mean gets the same noise, and a run that is resumed the same bits. Another mean of the same round,

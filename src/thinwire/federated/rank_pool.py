@@ -28,8 +28,8 @@ class Ranks(Pool):
         own = [job for i in mine for job in jobs[slice(*units[i])]]
 
         def parts() -> State:
-            found = iter(list(super(Ranks, self).rounds(own, view, [units[i][1] - units[i][0] for i in mine])))
-            return [[_pack(next(found)) for _ in range(*units[i])] for i in mine]
+            replies = iter(list(super(Ranks, self).rounds(own, view, [units[i][1] - units[i][0] for i in mine])))
+            return [[_pack(next(replies)) for _ in range(*units[i])] for i in mine]
 
         gathered = [iter(part) for part in share(parts)]
         for i in range(len(units)):

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..algorithms.around import adapts
 from ..algorithms.auto import Auto
-from ..algorithms.base import Algorithm, adapts
+from ..algorithms.base import Algorithm
 from ..config import complete
 from ..errors import require
 from ..params import Params
@@ -86,8 +87,8 @@ class Predicting(nn.Module):
         self.result = result
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.result.predict(inputs.cpu())
-        return found.to(inputs.device)
+        outputs: Tensor = self.result.predict(inputs.cpu())
+        return outputs.to(inputs.device)
 
 
 @dataclass

@@ -6,46 +6,42 @@ state of an algorithm or a link.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-import logging
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from ..algorithms.base import Algorithm, Around, adapts, predicts
+from ..algorithms.base import Algorithm
 from ..config import complete
-from ..errors import CombinationError, NonFinite, RunError, WireError, require
+from ..errors import NonFinite, RunError, WireError, require
 from ..key import Key
 from ..params import Params
 from ..run.folder import Folder
-from ..run.identity import model_digest, run_digest
+from ..run.identity import model_digest, run_digest, versions
+from ..run.loop import finite
 from ..task import Task
-from ..train.one import Slot, mean_metrics, sums
-from ..version import code_version
-from ..wire import MOST, Packet, Several, State, length, loads, modest, restore
-from .client import ClientState, statistics_of, unheard
-from .clip import Clip, Norms, Past, bounds, check_clip, following, quantiles, whole
+from ..train.slot import Slot
+from ..wire import MOST, Packet, Several, State, modest, restore
+from .client import unheard
+from .clip import Norms, Past, bounds, check_clippable, following, quantiles, whole
 from .envelope import Answer, Call, Piece, key_of
-from .ledger import Entry, Ledger
-from .messages import Form, Letter, Mean, Message, forms, private, write_letter
-from .own_tests import Metrics, Model, evaluate_models, finite, over_clients
-from .pool import Plan, Pool
-from .privacy import Privacy
-from .result import Predicting, Record, Result
-from .storage import Ends, Memory
+from .evaluation import Evaluation
+from .ledger import Direction, Entry, Ledger
+from .letters import Letter, private, write_letter
+from .mean import Mean
+from .messages import Form, Message, forms
+from .pool import Plan
+from .result import Record, Result
+from .setting import ClientsSetting
+from .storage import Ends, InMemory
 from .stream import Parcel, Stream
 from .views import Views, fewer
-
-log = logging.getLogger("thinwire")
 
 
 class Pending(NamedTuple):
@@ -55,36 +51,25 @@ class Pending(NamedTuple):
     down: State = None
 
 
-class Rounds(ABC):
-    """A run between two rounds: what the server keeps, what of it is recorded, and the loop over rounds.
+class Rounds(Evaluation):
+    """A run between two rounds: what the server keeps, and what of it is recorded.
 
     A round begins with :meth:`publish` and ends with :meth:`finish`. In between its cohort is drawn
     (:meth:`draw_cohort`), each client of it is called (:meth:`call_to`) and its answer added (:meth:`add`), and the
-    server makes its step
-    (:meth:`serve`). Who carries calls and answers, and what becomes of those that are lost, is the subclass's.
+    server makes its step (:meth:`serve`). A subclass carries calls and answers, and says what becomes of lost ones.
     """
 
-    pool: Pool  # evaluates, and trains where clients are here
-    clients_here: ClassVar[bool] = False  # and what they keep
+    unit = "round"
+    extends = True
     incarnation: int  # which of the runs of one digest, for the clients
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        slot: Slot,
-        num_clients: int,
-        sample: int,
-        seed: int,
-        test: Task | None,
-        privacy: Privacy | None = None,
-        known: bool = False,
-        clip: Clip = None,
+        self, algorithm: Algorithm, slot: Slot, num_clients: int, setting: ClientsSetting, test: Task | None
     ) -> None:
-        require(clip is None or privacy is None, f"clip={clip}: {privacy!r} has a clip of its own")
+        seed, privacy, clip, known = setting.seed, setting.privacy, setting.clip, setting.start == "known"
         self.algorithm, self.slot, self.seed, self.test = algorithm, slot, seed, test
-        self.num_clients, self.sample = num_clients, sample
+        self.num_clients, self.sample = num_clients, setting.cohort(num_clients)
         self.client_tests: Sequence[Task] = ()
-        self.by_client: Record | None = None  # the last evaluation of their tests: a list by metric
         self.initial_buffers = slot.buffers()
         self.buffers = self.initial_buffers if algorithm.buffers == "mean" else None
         self.start = algorithm.init_with(slot.params(), self.initial_buffers, num_clients, Key(seed))
@@ -93,23 +78,27 @@ class Rounds(ABC):
         self.private = private(algorithm, self.start)
         self.pending = dict[int, Pending]()  # of calls of this round that are not answered yet
         self.privacy, self.secret = privacy, str(seed)  # of the noise
-        self.clip = check_clip(clip)  # the norm that a field of a reply has at most
+        self.clip = clip  # the norm that a field of a reply has at most
         self.bounds: dict[str, float] = {}  # with "auto": by field, of the newest round
         self.norms, self.lengths = list[Norms](), Past()  # of this round's replies, and with "auto" of those before
         if clip is not None:
-            clippable(algorithm, self.up)
+            check_clippable(algorithm, self.up)
         if privacy is not None:
             privacy.check(repr(algorithm), algorithm.weights, self.up.fields)
             self.clip = privacy.clip if privacy.clip < math.inf else None
         self.stream = self._downlink(down)
         self.model_digest = model_digest(slot.module)
         self.digest = run_digest(algorithm, self.model_digest, seed, num_clients, known)
-        self.folder: Folder | None = None
-        self.states = Memory(self.ends)
+        self.states = InMemory(self.ends)
         self.round, self.clock = 0, 0.0
         self.plan: Plan | None = None
         self.ledger, self.records = Ledger(), list[Record]()
         self.gather()
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The rounds that were made."""
+        return self.round
 
     def ends(self) -> Ends:
         """Both ends of a client's wire before its first reply."""
@@ -135,7 +124,7 @@ class Rounds(ABC):
         """Whether each client is sent messages of its own in place of the stream's."""
         return isinstance(self.stream, Views)
 
-    def chosen(self) -> dict[str, str]:
+    def downlink_fact(self) -> dict[str, str]:
         """The form of the downlink, as a fact of the run, where the method's links leave it open."""
         form = self.stream.form
         return {"downlink": "per client" if self.apart else "stream"} if form.per_client and form.auto else {}
@@ -143,52 +132,6 @@ class Rounds(ABC):
     def private_end(self) -> State:
         """The sending ends of `personal` before a client's first message."""
         return None if self.private is None else self.private.open()[0]
-
-    # -- the loop -------------------------------------------------------------
-
-    def until(
-        self,
-        rounds: int,
-        step: Callable[[bool], Record],
-        *,
-        evaluate_every: int = 1,
-        checkpoint_every: int = 1,
-        listeners: Sequence[Callable[[Record], None] | None] = (),
-    ) -> Result:
-        """Make the rounds that are missing up to ``rounds``, and return what the run came to.
-
-        ``step`` makes one round and returns its record; it is told whether to evaluate, which is every
-        ``evaluate_every`` rounds and after the last. In the folder that was opened, if any, each round leaves its
-        lines, every ``checkpoint_every`` rounds and the last one leave a checkpoint, and the end leaves the model and
-        the summary. Listeners are told each record, once it is there. Raises :class:`RunError` for fewer rounds than
-        there are.
-        """
-        folder = self.folder
-        if self.round > rounds:
-            where = folder.path if folder else "this run"
-            raise RunError(f"{where} has {self.round} rounds already: rounds={rounds} would be fewer")
-        while self.round < rounds:
-            number = self.round + 1
-            record = step(number == rounds or number % evaluate_every == 0)
-            if folder is not None:
-                folder.append(record, self.ledger.lines(number), self.by_client)
-                if number == rounds or number % checkpoint_every == 0:
-                    self.save(folder)
-            for listener in listeners:
-                if listener is not None:
-                    listener(record)
-        result = self.result(None if folder is None else folder.path)
-        if folder is not None:
-            about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
-            folder.model(result.module.state_dict(), about)
-            for name, module in result.beside.items():
-                folder.model(module.state_dict(), about, name)
-            if result.served is not None:
-                folder.model(result.served.state_dict(), about, "served")
-            for name, client in self.owners_here().items():
-                folder.model(result.personal(client).state_dict(), about, f"personal/{name}")
-            folder.summary(result.summary())
-        return result
 
     # -- a round --------------------------------------------------------------
 
@@ -269,19 +212,8 @@ class Rounds(ABC):
 
     def enter_answer(self, client: int, blob: bytes, framing: int, floats: float = 0.0, used: bool = True) -> None:
         """Enter what a client answered in this round into the ledger; ``blob`` is its reply."""
-        own = self.own_part(blob) if blob and self.private is not None else 0
+        own = self.up.own_part(blob) if blob and self.private is not None else 0
         self.ledger.add(Entry(self.round + 1, client, "up", len(blob), framing, 0, floats, used, own))
-
-    def own_part(self, blob: bytes) -> int:
-        """Bytes of a reply that are of the client's own model: of the fields that are not averaged over clients.
-
-        0 for one that cannot be read.
-        """
-        try:
-            body = loads(blob)
-            return sum(length(part) for leaf, part in zip(self.up.leaves, body, strict=True) if leaf.kind == "each")
-        except (WireError, ValueError, TypeError):
-            return 0
 
     def add(self, answer: Answer, body: Packet, rx: State, late: bool = False) -> State:
         """Take an answer, whose blob is ``body``, into the mean; returns the receiving ends' next states.
@@ -309,15 +241,15 @@ class Rounds(ABC):
 
     def serve(self, key: Key) -> None:
         """The server's half of the round, given the replies that were added. Raises :class:`NonFinite`."""
-        self.server, self.buffers = self.served(key)
+        self.server, self.buffers = self.next_server(key)
 
-    def served(self, key: Key) -> tuple[State, Params | None]:
+    def next_server(self, key: Key) -> tuple[State, Params | None]:
         """The server's state and the buffers after the replies that were added. Raises :class:`NonFinite`."""
         if not self.mean.whole:
             return self.server, self.buffers
         mean, buffers = self.mean.result(key)
         if self.privacy is not None:
-            values = [self.privacy.hidden(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
+            values = [self.privacy.hide(x, self.mean.whole, self.secret, key.round) for x in self.up.values(mean)]
             mean, buffers = self.up.build(values)
         server = self.algorithm.server(self.server, self.stream.view.state, mean, key)
         require(
@@ -327,10 +259,10 @@ class Rounds(ABC):
         )
         what = "state" if self.algorithm.model(server).finite() else "model"
         if what == "model" or not modest(server):  # what adaptive optimizers divide by is not in the model
-            found, client, name = self.mean.largest
+            size, client, name = self.mean.largest
             raise NonFinite(
                 f"round {key.round}: the server's {what} became NaN, infinite or larger than {MOST:.0e} (the largest "
-                f"number it was sent is {found:.3g}, in {name} of client {client}); lower the server's lr, or clip"
+                f"number it was sent is {size:.3g}, in {name} of client {client}); lower the server's lr, or clip"
             )
         return server, buffers if self.buffers is not None else None
 
@@ -340,7 +272,7 @@ class Rounds(ABC):
         record = self._record(self.losses / self.examples if self.examples else None, replies, lost)
         self.by_client = None
         record |= self._lengths()
-        record |= self._evaluate() if evaluate else {}
+        record |= self.evaluate() if evaluate else {}
         record["seconds"] = time.perf_counter() - self.began
         self.records.append(record)
         return record
@@ -348,151 +280,28 @@ class Rounds(ABC):
     # -- looking --------------------------------------------------------------
 
     def _record(self, loss: float | None, replies: int, lost: int) -> Record:
-        up, down = self.ledger.of("up", self.round), self.ledger.of("down", self.round)
-        both = ("up", up), ("down", down)
+        ways: tuple[Direction, ...] = () if self.private is None else ("up", "down")
         return {
             "round": self.round,
             "train_loss": loss,
             "clients": replies,
             "lost_replies": lost,
-            "up_bytes": sum(e.total for e in up),
-            "down_bytes": sum(e.total for e in down),
-            "up_payload": sum(e.payload for e in up),
-            "up_framing": sum(e.framing for e in up),
-            "down_payload": sum(e.payload for e in down),
-            "down_framing": sum(e.framing for e in down),
-            "up_floats": sum(e.floats for e in up),
-            "down_floats": sum(e.floats for e in down),
-            "slowest_bytes": self.ledger.slowest(self.round),
+            **self.ledger.sums(self.round),
             "clock": self.clock,
-            **({} if self.private is None else {f"{e}_personal": sum(x.personal for x in of) for e, of in both}),
+            **{f"{way}_personal": sum(e.personal for e in self.ledger.of(way, self.round)) for way in ways},
         }
 
     def _lengths(self) -> Record:
         """How long the replies were that counted, before they were shortened, and which bound they had."""
         if not self.norms:
             return {}
-        found: Record = {"norms": quantiles(self.norms)}
+        record: Record = {"norms": quantiles(self.norms)}
         if self.clip is not None:
-            found["clip"] = dict(self.bounds) if self.clip == "auto" else finite(self.clip)
-            found["clipped"] = len({client for client, *_ in self.mean.clipped})
+            record["clip"] = dict(self.bounds) if self.clip == "auto" else finite(self.clip)
+            record["clipped"] = len({client for client, *_ in self.mean.clipped})
         if self.clip == "auto":
             self.lengths = following(self.lengths, self.norms)
-        return found
-
-    def _evaluate(self) -> Record:
-        values: Record = {}
-        if self.test is not None:
-            found = self.pool.evaluate(*self.whose(None), self.test)
-            values |= {"test_loss" if name == "loss" else name: value for name, value in found.items()}
-            served = self.algorithm.served(self.server)
-            if served is not None:
-                found = self.pool.evaluate(served, self.whose(None).statistics, self.test)
-                values |= {f"served_{name}": value for name, value in found.items()}
-            here = self.clients_here or self.algorithm.at_server
-            if here and predicts(self.algorithm) and not adapts(self.algorithm):
-                values |= {f"predicted_{name}": value for name, value in self.evaluate_predictions(self.test).items()}
-        values |= self.over_clients({client: self.tested(client) for client in range(len(self.client_tests))})
-        return {name: finite(value) for name, value in values.items()}
-
-    def evaluate_predictions(self, test: Task) -> Metrics:
-        """Every metric of what the method predicts for examples of no named client: of FedSM by its selector."""
-        return mean_metrics([sums(Predicting(self.result()), test, partial(self.slot.batch, test), 0, len(test))])
-
-    def tested(self, client: int) -> Metrics:
-        """What a client's test says."""
-        shared = self.held(None) if self.algorithm.personal_models else None
-        before, task = self.held(client), self.client_tests[client]
-        own = self.adapted(client, before)
-        return evaluate_models(
-            lambda x, statistics: self.pool.evaluate(x, statistics, task), own, before, shared or before
-        )
-
-    def over_clients(self, found: Mapping[int, Metrics]) -> Record:
-        """A record's fields of clients' tests. Each client's own values are the next line of ``clients.jsonl``."""
-        values, by_client = over_clients(found, self.num_clients)
-        self.by_client = {"round": self.round, **by_client} if found else None
-        return values
-
-    def owners_here(self) -> dict[str, int]:
-        """The clients whose own models can be written down here, by the names of their files.
-
-        Those that never took part have one model, of the name ``others``. A model that is made of its client's examples
-        (``Algorithm.adapt``) has to be trained: it is written for clients with tests of their own, for which it is
-        trained anyway.
-        """
-        if adapts(self.algorithm):
-            return {str(client): client for client in range(len(self.client_tests) if self.clients_here else 0)}
-        if not (self.personal and (self.clients_here or self.algorithm.at_server)):
-            return {}
-        known = dict.fromkeys(self.states.known())
-        away = next((client for client in range(self.num_clients) if client not in known), None)
-        return {str(client): client for client in known} | ({} if away is None else {"others": away})
-
-    @property
-    def personal(self) -> bool:
-        """Whether clients have models, or norm statistics, of their own."""
-        return self.algorithm.personal_models or self.algorithm.buffers == "local"
-
-    def held(self, client: int | None) -> Model:
-        """The model of a client, or for None the shared one, before it is adapted."""
-        statistics = self.buffers if self.algorithm.buffers == "mean" else self.initial_buffers
-        if client is None or not self.personal:
-            kept = self.algorithm.statistics(self.server)
-            return Model(self.algorithm.model(self.server), statistics if kept is None else kept)
-        own, kept = self.own(client), self.algorithm.statistics(self.server, client)
-        x = self.algorithm.model(self.server, client, own.state)
-        return Model(x, statistics_of(self.algorithm, own, statistics) if kept is None else kept)
-
-    def own(self, client: int) -> ClientState:
-        """What a client keeps, as far as it is here."""
-        return self.states.get(client).own
-
-    def whose(self, client: int | None) -> Model:
-        """The model of a client, or for None the shared one, and the norm statistics that it is evaluated with."""
-        held = self.held(client)
-        return held if client is None else self.adapted(client, held)
-
-    def adapted(self, client: int, held: Model) -> Model:
-        """A client's own model as the method makes it of what is held. Here it is that: examples are elsewhere."""
-        return held
-
-    def module(self, client: int | None = None) -> nn.Module:
-        """A copy of the module as its user wrote it, with the model of :meth:`whose`, on the CPU."""
-        with torch.inference_mode(False), torch.enable_grad():  # it may have to be trained
-            return self.algorithm.finish(self.trained_module(self.whose(client)))
-
-    def trained_module(self, model: Model) -> nn.Module:
-        """A copy of the module as it is trained, with this model, on the CPU."""
-        self.slot.load(model.x)
-        self.slot.load_buffers(model.statistics)
-        return copy.deepcopy(self.slot.module).to("cpu").eval()
-
-    def result(self, path: Path | None = None) -> Result:
-        """The run so far."""
-        shared, served = self.whose(None), self.algorithm.served(self.server)
-        params, whole = shared.x.clone(), self.trained_module(shared)  # the caller's own
-        beside, module = self.algorithm.beside(whole), self.algorithm.finish(whole)
-        facts = {**self.facts(), "plan": self.plan}
-        result = Result(self.algorithm, facts, list(self.records), self.ledger, params, module, path, beside=beside)
-        if served is not None:
-            result.served = self.algorithm.finish(self.trained_module(shared._replace(x=served)))
-        if self.personal and (self.clients_here or self.algorithm.at_server):
-            result.clients, result.own_module = self.num_clients, partial(self.module_at, self.round)
-        return result
-
-    def module_at(self, round: int, client: int) -> nn.Module:
-        """:meth:`module` of a client, as long as the run stands where it stood after that round."""
-        require(
-            self.round == round,
-            f"this result is of round {round}, and the run has made {self.round}: ask for clients' own models before "
-            f"it goes on, or take its newest result",
-        )
-        return self.module(client)
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """What, besides the algorithm, makes this run what it is."""
+        return record
 
     # -- to disk and back -----------------------------------------------------
 
@@ -510,52 +319,48 @@ class Rounds(ABC):
         """The fingerprint in short, for the checkpoint."""
         return hashlib.sha256(json.dumps(self.fingerprint()).encode()).hexdigest()[:32]
 
-    def open(self, folder: Folder, resume: bool) -> None:
-        """Start a run in ``folder``, or continue the one that is there. Rounds are recorded there from now on."""
-        if folder.about() is not None and not resume:
-            raise RunError(f"{folder.path} holds a run already: resume it, or choose another folder")
-        self.folder, about, packet = folder, folder.agree(self.fingerprint()), folder.load()
-        folder.describe({**self.fingerprint(), "versions": self.versions(folder, about or {})})
+    def describe(self, folder: Folder, about: Record) -> None:
+        """``run.json`` has the versions that the run was made with too."""
+        folder.describe({**self.fingerprint(), "versions": versions(folder, about)})
+
+    def rewind(self, folder: Folder, packet: Packet | None) -> None:
+        """Lines after the checkpoint are cut off, and of those before it the digests are compared."""
         if packet is None:
-            folder.cut(0)
             self.states.load({self.states.kind: {}})
-            self.states.run = self.owner()
-            return
-        try:
-            self.restore(packet)
-        except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"the checkpoint in {folder.path} does not fit this version ({error})") from error
         self.states.run = self.owner()
-        self.records, text = folder.cut(self.round, packet.get("lines"))
+        self.records, text = folder.cut(self.round, None if packet is None else packet.get("lines"))
         try:
             self.ledger = Ledger.parse(text)
         except ValueError as error:
             raise RunError(f"{folder.path / 'ledger.jsonl'}: {error}") from error
 
+    def enter(self, folder: Folder, record: Record) -> None:
+        """A line of ``rounds.jsonl``, and those of the ledger and of clients' tests."""
+        folder.append(record, self.ledger.lines(self.round), self.by_client)
+
     def owner(self) -> str:
         """Whose a client's file is."""
         return self.identity()
 
-    def versions(self, folder: Folder, about: Mapping[str, Any]) -> list[str]:
-        """What a run was made with, from its beginning on. A warning says where that changes."""
-        now, known = f"thinwire {code_version()}, torch {torch.__version__}", list(about.get("versions", ()))
-        if not known or known[-1] == now:
-            return known or [now]
-        if folder.writes:
-            text = "%s was made with %s and goes on with %s: its numbers may differ from those of a run by one of them"
-            log.warning(text, folder.path, known[-1], now)
-        return [*known, now]
-
     def save(self, folder: Folder) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, with digests of the lines before it."""
         folder.save({**self.state(), "lines": folder.lines()})
         self.states.settle()  # only now: until then the checkpoint before refers to what is dropped
 
+    def write(self, folder: Folder, result: Result) -> None:
+        """The model, what the method has beside it, clients' own models, and the summary."""
+        about = {"expression": complete(self.algorithm), "seed": str(self.seed)}
+        served = {} if result.served is None else {"served": result.served}
+        own = {f"personal/{name}": result.personal(client) for name, client in self.owners_here().items()}
+        for name, module in {"model": result.module, **result.beside, **served, **own}.items():
+            folder.model(module.state_dict(), about, name)
+        folder.summary(result.summary())
+
     def state(self) -> dict[str, State]:
         """Everything, for a checkpoint."""
-        return {"run": self.identity(), **self.carried(), "states": self.states.state()}
+        return {"run": self.identity(), **self.shared_state(), "states": self.states.state()}
 
-    def carried(self) -> dict[str, State]:
+    def shared_state(self) -> dict[str, State]:
         """Everything but what is kept of clients."""
         return {
             "round": self.round,
@@ -573,29 +378,12 @@ class Rounds(ABC):
             raise WireError("it is the checkpoint of another run")
         if self.plan not in (None, packet["plan"]):
             raise RunError(f"this run began with plan={packet['plan']!r}: another one would move its last bits")
-        self.carry(packet)
+        self.restore_shared(packet)
         self.states.load(packet["states"])
 
-    def carry(self, packet: Packet) -> None:
-        """Continue from what :meth:`carried` gave, after bytes and back."""
+    def restore_shared(self, packet: Packet) -> None:
+        """Continue from what :meth:`shared_state` gave, after bytes and back."""
         self.round, self.clock, self.plan = packet["round"], packet["clock"], packet["plan"]
         self.server, self.buffers = restore(packet["server"], self.server), restore(packet["buffers"], self.buffers)
         self.stream.load(packet["stream"], Key(self.seed))
         self.lengths = packet.get("norms") or {}
-
-
-def clippable(algorithm: Algorithm, form: Form) -> None:
-    """Raise :class:`CombinationError` where ``clip`` would not bound what a reply does: see ``Algorithm.admit``."""
-    inner = algorithm
-    while isinstance(inner, Around):
-        inner = inner.inner
-    numbers = [leaf.name for leaf in form.leaves if leaf.link is None and leaf.blank is not None]
-    if numbers and type(inner).admit is Algorithm.admit:
-        raise CombinationError(
-            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have {', '.join(numbers)}: give "
-            f"{type(inner).__name__} a method `admit` that bounds what these do, or leave clip out"
-        )
-    if not any(leaf.link is not None and not leaf.statistics for leaf in form.leaves):
-        raise CombinationError(
-            f"clip= bounds fields of layers, and {type(inner).__name__}'s replies have none: leave clip out"
-        )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal
 
-from ..config import Config, complete, fit
-from ..errors import nearest, require
-from ..train.one import unusable, usable
-from .clip import Clip, check_clip
+from ..config import Config, complete
+from ..errors import require
+from ..ranges import Count, Range
+from ..run.setting import BaseSetting
+from ..train.device import unusable, usable
+from .clip import Clip
 from .network import Network
 from .privacy import Privacy
+
+Chance = Annotated[float, Range(lambda x: 0 <= x < 1, "is a probability below 1")]
+Seed = Annotated[int, Range(lambda x: 0 <= x < 1 << 63, "must not be negative, and fit 63 bits")]
 
 
 def _field(default: Any, help: str) -> Any:
@@ -19,8 +23,31 @@ def _field(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+class ClientsSetting(BaseSetting):
+    """What the settings of a simulation and of a deployment share."""
+
+    sample: int | None
+    seed: int
+    clip: Clip
+    privacy: Privacy | None
+    device: str
+    start: Literal["sent", "known"]
+
+    def __post_init__(self) -> None:
+        clip = self.clip
+        require(clip is None or clip == "auto" or clip > 0, f"clip={clip}: a norm is positive, or 'auto'")
+        require(self.clip is None or self.privacy is None, f"clip={self.clip}: {self.privacy!r} has a clip of its own")
+        require(usable(self.device), f"device={self.device!r}: {unusable(self.device)}")
+
+    def cohort(self, clients: int) -> int:
+        """How many of so many clients take part in a round. Raises ``ValueError`` where there are fewer than asked."""
+        fits = self.sample is None or self.sample <= clients
+        require(fits, f"sample={self.sample}: it must be between 1 and the {clients} clients")
+        return clients if self.sample is None else self.sample
+
+
 @dataclass(frozen=True)
-class Setting(Config):
+class Setting(ClientsSetting):
     """How a run goes: who takes part, over what network, evaluated how often, on what machine.
 
     These fields change results:
@@ -78,15 +105,15 @@ class Setting(Config):
     """The fields that a run's fingerprint leaves out."""
     example: ClassVar[str] = "Setting(sample=10)"
 
-    sample: int | None = _field(None, "How many clients take part in a round (default: all).")
-    seed: int = _field(0, "Seed of split, model, sampling and batches.")
-    dropout: float = _field(0.0, "Probability that a sampled client does not reply.")
+    sample: Count | None = _field(None, "How many clients take part in a round (default: all).")
+    seed: Seed = _field(0, "Seed of split, model, sampling and batches.")
+    dropout: Chance = _field(0.0, "Probability that a sampled client does not reply.")
     network: Network | None = _field(None, "A simulated network, e.g. Network(mbit=10, spread=0.5).")
     privacy: Privacy | None = _field(None, "Replies are clipped, their mean gets noise: Privacy(clip=1, noise=1).")
     clip: Clip = _field(None, "The norm that a reply has at most, or auto: twice their median.")
-    evaluate_every: int = _field(1, "Rounds between evaluations.")
-    checkpoint_every: int = _field(10, "Rounds between checkpoints.")
-    workers: int | None = _field(None, "Clients trained at once (default: one a core).")
+    evaluate_every: Count = _field(1, "Rounds between evaluations.")
+    checkpoint_every: Count = _field(10, "Rounds between checkpoints.")
+    workers: Count | None = _field(None, "Clients trained at once (default: one a core).")
     device: str = _field("cpu", "Where models train: cpu, cuda, cuda:1.")
     plan: Literal["each", "together", "measured"] | None = _field(
         None,
@@ -102,36 +129,11 @@ class Setting(Config):
     )
     start: Literal["sent", "known"] = _field("sent", "The starting model: sent to clients, or known from the seed.")
 
-    def __post_init__(self) -> None:
-        for name in ("sample", "evaluate_every", "checkpoint_every", "workers"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}={value}: it must be at least 1")
-        require(0 <= self.seed < 1 << 63, f"seed={self.seed}: it must not be negative, and fit 63 bits")
-        check_clip(self.clip)
-        require(self.clip is None or self.privacy is None, f"clip={self.clip}: {self.privacy!r} has a clip of its own")
-        require(0 <= self.dropout < 1, f"dropout={self.dropout}: it is a probability below 1")
-        require(usable(self.device), f"device={self.device!r}: {unusable(self.device)}")
-
-    def but(self, changed: Mapping[str, Any]) -> Setting:
-        """The same setting with other values of some fields. Raises ``TypeError`` for a name that no field has."""
-        known = [field.name for field in fields(self)]
-        for name in changed:
-            if name not in known:
-                near = nearest(name, known)
-                raise TypeError(f"a run has no setting {name!r}{near}; the fields of Setting are {', '.join(known)}")
-        return replace(self, **fit(Setting, changed)) if changed else self
-
     def records(self, what: str) -> bool:
         """Whether ``record`` asks for "looks", "bytes", "layers", "gradients" or "models"."""
         return self.record in (what, "all") or (what == "layers" and self.record == "gradients")
 
-    def cohort(self, clients: int) -> int:
-        """How many of so many clients take part in a round. Raises ``ValueError`` where there are fewer than asked."""
-        fits = self.sample is None or self.sample <= clients
-        require(fits, f"sample={self.sample}: it must be between 1 and the {clients} clients")
-        return clients if self.sample is None else self.sample
-
-    def fixed(self) -> dict[str, Any]:
+    def fixed_fields(self) -> dict[str, Any]:
         """The fields that a resumed run must agree on, as they are recorded: configurations as expressions."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.may_change}
         if self.clip is None:  # as runs of before this option have it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
 from ..errors import require
 from ..run.folder import open_folder
+from ..run.progress import live
 from ..run.ranks import barrier, rank
 from ..train.threads import one_thread
 from .auto_run import Chosen, choices_in
 from .client import Training
 from .result import Record, Result
 from .setting import Setting
-from .simulation import Simulation, settle
+from .simulation import Simulation
 
 
 def simulate(
@@ -74,7 +75,7 @@ def simulate(
     Raises ``TypeError`` for a keyword that is no field, ``ValueError`` for a bad argument, :class:`NonFinite` when
     training diverges, and :class:`RunError` for a folder of another run.
     """
-    setting = settle(setting, fields)
+    setting = Setting.of(setting, fields)
     require(type(rounds) is int, f"rounds={rounds!r}: a whole number is expected")
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
     require(out is not None or not resume, "resume=True needs the folder of the run: out=...")
@@ -91,7 +92,7 @@ def simulate(
         require(cohort is None or len(cohort) >= rounds, f"cohort names the clients of fewer than rounds={rounds}")
         if folder is not None:
             run.open(folder, resume)
-        report = stack.enter_context(_progress(repr(algorithm), rounds)) if progress else None
+        report = stack.enter_context(live(repr(algorithm), rounds)) if progress else None
         result = run.until(
             rounds,
             run.step,
@@ -101,11 +102,3 @@ def simulate(
         )
         barrier()  # what rank 0 wrote is there for everyone
         return result
-
-
-@contextlib.contextmanager
-def _progress(name: str, rounds: int) -> Iterator[Callable[[Record], None]]:
-    from ..run.progress import live  # rich is imported where it is shown
-
-    with live(rounds) as line:
-        yield lambda record: line(name, record)

@@ -27,7 +27,7 @@ from ..run.identity import data_digest, name_of
 from ..run.ranks import barrier, device_of_rank, rank, size
 from ..task import as_task, as_tasks
 from ..train.fitting import fitting
-from ..train.one import Slot, floats, make_module
+from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from ..wire import Packet
 from .changes import MODELS, Changes, keep
@@ -72,7 +72,7 @@ class Simulation(Rounds):
         train: Training | None = None,
         **fields: Any,
     ) -> None:
-        self.setting = setting = settle(setting, fields)
+        self.setting = setting = Setting.of(setting, fields)
         require(out is not None or setting.states == "memory", "states='disk' needs a folder for the run: out=...")
         vectors = setting.records("gradients") or setting.records("models")
         require(out is not None or not vectors, f"record={setting.record!r} needs a folder for the run: out=...")
@@ -94,7 +94,7 @@ class Simulation(Rounds):
         require(len(tasks) > 0, "there are no clients: tasks is empty")
         if setting.network is not None:
             setting.network.check(len(tasks))
-        sample = setting.cohort(len(tasks))
+        setting.cohort(len(tasks))  # raises where there are fewer
         require(cohort is None or setting.sample is None, f"sample={setting.sample}: the cohort is given")
         self.cohort = None if cohort is None else [self._check_cohort(clients) for clients in cohort]
         empty = [i for i, task in enumerate(self.tasks) if len(task) == 0]
@@ -115,9 +115,7 @@ class Simulation(Rounds):
         fitting(slot, [("test", tested)] if tested is not None else [])
         fitting(slot, ((f"client_tests[{client}]", task) for client, task in enumerate(apart)))
         slot.probe(self.tasks, trains=train is None)
-        known = setting.start == "known"
-        about = len(tasks), sample, setting.seed, tested, setting.privacy, known, setting.clip
-        super().__init__(algorithm, slot, *about)
+        super().__init__(algorithm, slot, len(tasks), setting, tested)
         self.scales = Scales()
         self.client_tests, self.measured = apart, setting.plan == "measured"
         self.plan = None if setting.plan == "measured" else setting.plan
@@ -125,7 +123,7 @@ class Simulation(Rounds):
             self.states = Disk(self.ends, Path(out) / "states", writes=rank() == 0)
         self.manner = Manner(train, setting.records("looks"), setting.records("layers"), setting.clip == "auto")
         self.layers = LayerBytes(self.up, self.stream.form) if setting.records("bytes") else None
-        own, begun = self.ends().own, self.start if known else None
+        own, begun = self.ends().own, self.start if self.known else None
         view, down = self.stream.view, self.stream.form
         work = Work(algorithm, self.up, self.tasks, view, own, self.manner, self.private, begun, down)
         workers = setting.workers or max(1, (os.cpu_count() or 1) // size())
@@ -134,12 +132,6 @@ class Simulation(Rounds):
     def close(self) -> None:
         """End the threads and processes. A later step begins them anew."""
         self.pool.close()
-
-    def __enter__(self) -> Simulation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- a round --------------------------------------------------------------
 
@@ -154,7 +146,8 @@ class Simulation(Rounds):
             require(self.round < len(self.cohort), f"cohort names the clients of {len(self.cohort)} rounds, no more")
             given = self.cohort[self.round]
         key = self.publish()
-        cohort, silent = self._cohort(key) if given is None else (given, self._silent(given, key))
+        cohort = self.draw_cohort(key) if given is None else given
+        silent = self._silent(cohort, key)
         parcels = self.pool.each(self.parcel, cohort) if self.apart else [None] * len(cohort)  # each is encoded
         delivered = {client: self._deliver(client, parcel) for client, parcel in zip(cohort, parcels, strict=True)}
         calls = {client: call for client, (call, _) in delivered.items()}
@@ -206,7 +199,7 @@ class Simulation(Rounds):
             if self.folder.writes:
                 self.folder.owe(keep(self.folder.path, self.round, self.algorithm.model(self.server), MODELS))
         if self.layers is not None:
-            record["layer_bytes"] = self.layers.taken()
+            record["layer_bytes"] = self.layers.record()
         return record
 
     def _take(self, answer: Answer, own: ClientState, ends: Ends) -> None:
@@ -217,7 +210,7 @@ class Simulation(Rounds):
         if self.layers is not None:
             self.layers.enter_reply(body, answer.payload)
         pending = self.pending.pop(answer.client, Pending())
-        self.states.put(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
+        self.states.commit(answer.client, Ends(self.stream.version, rx, own, *pending))  # both ends move on, only now
 
     def _job(self, call: Call, parcel: Parcel, ends: Ends) -> Job:
         """A call as the pool takes it."""
@@ -225,7 +218,7 @@ class Simulation(Rounds):
         job = Job(self.at(call.client, call), ends.own, alone, call.base == 0)
         if not isinstance(self.stream, Views):
             return job
-        return job._replace(held=self.stream.held(call.base, ends.down), parcel=parcel._replace(own=None, end=None))
+        return job._replace(held=self.stream.view_of(call.base, ends.down), parcel=parcel._replace(own=None, end=None))
 
     def rate(self, client: int) -> float:
         """A client's uplink in Mbit/s; 0 where there is no network."""
@@ -242,11 +235,6 @@ class Simulation(Rounds):
         """A number as long as a mark: nothing is lost here that a mark would show."""
         return NUMBER if base else 0
 
-    def _cohort(self, key: Key) -> tuple[list[int], set[int]]:
-        """Who is drawn for this round, and who of them will not answer."""
-        cohort = self.draw_cohort(key)
-        return cohort, self._silent(cohort, key)
-
     def _silent(self, cohort: list[int], key: Key) -> set[int]:
         """Who of a cohort will not answer."""
         draws = torch.rand(len(cohort), generator=key.generator("dropout"), dtype=torch.float32, device="cpu").tolist()
@@ -254,10 +242,10 @@ class Simulation(Rounds):
 
     def _check_cohort(self, cohort: Sequence[int]) -> list[int]:
         """A cohort in the order of clients. Raises ``ValueError`` for one that is none."""
-        found = sorted(int(client) for client in cohort)
-        fits = 0 < len(found) == len(set(found)) and found[0] >= 0 and found[-1] < len(self.tasks)
+        clients = sorted(int(client) for client in cohort)
+        fits = 0 < len(clients) == len(set(clients)) and clients[0] >= 0 and clients[-1] < len(self.tasks)
         require(fits, f"cohort={list(cohort)}: it must name one or more of the {len(self.tasks)} clients, each once")
-        return found
+        return clients
 
     def _deliver(self, client: int, made: Parcel | None) -> tuple[Call, Parcel]:
         """Call a client."""
@@ -289,12 +277,12 @@ class Simulation(Rounds):
         self.enter_answer(client, answer.blob, framing, floats, used)
         return used, seconds
 
-    def adapted(self, client: int, held: Model) -> Model:
+    def adapt(self, client: int, kept: Model) -> Model:
         """A client's own model as the method adapts it to the client's examples."""
         if not self.algorithm.personal_models:
-            return held
+            return kept
         key = Key(self.seed, max(self.round, 1), client).at("adapt")
-        return Model(*adapt_model(self.algorithm, self.slot, self.tasks[client], *held, key, self.manner.train))
+        return Model(*adapt_model(self.algorithm, self.slot, self.tasks[client], *kept, key, self.manner.train))
 
     def open(self, folder: Folder, resume: bool) -> None:
         """Start a run in ``folder``, or continue the one that is there. Of several ranks all look, then one writes."""
@@ -319,11 +307,11 @@ class Simulation(Rounds):
         """What, besides the algorithm, makes this run what it is."""
         return {
             "clients": len(self.tasks),
-            **self.setting.fixed(),
+            **self.setting.fixed_fields(),
             "sample": self.sample,
             "examples": sum(len(task) for task in self.tasks),
             "parameters": self.slot.layout.size,
-            **self.chosen(),
+            **self.downlink_fact(),
             **({} if self.cohort is None else {"cohort": "given"}),
             **({} if self.manner.train is None else {"train": name_of(self.manner.train)}),
         }
@@ -333,9 +321,3 @@ class Simulation(Rounds):
         """Digests of the tasks and of what is evaluated: for runs on disk, which may be continued."""
         tests = [*([] if self.test is None else [self.test]), *self.client_tests]
         return {"data": data_digest(self.tasks), "test": data_digest(tests) if tests else None}
-
-
-def settle(setting: Setting, fields: dict[str, Any]) -> Setting:
-    """A setting with other values of some fields. Raises ``ValueError`` for what is no setting."""
-    require(isinstance(setting, Setting), f"setting={setting!r}: give a Setting, such as {Setting.example}")
-    return setting.but(fields)

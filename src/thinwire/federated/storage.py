@@ -42,7 +42,7 @@ class Stored(NamedTuple):
     ends: Ends
 
 
-class Memory:
+class InMemory:
     """Ends in a dict."""
 
     def __init__(self, fresh: Callable[[], Ends]) -> None:
@@ -59,15 +59,15 @@ class Memory:
         """A client's ends; fresh ones before its first reply. Raises :class:`Unreadable`."""
         return self.ends.get(client) or self.fresh()
 
-    def put(self, client: int, ends: Ends) -> None:
-        """Commit."""
+    def commit(self, client: int, ends: Ends) -> None:
+        """Keep a client's ends: its reply was taken."""
         self.ends[client] = ends
 
     def drop(self, client: int) -> None:
         """Forget a client, if it is known."""
         self.ends.pop(client, None)
 
-    def known(self) -> list[int]:
+    def clients(self) -> list[int]:
         """The clients that have replied."""
         return sorted(self.ends)
 
@@ -80,9 +80,9 @@ class Memory:
     def load(self, packet: Packet) -> None:
         """Continue from what :meth:`state` gave, after bytes and back."""
         like = self.fresh()
-        self.ends = {client: restore(ends, like) for client, ends in self.opened(packet).items()}
+        self.ends = {client: restore(ends, like) for client, ends in self.entries(packet).items()}
 
-    def opened(self, packet: Packet) -> dict[int, Packet]:
+    def entries(self, packet: Packet) -> dict[int, Packet]:
         """What :meth:`state` gave for a store of this kind."""
         if self.kind not in packet:
             (kind,) = packet
@@ -94,7 +94,7 @@ class Memory:
         """The checkpoint is on disk."""
 
 
-class Disk(Memory):
+class Disk(InMemory):
     """Ends in files under ``folder``, one a client and version; an index of versions in memory."""
 
     def __init__(self, fresh: Callable[[], Ends], folder: Path, writes: bool = True) -> None:
@@ -107,7 +107,7 @@ class Disk(Memory):
     def version(self, client: int) -> int:
         return self.versions.get(client, 0)
 
-    def known(self) -> list[int]:
+    def clients(self) -> list[int]:
         return sorted(self.versions)
 
     def get(self, client: int) -> Ends:
@@ -115,19 +115,19 @@ class Disk(Memory):
             return self.fresh()
         path = self._path(client, self.versions[client])
         try:
-            found: Stored = restore(read_state(path), Stored("", 0, self.fresh()))
+            stored: Stored = restore(read_state(path), Stored("", 0, self.fresh()))
         except (OSError, WireError) as error:
             raise Unreadable(f"the state of client {client} cannot be read from {path}: {error}") from error
-        if (found.run, found.client, found.ends.version) != (self.run, client, self.versions[client]):
-            whose = f"client {found.client} after version {found.ends.version}"
+        if (stored.run, stored.client, stored.ends.version) != (self.run, client, self.versions[client]):
+            whose = f"client {stored.client} after version {stored.ends.version}"
             raise Unreadable(
                 f"{path} is not the state that this run wrote there, but that of {whose} of "
-                f"{'this' if found.run == self.run else 'another'} run: put back what was in {self.folder}, or delete "
+                f"{'this' if stored.run == self.run else 'another'} run: put back what was in {self.folder}, or delete "
                 f"the run's folder to start it anew"
             )
-        return found.ends
+        return stored.ends
 
-    def put(self, client: int, ends: Ends) -> None:
+    def commit(self, client: int, ends: Ends) -> None:
         if self.writes:
             path = self._path(client, ends.version)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Disk(Memory):
         return {self.kind: self.versions}
 
     def load(self, packet: Packet) -> None:
-        self.versions = dict(self.opened(packet))
+        self.versions = dict(self.entries(packet))
         known = {self._path(client, version) for client, version in self.versions.items()}
         for path in self._files() if self.writes else ():
             if path not in known:  # written after the checkpoint

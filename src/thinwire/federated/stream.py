@@ -19,7 +19,8 @@ from ..key import Key
 from ..links.base import floats
 from ..params import Params
 from ..wire import Packet, Several, State, clone, dumps, length, loads, restore
-from .messages import Form, Letter
+from .letters import Letter
+from .messages import Form
 
 SLACK = 8  # bytes: a single message is not replaced by a snapshot for less
 
@@ -173,13 +174,13 @@ def receive(algorithm: Algorithm, form: Form, view: View, message: Logged, key: 
     return View(algorithm.see(view.state, msg, key), clone(rx) if form.memory else rx, buffers)
 
 
-def begin_known(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> View:
-    """A client's half of a start that is known: the first broadcast, made of the server's first state, taken in."""
-    return first(algorithm, form, server, view, key)[0]
+def first_broadcast(
+    algorithm: Algorithm, form: Form, server: State, view: View, key: Key
+) -> tuple[View, State, list[Any]]:
+    """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values.
 
-
-def first(algorithm: Algorithm, form: Form, server: State, view: View, key: Key) -> tuple[View, State, list[Any]]:
-    """The first broadcast, made of the server's first state: the view after it, the sending ends, and its values."""
+    Both ends make it where the start is known.
+    """
     values = form.values(algorithm.broadcast(server, view.state), view.buffers)
     tx, rx = form.open(form.fill(values))
     key = key._replace(round=1, client=None)
@@ -206,12 +207,12 @@ def pack_view(view: View) -> State:
     there = list(_params(view.state))
     numbers: list[int | None] = []
 
-    def left(own: Params) -> Params:
+    def without_twin(own: Params) -> Params:
         twins = (number for number, whole in enumerate(there) if _holds(whole, own))
         numbers.append(next(twins, None))
         return own if numbers[-1] is None else own.only(())
 
-    rx = _map(view.rx, left)
+    rx = _map(view.rx, without_twin)
     return [view.state, rx, view.buffers, *numbers]
 
 
@@ -227,11 +228,11 @@ def unpack_view(packet: Packet, like: View) -> View:
     check(all(n is None or (type(n) is int and 0 <= n < len(there)) for n in numbers), "parameters of the state")
     pairs = zip(_params(view.rx), numbers, strict=True)
 
-    def found(own: Params) -> Params:
+    def fill(own: Params) -> Params:
         sent, number = next(pairs)
         return sent if number is None else there[number].only(own.names)
 
-    return view._replace(rx=_map(like.rx, found))
+    return view._replace(rx=_map(like.rx, fill))
 
 
 def _params(x: State) -> Iterator[Params]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
 from ..algorithms.base import Algorithm, Start
 from ..key import Key
 from ..links.base import floats
 from ..params import Params
 from ..wire import Packet, State, dumps, length, loads
-from .messages import Form
-from .stream import Logged, Parcel, Stream, View, first, pack_view
+from .messages import Form, noise_like
+from .stream import Logged, Parcel, Stream, View, first_broadcast, pack_view
 
 
 class Views(Stream):
@@ -31,7 +29,7 @@ class Views(Stream):
         self.values: list[Any] = []  # of the newest broadcast
         self.key, self.unmoved = key, False
         if known:
-            self.begun, self.fresh, values = first(algorithm, form, start.server, self.view, key)
+            self.begun, self.fresh, values = first_broadcast(algorithm, form, start.server, self.view, key)
             self.same = dumps(values)
 
     @property
@@ -67,7 +65,7 @@ class Views(Stream):
             self._snapshot = Logged(self.version, self.key.round, blob, count, self.version)
         return self._snapshot
 
-    def held(self, version: int, end: State) -> View:
+    def view_of(self, version: int, end: State) -> View:
         """What a client holds: of its state only the ends, for every broadcast is whole."""
         return self.begun if version == 0 else self.view._replace(rx=self.form.mirror(end))
 
@@ -104,13 +102,8 @@ def fewer(form: Form, values: list[Any], key: Key, share: float) -> bool:
     ``share`` of the clients are called in a round and have their replies taken. To know how long a message is, a change
     of normally distributed numbers is encoded.
     """
-    draw = key.generator("visit")
-    moved = [
-        value.map(lambda x: x + torch.randn(x.shape, generator=draw, dtype=torch.float32, device="cpu").to(x.dtype))
-        if isinstance(value, Params)
-        else value
-        for value in values
-    ]
+    pairs = zip(values, noise_like(values, key.generator("visit")), strict=True)
+    moved = [value + noise if isinstance(value, Params) else value for value, noise in pairs]
     body, _, _ = form.send(moved, form.open(values)[0], key)
-    found = visit(length(body), length(values), share)
-    return found.per_client < found.stream
+    cost = visit(length(body), length(values), share)
+    return cost.per_client < cost.stream

@@ -90,7 +90,7 @@ class Writer(_Coder):
         if self.state[3]:
             return False
         if self.lib is None:
-            self._put(*_questions(own, about, row, negative))
+            self._answer(*_questions(own, about, row, negative))
         else:
             coder = self.models, self.state, self.out
             self.lib.tw_adaptive_put(own, about, own.size, row, negative, *coder, self.room)
@@ -108,7 +108,7 @@ class Writer(_Coder):
         self.state[3] = 1  # the end is written: nothing more can be put
         return None if size < 0 else torch.from_numpy(self.out[:size].copy())
 
-    def _put(self, asked: list[int], answers: list[int]) -> None:
+    def _answer(self, asked: list[int], answers: list[int]) -> None:
         chances, seen, rates, out, room = self.chances, self.seen, RATES, self.out, self.room
         low, width, at, _ = self.state.tolist()
         for model, bit in zip(asked, answers, strict=True):
@@ -151,14 +151,14 @@ class Reader(_Coder):
 
     def get(self, n: int, contexts: UInt8[Tensor, " n"], row: int = 0, negative: bool = True) -> Int32[Tensor, " n"]:
         """The next ``n`` numbers, whatever the bytes are."""
-        found = torch.zeros(n, dtype=torch.int32, device="cpu")
-        values, about = self.arguments(found, contexts, row)
+        numbers = torch.zeros(n, dtype=torch.int32, device="cpu")
+        values, about = self.arguments(numbers, contexts, row)
         if self.lib is None:
             values[:] = self._get(about.tolist(), row, negative)
         else:
             coder = self.models, self.state, self.data
             self.lib.tw_adaptive_get(values, about, n, row, negative, *coder, self.data.size)
-        return found
+        return numbers
 
     def end(self) -> None:
         """Raises ``WireError`` if there are bytes that no number needed."""

@@ -20,13 +20,13 @@ LOW32, LOW64 = (1 << 32) - 1, (1 << 64) - 1
 
 def keys(seed: int, count: int) -> list[int]:
     """``count`` keys of 64 bits for one seed (SplitMix64, Steele, Lea, Flood, OOPSLA 2014)."""
-    found = []
+    keys = []
     for number in range(1, count + 1):
         z = (seed + number * 0x9E3779B97F4A7C15) & LOW64
         z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & LOW64
         z = ((z ^ z >> 27) * 0x94D049BB133111EB) & LOW64
-        found.append(z ^ z >> 31)
-    return found
+        keys.append(z ^ z >> 31)
+    return keys
 
 
 def bits(start: int, stop: int, key: int, device: torch.device | str = "cpu") -> Int64[Tensor, " n"]:

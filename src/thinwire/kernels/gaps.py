@@ -100,11 +100,11 @@ def decode(quotients: UInt8[Tensor, " a"], rests: UInt8[Tensor, " c"], n: int, b
 
 def decode_reference(quotients: Tensor, rests: Tensor, n: int, b: int) -> Tensor:
     ends = unpack_bits_reference(quotients, 8 * quotients.numel()).nonzero().view(-1)
-    found = ends.diff(prepend=ends.new_full((1,), -1)) - 1
-    check(len(ends) <= n and bool((found <= n >> b).all()), f"at most {n} gaps below {n}")  # no sum can wrap round
+    over = ends.diff(prepend=ends.new_full((1,), -1)) - 1
+    check(len(ends) <= n and bool((over <= n >> b).all()), f"at most {n} gaps below {n}")  # no sum can wrap round
     check_bits(rests, len(ends) * b)
     bits = unpack_bits_reference(rests, len(ends) * b).view(len(ends), b)
-    gaps = (found << b) + (bits.long() << torch.arange(b, device=bits.device)).sum(1)
+    gaps = (over << b) + (bits.long() << torch.arange(b, device=bits.device)).sum(1)
     positions: Tensor = (gaps + 1).cumsum(0) - 1
     check(len(positions) == 0 or int(positions[-1]) < n, f"positions below {n}")
     return positions

@@ -61,7 +61,7 @@ def pack(
             return bit
 
         _walk(ask, own.tolist(), width, negative, most, count=True)
-        writer._put(asked, answers)
+        writer._answer(asked, answers)
     else:
         coder = writer.models, writer.state, writer.out
         native.check(writer.lib.tw_levels_put(own, n, width, negative, most, *coder, writer.room))
@@ -74,21 +74,21 @@ def unpack(
     """What :func:`pack` packed, given the same; of any other bytes other numbers in this range, or a ``WireError``."""
     n, width = _sizes(n, width, most)
     reader = Reader(data, MODELS // EACH)
-    found = torch.zeros(n, dtype=torch.int8, device="cpu")
+    numbers = torch.zeros(n, dtype=torch.int8, device="cpu")
     if reader.lib is None:
         values = [0] * n
         answer, settle = reader.asking()
         right = _walk(lambda model, bit: answer(model), values, width, negative, most, count=False)
         settle()
-        found = torch.tensor(values, dtype=torch.int8, device="cpu") if right else found
+        numbers = torch.tensor(values, dtype=torch.int8, device="cpu") if right else numbers
     else:
         coder = reader.models, reader.state, reader.data
-        status = reader.lib.tw_levels_get(found, n, width, negative, most, *coder, reader.data.size)
+        status = reader.lib.tw_levels_get(numbers, n, width, negative, most, *coder, reader.data.size)
         native.check(status == 1)
         right = status == 0
     check(right, f"rows of at most {width} numbers up to {most}")
     reader.end()
-    return found
+    return numbers
 
 
 def _sizes(n: int, width: int, most: int) -> tuple[int, int]:
@@ -146,11 +146,11 @@ def _number(ask: Ask, first: int, value: int) -> int:
     bits, size = value.bit_length(), 0
     while size < LONGEST and ask(first + size, int(size < bits)):
         size += 1
-    found = int(size > 0)
+    magnitude = int(size > 0)
     for k in reversed(range(size - 1)):
         bit = value >> k & 1
-        found = found << 1 | ask(first + 32 + size if k == size - 2 else PLAIN, bit)
-    return found
+        magnitude = magnitude << 1 | ask(first + 32 + size if k == size - 2 else PLAIN, bit)
+    return magnitude
 
 
 def _halves(x: int) -> int:

@@ -41,8 +41,8 @@ def quantize(
     native.check_out(out, size, torch.uint8)
     lib = native.library(x)
     if lib is None:
-        found = quantize_reference(x, scale, levels, bits, seed)
-        return found if out is None else out.copy_(found)
+        codes = quantize_reference(x, scale, levels, bits, seed)
+        return codes if out is None else out.copy_(codes)
     (key,), x = counter.keys(seed, 1), x.contiguous()
     packed = native.empty(lib, size, dtype=torch.uint8) if out is None else out
     threads = torch.get_num_threads()
@@ -107,8 +107,8 @@ def dequantize_reference(
 ) -> Tensor:
     code = (packed[:, None] >> _places(bits, packed.device) & (1 << bits) - 1).view(-1)[:n]
     check(n == 0 or int(code.max()) <= 2 * levels, f"levels from 0 to {2 * levels}")
-    found = (code.to(torch.float32) - levels) * step(scale, levels)
-    return found if out is None else out.copy_(found)
+    values = (code.to(torch.float32) - levels) * step(scale, levels)
+    return values if out is None else out.copy_(values)
 
 
 def factors(scale: float, most: int) -> tuple[float, float]:

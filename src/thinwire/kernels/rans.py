@@ -124,11 +124,11 @@ def _decode_native(
 
 def _frequencies(symbols: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[np.int16]]:
     """Which values occur, and their shares of 2^14, less one: at least 1, the rest goes to the most frequent."""
-    found = np.bincount(symbols, minlength=256)
-    present = found > 0
-    found = found[present]
-    counts = found * (WHOLE - found.size) // symbols.size
-    counts[found.argmax()] += WHOLE - found.size - counts.sum()
+    totals = np.bincount(symbols, minlength=256)
+    present = totals > 0
+    totals = totals[present]
+    counts = totals * (WHOLE - totals.size) // symbols.size
+    counts[totals.argmax()] += WHOLE - totals.size - counts.sum()
     return present, counts.astype(np.int16)
 
 

@@ -26,8 +26,8 @@ def pack_signs(x: Float[Tensor, " n"], out: UInt8[Tensor, " bytes"] | None = Non
     native.check_out(out, size, torch.uint8)
     lib = native.library(x)
     if lib is None:
-        found = pack_bits_reference(x >= 0)
-        return found if out is None else out.copy_(found)
+        bits = pack_bits_reference(x >= 0)
+        return bits if out is None else out.copy_(bits)
     x, packed = x.contiguous(), native.empty(lib, size, dtype=torch.uint8) if out is None else out
     lib.tw_pack_signs(x, x.numel(), packed, torch.get_num_threads())
     return packed
@@ -50,8 +50,8 @@ def unpack_signs(
         return out
     positive = unpack_bits_reference(bits, n)
     value = torch.tensor(scale, dtype=torch.float32, device=bits.device)
-    found = torch.where(positive, value, -value)
-    return found if out is None else out.copy_(found)
+    signs = torch.where(positive, value, -value)
+    return signs if out is None else out.copy_(signs)
 
 
 def mean_magnitude(x: Float[Tensor, " n"]) -> Float[Tensor, ""]:

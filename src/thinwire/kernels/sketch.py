@@ -58,14 +58,14 @@ def estimate(sketch: Float[Tensor, "rows cols"], n: int, seed: int) -> Float[Ten
     lib = native.library(sketch)
     if lib is None:
         return estimate_reference(sketch, n, seed)
-    sketch, found, keys = sketch.contiguous(), native.empty(lib, n), native.keys(counter.keys(seed, rows))
-    lib.tw_estimate(sketch, n, rows, cols, keys, found, torch.get_num_threads())
-    return found
+    sketch, estimates, keys = sketch.contiguous(), native.empty(lib, n), native.keys(counter.keys(seed, rows))
+    lib.tw_estimate(sketch, n, rows, cols, keys, estimates, torch.get_num_threads())
+    return estimates
 
 
 def estimate_reference(sketch: Tensor, n: int, seed: int) -> Tensor:
     rows, cols = sketch.shape
-    found = torch.zeros(n, device=sketch.device, dtype=torch.float32)
+    estimates = torch.zeros(n, device=sketch.device, dtype=torch.float32)
     for start in range(0, n, counter.CHUNK):
         stop = min(n, start + counter.CHUNK)
         guesses = []
@@ -76,8 +76,8 @@ def estimate_reference(sketch: Tensor, n: int, seed: int) -> Tensor:
         middle = ordered[rows // 2]
         if rows % 2 == 0:
             middle = (ordered[rows // 2 - 1] + middle) * 0.5
-        found[start:stop] = middle + 0.0  # one zero, whichever was in the middle
-    return found
+        estimates[start:stop] = middle + 0.0  # one zero, whichever was in the middle
+    return estimates
 
 
 def heavy(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..key import Key
 from ..params import Layout, Params
-from .bitstream import FINEST, NONE, NOTHING, Part, build, join_parts, most_terms, read, write
+from .bitstream import FINEST, NONE, NOTHING, CodedLayer, build, join_parts, most_terms, read, write
 from .decomposition import BLOCK, Layer, round_levels
 from .lowrank import sides
 
@@ -53,23 +53,23 @@ def search(x: Params, largest: float, most: int | None, share: float | None, key
     enough = whole - 1  # of error: so much is left if the largest entry is sent alone
     enough = enough if error is None else min(enough, error)
     trial, step = Trial(layers), math.sqrt(whole / (2 * (most or x.layout.size)))
-    found: tuple[Tensor, list[Part], float] | None = None
+    best: tuple[Tensor, list[CodedLayer], float] | None = None
     for _ in range(AGAIN if enough > 0 else 0):
         step, ways, finer, slope = trial.solve(step, bits, error)
         while trial.extends(ways, layers):
             trial = Trial(layers)
             step, ways, finer, slope = trial.solve(step, bits, error)
         limits = largest, room, None if error is None else enough
-        found = fit(x.layout, layers, trial.each(ways), step, slope, *limits)
-        if found is not None:
-            if error is None and finer is not None and found[0].numel() < FILLED * room:
+        best = fit(x.layout, layers, trial.each(ways), step, slope, *limits)
+        if best is not None:
+            if error is None and finer is not None and best[0].numel() < FILLED * room:
                 other = fit(x.layout, layers, trial.each(finer), step, slope, *limits)
-                both = [each for each in (found, other) if each is not None]
-                found = min(both, key=lambda each: error_of(each[1], each[2], layers, largest))
+                both = [each for each in (best, other) if each is not None]
+                best = min(both, key=lambda each: error_of(each[1], each[2], layers, largest))
             break
         bits, error = bits * 0.7, None if error is None else error * 0.9  # these terms cannot do
-    if found is not None:
-        packet, parts, sent = found
+    if best is not None:
+        packet, parts, sent = best
         seen = join_parts(x.layout, parts, sent)
         off = (x.flat - seen.flat) / largest
         if error is not None or float(torch.dot(off, off)) <= enough:
@@ -87,14 +87,14 @@ def fit(
     largest: float,
     room: int,
     enough: float | None,
-) -> tuple[Tensor, list[Part], float] | None:
+) -> tuple[Tensor, list[CodedLayer], float] | None:
     """Layers coded in these ways with the step that fills ``room``, or leaves no more error than ``enough``.
 
     None: no step that was tried does. ``slope`` is the power of the step that bytes, or errors, go by about.
     """
     fine, coarse = 0.0, math.inf  # the coarsest step that is too fine, the finest that is coarse enough
     last: tuple[float, float] | None = None
-    best: tuple[Tensor, list[Part], float] | None = None
+    best: tuple[Tensor, list[CodedLayer], float] | None = None
     for tried in range(2 * CODED):
         if tried >= CODED and (enough is not None or best is None or best[0].numel() + LEFT >= LITTLE * room):
             break
@@ -136,7 +136,7 @@ def between(fine: float, coarse: float) -> float:
     return math.sqrt(max(fine, coarse / 16 if coarse < math.inf else 0) * min(coarse, 16 * fine if fine else coarse))
 
 
-def error_of(parts: list[Part], sent: float, layers: list[Layer], largest: float) -> float:
+def error_of(parts: list[CodedLayer], sent: float, layers: list[Layer], largest: float) -> float:
     """The squared error that is left with the step that is sent."""
     total = 0.0
     for part, layer in zip(parts, layers, strict=True):
@@ -151,8 +151,8 @@ def error_of(parts: list[Part], sent: float, layers: list[Layer], largest: float
 def single(x: Params, room: int) -> Tensor | None:
     """The largest entry alone, among its layer's entries or, if these are too many, as a term; None: no room."""
     at = int(x.flat.abs().argmax())
-    found = _alone(x, at, False, room)
-    return _alone(x, at, True, room) if found is None else found
+    plain = _alone(x, at, False, room)
+    return _alone(x, at, True, room) if plain is None else plain
 
 
 def least(layout: Layout) -> int:
@@ -172,11 +172,11 @@ def _alone(x: Params, at: int, term: bool, room: int) -> Tensor | None:
         if not start <= at < start + size:
             parts.append(NOTHING)
         elif not term:
-            parts.append(Part(1, [], [0], _one(size, at - start, sign), NONE))
+            parts.append(CodedLayer(1, [], [0], _one(size, at - start, sign), NONE))
         elif most_terms(shape):
             m, n = sides(shape)
             row, column = divmod(at - start, n)
-            parts.append(Part(2, [1], [0], _one(m, row, sign), _one(n, column, 1)))
+            parts.append(CodedLayer(2, [1], [0], _one(m, row, sign), _one(n, column, 1)))
         else:
             return None
     return write(float(x.flat[at].abs()), parts, x.layout.shapes, room)
@@ -257,8 +257,8 @@ class Trial:
         """Of the bits how many times too many, or of the error how many times too little; as a logarithm."""
         entries, terms = ways.modes == 1, (ways.modes == 2)[self.owner] & ways.worth
         if error is None:
-            found = len(self.size) + float((guess.bits * entries).sum() + (guess.cost * terms).sum())
-            return math.log(found / bits)
+            needed = len(self.size) + float((guess.bits * entries).sum() + (guess.cost * terms).sum())
+            return math.log(needed / bits)
         left = (guess.nothing - self.over_layers(guess.gained * terms)).clamp_min(0)
         left = torch.where(entries, guess.error, left)
         return math.log(error / max(float(left.sum()) * step**2, 1e-300))

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Size, Tensor
 
-from ..errors import check, require
+from ..errors import check
 from ..key import Key
+from ..ranges import Count
 from ..wire import Packet
 from .base import Codec, finite, vector
 from .lowrank import atoms, factors, product, sides, thin
@@ -37,12 +38,9 @@ class ATOMO(Codec):
 
     paper = "Wang et al., NeurIPS 2018, arXiv:1806.04090"
 
-    rank: int = 2
+    rank: Count = 2
 
     grows = True
-
-    def __post_init__(self) -> None:
-        require(self.rank > 0, f"ATOMO(rank={self.rank}): rank must be at least 1")
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         if not thin(x.shape, self.rank):

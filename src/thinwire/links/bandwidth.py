@@ -9,7 +9,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, Look, Wrapper
+from .base import LBGMTest, Link, Wrapper
 from .wrappers import apart
 
 
@@ -47,7 +47,7 @@ class ByBandwidth(Wrapper):
         """The rates in Mbit/s, in the order of ``links``."""
         return [_mbit(rate) for rate in self.links]
 
-    def chosen(self, mbit: float | None) -> str:
+    def rate_for(self, mbit: float | None) -> str:
         """The key of the link in ``links`` for an uplink of ``mbit`` Mbit/s (None: not measured yet)."""
         rates = dict(zip(self.rates, self.links, strict=True))
         reached = [rate for rate in rates if mbit is None or rate <= mbit]
@@ -57,16 +57,16 @@ class ByBandwidth(Wrapper):
         return apart(self, {rate: link.open(like) for rate, link in self.links.items()})
 
     def send(self, x: Params, tx: State, key: Key) -> tuple[Packet, Params, State]:
-        rate = self.chosen(key.mbit)
+        rate = self.rate_for(key.mbit)
         packet, seen, own = self.links[rate].send(x, tx[rate], key)
         return [_mbit(rate), packet], seen, {**tx, rate: own}
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
-        rate = self.chosen(key.mbit)
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
+        rate = self.rate_for(key.mbit)
         return self.links[rate].look(x, tx[rate], key)
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
-        rate = self.chosen(key.mbit)
+        rate = self.rate_for(key.mbit)
         pair = isinstance(packet, list) and len(packet) == 2 and type(packet[0]) is float
         check(pair and packet[0] == _mbit(rate), f"a packet of the link for {rate} Mbit/s")
         seen, own = self.links[rate].recv(packet[1], layout, rx[rate] if rx else None, key)

@@ -20,7 +20,7 @@ from ..wire import MOST, Packet, State, conform, modest
 SEVERAL = ("open", "send", "recv", "look", "by_layer", "floats")  # what a link that holds several has to write
 
 
-class Look(NamedTuple):
+class LBGMTest(NamedTuple):
     """How an update was compared with the one before it (LBGM)."""
 
     sin2: float | None  # the squared sine of the angle between them; None: there is nothing to compare with
@@ -80,7 +80,7 @@ class Link(Config, ABC):
         Raises ``WireError`` for a packet that is no packet of this link.
         """
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         """The tests that :meth:`send` would decide by, given the same: by layer, or ``*`` for all layers as one vector.
 
         Empty for a link that tests nothing. No state changes.
@@ -147,6 +147,8 @@ class Codec(Link):
 
     grows: bool = False
     """What the receiver sees may be larger than ``x``, up to infinity. So ``send`` checks that it is finite."""
+    packed: bool = False
+    """Whole numbers in a packet are values too, four bytes of them worth a float."""
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> Packet:
@@ -186,7 +188,25 @@ class Codec(Link):
 
     def count(self, packet: Packet) -> float:
         """:meth:`floats` of one layer's packet."""
-        return floats(packet)
+        return floats(packet) + (octets_in(packet) / 4 if self.packed else 0.0)
+
+
+class Drawn(Codec):
+    """A codec of entries that both ends draw from the shared seed, the same for all clients of a round.
+
+    With ``unbiased``, a field of each, the receiver divides the values by the share that was sent.
+    """
+
+    unbiased: bool
+    linear = True
+
+    @property
+    def contraction(self) -> bool:  # type: ignore[override]
+        return not self.unbiased
+
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        return self.unbiased
 
 
 @pass_on(Link, check=("recv",), by_layer=("recv",), shape=("open", "send"), mean=("fold", "scale"), look=("open",))
@@ -258,6 +278,12 @@ def floats(packet: Packet) -> float:
     return float(sum(map(floats, packet))) if isinstance(packet, list | tuple) else 0.0
 
 
+def octets_in(packet: Packet) -> int:
+    """Bytes of whole numbers in one layer's packet, a tensor or a list of tensors."""
+    tensors = packet if isinstance(packet, list) else [packet]
+    return sum(x.nbytes for x in tensors if not x.is_floating_point())
+
+
 def _hollow(packet: Packet) -> Packet:
     """A packet whose tensors have one entry, seen as often as there were."""
     if isinstance(packet, Tensor):
@@ -291,8 +317,8 @@ def width(shape: Size) -> int:
 def parts(packet: Packet, count: int, expected: str) -> list[Packet]:
     """The packet. Raises ``WireError``, with ``expected`` in its text, unless it is a list of ``count`` parts."""
     check(isinstance(packet, list) and len(packet) == count, expected)
-    found: list[Packet] = packet
-    return found
+    parts: list[Packet] = packet
+    return parts
 
 
 def vector(packet: Packet, size: int, *dtypes: torch.dtype) -> Tensor:

@@ -32,7 +32,7 @@ CONTEXTS = ENTRIES + 32
 TERM = 4  # bytes of a packet for each of its terms, at least: one that is worth its bits takes 6 and more
 
 
-class Part(NamedTuple):
+class CodedLayer(NamedTuple):
     """One layer as it is coded: nothing, its rounded entries, or rank-one terms."""
 
     mode: int  # 0: nothing, 1: entries, 2 and more: terms, and one more
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 NONE = torch.zeros(0, 0, dtype=torch.int32, device="cpu")
-NOTHING = Part(0, [], [], NONE, NONE)
+NOTHING = CodedLayer(0, [], [], NONE, NONE)
 
 
 def most_terms(shape: Size) -> int:
@@ -54,14 +54,14 @@ def most_terms(shape: Size) -> int:
     return m * n // (2 * (m + n)) if m > 1 and n > 1 else 0
 
 
-def write(step: float, parts: list[Part], shapes: Sequence[Size], room: int) -> UInt8[Tensor, " bytes"] | None:
+def write(step: float, parts: list[CodedLayer], shapes: Sequence[Size], room: int) -> UInt8[Tensor, " bytes"] | None:
     """Step and layers as bytes; None where they are more than ``room``, or fewer than so many terms can take."""
     writer = Writer(CONTEXTS, room - 4)
     kinds = [_kind(part.left) for part in parts if part.mode == 1]
-    _put(writer, [part.mode for part in parts], MODE, negative=False)
-    _put(writer, kinds, CLASS, negative=False)
-    _put(writer, [each for part in parts if part.levels for each in (part.levels[0], *_steps(part.levels))], LEVELS)
-    _put(writer, [each for part in parts for each in part.gains], GAIN)
+    _write(writer, [part.mode for part in parts], MODE, negative=False)
+    _write(writer, kinds, CLASS, negative=False)
+    _write(writer, [each for part in parts if part.levels for each in (part.levels[0], *_steps(part.levels))], LEVELS)
+    _write(writer, [each for part in parts for each in part.gains], GAIN)
     queue = iter(kinds)
     for part, shape in zip(parts, shapes, strict=True):
         if part.mode == 1:
@@ -82,14 +82,14 @@ def _steps(levels: list[int]) -> list[int]:
     return [b - a for a, b in pairwise(levels)]
 
 
-def _put(writer: Writer, values: list[int], context: int, negative: bool = True) -> None:
+def _write(writer: Writer, values: list[int], context: int, negative: bool = True) -> None:
     numbers = torch.tensor(values, dtype=torch.int32, device="cpu")
     writer.put(numbers, torch.full_like(numbers, context, dtype=torch.uint8), 0, negative)
 
 
 def _get(reader: Reader, n: int, context: int, negative: bool = True) -> list[int]:
-    found: list[int] = reader.get(n, torch.full((n,), context, dtype=torch.uint8, device="cpu"), 0, negative).tolist()
-    return found
+    numbers: list[int] = reader.get(n, torch.full((n,), context, dtype=torch.uint8, device="cpu"), 0, negative).tolist()
+    return numbers
 
 
 def _kind(entries: Int32[Tensor, "1 n"]) -> int:
@@ -122,7 +122,7 @@ def read(packet: UInt8[Tensor, " bytes"], layout: Layout) -> Params:
     return join_parts(layout, parts, step)
 
 
-def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[Part]:
+def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[CodedLayer]:
     """Layers as they were coded, of at most so many terms in all. Raises ``WireError``.
 
     Beyond the end a reader reads zeros, so without this bound a few bytes would be a thousand terms to multiply.
@@ -143,18 +143,18 @@ def parts_of(reader: Reader, shapes: Sequence[Size], terms: int) -> list[Part]:
             n, kind, own = shape.numel(), kinds.pop(0), [gains.pop(0)]
             check(abs(own[0]) <= GAINS // 2, "scales of entries")
             entries = reader.get(n, torch.full((n,), ENTRIES + kind, dtype=torch.uint8, device="cpu"), width(shape))
-            parts.append(Part(1, [], own, entries.view(1, n), NONE))
+            parts.append(CodedLayer(1, [], own, entries.view(1, n), NONE))
         else:
             (m, n), each, own = sides(shape), list(accumulate(levels[:rank])), gains[:rank]
             levels, gains = levels[rank:], gains[rank:]
             check(all(1 <= x <= FINEST for x in each), "levels of terms")
             check(all(abs(g) <= x for g, x in zip(own, each, strict=True)), "scales of terms")
             left = reader.get(rank * m, _about(each, m), m).view(rank, m)
-            parts.append(Part(mode, each, own, left, reader.get(rank * n, _about(each, n), n).view(rank, n)))
+            parts.append(CodedLayer(mode, each, own, left, reader.get(rank * n, _about(each, n), n).view(rank, n)))
     return parts
 
 
-def build(part: Part, step: float, shape: Size) -> Tensor:
+def build(part: CodedLayer, step: float, shape: Size) -> Tensor:
     """A layer of its parts. Scales are computed in 64 bits, each operation rounded, then in 32 bits: the same bits
     wherever it is done.
     """
@@ -169,6 +169,6 @@ def build(part: Part, step: float, shape: Size) -> Tensor:
     return outer_sum(left, part.right.to(torch.float32)).view(shape)
 
 
-def join_parts(layout: Layout, parts: list[Part], step: float) -> Params:
+def join_parts(layout: Layout, parts: list[CodedLayer], step: float) -> Params:
     """What parts stand for."""
     return join(layout, (build(part, step, shape) for part, shape in zip(parts, layout.shapes, strict=True)))

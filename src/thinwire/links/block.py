@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Size, Tensor
 
-from ..errors import require
 from ..key import Key
+from ..ranges import Range
 from ..wire import Packet
-from .base import Codec, vector
+from .base import Drawn, vector
 
 
 @dataclass(frozen=True)
-class RandomBlock(Codec):
+class RandomBlock(Drawn):
     """One run of neighbours of each layer, a ``ratio``-th of it, wherever the shared seed says.
 
     This is RBGS, random block-wise gradient sparsification. Of a layer's n entries the block has max(1,
@@ -31,21 +31,8 @@ class RandomBlock(Codec):
 
     paper = "Xu, Huang, ICML 2022"
 
-    ratio: float = 64.0
+    ratio: Annotated[float, Range(lambda x: 1 <= x < float("inf"), "must be at least 1 and finite")] = 64.0
     unbiased: bool = False
-
-    linear = True
-
-    def __post_init__(self) -> None:
-        require(1 <= self.ratio < math.inf, f"RandomBlock(ratio={self.ratio}): ratio must be at least 1 and finite")
-
-    @property
-    def contraction(self) -> bool:  # type: ignore[override]
-        return not self.unbiased
-
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        return self.unbiased
 
     def block(self, n: int, key: Key) -> tuple[int, int]:
         """Where the block of a layer of ``n`` entries starts, and how many entries it has."""

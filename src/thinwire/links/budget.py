@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
+from ..ranges import PositiveInt
 from ..wire import Packet, State, length
 from .base import Codec, Link, finite, join, parts, vector
 from .dense import Dense, Half
@@ -54,11 +55,10 @@ class Budget(Link):
 
     paper = "Shoham, Gersho, IEEE Trans. ASSP, 1988"
 
-    bytes: int
+    bytes: PositiveInt
     ladder: tuple[Codec, ...] = LADDER
 
     def __post_init__(self) -> None:
-        require(self.bytes > 0, f"Budget(bytes={self.bytes}): bytes must be positive")
         require(0 < len(self.ladder) <= 256, f"Budget(ladder=...): {len(self.ladder)} codecs; it takes 1 to 256")
 
     @property

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..key import Key
-from .bitstream import FINEST, GAINS, NONE, NOTHING, Part, most_terms
+from .bitstream import FINEST, GAINS, NONE, NOTHING, CodedLayer, most_terms
 from .lowrank import atoms, sides
 
 DEAD = 0.6  # of a step: what is shorter becomes zero
@@ -53,10 +53,10 @@ class Layer:
             return
         if m > n:
             x = x.T
-        found = 0 if self.q is None else self.q.shape[1]
-        more = min(max(BLOCK, -(-more // BLOCK) * BLOCK, found), self.most - found)
+        known = 0 if self.q is None else self.q.shape[1]
+        more = min(max(BLOCK, -(-more // BLOCK) * BLOCK, known), self.most - known)
         y = x @ torch.randn(
-            x.shape[1], more, generator=self.key.generator(f"sketch{found}"), dtype=torch.float32, device="cpu"
+            x.shape[1], more, generator=self.key.generator(f"sketch{known}"), dtype=torch.float32, device="cpu"
         )
         y = x @ (x.T @ self._orthogonal(y))  # one power iteration
         y = self._orthogonal(y)
@@ -76,20 +76,20 @@ class Layer:
         q: Tensor = torch.linalg.qr(y).Q
         return q
 
-    def part(self, step: float, mode: int, terms: Int[Tensor, " rank"]) -> Part:
+    def part(self, step: float, mode: int, terms: Int[Tensor, " rank"]) -> CodedLayer:
         """The layer with this step: nothing (0), entries (1) or these terms of it (2)."""
         return self._entries(step) if mode == 1 else self._terms(step, terms) if mode == 2 and len(terms) else NOTHING
 
-    def _entries(self, step: float) -> Part:
+    def _entries(self, step: float) -> CodedLayer:
         y = self.flat / step
         levels = round_levels(y)
         squares = float(torch.dot(levels, levels))
         if not squares:
             return NOTHING
         gain = round(GAINS * (float(torch.dot(levels, y)) / squares - 1))
-        return Part(1, [], [max(-GAINS // 2, min(GAINS // 2, gain))], levels.to(torch.int32)[None], NONE)
+        return CodedLayer(1, [], [max(-GAINS // 2, min(GAINS // 2, gain))], levels.to(torch.int32)[None], NONE)
 
-    def _terms(self, step: float, terms: Tensor) -> Part:
+    def _terms(self, step: float, terms: Tensor) -> CodedLayer:
         u, s, v = self.u[terms], self.s[terms], self.v[terms]
         levels = (s / step).round().clamp(1, FINEST)  # to a unit vector
         left, right = round_levels(u * levels[:, None]), round_levels(v * levels[:, None])
@@ -100,7 +100,7 @@ class Layer:
         gains = ((scales * levels - 1) * levels).round()
         gains = torch.minimum(torch.maximum(gains, -levels), levels)
         own = [int(value) for value in levels.tolist()], [int(value) for value in gains.tolist()]
-        return Part(1 + len(terms), *own, left.to(torch.int32), right.to(torch.int32))
+        return CodedLayer(1 + len(terms), *own, left.to(torch.int32), right.to(torch.int32))
 
 
 def round_levels(x: Tensor) -> Tensor:

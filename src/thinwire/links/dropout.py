@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from ..errors import check, require
+from ..errors import check
 from ..key import Key
 from ..params import fold
+from ..ranges import BelowOne
 from ..wire import Packet
 from .base import Codec, parts, vector
 from .sparse import count_of
@@ -39,21 +40,18 @@ class DropoutAvg(Codec):
 
     paper = "Gunesli et al., 2021, arXiv:2111.13230"
 
-    drop: float = 0.5
+    drop: BelowOne = 0.5
 
     linear = True
 
-    def __post_init__(self) -> None:
-        require(0 <= self.drop < 1, f"DropoutAvg(drop={self.drop}): drop must be at least 0 and below 1")
-
-    def _sent(self, n: int) -> int:
+    def _count(self, n: int) -> int:
         return count_of(1 - Fraction(str(self.drop)), n)
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         n = flat.numel()
         sent = torch.zeros(n, dtype=torch.bool, device="cpu")
-        sent[torch.randperm(n, generator=key.generator("dropout"), device="cpu")[: self._sent(n)]] = True
+        sent[torch.randperm(n, generator=key.generator("dropout"), device="cpu")[: self._count(n)]] = True
         return [sent, flat[sent]]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
@@ -62,7 +60,7 @@ class DropoutAvg(Codec):
             return vector(packet, n, torch.float32).view(shape)
         sent, values = parts(packet, 2, "which entries were sent, and their values")
         vector(sent, n, torch.bool)
-        vector(values, self._sent(n), torch.float32)
+        vector(values, self._count(n), torch.float32)
         return _spread(packet).view(shape)
 
     def fold(self, total: Packet | None, packet: Packet, weight: float) -> Packet:

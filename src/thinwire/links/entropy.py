@@ -13,7 +13,7 @@ from ..kernels import levels, rans
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State, count, dumps, loads
-from .base import Link, Look, Wrapper, octets, row, width
+from .base import Link, Wrapper, octets, row, width
 
 STORED, ZSTD, RANS, LEVELS = range(4)
 LEVEL = 3  # of zstd: higher ones take several times as long for a percent
@@ -42,9 +42,6 @@ class Entropy(Wrapper):
         packet, seen, tx = self.inner.send(x, tx, key)
         return _code(packet, x.layout), seen, tx
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
-        return self.inner.look(x, tx, key)
-
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.inner.recv(_decode(packet, limit(layout), values(layout)), layout, rx, key)
 
@@ -67,9 +64,9 @@ def values(layout: Layout) -> int:
 
 def entropy_bound(data: bytes) -> float:
     """Bytes that ``data`` takes at least if each byte is coded by its frequency alone: n times the order-0 entropy."""
-    found = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
-    found = found[found > 0]
-    return float(found @ np.log2(max(1, len(data)) / found)) / 8
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    counts = counts[counts > 0]
+    return float(counts @ np.log2(max(1, len(data)) / counts)) / 8
 
 
 def _code(packet: Packet, layout: Layout) -> Packet:
@@ -84,9 +81,9 @@ def _code(packet: Packet, layout: Layout) -> Packet:
         # The frequencies and the lanes come on top of the bound; where zstd is ahead of it there is nothing to try.
         if entropy_bound(data) < len(frame):
             ways.append([RANS, len(data), *rans.encode(_bytes(data))])
-        found = _take_rows(packet, layout)
-        if found:
-            ways.append([LEVELS, *found])
+        rows = _take_rows(packet, layout)
+        if rows:
+            ways.append([LEVELS, *rows])
     return min(ways, key=lambda way: len(dumps(way)))
 
 

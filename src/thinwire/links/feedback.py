@@ -9,7 +9,7 @@ from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Link, Look, Wrapper, finite
+from .base import LBGMTest, Link, Wrapper, finite
 from .sparse import TopK
 
 
@@ -40,7 +40,7 @@ class ErrorFeedback(Wrapper):
     absolute = False
 
     def __post_init__(self) -> None:
-        _contraction(self, self.inner)
+        check_compressor(self, self.inner)
 
     def open(self, like: Params) -> tuple[State, State]:
         tx, rx = self.inner.open(like)
@@ -53,10 +53,7 @@ class ErrorFeedback(Wrapper):
         finite(self, left.flat)
         return packet, seen, Residual(tx.residual.replace(left, copy=False), inner)
 
-    def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
-        return self.inner.by_layer(packet, layout)
-
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         return self.inner.look(x + tx.residual.only(x.names), tx.inner, key)
 
 
@@ -89,9 +86,8 @@ class EF21(Wrapper):
     absolute = True
 
     def __post_init__(self) -> None:
-        _contraction(self, self.inner)
-        if self.inner.memory:
-            raise CombinationError(f"EF21 keeps the receiver's memory itself: {self.inner!r} has one of its own")
+        check_compressor(self, self.inner)
+        check_memoryless(self, self.inner)
 
     def open(self, like: Params) -> tuple[State, State]:
         return Estimate(like.clone(), self.inner.open(like.zeros())[0]), like.clone()
@@ -112,9 +108,17 @@ class EF21(Wrapper):
         return seen, rx.replace(seen)
 
 
-def _contraction(outer: Link, inner: Link) -> None:
+def check_compressor(outer: Link, inner: Link, otherwise: str = "the residual would grow without bound") -> None:
+    """Raise :class:`CombinationError` unless ``inner`` is a contraction; ``otherwise`` says what would happen."""
     if not inner.contraction:
         raise CombinationError(
             f"{type(outer).__name__} needs a link that always keeps a part of what it is given (a contraction); "
-            f"{inner!r} does not say so (contraction = True in its class), and the residual would grow without bound"
+            f"{inner!r} does not say so (contraction = True in its class), and {otherwise}"
         )
+
+
+def check_memoryless(outer: Link, inner: Link) -> None:
+    """Raise :class:`CombinationError` where the receiver of ``inner`` keeps a memory."""
+    if inner.memory:
+        name = type(outer).__name__
+        raise CombinationError(f"{name} keeps the receiver's memory itself: {inner!r} has one of its own")

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Size
 
-from ..errors import CombinationError, check, require
+from ..errors import CombinationError, check
 from ..key import Key
 from ..params import Layout, Params
+from ..ranges import Range
 from ..wire import Packet, Several, State, dumps, loads
-from .base import Link, Look, Wrapper, floats, number
+from .base import LBGMTest, Link, Wrapper, floats, number
 from .dense import Dense
 from .sparse import Sparse
+
+SquaredSine = Annotated[float, Range(lambda x: 0 <= x <= 1, "is a squared sine, 0 to 1")]
 
 
 class LookBack(NamedTuple):
@@ -65,7 +68,7 @@ class LBGM(Wrapper):
     paper = "Azam et al., ICLR 2022"
 
     inner: Link = Dense()
-    threshold: float = 0.2
+    threshold: SquaredSine = 0.2
     compare: Literal["delivered", "dense"] = "delivered"
     store: Literal["dense", "packet"] = "dense"
 
@@ -74,7 +77,6 @@ class LBGM(Wrapper):
     absolute = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.threshold <= 1, f"LBGM(threshold={self.threshold}): threshold is a squared sine, 0 to 1")
         if self.inner.memory:
             raise CombinationError(f"LBGM needs an inner link whose receiver has no memory; {self.inner!r} has one")
 
@@ -112,7 +114,7 @@ class LBGM(Wrapper):
     def floats(self, packet: Packet) -> float:
         return self.inner.floats(packet[0]) if isinstance(packet, list) else floats(packet)
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         l = self._look_back(tx.gradient, x.layout)  # noqa: E741
         g = x if self.compare == "dense" else self.inner.send(x, tx.inner, key)[1]
         return {x.names[0] if len(x.names) == 1 else "*": compare(g, l, self.threshold)}
@@ -152,7 +154,7 @@ def _open(message: bytes) -> list[Packet]:
     return parts
 
 
-def compare(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
+def compare(g: Params, l: Params, threshold: float) -> LBGMTest:  # noqa: E741
     """How far g is from l, and whether it may be recycled (Algorithm 1, lines 6 and 7).
 
     It may not where l is zero, or where the square of g or rho is not finite. If g is zero, rho is zero.
@@ -160,15 +162,15 @@ def compare(g: Params, l: Params, threshold: float) -> Look:  # noqa: E741
     whole = g.to(torch.float64), l.to(torch.float64)  # once: each product would make these copies of its own
     gg, ll, gl = whole[0] @ whole[0], whole[1] @ whole[1], whole[0] @ whole[1]
     if ll == 0 or not math.isfinite(gg):
-        return Look(None, None, False, math.sqrt(gg))  # nothing to look back on, or nothing to compare
+        return LBGMTest(None, None, False, math.sqrt(gg))  # nothing to look back on, or nothing to compare
     if gg == 0:
-        return Look(0.0, 0.0, True, 0.0)
+        return LBGMTest(0.0, 0.0, True, 0.0)
     sine = min(1.0, max(0.0, 1 - gl * gl / (gg * ll)))  # squared
     rho = torch.tensor(gl / ll, dtype=g.layout.dtype, device="cpu")
-    return Look(sine, gl / ll, sine <= threshold and bool(rho.isfinite()), math.sqrt(gg))
+    return LBGMTest(sine, gl / ll, sine <= threshold and bool(rho.isfinite()), math.sqrt(gg))
 
 
 def multiplier(g: Params, l: Params, threshold: float) -> torch.Tensor | None:  # noqa: E741
     """rho, as a number of the type that g has, if g may be recycled, else None."""
-    found = compare(g, l, threshold)
-    return torch.tensor(found.rho, dtype=g.layout.dtype, device="cpu") if found.recycled else None
+    compared = compare(g, l, threshold)
+    return torch.tensor(compared.rho, dtype=g.layout.dtype, device="cpu") if compared.recycled else None

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Size, Tensor
 
-from ..errors import require
 from ..kernels.outer import outer_sum
 from ..key import Key
+from ..ranges import Count
 from ..wire import Packet
 from .base import Codec, finite, vector
 
@@ -30,13 +30,10 @@ class LowRank(Codec):
     one. What the authors of LBGM call ATOMO is this link with rank 2. Raises ``ValueError`` for a rank below 1.
     """
 
-    rank: int = 2
+    rank: Count = 2
 
     contraction = True
     grows = True  # of an update near the end of the range a singular value is beyond it
-
-    def __post_init__(self) -> None:
-        require(self.rank > 0, f"LowRank(rank={self.rank}): rank must be at least 1")
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         if not thin(x.shape, self.rank):
@@ -93,10 +90,10 @@ def leading(wide: Float[Tensor, "m n"], rank: int) -> Float[Tensor, "m rank"] | 
         block = basis @ wide @ wide.T
         values, turns = torch.linalg.eigh(block @ basis.T)
         values, turns = values[-rank:].flip(0), turns.T[-rank:].flip(0)
-        found: Tensor = turns @ basis
-        lacks = torch.linalg.vector_norm(turns @ block - values[:, None] * found, dim=1)
+        vectors: Tensor = turns @ basis
+        lacks = torch.linalg.vector_norm(turns @ block - values[:, None] * vectors, dim=1)
         if bool((lacks <= 1e-10 * values.abs() + 1e-14 * values[0].abs()).all()):
-            return found.T
+            return vectors.T
     return None
 
 

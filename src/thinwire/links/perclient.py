@@ -16,7 +16,7 @@ from ..params import Layout, Params
 from ..wire import Packet, State, length
 from .base import Link, Wrapper, finite, parts, vector
 from .dense import Dense
-from .feedback import Estimate
+from .feedback import Estimate, check_compressor, check_memoryless
 from .sparse import TopK
 
 
@@ -58,13 +58,8 @@ class PerClient(Wrapper):
     def __post_init__(self) -> None:
         if isinstance(self.inner, PerClient):
             raise CombinationError(f"PerClient goes around other links, not into them: {self.inner!r} is one already")
-        if not self.inner.contraction:
-            raise CombinationError(
-                f"PerClient needs a link that always keeps a part of what it is given (a contraction); {self.inner!r} "
-                f"does not say so (contraction = True in its class), and what a client holds would not come nearer"
-            )
-        if self.inner.memory:
-            raise CombinationError(f"PerClient keeps the receiver's memory itself: {self.inner!r} has one of its own")
+        check_compressor(self, self.inner, "what a client holds would not come nearer")
+        check_memoryless(self, self.inner)
 
     def open(self, like: Params) -> tuple[State, State]:
         return Estimate(like.clone(), self.inner.open(like.zeros())[0]), like.clone()

@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import require
 from ..key import Key
 from ..params import Layout, Params
+from ..ranges import Count
 from ..wire import Packet, State
 from .base import Link, finite
 from .lowrank import LowRank, factors, sides, thin
@@ -49,11 +49,8 @@ class PowerSGD(Link):
 
     paper = "Vogels, Karimireddy, Jaggi, NeurIPS 2019, arXiv:1905.13727"
 
-    rank: int = 2
+    rank: Count = 2
     warm: bool = True
-
-    def __post_init__(self) -> None:
-        require(self.rank > 0, f"PowerSGD(rank={self.rank}): rank must be at least 1")
 
     def open(self, like: Params) -> tuple[State, State]:
         shapes = zip(like.layout.names, like.layout.shapes, strict=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from ..errors import require
 from ..key import Key
+from ..ranges import PositiveInt
 from ..wire import Packet
 from .base import Codec, vector
 from .subspace import Basis, Fastfood
@@ -29,16 +29,13 @@ class Projection(Codec):
     paper, which makes E[A Aᵀ] = I.
     """
 
-    dim: int
+    dim: PositiveInt
     basis: Basis = Fastfood()
     fixed: bool = False
 
     linear = True
     grows = True
     paper = "Melas-Kyriazi, Wang, 2021"
-
-    def __post_init__(self) -> None:
-        require(self.dim > 0, f"Projection(dim={self.dim}): dim must be positive")
 
     def _key(self, key: Key) -> Key:
         return key.everyone().always() if self.fixed else key.everyone()

@@ -7,18 +7,19 @@ which it is by the number of bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import UInt8
 from torch import Size, Tensor
 from torch.nn.functional import pad
 
-from ..errors import check, require
+from ..errors import check
 from ..kernels import levels as coder
 from ..kernels.quantize import dequantize, quantize
 from ..kernels.trits import pack_trits, unpack_trits
 from ..key import Key
+from ..ranges import Count, Range
 from ..wire import Packet
 from .base import Codec, finite, number, octets, parts, vector, width
 
@@ -48,13 +49,11 @@ class QSGD(Codec):
 
     paper = "Alistarh et al., NeurIPS 2017, arXiv:1610.02132"
 
-    levels: int = 16
-    bucket: int | None = None
+    levels: Annotated[int, Range(lambda x: 1 <= x <= 127, "must be from 1 to 127")] = 16
+    bucket: Count | None = None
     norm: Literal["l2", "max"] = "l2"
 
-    def __post_init__(self) -> None:
-        require(1 <= self.levels <= 127, f"QSGD(levels={self.levels}): levels must be from 1 to 127")
-        require(self.bucket is None or self.bucket >= 1, f"QSGD(bucket={self.bucket}): bucket must be at least 1")
+    packed = True
 
     @property
     def bits(self) -> int:
@@ -73,11 +72,11 @@ class QSGD(Codec):
 
     def _pack(self, flat: Tensor, scale: float, seed: int, row: int) -> Tensor:
         """Levels in the fewest bytes."""
-        found = quantize(flat, scale, self.levels, 8, seed)
-        coded = _code(found, self.levels, (found.numel() * self.bits + 7) // 8, row)
+        levels = quantize(flat, scale, self.levels, 8, seed)
+        coded = _code(levels, self.levels, (levels.numel() * self.bits + 7) // 8, row)
         if coded is not None:
             return coded
-        return found if self.bits == 8 else quantize(flat, scale, self.levels, self.bits, seed)
+        return levels if self.bits == 8 else quantize(flat, scale, self.levels, self.bits, seed)
 
     def _norms(self, rows: Tensor) -> Tensor:
         if rows.numel() == 0:
@@ -99,9 +98,6 @@ class QSGD(Codec):
         rows = pad(shares, (0, -n % bucket)).view(-1, bucket) * norms[:, None]
         return rows.view(-1)[:n].view(shape)
 
-    def count(self, packet: Packet) -> float:
-        return float(packet[0].numel()) + float(packet[1].numel()) / 4
-
 
 @dataclass(frozen=True)
 class Ternary(Codec):
@@ -116,12 +112,14 @@ class Ternary(Codec):
 
     paper = "Wen et al., NeurIPS 2017, arXiv:1705.07878"
 
+    packed = True
+
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
         scale = finite(self, _largest(flat)).clamp_max(HIGHEST)
-        found = quantize(flat, float(scale), 1, 8, key.number("dither"))
-        coded = _code(found, 1, (len(found) + 4) // 5, width(x.shape))
-        return [scale, pack_trits(found) if coded is None else coded]
+        levels = quantize(flat, float(scale), 1, 8, key.number("dither"))
+        coded = _code(levels, 1, (len(levels) + 4) // 5, width(x.shape))
+        return [scale, pack_trits(levels) if coded is None else coded]
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         n = shape.numel()
@@ -129,11 +127,8 @@ class Ternary(Codec):
         check(number(scale) >= 0, "a scale that is not negative")
         digits = octets(digits)
         coded = digits.numel() < (n + 4) // 5
-        found = _decode(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
-        return dequantize(found, n, float(scale), 1, 8).view(shape)
-
-    def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 4
+        levels = _decode(digits, 1, n, width(shape)) if coded else unpack_trits(digits, n)
+        return dequantize(levels, n, float(scale), 1, 8).view(shape)
 
 
 @dataclass(frozen=True)
@@ -145,6 +140,7 @@ class Int8(Codec):
     """
 
     contraction = True
+    packed = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
@@ -158,15 +154,12 @@ class Int8(Codec):
         check(number(scale) >= 0 and (steps.numel() == 0 or steps.min() >= -127), "multiples from -127 to 127")
         return (steps.float() / 127 * number(scale)).view(shape)  # in this order nothing becomes infinite
 
-    def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 4
 
-
-def _code(found: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
+def _code(levels: UInt8[Tensor, " n"], most: int, plain: int, row: int) -> UInt8[Tensor, " bytes"] | None:
     """Levels, ``most`` added, by the adaptive coder, which takes fewer than ``plain`` bytes; None where it does not."""
-    if found.numel() >= coder.MOST:
+    if levels.numel() >= coder.MOST:
         return None
-    return coder.pack((found - most).view(torch.int8), plain - 1, row, most=most)
+    return coder.pack((levels - most).view(torch.int8), plain - 1, row, most=most)
 
 
 def _decode(coded: UInt8[Tensor, " bytes"], most: int, n: int, row: int) -> UInt8[Tensor, " n"]:

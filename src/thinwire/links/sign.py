@@ -25,6 +25,7 @@ class ScaledSign(Codec):
     paper = "Karimireddy et al., ICML 2019, arXiv:1901.09847"
 
     contraction = True
+    packed = True
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)
@@ -33,9 +34,6 @@ class ScaledSign(Codec):
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         scale, signs = parts(packet, 2, "a scale and signs")
         return unpack_signs(octets(signs), shape.numel(), float(number(scale))).view(shape)
-
-    def count(self, packet: Packet) -> float:
-        return 1 + float(packet[1].numel()) / 4
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,10 @@ class SignSGD(Codec):
 
     paper = "Bernstein et al., ICML 2018, arXiv:1802.04434"
 
+    packed = True
+
     def encode(self, x: Tensor, key: Key) -> Packet:
         return pack_signs(x.reshape(-1))
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         return unpack_signs(octets(packet), shape.numel(), 1.0).view(shape)
-
-    def count(self, packet: Packet) -> float:
-        return float(packet.numel()) / 4

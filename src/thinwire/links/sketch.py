@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Size, Tensor
 
-from ..errors import require
 from ..kernels.sketch import MOST_ROWS, count_sketch, estimate
 from ..key import Key
+from ..ranges import Count, Range
 from ..wire import Packet
 from .base import Codec, vector
+
+Rows = Annotated[int, Range(lambda x: 0 < x <= MOST_ROWS, f"must be 1 to {MOST_ROWS}")]
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,13 @@ class CountSketch(Codec):
     a row (:mod:`thinwire.kernels.sketch`). Of an even number of rows the estimate is the mean of the middle two.
     """
 
-    rows: int
-    cols: int
+    rows: Rows
+    cols: Count
     fixed: bool = False
 
     linear = True
     grows = True
     paper = "Charikar, Chen, Farach-Colton, ICALP 2002"
-
-    def __post_init__(self) -> None:
-        require(0 < self.rows <= MOST_ROWS, f"CountSketch(rows={self.rows}): rows must be 1 to {MOST_ROWS}")
-        require(self.cols > 0, f"CountSketch(cols={self.cols}): cols must be at least 1")
 
     def _seed(self, key: Key) -> int:
         everyone = key.everyone()

@@ -22,7 +22,7 @@ from ..key import Key
 from ..params import Layout, Params
 from ..ranges import Share
 from ..wire import Packet, State
-from .base import Codec, floats, join, octets, parts, vector, width
+from .base import Codec, Drawn, floats, join, octets, parts, vector, width
 from .dense import Dense
 
 SPARSEST = 1 << 14  # entries a position, beyond which those between cost more time than bytes are saved
@@ -144,8 +144,8 @@ class TopK(Codec):
             positions = largest(flat, k)
         positions = positions if len(positions) <= 2 * k else top_k(flat, k)
         where = pack_positions(positions, x.numel(), width(x.shape))
-        values, found = self.values.coded(flat.index_select(0, positions), key)
-        return [where, values], place(found, positions, x.shape)
+        values, decoded = self.values.coded(flat.index_select(0, positions), key)
+        return [where, values], place(decoded, positions, x.shape)
 
     def decode(self, packet: Packet, shape: Size, key: Key) -> Tensor:
         where, values = parts(packet, 2, "positions and values")
@@ -157,7 +157,7 @@ class TopK(Codec):
 
 
 @dataclass(frozen=True)
-class RandK(Codec):
+class RandK(Drawn):
     """``share`` of each layer at positions drawn from the shared seed: no positions are sent.
 
     All clients of a round send the same positions, 4 bytes an entry, so packets can be averaged before they are
@@ -175,16 +175,6 @@ class RandK(Codec):
 
     share: Share = 0.01
     unbiased: bool = False
-
-    linear = True
-
-    @property
-    def contraction(self) -> bool:  # type: ignore[override]
-        return not self.unbiased
-
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        return self.unbiased
 
     def _positions(self, n: int, key: Key) -> Tensor:
         return torch.randperm(n, generator=key.everyone().generator("positions"), device="cpu")[

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from ..errors import check, require
+from ..errors import check
 from ..kernels import gaps, levels
 from ..kernels.select import largest
 from ..kernels.signs import mean_magnitude, pack_signs, unpack_signs
 from ..key import Key
+from ..ranges import Share
 from ..wire import Packet
 from .base import Codec, number, octets, parts, width
 from .sparse import count_of
@@ -53,12 +54,9 @@ class STC(Codec):
 
     paper = "Sattler et al., TNNLS 2020, arXiv:1903.02891"
 
-    share: float = 0.01
+    share: Share = 0.01
 
     contraction = True
-
-    def __post_init__(self) -> None:
-        require(0 < self.share <= 1, f"STC(share={self.share}): share must be above 0 and at most 1")
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         flat = x.reshape(-1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from ..errors import CombinationError, require
+from ..errors import CombinationError
 from ..key import Key
 from ..params import Layout, Params
+from ..ranges import Range
 from ..wire import Packet, State
-from .base import Link, Look, Wrapper
+from .base import LBGMTest, Link, Wrapper
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,11 @@ class Switch(Wrapper):
 
     first: Link
     then: Link
-    rounds: int
+    rounds: Annotated[int, Range(lambda x: x >= 1, "is a number of rounds, 1 or more")]
 
     linear = False
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"Switch(rounds={self.rounds}): rounds is a number of rounds, 1 or more")
         kinds = [type(link) for link in self.held]
         if kinds[0] is not kinds[1]:
             raise CombinationError(
@@ -74,7 +74,7 @@ class Switch(Wrapper):
     def check(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         return self.of(key).check(packet, layout, rx, key)
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
         return self.of(key).look(x, tx, key)
 
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:

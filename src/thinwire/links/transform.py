@@ -73,15 +73,15 @@ class TransformCoding(Link):
             return torch.zeros(0, dtype=torch.uint8, device="cpu"), x.zeros()
         if most is not None and length(x.flat) <= most:
             return x.flat, x.clone()
-        found = search(x, largest, most, self.share, key)
-        if found is None or (most is None and length(x.flat) <= length(found[0])):
+        message = search(x, largest, most, self.share, key)
+        if message is None or (most is None and length(x.flat) <= length(message[0])):
             if most is not None:
                 enough = least(x.layout)
                 instead = f"raise bytes to {enough}" if self.bytes else f"give bytes={enough} in place of rate"
                 raise ValueError(f"{self!r}: a single entry of {x.layout} takes more; {instead}")
             return x.flat, x.clone()
-        finite(self, found[1].flat)
-        return found
+        finite(self, message[1].flat)
+        return message
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
         if isinstance(packet, Tensor) and packet.dtype == torch.float32:

@@ -15,7 +15,7 @@ from ..errors import check, require
 from ..key import Key
 from ..params import Layout, Params
 from ..wire import Packet, State
-from .base import Codec, Link, Look, Wrapper, finite, join, parts
+from .base import Codec, LBGMTest, Link, Wrapper, finite, join, parts
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Layerwise(Wrapper):
             seen.append(part.flat)
         return packets, join(x.layout, seen), tx
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
-        looks: dict[str, Look] = {}
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
+        looks: dict[str, LBGMTest] = {}
         for name in x.names:
             looks |= self.inner.look(x.only([name]), tx[name], key.at(name))
         return looks
@@ -145,11 +145,11 @@ class Partition(Wrapper):
             packets.append(packet)
         return packets, seen, tx
 
-    def look(self, x: Params, tx: State, key: Key) -> dict[str, Look]:
-        looks: dict[str, Look] = {}
+    def look(self, x: Params, tx: State, key: Key) -> dict[str, LBGMTest]:
+        looks: dict[str, LBGMTest] = {}
         for rule, names in self.names(x.layout).items():
-            found = self.links[rule].look(x.only(names), tx[rule], key.at(rule)) if names else {}
-            looks |= {rule if layer == "*" else layer: look for layer, look in found.items()}
+            inside = self.links[rule].look(x.only(names), tx[rule], key.at(rule)) if names else {}
+            looks |= {rule if layer == "*" else layer: look for layer, look in inside.items()}
         return looks
 
     def recv(self, packet: Packet, layout: Layout, rx: State, key: Key) -> tuple[Params, State]:
@@ -175,11 +175,11 @@ class Partition(Wrapper):
         return [t if t is None else link.scale(t, whole) for t, link in pairs]
 
     def by_layer(self, packet: Packet, layout: Layout) -> dict[str, Packet]:
-        found: dict[str, Packet] = {}
+        packets: dict[str, Packet] = {}
         for one, (rule, names) in zip(packet, self.names(layout).items(), strict=True):
             parts = self.links[rule].by_layer(one, layout.only(names)) if names else {}
-            found |= {rule if layer == "*" else layer: part for layer, part in parts.items()}
-        return found
+            packets |= {rule if layer == "*" else layer: part for layer, part in parts.items()}
+        return packets
 
     def floats(self, packet: Packet) -> float:
         pairs = zip(packet, self.links.values(), strict=True)

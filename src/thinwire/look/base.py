@@ -1,46 +1,34 @@
-"""What every look is: options with their ranges, and the four things that are asked of it."""
+"""The base of every look: options with their ranges, and the four things that are asked of it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from ..errors import require
+from ..ranges import Range, check_ranges, of_option
 
 V = TypeVar("V")
 
 
-class Range(NamedTuple):
-    """The values that an option may have, and the end of the sentence that refuses all others."""
-
-    has: Callable[[Any], bool]
-    sentence: str
+Portion = Annotated[float, Range(lambda x: 0 < x <= 1, "must be above 0, and 1 at most")]
+Odd = Annotated[int, Range(lambda x: x >= 3 and x % 2 == 1, "an odd number of at least 3 is expected")]
 
 
-def at_least(least: int) -> Range:
-    """From a whole number on."""
-    return Range(lambda x: x >= least, f"it must be at least {least}" if least else "it must not be negative")
+class Words(tuple[str, ...]):
+    """The words that an option may be, in its annotation: ``Annotated[str, Words(("squares", "cosine"))]``."""
 
 
-def one_of(*words: str) -> Range:
-    """These words."""
-    return Range(lambda x: x in words, f"{', '.join(words[:-1])} or {words[-1]} is expected")
+def option(default: Any, help: str, metavar: str | None = None) -> Any:
+    """A field that is an option of the look's command: its default and help text.
 
-
-POSITIVE = Range(lambda x: x > 0, "it must be positive")
-SHARE = Range(lambda x: 0 < x <= 1, "it must be above 0, and 1 at most")
-ODD = Range(lambda x: x >= 3 and x % 2 == 1, "an odd number of at least 3 is expected")
-
-
-def option(default: Any, help: str, range: Range | None = None, metavar: str | None = None) -> Any:
-    """A field that is an option of the look's command: its default, help text and range; None is in every range.
-
-    With ``metavar`` it is an argument, which has to be there where ``default`` is ``MISSING``.
+    Its range is a part of its annotation (:mod:`thinwire.ranges`). With ``metavar`` it is an argument, which has to be
+    there where ``default`` is ``MISSING``.
     """
-    return field(default=default, metadata={"help": help, "range": range, "metavar": metavar})
+    return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
 METHOD = 'Methods, e.g. "FedAvg(up=TopK(0.01))".'
@@ -77,21 +65,22 @@ class Look(ABC, Generic[V]):
     """Help text and default of --out. Without a folder nothing is drawn where ``subject`` is nothing."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for an option outside its range."""
-        for one in fields(self):
-            value, range = getattr(self, one.name), one.metadata["range"]
-            fits = range is None or value is None or range.has(value)
-            require(fits, f"--{one.name.replace('_', '-')} {value}: {'' if range is None else range.sentence}")
+        """Raises ``ValueError`` for an option outside its range, or that is none of its words."""
+        check_ranges(type(self), vars(self), of_option)
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            for words in (words for words in getattr(kind, "__metadata__", ()) if isinstance(words, Words)):
+                value = getattr(self, name)
+                require(value in words, f"--{name} {value}: {', '.join(words[:-1])} or {words[-1]} is expected")
 
     @abstractmethod
     def read(self, subject: Any) -> V:
-        """All that is shown of a run (:class:`~thinwire.studies.read.Run`), or of methods, a list of ``Arm``.
+        """All that is shown of a run (:class:`~thinwire.studies.read.RecordedRun`), or of methods, a list of ``Arm``.
 
         Raises :class:`RunError` or ``ValueError`` where there is nothing to look at; a study's other runs are shown.
         """
 
     def rows(self, reading: V) -> Iterable[Row]:
-        """What stands on the terminal, in its order: tables, sentences, and notes."""
+        """The text on the terminal, in its order: tables, sentences, and notes."""
         return ()
 
     @abstractmethod
@@ -100,7 +89,7 @@ class Look(ABC, Generic[V]):
 
     @abstractmethod
     def values(self, reading: V) -> dict[str, Any]:
-        """What ``--json`` has: every number that the figures show."""
+        """The object of ``--json``: every number that the figures show."""
 
 
 def short(x: float | None) -> str:

@@ -9,7 +9,7 @@ length, found by doubling and halving: accuracy need not grow with the dimension
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +18,12 @@ from ..algorithms import FedAvg
 from ..errors import require
 from ..federated.setting import Setting
 from ..federated.simulate import simulate
+from ..ranges import Count
 from ..report.curves import SHARES
 from ..studies.federated import Federated
-from .base import DATA_DIR, SHARE, Look, Row, Table, at_least, option
+from .base import DATA_DIR, Look, Portion, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
-from .final import built
+from .final import build
 
 
 class Tried(NamedTuple):
@@ -85,11 +86,11 @@ class Dimension(Look[Reading]):
     sample: int | None = option(None, "How many take part in a round (default: all).")
     rounds: int = option(50, "Rounds of each training.")
     lr: float | None = option(None, "Local learning rate, where the expression leaves it open.")
-    target: float | None = option(
-        None, "An accuracy or a Dice coefficient, 0 to 1 (default: the best of FedAvg trained the same way).", SHARE
+    target: Portion | None = option(
+        None, "An accuracy or a Dice coefficient, 0 to 1 (default: the best of FedAvg trained the same way)."
     )
-    share: float = option(0.9, "The share of the target that has to be reached.", SHARE)
-    low: int = option(10, "The smallest dimension to try.", at_least(1))
+    share: Portion = option(0.9, "The share of the target that has to be reached.")
+    low: Count = option(10, "The smallest dimension to try.")
     high: int | None = option(None, "The largest (default: all of the model's).")
     seed: int = option(0, "Seed of split, model, sampling and batches.")
     data_dir: str | None = option(None, DATA_DIR)
@@ -102,7 +103,7 @@ class Dimension(Look[Reading]):
     def read(self, _: None) -> Reading:
         setting = Setting(sample=self.sample, seed=self.seed)
         study = Federated(
-            Federated.resolved([self.method], (), {"lr": self.lr}),
+            Federated.resolve([self.method], (), {"lr": self.lr}),
             data=self.data,
             model=self.model,
             clients=self.clients,
@@ -110,7 +111,7 @@ class Dimension(Look[Reading]):
             data_dir=self.data_dir,
             setting=setting,
         )
-        (method,) = study.parsed()
+        (method,) = study.parse_methods()
         how = "name a method with a field `dim`, such as Intrinsic(100)"
         require(hasattr(method, "dim"), f"{method!r} has no dimension: {how}")
         problem = study.problem(self.seed)
@@ -124,7 +125,7 @@ class Dimension(Look[Reading]):
 
         whole = best(FedAvg(method.local)) if self.target is None else self.target
         goal = self.share * whole
-        most = self.high or sum(p.numel() for p in built(problem.model, self.seed).parameters() if p.requires_grad)
+        most = self.high or sum(p.numel() for p in build(problem.model, self.seed).parameters() if p.requires_grad)
         dimension, tried = smallest(lambda dim: best(replace(method, dim=dim)), goal, min(self.low, most), most)
         return Reading(dimension, most, goal, whole, sorted(tried))
 
@@ -140,18 +141,15 @@ class Dimension(Look[Reading]):
             yield f"measured intrinsic dimension: {reading.dimension}"
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_dimension(reading.tried, reading.goal, folder / "dimension.png")]
+        """The best accuracy by the dimension that was trained in."""
+        tried, goal = reading.tried, reading.goal
+        figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
+        place.semilogx([e.dim for e in tried], [100 * e.reached for e in tried], "o-", color=COLOURS[0])
+        place.axhline(100 * goal, linestyle="--", color=COLOURS[1], label=f"{100 * goal:.1f} %")
+        place.legend(frameon=False)
+        plain(place, "dimension", "best test accuracy, %")
+        return [save(figure, folder / "dimension.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         numbers = {"dimension": reading.dimension, "goal": reading.goal, "whole": reading.whole}
         return {**numbers, "tried": [e._asdict() for e in reading.tried]}
-
-
-def draw_dimension(tried: Sequence[Tried], goal: float, path: Path) -> Path:
-    """What trainings in spaces of some dimensions reached."""
-    figure, place = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    place.semilogx([e.dim for e in tried], [100 * e.reached for e in tried], "o-", color=COLOURS[0])
-    place.axhline(100 * goal, linestyle="--", color=COLOURS[1], label=f"{100 * goal:.1f} %")
-    place.legend(frameon=False)
-    plain(place, "dimension", "best test accuracy, %")
-    return save(figure, path)

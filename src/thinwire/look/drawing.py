@@ -1,26 +1,17 @@
-"""What the figures of several looks are made with."""
+"""The tools that figures of several looks are made with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ..report.plots import COLOURS, logarithmic, plt  # type: ignore[attr-defined]  # files only: it has set the backend
+from ..report.plots import COLOURS, logarithmic, plt, save  # type: ignore[attr-defined]  # files only: it has set the backend
 
 __all__ = ["COLOURS", "draw_picture", "heat_map", "logarithmic", "panels", "plain", "plt", "save"]
-
-
-def save(figure: Any, path: Path, **how: Any) -> Path:
-    """Write a figure to a file, whose folder is made, and forget it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, **how)
-    plt.close(figure)
-    return path
 
 
 def plain(place: Any, x: str, y: str) -> None:
@@ -63,7 +54,7 @@ def heat_map(
 
 
 def draw_picture(place: Any, picture: Tensor, title: str) -> None:
-    """One picture [c, h, w], from 0 to 1, under its title."""
+    """Draw a picture [c, h, w], from 0 to 1, under its title."""
     image = picture.numpy()
     if image.ndim == 3:
         image = image[0] if len(image) == 1 else image[:3].transpose(1, 2, 0)

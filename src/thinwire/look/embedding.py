@@ -5,10 +5,10 @@ Van der Maaten, Hinton, "Visualizing Data using t-SNE", JMLR 2008, as scikit-lea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,17 +18,18 @@ from ..algorithms.features import last_linear, layer, pass_through
 from ..data.optional import optional
 from ..errors import RunError, require
 from ..params import Params
-from ..studies.read import Run
+from ..ranges import AboveZero, Count
+from ..studies.read import RecordedRun
 from ..task import Task
-from .base import OWN_TASK, POSITIVE, Look, Row, at_least, one_of, option
+from .base import OWN_TASK, Look, Row, Words, option
 from .drawing import panels, plt, save
 from .final import Final, final, labels
-from .path import recorded
+from .path import models_of
 
 
 @torch.no_grad()
 def features(module: nn.Module, task: Task, indices: Tensor, name: str | None = None) -> Float[Tensor, "n d"]:
-    """What goes into a layer, by default the last linear one, for these examples: one row each.
+    """The input of a layer, by default the last linear one, for these examples: a row each.
 
     Raises ``ValueError`` for a layer that the model has not, or that is no part of its forward pass.
     """
@@ -67,13 +68,13 @@ class Embedding(Look[Reading]):
     models or all.
     """  # noqa: E501
 
-    by: str = option("client", "client or label: what a colour is.", one_of("client", "label"))
+    by: Annotated[str, Words(("client", "label"))] = option("client", "client or label: what a colour is.")
     rounds: str | None = option(None, "Models of these rounds, e.g. 10,50,200, in place of the final one.")
     model: str | None = option(None, "One that was trained beside the shared model: FedSM's selector.")
-    each: int = option(50, "Examples of each client, its first ones.", at_least(1))
-    clients: int = option(10, "Clients, the first ones.", at_least(1))
+    each: Count = option(50, "Examples of each client, its first ones.")
+    clients: Count = option(10, "Clients, the first ones.")
     layer: str | None = option(None, "Whose input is embedded (default: the last linear layer).")
-    perplexity: float = option(30.0, "Of t-SNE: about how many neighbours count.", POSITIVE)
+    perplexity: AboveZero = option(30.0, "Of t-SNE: about how many neighbours count.")
     seed: int = option(0, "Of t-SNE.")
     task: str | None = option(None, OWN_TASK)
 
@@ -89,7 +90,7 @@ class Embedding(Look[Reading]):
         except ValueError:
             raise ValueError(f"--rounds {self.rounds}: rounds separated by commas, such as 10,50,200") from None
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         end = final(run, self.task)
         modules = self._modules(run, end)
         groups, sets = list[int](), []
@@ -103,39 +104,36 @@ class Embedding(Look[Reading]):
             planes.append((title, embedding(rows, self.perplexity, self.seed)))
         return Reading(planes, groups, f"{len(groups)} examples of {len(sets)} clients, {width} features each")
 
-    def _modules(self, run: Run, end: Final) -> list[tuple[str, nn.Module]]:
+    def _modules(self, run: RecordedRun, end: Final) -> list[tuple[str, nn.Module]]:
         """The models that are shown, each with its title."""
-        module, asked = end.named(self.model), self.numbers()
+        module, asked = end.by_name(self.model), self.numbers()
         if not asked:
             return [("", module)]
-        layout, models, there = recorded(run)
+        layout, models, there = models_of(run)
         if missing := [number for number in asked if number not in there]:
             raise RunError(f"{run.path} has no model of round {missing[0]}; it has {', '.join(map(str, there))}")
         at = [(number, Params(layout, models[there.index(number)].clone())) for number in asked]
-        return [(f"round {number}", end.assembled(x)) for number, x in at]
+        return [(f"round {number}", end.assemble(x)) for number, x in at]
 
     def rows(self, reading: Reading) -> Iterable[Row]:
         yield reading.sentence
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_embedding(reading.planes, reading.groups, self.by, folder / "embedding.png")]
+        """Places on planes, a colour for each client or label (paper 002's Figure 11, paper 004's Figure 6)."""
+        planes, groups, by = reading.planes, reading.groups, self.by
+        figure, places = panels(len(planes), 4.4 if len(planes) > 1 else 5.4, 4.4)
+        of, colours = torch.tensor(groups), plt.get_cmap("tab20")
+        for place, (title, where) in zip(places, planes, strict=True):
+            for i, group in enumerate(sorted(set(groups))):
+                x, y = where[of == group].T.tolist()
+                place.scatter(x, y, s=8, color=colours(i % 20), label=f"{by} {group}")
+            place.set_xticks([])
+            place.set_yticks([])
+            place.set_title(title or f"t-SNE of features, by {by}", fontsize=10)
+        places[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        return [save(figure, folder / "embedding.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         asked, places = self.numbers(), [places.tolist() for _, places in reading.planes]
         shown: dict[str, Any] = {"rounds": asked, "places": places} if asked else {"places": places[0]}
         return {f"{self.by}s": reading.groups, **shown}
-
-
-def draw_embedding(planes: Sequence[tuple[str, Tensor]], groups: Sequence[int], by: str, path: Path) -> Path:
-    """Places on planes, a colour for each client or label (paper 002's Figure 11, paper 004's Figure 6)."""
-    figure, places = panels(len(planes), 4.4 if len(planes) > 1 else 5.4, 4.4)
-    of, colours = torch.tensor(groups), plt.get_cmap("tab20")
-    for place, (title, where) in zip(places, planes, strict=True):
-        for i, group in enumerate(sorted(set(groups))):
-            x, y = where[of == group].T.tolist()
-            place.scatter(x, y, s=8, color=colours(i % 20), label=f"{by} {group}")
-        place.set_xticks([])
-        place.set_yticks([])
-        place.set_title(title or f"t-SNE of features, by {by}", fontsize=10)
-    places[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return save(figure, path)

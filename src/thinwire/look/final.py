@@ -15,22 +15,23 @@ from ..params import Params
 from ..problem import Problem, custom
 from ..run.identity import data_digest
 from ..studies.loading import Loaded, load, study_of
-from ..studies.read import Run
+from ..studies.read import RecordedRun
 from ..task import Task, as_task, as_tasks
-from ..train.one import Slot, evaluate, floats, make_module
+from ..train.evaluation import evaluate
+from ..train.slot import Slot, floats, make_module
 
 
 @dataclass(frozen=True)
 class Final:
     """``loaded`` has the models, ``problem`` the tasks. Modules are on the CPU and in evaluation mode."""
 
-    run: Run
+    run: RecordedRun
     loaded: Loaded
     problem: Problem
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """One a client, to train on."""
+        """The clients' tasks, one each, to train on."""
         return as_tasks(self.problem.tasks, floats(self.loaded.module))
 
     def test(self, client: int | None = None) -> Task:
@@ -53,12 +54,12 @@ class Final:
             raise RunError(f"{self.run.path}: its clients have no models of their own; leave --own out")
         return self.loaded.personal(client)
 
-    def assembled(self, x: Params | None = None) -> nn.Module:
+    def assemble(self, x: Params | None = None) -> nn.Module:
         """The module that a recorded model is of, with the model ``x``; norm statistics are the final ones.
 
         Most methods train the user's module. FedPara trains another, of factors.
         """
-        given = built(self.problem.model, self.run.seed)
+        given = build(self.problem.model, self.run.seed)
         module = self.loaded.algorithm.assemble(given, len(self.problem.tasks))
         there, own = self.loaded.module.state_dict(), module.state_dict()
         module.load_state_dict({n: t for n, t in there.items() if n in own and own[n].shape == t.shape}, strict=False)
@@ -68,7 +69,7 @@ class Final:
             module = slot.module
         return module.eval()
 
-    def named(self, model: str | None) -> nn.Module:
+    def by_name(self, model: str | None) -> nn.Module:
         """The model that all share, or one that was trained beside it. Raises :class:`RunError` for another name."""
         if model is None:
             return self.loaded.module
@@ -89,13 +90,13 @@ def losses(module: nn.Module, task: Task, examples: int) -> tuple[Params, Callab
     return Params(slot.layout, slot.flat.clone()), loss
 
 
-def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+def build(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module, or the one that a function makes under a seed."""
     return copy.deepcopy(model) if isinstance(model, nn.Module) else make_module(model, seed)
 
 
-def final(run: Run, task: str | None = None) -> Final:
-    """Of a complete federated run. Model and data are what its study says.
+def final(run: RecordedRun, task: str | None = None) -> Final:
+    """The final model of a complete federated run. Model and data are what its study says.
 
     A run of no study, as ``simulate(..., out=folder)`` leaves it, says neither: then ``task`` names them, as
     ``my_module:make_task``. Raises :class:`RunError` for any other run, and for a task that makes other data.
@@ -112,22 +113,19 @@ def final(run: Run, task: str | None = None) -> Final:
     if task is None:
         raise RunError(f"{run.path} is in no study that says its model and data: name them, --task my_module:make_task")
     problem = custom(task, int(run.about["clients"]), run.seed)
-    found = Final(run, load(run.path, problem.model), problem)
-    if data_digest(found.tasks) != run.about["data"]:
+    end = Final(run, load(run.path, problem.model), problem)
+    if data_digest(end.tasks) != run.about["data"]:
         raise RunError(f"{run.path} was trained on other data than --task {task} makes of its clients and seed")
-    return found
+    return end
 
 
 def labels(task: Task, indices: torch.Tensor) -> list[int]:
     """The class of each example. Raises ``ValueError`` for targets that are no classes."""
-    _, targets = _pair(task.batch(indices))
+    batch: Any = task.batch(indices)
+    pair = isinstance(batch, tuple | list) and len(batch) == 2
+    require(pair, "a batch of this task is no pair of inputs and targets")
+    targets = batch[1]
     fits = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
     require(fits, "--by label: the targets are no classes, a whole number for each example")
-    found: list[int] = targets.tolist()
-    return found
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    fits = isinstance(batch, tuple | list) and len(batch) == 2
-    require(fits, "a batch of this task is no pair of inputs and targets")
-    return batch[0], batch[1]
+    classes: list[int] = targets.tolist()
+    return classes

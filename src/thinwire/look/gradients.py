@@ -28,8 +28,8 @@ from ..algorithms.flss import gram
 from ..errors import RunError, require
 from ..federated.changes import load_rows
 from ..params import Layout
-from ..report.curves import NAMES, Curve, count, curve, judged
-from ..studies.read import Arm, Run, lacks
+from ..report.curves import NAMES, Curve, count, curve, judgement
+from ..studies.read import Arm, RecordedRun, lacks
 from .base import Look, Note, Row, Table, option
 from .drawing import COLOURS, heat_map, panels, plain, plt, save
 from .recycling import (
@@ -78,11 +78,11 @@ def progression(
     """After how many gradients (``points`` moments at most, the last among them) how many components have a share."""
     total = len(products)
     moments = sorted({round((i + 1) * total / min(total, points)) for i in range(min(total, points))})
-    found = []
+    lines = []
     for t in moments:
         sigma = spectrum(products[:t, :t])
-        found.append((t, tuple(components(sigma, share, of) for share in shares)))
-    return found
+        lines.append((t, tuple(components(sigma, share, of) for share in shares)))
+    return lines
 
 
 def overlap(products: Float[Tensor, "t t"], share: float = 0.99, of: Kind = "values") -> Float[Tensor, "t n"]:
@@ -93,8 +93,8 @@ def overlap(products: Float[Tensor, "t t"], share: float = 0.99, of: Kind = "val
     values, vectors = torch.linalg.eigh(products)
     sigma, v = values.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
     n = components(sigma, share, of)
-    found: Tensor = (v * sigma)[:, :n] / _lengths(products)[:, None]
-    return found
+    cosine: Tensor = (v * sigma)[:, :n] / _lengths(products)[:, None]
+    return cosine
 
 
 def cosines(products: Float[Tensor, "t t"]) -> Float[Tensor, "t t"]:
@@ -117,7 +117,7 @@ class Space(NamedTuple):
 
     @staticmethod
     def of(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int] | None = None) -> Space:
-        """Of vectors [d], one a gradient: those of rounds 1, 2 and so on where none are given."""
+        """The space of vectors [d], one a gradient: those of rounds 1, 2 and so on where none are given."""
         return Space(list(range(1, len(rows) + 1)) if rounds is None else list(rounds), layout, rows)
 
     def products(self) -> Iterator[tuple[str, Float[Tensor, "t t"]]]:
@@ -152,13 +152,13 @@ class Space(NamedTuple):
         """A heat map shows one of so many rounds, counted from the first."""
         return max(1, math.ceil((self.rounds[-1] - self.rounds[0] + 1) / SHOWN)) if self.rounds else 1
 
-    def shown(self) -> list[int]:
+    def positions(self) -> list[int]:
         """The positions of the gradients that heat maps show."""
         return [i for i, number in enumerate(self.rounds) if (number - self.rounds[0]) % self.every() == 0]
 
 
-def recorded(run: Run) -> Space:
-    """Of a run that was trained with ``record="gradients"``. Raises :class:`RunError` for any other."""
+def space_of(run: RecordedRun) -> Space:
+    """The gradients of a run that was trained with ``record="gradients"``. Raises :class:`RunError` for any other."""
     rounds = [line["round"] for line in run.rounds if "change" in line]
     if not rounds:
         raise lacks(run, "recorded gradients", "federated", "train it with --record gradients or all")
@@ -166,7 +166,7 @@ def recorded(run: Run) -> Space:
     return Space.of(rows, layout, rounds)
 
 
-class Layer(NamedTuple):
+class LayerSpectrum(NamedTuple):
     """A layer's gradients in figures."""
 
     layer: str
@@ -178,16 +178,16 @@ class Layer(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is kept of a layer's inner products."""
+    """The figures that are kept of a layer's inner products."""
 
-    line: Layer
+    line: LayerSpectrum
     progression: list[tuple[int, tuple[int, ...]]]
     overlap: Float[Tensor, "n s"] | None  # |cosine| of principal directions with gradients that heat maps show
     cosines: Float[Tensor, "s s"] | None  # of these with one another; None of a layer that has no heat map
 
 
 class Geometry(NamedTuple):
-    """What is seen of a run's gradients: of all layers as one (*), and of each."""
+    """The figures of a run's gradients: of all layers as one (*), and of each."""
 
     layers: dict[str, Seen]
     whole: Float[Tensor, "t t"]  # the inner products of all layers as one
@@ -196,12 +196,12 @@ class Geometry(NamedTuple):
 def looked_at(space: Space, of: Kind = "values") -> Geometry:
     """All layers, one after another: the matrices of a layer are dropped before those of the next are made."""
     sizes = {WHOLE: space.layout.size, **dict(zip(space.layout.names, space.layout.sizes, strict=True))}
-    found, drawn, at = dict[str, Seen](), space.largest(), space.shown()
+    layers, drawn, at = dict[str, Seen](), space.largest(), space.positions()
     whole = torch.zeros(0, 0, dtype=torch.float64)
     for name, products in space.products():
         sigma, near, alike = spectrum(products), overlap(products, of=of), cosines(products)
         next_one = alike.diag(1)
-        line = Layer(
+        line = LayerSpectrum(
             name,
             sizes[name],
             components(sigma, 0.95, of),
@@ -211,12 +211,12 @@ def looked_at(space: Space, of: Kind = "values") -> Geometry:
         )
         counted = progression(products, of=of, points=POINTS if name == WHOLE else FEW)
         maps = (near[at, :SHOWN].abs().T.float(), alike[at][:, at].float()) if name in drawn else (None, None)
-        found[name], whole = Seen(line, counted, *maps), products
-    return Geometry({WHOLE: found.pop(WHOLE), **found}, whole)
+        layers[name], whole = Seen(line, counted, *maps), products
+    return Geometry({WHOLE: layers.pop(WHOLE), **layers}, whole)
 
 
-def by_the_server(run: Run) -> list[Note]:
-    """What is said of a run whose recorded changes are not its clients' but the server's; nothing of any other."""
+def by_the_server(run: RecordedRun) -> list[Note]:
+    """A note on a run whose recorded changes are not its clients' but the server's; none on any other."""
     if not any(line.get("change", {}).get("of") == "server" for line in run.rounds):
         return []
     return [
@@ -228,9 +228,9 @@ def by_the_server(run: Run) -> list[Note]:
 
 
 class Reading(NamedTuple):
-    """What a run has of the two: recorded gradients (else ``space`` is None), and tests of LBGM."""
+    """The gradients that a run recorded (else ``space`` is None), and its tests of LBGM."""
 
-    run: Run
+    run: RecordedRun
     tests: list[Recycling]
     space: Space | None = None
     geometry: Geometry | None = None
@@ -245,7 +245,7 @@ class Gradients(Look[Reading]):
 
     squares: bool = option(False, "Shares of the squared singular values, in place of the paper's values.")
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         tests = recycling(run.rounds)
         there = any("change" in line for line in run.rounds) and (run.path / "gradients.f32").exists()
         if not tests and not there:
@@ -253,10 +253,10 @@ class Gradients(Look[Reading]):
             raise lacks(run, "recorded gradients", "federated", how)
         if not there:
             return Reading(run, tests)
-        space = recorded(run)
+        space = space_of(run)
         geometry = looked_at(space, "variance" if self.squares else "values")
         alone = Arm(run.expression, run.expression, [run])
-        value, _ = judged([alone])
+        value, _ = judgement([alone])
         bounds = steps(space.rounds, geometry.whole, run.rounds)
         return Reading(run, tests, space, geometry, value, curve(alone, count, value), bounds)
 
@@ -332,7 +332,7 @@ def _maps(space: Space, geometry: Geometry) -> dict[str, Any]:
         for name, layer in geometry.layers.items():
             if (values := getattr(layer, kind)) is not None:
                 by_layer[name] = [[round(x, 4) for x in row] for row in values.tolist()]
-    return {"rounds": [space.rounds[i] for i in space.shown()], **maps}
+    return {"rounds": [space.rounds[i] for i in space.positions()], **maps}
 
 
 def draw_components(
@@ -344,12 +344,12 @@ def draw_components(
     """
     rows = 1 if reached is None else 2
     figure, grid = plt.subplots(rows, 1, figsize=(6, 3.4 * rows), layout="constrained", squeeze=False, sharex=True)
-    found = geometry.layers[WHOLE].progression
-    x = [space.rounds[t - 1] for t, _ in found]
+    progress = geometry.layers[WHOLE].progression
+    x = [space.rounds[t - 1] for t, _ in progress]
     top = grid[0, 0]
     for i, (name, colour) in enumerate((("N95-PCA", COLOURS[1]), ("N99-PCA", COLOURS[0]))):
-        top.plot(x, [counts[i] for _, counts in found], color=colour, label=name)
-    top.plot(x, [t for t, _ in found], ":", color=COLOURS[6], label="gradients so far")
+        top.plot(x, [counts[i] for _, counts in progress], color=colour, label=name)
+    top.plot(x, [t for t, _ in progress], ":", color=COLOURS[6], label="gradients so far")
     top.legend(frameon=False)
     plain(top, "round" if reached is None else "", "principal components")
     if reached is not None:
@@ -358,17 +358,17 @@ def draw_components(
     return save(figure, path)
 
 
-def _draw_heat(space: Space, found: Mapping[str, Tensor], path: Path, y: str, low: float, title: str) -> Path:
+def _draw_heat(space: Space, maps: Mapping[str, Tensor], path: Path, y: str, low: float, title: str) -> Path:
     """A heat map of each layer, whose columns are the rounds that are shown; so are its rows unless these are ``y``."""
-    found = {name: values for name, values in found.items() if values.numel()}  # a layer without gradients has no space
-    if not found:
+    maps = {name: values for name, values in maps.items() if values.numel()}  # a layer without gradients has no space
+    if not maps:
         raise RunError("all gradients are zero: there is nothing to draw")
     sizes = {WHOLE: space.layout.size, **dict(zip(space.layout.names, space.layout.sizes, strict=True))}
-    figure, places = panels(len(found))
-    rounds, by = [space.rounds[i] for i in space.shown()], space.every()
+    figure, places = panels(len(maps))
+    rounds, by = [space.rounds[i] for i in space.positions()], space.every()
     x = "round" if by == 1 else f"round, one of {by}"
     shown = None
-    for place, (name, values) in zip(places, found.items(), strict=True):
+    for place, (name, values) in zip(places, maps.items(), strict=True):
         kind = "viridis" if low == 0 else "RdBu_r"
         down, each = (range(1, len(values) + 1), 1) if y else (rounds, by)
         shown = heat_map(place, values.numpy(), rounds, down, (by, each), vmin=low, vmax=1, cmap=kind)
@@ -381,11 +381,11 @@ def _draw_heat(space: Space, found: Mapping[str, Tensor], path: Path, y: str, lo
 
 def draw_overlap(space: Space, geometry: Geometry, path: Path) -> Path:
     """Heat maps of |cosine| of gradients with principal directions, by layer (Figure 2)."""
-    found = {name: seen.overlap for name, seen in geometry.layers.items() if seen.overlap is not None}
-    return _draw_heat(space, found, path, "principal direction", 0, "|cosine|")
+    maps = {name: seen.overlap for name, seen in geometry.layers.items() if seen.overlap is not None}
+    return _draw_heat(space, maps, path, "principal direction", 0, "|cosine|")
 
 
 def draw_cosines(space: Space, geometry: Geometry, path: Path) -> Path:
     """Heat maps of the cosine of each gradient with each other, by layer (Figure 3)."""
-    found = {name: seen.cosines for name, seen in geometry.layers.items() if seen.cosines is not None}
-    return _draw_heat(space, found, path, "", -1, "cosine")
+    maps = {name: seen.cosines for name, seen in geometry.layers.items() if seen.cosines is not None}
+    return _draw_heat(space, maps, path, "", -1, "cosine")

@@ -10,7 +10,6 @@ too that are not sent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..studies.read import Run, lacks
+from ..studies.read import RecordedRun, lacks
 from .base import Look, Row, Table
 from .drawing import COLOURS, heat_map, logarithmic, plain, plt, save
 from .gradients import by_the_server
@@ -26,7 +25,7 @@ from .gradients import by_the_server
 KAPPA = 1 / 16  # Theorem 3.2 asks for less
 
 
-class Layer(NamedTuple):
+class LayerScore(NamedTuple):
     """A layer, the means over rounds."""
 
     layer: str
@@ -45,10 +44,10 @@ class Kappa(NamedTuple):
     kappa: float | None  # their share of the squared norm of the change; None where the change is the server's
 
 
-def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
-    """Of rounds with ``layers``, in the model's order. s_l is 0 where a layer's weights are all zero."""
+def layers(lines: Sequence[Mapping[str, Any]]) -> list[LayerScore]:
+    """The layers of rounds with ``layers``, in the model's order. s_l is 0 where a layer's weights are all zero."""
     own = [line for line in lines if "layers" in line]
-    found = []
+    rows = []
     for name in own[0]["layers"] if own else ():
         pairs = [line["layers"][name] for line in own]
         scores = [change / weights if weights else 0.0 for change, weights in pairs]
@@ -58,31 +57,31 @@ def layers(lines: Sequence[Mapping[str, Any]]) -> list[Layer]:
         times = sum(name in line["unsent"] for line in own)
         changes, weights = zip(*pairs, strict=True)
         change, weight, score, share = (sum(values) / len(own) for values in (changes, weights, scores, shares))
-        found.append(Layer(name, change, weight, score, share, times))
-    return found
+        rows.append(LayerScore(name, change, weight, score, share, times))
+    return rows
 
 
 def kappas(lines: Sequence[Mapping[str, Any]]) -> list[Kappa]:
-    """Of rounds with ``layers``; kappa is 0 in rounds that recycled nothing.
+    """Kappa of rounds with ``layers``: 0 in rounds that recycled nothing.
 
     Where the change is the server's, recycled layers are in it as the server has them: kappa is not known.
     """
-    found = []
+    rounds = []
     for line in lines:
         if "layers" in line:
             left = sum(line["layers"][name][0] ** 2 for name in line["unsent"])
             whole = line["change"]["norm"] ** 2
             kappa = left / whole if whole else 0.0
             unknown = line["unsent"] and line["change"].get("of") == "server"
-            found.append(Kappa(line["round"], list(line["unsent"]), None if unknown else kappa))
-    return found
+            rounds.append(Kappa(line["round"], list(line["unsent"]), None if unknown else kappa))
+    return rounds
 
 
 class Reading(NamedTuple):
-    """What the records of a run say of its layers."""
+    """The layers of a run, as its records have them."""
 
-    run: Run
-    layers: list[Layer]
+    run: RecordedRun
+    layers: list[LayerScore]
     kappas: list[Kappa]
 
 
@@ -90,7 +89,7 @@ class Reading(NamedTuple):
 class Layers(Look[Reading]):
     """Needs a run with --record layers, gradients or all."""
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         if not (means := layers(run.rounds)):
             raise lacks(run, "recorded layers", "federated", "train it with --record layers")
         return Reading(run, means, kappas(run.rounds))
@@ -113,36 +112,34 @@ class Layers(Look[Reading]):
             )
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_scores(reading.layers, reading.kappas, folder / "layers.png")]
+        """Norms and scores of layers (paper 001's Figure 1), which were recycled when, and kappa by round."""
+        layers, kappas = reading.layers, reading.kappas
+        names = [layer.layer for layer in layers]
+        figure, grid = plt.subplots(
+            2, 2, figsize=(13, 2.6 + 0.5 * min(30, len(names)) ** 0.9 + 3.4), layout="constrained"
+        )
+        places = np.arange(len(names))
+        norms = grid[0, 0]
+        norms.barh(places - 0.2, [e.weights for e in layers], 0.4, color=COLOURS[6], label="‖x‖")
+        norms.barh(places + 0.2, [e.change for e in layers], 0.4, color=COLOURS[0], label="‖Δ‖")
+        logarithmic(norms)
+        norms.legend(frameon=False)
+        own = grid[0, 1]
+        own.barh(places, [e.score for e in layers], color=COLOURS[1])
+        for place, title in ((norms, "norm, mean over rounds"), (own, "s = ‖Δ‖ / ‖x‖, mean over rounds")):
+            place.set_yticks(places, names, fontsize=7)
+            place.invert_yaxis()
+            plain(place, title, "")
+        heat = np.array([[name in e.unsent for e in kappas] for name in names], dtype=float)
+        heat_map(grid[1, 0], heat, [e.round for e in kappas], range(len(names)), vmin=0, vmax=1, cmap="Greys")
+        grid[1, 0].set_yticks(places, names, fontsize=7)
+        grid[1, 0].set_xlabel("round (black: recycled)")
+        line = grid[1, 1]
+        line.plot([e.round for e in kappas], [e.kappa for e in kappas], color=COLOURS[0], label="kappa")
+        line.axhline(KAPPA, linestyle="--", color=COLOURS[1], label="1/16")
+        line.legend(frameon=False)
+        plain(line, "round", "recycled layers' share of ‖g‖²")
+        return [save(figure, folder / "layers.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         return {"layers": [e._asdict() for e in reading.layers], "kappa": [e._asdict() for e in reading.kappas]}
-
-
-def draw_scores(layers: Sequence[Layer], kappas: Sequence[Kappa], path: Path) -> Path:
-    """Norms and scores of layers (paper 001's Figure 1), which were recycled when, and kappa by round."""
-    names = [layer.layer for layer in layers]
-    figure, grid = plt.subplots(2, 2, figsize=(13, 2.6 + 0.5 * min(30, len(names)) ** 0.9 + 3.4), layout="constrained")
-    places = np.arange(len(names))
-    norms = grid[0, 0]
-    norms.barh(places - 0.2, [e.weights for e in layers], 0.4, color=COLOURS[6], label="‖x‖")
-    norms.barh(places + 0.2, [e.change for e in layers], 0.4, color=COLOURS[0], label="‖Δ‖")
-    logarithmic(norms)
-    norms.legend(frameon=False)
-    own = grid[0, 1]
-    own.barh(places, [e.score for e in layers], color=COLOURS[1])
-    for place, title in ((norms, "norm, mean over rounds"), (own, "s = ‖Δ‖ / ‖x‖, mean over rounds")):
-        place.set_yticks(places, names, fontsize=7)
-        place.invert_yaxis()
-        plain(place, title, "")
-    heat = np.array([[name in e.unsent for e in kappas] for name in names], dtype=float)
-    heat_map(grid[1, 0], heat, [e.round for e in kappas], range(len(names)), vmin=0, vmax=1, cmap="Greys")
-    grid[1, 0].set_yticks(places, names, fontsize=7)
-    grid[1, 0].set_xlabel("round (black: recycled)")
-    line = grid[1, 1]
-    share = [math.nan if e.kappa is None else e.kappa for e in kappas]
-    line.plot([e.round for e in kappas], share, color=COLOURS[0], label="kappa")
-    line.axhline(KAPPA, linestyle="--", color=COLOURS[1], label="1/16")
-    line.legend(frameon=False)
-    plain(line, "round", "recycled layers' share of ‖g‖²")
-    return save(figure, path)

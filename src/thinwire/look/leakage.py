@@ -1,4 +1,4 @@
-"""What a server sees of a client's picture: the picture is rebuilt from what the client sent.
+"""A client's picture as a server can rebuild it from what the client sent.
 
 Zhu, Liu, Han, "Deep Leakage from Gradients", NeurIPS 2019, arXiv:1906.08935, Algorithm 1 (DLG); Zhao, Mopuri, Bilen,
 "iDLG: Improved Deep Leakage from Gradients", 2020, arXiv:2001.02610; Melas-Kyriazi, Wang, "Intrinsic Gradient
@@ -23,19 +23,17 @@ knows the random subspace. The one here does, as every server does.
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..algorithms import Auto
@@ -46,31 +44,20 @@ from ..federated.hand import ClientReply, ServerState, client_round, server_roun
 from ..federated.privacy import Privacy
 from ..key import Key
 from ..local import Local, Memory, Trained
-from ..params import Layout, Params
+from ..params import Params
 from ..problem import custom, standard
-from ..studies.federated import Federated, settled
+from ..ranges import Count
+from ..studies.expressions import setting_of
+from ..studies.federated import Federated
 from ..task import Supervised, Task, as_tasks, labels
 from ..train.one import train
-from .base import DATA_DIR, METHOD, Look, Note, Row, Table, at_least, one_of, option, short
+from .base import DATA_DIR, METHOD, Look, Note, Row, Table, Words, option, short
 from .drawing import draw_picture, panels, save
-from .final import built
+from .final import build
+from .inversion import Distance, Sent, double, gradient_of, idlg, invert, rough, sent_as
 from .similarity import psnr, ssim
 
 Attack = Literal["idlg", "dlg", "label"]
-Distance = Literal["squares", "cosine"]
-Sent = Callable[[Tensor], Tensor]  # what the server sees of a gradient [d]
-
-ROUGH: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.RReLU,
-    nn.Hardtanh,
-    nn.Hardsigmoid,
-    nn.Threshold,
-)
-ROUGH += (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 LINEAR = 1e-3  # how far, of its length, a sum may be from what is seen of the sum, where the uplink is linear
 
 
@@ -90,148 +77,6 @@ class Leak(NamedTuple):
     ssim: float | None  # None of inputs that are no pictures
     original: Float[Tensor, "..."]  # from 0 to 1
     rebuilt: Float[Tensor, "..."]
-
-
-# -- the attack ---------------------------------------------------------------
-
-
-class Found(NamedTuple):
-    """What L-BFGS came to."""
-
-    inputs: Float[Tensor, "1 ..."]
-    label: int
-    match: float
-
-
-def rough(module: nn.Module) -> list[str]:
-    """The kinds of layers that have no useful second derivatives, so that gradients cannot be inverted through them."""
-    return sorted({type(part).__name__ for part in module.modules() if isinstance(part, ROUGH)})
-
-
-def idlg(module: nn.Module, gradient: Float[Tensor, " d"], classes: int) -> int:
-    """The label of one example, from the gradient of the last layer: the one output that should grow.
-
-    Of cross-entropy the gradient of the last bias is the probabilities less 1 at the label. Without a bias the rows of
-    the last matrix are summed: right where the features are not negative. Raises ``ValueError`` where no parameter of
-    the last layer has ``classes`` rows.
-    """
-    layout = _layout(module)
-    for name in reversed(layout.names):
-        begin, size, shape = layout.spans[name]
-        if shape and shape[0] == classes:
-            return int(gradient[begin : begin + size].view(classes, -1).sum(1).argmin())
-    raise ValueError(f"the model's last layer has no row for each of {classes} classes: give the label, --attack label")
-
-
-def invert(
-    module: nn.Module,
-    gradient: Float[Tensor, " d"],
-    shape: Sequence[int],
-    classes: int,
-    label: int | None,
-    sent: Sent | None = None,
-    distance: Distance = "squares",
-    iterations: int = 300,
-    tries: int = 3,
-    seed: int = 0,
-    between: tuple[float, float] = (0.0, 1.0),
-    clips: tuple[float, float] = (math.inf, math.inf),
-) -> Found:
-    """One example whose gradient, sent the same way, is the nearest to ``gradient``.
-
-    ``module`` maps [1, *shape] to [1, classes] and its loss is cross-entropy. ``gradient`` has its trainable parameters
-    one after the other. ``label`` None: it is sought with the example, as in DLG. ``sent`` is a linear, symmetric
-    function of a gradient (None: the gradient itself). Each of ``tries`` begins with numbers drawn uniformly
-    ``between`` two, and makes ``iterations`` steps of L-BFGS. ``clips`` are the greatest lengths of a gradient before
-    it is sent and after, to which the attacker, who knows them, shortens its own as the client's was.
-    """
-    twin = _double(module)
-    named: dict[str, Tensor] = {name: p for name, p in twin.named_parameters() if p.requires_grad}
-    seen = gradient.double()
-    best: Found | None = None
-    for number in range(tries):
-        draw = Key(seed, number).at("leakage").generator("picture")
-        x = torch.rand([1, *shape], generator=draw, dtype=torch.float64) * (between[1] - between[0]) + between[0]
-        soft = torch.randn([1, classes], generator=draw, dtype=torch.float64)
-        unknown = [x.requires_grad_(), *([soft.requires_grad_()] if label is None else [])]
-        search = torch.optim.LBFGS(
-            unknown,
-            max_iter=iterations,
-            max_eval=4 * iterations,
-            history_size=100,
-            tolerance_grad=1e-14,
-            tolerance_change=0.0,
-            line_search_fn="strong_wolfe",
-        )
-        lowest, at = float("inf"), [u.detach().clone() for u in unknown]
-
-        def closure(unknown: list[Tensor] = unknown, x: Tensor = x, soft: Tensor = soft) -> float:
-            nonlocal lowest, at
-            target = soft.softmax(1) if label is None else torch.tensor([label])
-            loss = F.cross_entropy(functional_call(twin, named, (x,)), target)
-            own = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(named.values()), create_graph=True)])
-            made = sent_as(own.detach(), sent, clips)
-            value, slope = _distance(made.shown, seen, distance)
-            slope = _shortened_slope(made.whole, clips[1], slope)
-            slope = slope if sent is None else sent(slope)  # symmetric: its own transpose
-            slope = _shortened_slope(own.detach(), clips[0], slope)
-            for u, g in zip(unknown, torch.autograd.grad(own, unknown, slope), strict=True):
-                u.grad = g
-            if value < lowest:
-                lowest, at = value, [u.detach().clone() for u in unknown]
-            return value
-
-        search.step(closure)  # type: ignore[no-untyped-call]
-        if best is None or lowest < best.match:
-            best = Found(at[0], label if label is not None else int(at[1].argmax()), lowest)
-    assert best is not None
-    return best
-
-
-class SentAs(NamedTuple):
-    """A gradient as it is sent: before the last clipping, and after."""
-
-    whole: Tensor
-    shown: Tensor
-
-
-def sent_as(gradient: Float[Tensor, " d"], sent: Sent | None, clips: tuple[float, float]) -> SentAs:
-    """What is seen of a gradient that is clipped, sent, and clipped again."""
-    short = _shortened(gradient, clips[0])
-    whole = short if sent is None else sent(short)
-    return SentAs(whole, _shortened(whole, clips[1]))
-
-
-def _shortened(v: Tensor, most: float) -> Tensor:
-    length = float(v.norm())
-    return v if length <= most else v * (most / length)
-
-
-def _shortened_slope(v: Tensor, most: float, slope: Tensor) -> Tensor:
-    """The derivative of a function of :func:`_shortened`, from that by the shortened vector."""
-    length = float(v.norm())
-    if length <= most:
-        return slope
-    unit = v / length
-    return (most / length) * (slope - torch.dot(slope, unit) * unit)
-
-
-def _distance(own: Tensor, seen: Tensor, kind: Distance) -> tuple[float, Tensor]:
-    """How far a gradient is from the one that was seen, and the derivative of that."""
-    if kind == "squares":
-        whole = seen.square().sum().clamp_min(1e-300)
-        return float((own - seen).square().sum() / whole), 2 * (own - seen) / whole
-    length, other = own.norm().clamp_min(1e-150), seen.norm().clamp_min(1e-150)
-    cosine = torch.dot(own, seen) / length / other
-    return float(1 - cosine), (cosine * own / length - seen / other) / length
-
-
-def _double(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module).double().to("cpu").train()
-
-
-def _layout(module: nn.Module) -> Layout:
-    return Layout.of((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
 
 # -- what a method lets the server see ----------------------------------------
@@ -266,7 +111,7 @@ class _Victim(NamedTuple):
         require(bool(done), f"{self.algorithm!r}: its client does not train in this round, and nothing is sent")
         return reply, done[0], min(clips)
 
-    def seen(self, reply: ClientReply) -> Params:
+    def server_view(self, reply: ClientReply) -> Params:
         """The client's update as the server sees it: the reply's own, or how far it moves the server's model."""
         layout, update = self.server.view.setup.slot.layout, getattr(reply.message, "update", None)
         if isinstance(update, Params) and update.names and set(update.names) <= set(layout.names):
@@ -277,11 +122,11 @@ class _Victim(NamedTuple):
         return moved
 
     def through(self, update: Tensor) -> Tensor:
-        """What the server sees of an update [d] of any length."""
+        """An update [d] of any length, as the server sees it."""
         length = float(update.norm()) or 1.0
-        return self.seen(self.reply(update / length)[0]).flat.to(update.dtype) * length
+        return self.server_view(self.reply(update / length)[0]).flat.to(update.dtype) * length
 
-    def sent(self) -> Sent | None:
+    def uplink(self) -> Sent | None:
         """The uplink as a function of a gradient, where it is linear and symmetric; None where it is not."""
         size, draw = self.server.view.setup.slot.layout.size, Key(0).at("leakage").generator("probe")
         u, w = (F.normalize(torch.randn(size, generator=draw, dtype=torch.float64), dim=0) for _ in range(2))
@@ -306,7 +151,7 @@ def leak(
     tries: int = 3,
     seed: int = 0,
 ) -> Leak:
-    """What can be rebuilt of an example of ``task`` from the reply of a client that holds it alone.
+    """The example of ``task`` that can be rebuilt from the reply of a client that holds it alone.
 
     ``picture`` is the example's position. The client sends it in ``round``. In the rounds before it had the examples
     that follow, one a round, which matters for methods that remember. ``attack`` says what the attacker knows of the
@@ -329,23 +174,23 @@ def leak(
         server = server_round(algorithm, server, [reply])
     victim = _Victim(algorithm, server, state, held[0])
     reply, trained, clip = victim.reply()
-    update = victim.seen(reply)
+    update = victim.server_view(reply)
     clips, there = (clip, math.inf), (update.flat != 0).double()
     plain = -update.flat.double() / trained.rates
     if privacy is not None:
         privacy.check(repr(algorithm), algorithm.weights, server.view.setup.forms(algorithm)[0].fields)
         clips = clip, privacy.clip / trained.rates
-        update = privacy.hidden(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
+        update = privacy.hide(update * min(1.0, privacy.clip / (update.norm() or 1.0)), 1.0, f"{seed}|leakage", round)
     gradient = -update.flat.double() / trained.rates
     slot = server.view.setup.slot
     module = slot.module
-    slot.load(_begun(victim))
+    slot.load(victim.reply(torch.zeros_like(update.flat))[1].x)  # from which the client trains
     inputs, targets = held[0].batch(torch.tensor([0]))
     with torch.no_grad():
-        classes = _double(module)(inputs.double()).shape[-1]
+        classes = double(module)(inputs.double()).shape[-1]
     label = int(targets)
     guess = label if attack == "label" else idlg(module, gradient, classes) if attack == "idlg" else None
-    sent = victim.sent()
+    sent = victim.uplink()
     if sent is None:
         sent, compared = (lambda g: g * there), "where something was sent"
     else:
@@ -355,39 +200,17 @@ def leak(
     some = task.batch(torch.arange(min(100, len(task))))[0]  # in which range inputs are is no secret
     between = float(some.min()), float(some.max())
     shape = inputs.shape[1:]
-    found = invert(module, gradient, shape, classes, guess, sent, distance, iterations, tries, seed, between, clips)
-    own = sent_as(_gradient(module, inputs, targets), sent, clips)
+    match = invert(module, gradient, shape, classes, guess, sent, distance, iterations, tries, seed, between, clips)
+    own = sent_as(gradient_of(module, inputs, targets), sent, clips)
     fits = float(F.cosine_similarity(own.whole, plain, dim=0))
-    original, rebuilt = _shown(task, inputs[0].double(), found.inputs[0])
+    original, rebuilt = _pictures(task, inputs[0].double(), match.inputs[0])
     alike = ssim(original, rebuilt) if original.ndim == 3 and min(original.shape[1:]) >= 3 else None
-    about = repr(algorithm), label, found.label, len(reply.blob), compared, fits, found.match
+    about = repr(algorithm), label, match.label, len(reply.blob), compared, fits, match.match
     return Leak(*about, psnr(original, rebuilt), alike, original, rebuilt)
 
 
-def _gradient(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """That of a batch, [d], in 64 bits."""
-    twin = _double(module)
-    loss = F.cross_entropy(twin(inputs.double()), targets)
-    trained = [p for p in twin.parameters() if p.requires_grad]
-    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, trained)])
-
-
-def _begun(victim: _Victim) -> Params:
-    """The model from which the client trains."""
-    begun: list[Params] = []
-    round = victim.server.view
-
-    def answer(request: Local, task: Task, key: Key) -> Trained:
-        begun.append(request.x)
-        memory = request.memory or Memory((request.x.zeros(),) * request.trainer.num_vectors, 0)
-        return Trained(request.x, 1, 0.0, memory, 1.0)
-
-    client_round(victim.algorithm, round, victim.state, victim.task, 0, train=answer)
-    return begun[0]
-
-
 def _single(task: Task, position: int) -> Supervised:
-    """One example of a task, as the model takes it."""
+    """A single example of a task, as the model takes it."""
     batch: Any = task.batch(torch.tensor([position]))
     targets = labels(batch, "the leakage check")
     require(
@@ -398,7 +221,7 @@ def _single(task: Task, position: int) -> Supervised:
     return Supervised(batch[0], targets)
 
 
-def _shown(task: Task, *pictures: Tensor) -> list[Tensor]:
+def _pictures(task: Task, *pictures: Tensor) -> list[Tensor]:
     """Inputs of a model as pictures from 0 to 1: normalised ones as they were; others by the first one's range."""
     mean, std = getattr(task, "mean", None), getattr(task, "std", None)
     if isinstance(task, Supervised) and task.inputs.dtype == torch.uint8 and mean is not None and std is not None:
@@ -434,25 +257,25 @@ class Leakage(Look[Reading]):
     model: str = option("dlg_lenet", "A model of `thinwire run`; dlg_lenet is the attack's own.")
     task: str | None = option(None, "my_module:make_task instead of --data and --model.")
     picture: int = option(0, "The position of the client's picture in the training data.")
-    round: int = option(1, "The round in which it is sent; in those before, the next pictures.", at_least(1))
+    round: Count = option(1, "The round in which it is sent; in those before, the next pictures.")
     privacy: str | None = option(
         None, "Noise on the mean, which others than the server see: Privacy(clip=1, noise=0.01)."
     )
-    attack: str = option(
-        "idlg",
-        "idlg (label from the last layer), dlg (label sought too) or label (known).",
-        one_of("idlg", "dlg", "label"),
+    attack: Annotated[str, Words(get_args(Attack))] = option(
+        "idlg", "idlg (label from the last layer), dlg (label sought too) or label (known)."
     )
-    distance: str = option("squares", "squares or cosine: how gradients are compared.", one_of("squares", "cosine"))
-    iterations: int = option(300, "Steps of L-BFGS.", at_least(1))
-    tries: int = option(3, "Beginnings, of which the best match is taken.", at_least(1))
+    distance: Annotated[str, Words(get_args(Distance))] = option(
+        "squares", "squares or cosine: how gradients are compared."
+    )
+    iterations: Count = option(300, "Steps of L-BFGS.")
+    tries: Count = option(3, "Beginnings, of which the best match is taken.")
     lr: float | None = option(None, "Local learning rate, where an expression leaves it open.")
     seed: int = option(0, "Seed of the model and of the beginnings.")
     use: tuple[str, ...] = option((), "A module with methods or links of your own. Repeatable.")
     data_dir: str | None = option(None, DATA_DIR)
 
     def read(self, _: None) -> Reading:
-        privacy = settled({"privacy": self.privacy}).privacy if self.privacy else None
+        privacy = setting_of({"privacy": self.privacy}).privacy if self.privacy else None
         typed = [Federated.method(text, self.use, {"lr": self.lr}) for text in self.methods]
         methods = [method for method in typed if not isinstance(method, Auto)]
         fits = len(methods) == len(typed)
@@ -462,7 +285,7 @@ class Leakage(Look[Reading]):
         else:
             problem = standard(self.data, self.model, 1, seed=self.seed, data_dir=self.data_dir)
         task = as_tasks(problem.tasks)[0]
-        if kinds := rough(built(problem.model, self.seed)):
+        if kinds := rough(build(problem.model, self.seed)):
             print(
                 f"note: this model has {', '.join(kinds)}, whose second derivatives are zero nearly everywhere: L-BFGS "
                 "cannot invert its gradients, so a poor picture says nothing of other attacks; dlg_lenet is smooth",

@@ -7,14 +7,15 @@ Differences from the paper: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import require
-from ..studies.read import Arm, counted
-from .base import ODD, OWN_TASK, POSITIVE, Look, Row, Table, at_least, option
+from ..ranges import AboveZero, Count
+from ..studies.read import Arm, comparable
+from .base import OWN_TASK, Look, Odd, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
 from .surface import CLIENT, EXAMPLES, random_direction, steps, surface
@@ -28,9 +29,9 @@ class Line(Look[Curves]):
 
     subject = "study"
 
-    points: int = option(31, "Points of each curve, odd: the middle one is the model.", ODD)
-    reach: float = option(1.0, "How far to go to either side, in lengths of the direction's filters.", POSITIVE)
-    examples: int = option(1000, EXAMPLES, at_least(1))
+    points: Odd = option(31, "Points of each curve, odd: the middle one is the model.")
+    reach: AboveZero = option(1.0, "How far to go to either side, in lengths of the direction's filters.")
+    examples: Count = option(1000, EXAMPLES)
     client: int | None = option(None, CLIENT)
     own: bool = option(False, "Of --client's own model, of methods that have some; of others the shared one.")
     seed: int = option(0, "Of the direction.")
@@ -41,7 +42,7 @@ class Line(Look[Curves]):
         require(not self.own or self.client is not None, "--own is the model of a client: name it with --client")
 
     def read(self, arms: list[Arm]) -> Curves:
-        ends = [(arm.label, final(counted(arm).runs[0], self.task)) for arm in arms]
+        ends = [(arm.label, final(comparable(arm).runs[0], self.task)) for arm in arms]
         having = [self.own and end.loaded.own_module is not None for _, end in ends]
         if self.own and not any(having):
             ends[0][1].module(self.client)  # says that clients have none
@@ -58,21 +59,17 @@ class Line(Look[Curves]):
         yield Table(f"within {self.reach:g} of each model", ("method", "loss", "largest"), cells)
 
     def draw(self, reading: Curves, folder: Path) -> list[Path]:
+        """A loss along a direction from each of several models, which lie at 0 (paper 002's Figure 12)."""
+        figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(reading)), layout="constrained")
+        for i, (label, values) in enumerate(reading):
+            colour, style = COLOURS[i % len(COLOURS)], ("-", "--", ":")[i // len(COLOURS) % 3]
+            place.plot(steps(self.points, self.reach), values, style, color=colour, label=label)
+        place.axvline(0, color="black", linewidth=0.6, alpha=0.5)
+        figure.legend(loc="outside lower center", frameon=False, fontsize=8)
         whose = "the test" if self.client is None else f"client {self.client}"
-        return [draw_lines(reading, steps(self.points, self.reach), folder / "line.png", f"loss on {whose}")]
+        plain(place, "along a random direction, in lengths of its filters", f"loss on {whose}")
+        return [save(figure, folder / "line.png")]
 
     def values(self, reading: Curves) -> dict[str, Any]:
         curves = [{"method": name, "loss": values} for name, values in reading]
         return {"along": steps(self.points, self.reach), "curves": curves}
-
-
-def draw_lines(curves: Sequence[tuple[str, Sequence[float]]], along: Sequence[float], path: Path, name: str) -> Path:
-    """A loss along a direction from each of several models, which lie at 0 (paper 002's Figure 12)."""
-    figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(curves)), layout="constrained")
-    for i, (label, values) in enumerate(curves):
-        colour, style = COLOURS[i % len(COLOURS)], ("-", "--", ":")[i // len(COLOURS) % 3]
-        place.plot(along, values, style, color=colour, label=label)
-    place.axvline(0, color="black", linewidth=0.6, alpha=0.5)
-    figure.legend(loc="outside lower center", frameon=False, fontsize=8)
-    plain(place, "along a random direction, in lengths of its filters", name)
-    return save(figure, path)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,8 +21,9 @@ from torch import Tensor
 from ..errors import require
 from ..federated.changes import MODELS, load_rows
 from ..params import Layout, Params
-from ..studies.read import Run, lacks
-from .base import OWN_TASK, Look, Row, at_least, option
+from ..ranges import Count, at_least
+from ..studies.read import RecordedRun, lacks
+from .base import OWN_TASK, Look, Row, option
 from .drawing import COLOURS, plain, plt, save
 from .final import final, losses
 from .gradients import Space, centre
@@ -41,7 +42,7 @@ class Way(NamedTuple):
 
 
 def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
-    """Of models [d], the last of which is the end. Raises ``ValueError`` for fewer than three.
+    """The way of models [d], the last of which is the end. Raises ``ValueError`` for fewer than three.
 
     The first model has no negative coordinate: a principal direction has no sign of its own.
     """
@@ -52,7 +53,9 @@ def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
     places = (vectors * values.sqrt())[:, :2]
     places = places - places[-1]
     signs = torch.where(places[0] < 0, -1.0, 1.0).double()
-    mean = torch.stack([row.double() for row in rows]).mean(0) if len(rows) * layout.size < 1 << 24 else _mean(rows)
+    mean = torch.zeros(layout.size, dtype=torch.float64)
+    for row in rows:
+        mean.add_(row.double(), alpha=1 / len(rows))
     directions = []
     for j in range(2):
         flat = torch.zeros(layout.size, dtype=torch.float64)
@@ -65,22 +68,15 @@ def way(rows: Sequence[Tensor], layout: Layout, rounds: Sequence[int]) -> Way:
     return Way(list(rounds), (directions[0], directions[1]), places * signs, shares)
 
 
-def _mean(rows: Sequence[Tensor]) -> Tensor:
-    total = torch.zeros(len(rows[0]), dtype=torch.float64)
-    for row in rows:
-        total += row
-    return total / len(rows)
-
-
 def span(places: Float[Tensor, " t"], points: int, margin: float = 0.25) -> list[float]:
     """So many values from the least to the largest place and a share of the distance beyond."""
     low, high = float(places.min()), float(places.max())
     beyond = margin * ((high - low) or 1.0)
-    found: list[float] = torch.linspace(low - beyond, high + beyond, points, dtype=torch.float64).tolist()
-    return found
+    values: list[float] = torch.linspace(low - beyond, high + beyond, points, dtype=torch.float64).tolist()
+    return values
 
 
-def recorded(run: Run) -> tuple[Layout, list[Tensor], list[int]]:
+def models_of(run: RecordedRun) -> tuple[Layout, list[Tensor], list[int]]:
     """The models that a run recorded, and their rounds. Raises :class:`RunError` where there are none."""
     rounds = [line["round"] for line in run.rounds if line.get("model")]
     if not rounds:
@@ -105,15 +101,15 @@ class Trajectory(Look[Reading]):
     Needs a complete run, of a study or with --task, with --record models or all, evaluated three times or more.
     """
 
-    points: int = option(15, "Points along each direction.", at_least(3))
-    examples: int = option(1000, EXAMPLES, at_least(1))
+    points: Annotated[int, at_least(3)] = option(15, "Points along each direction.")
+    examples: Count = option(1000, EXAMPLES)
     client: int | None = option(None, CLIENT)
     task: str | None = option(None, OWN_TASK)
 
-    def read(self, run: Run) -> Reading:
-        layout, models, rounds = recorded(run)
+    def read(self, run: RecordedRun) -> Reading:
+        layout, models, rounds = models_of(run)
         plane, end = way(models, layout, rounds), final(run, self.task)
-        _, loss = losses(end.assembled(), end.test(self.client), self.examples)
+        _, loss = losses(end.assemble(), end.test(self.client), self.examples)
         across, up = (span(plane.places[:, j], self.points) for j in range(2))
         return Reading(
             plane, across, up, surface(Params(layout, models[-1].clone()), *plane.directions, across, up, loss)

@@ -1,9 +1,9 @@
-"""What models make of pictures: masks beside the true ones, in colours."""
+"""Masks that models make of pictures, beside the true ones, in colours."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from ..data.dataset import VOID
 from ..errors import RunError
-from ..studies.read import Arm, counted
-from ..task import Supervised, Task, dice, each_mask, masks
-from .base import OWN_TASK, Look, Row, Table, at_least, option
+from ..losses import dice, each_mask, masks
+from ..ranges import Count, Natural
+from ..studies.read import Arm, comparable
+from ..task import Supervised, Task
+from .base import OWN_TASK, Look, Row, Table, option
 from .drawing import draw_picture, plt, save
 from .final import final
 
@@ -25,31 +27,31 @@ GAP = 190
 
 
 class Segmented(NamedTuple):
-    """A test picture, its mask, and what models found in it."""
+    """A test picture, its mask, and what models made of it."""
 
     client: int
     picture: Float[Tensor, "c h w"]  # as the data has it: 0 to 1
     truth: UInt8[Tensor, "h mw 3"]  # several masks side by side
-    found: list[UInt8[Tensor, "h mw 3"]]
+    made: list[UInt8[Tensor, "h mw 3"]]
     dice: list[float]  # 0 to 1, a number each
 
 
-def compare(found: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8[Tensor, "h mw 3"]:
-    """Masks that a model made, and the true ones: white is right, red was missed, blue is none, grey not labelled.
+def compare(made: Bool[Tensor, "m h w"], truth: UInt8[Tensor, "m h w"]) -> UInt8[Tensor, "h mw 3"]:
+    """Masks that a model ``made``, and the true ones: white is right, red was missed, blue is none, grey not labelled.
 
     Several are side by side, with a gap between them.
     """
     right, seen = truth == 1, truth != VOID
     out = torch.zeros(*truth.shape, 3, dtype=torch.uint8)
-    for where, colour in ((found & right, WHITE), (~found & right, RED), (found & ~right & seen, BLUE), (~seen, GREY)):
+    for where, colour in ((made & right, WHITE), (~made & right, RED), (made & ~right & seen, BLUE), (~seen, GREY)):
         out[where] = torch.tensor(colour, dtype=torch.uint8)
     gap = torch.full((truth.shape[1], max(1, truth.shape[2] // 32), 3), GAP, dtype=torch.uint8)
     return torch.cat([part for mask in out for part in (gap, mask)][1:], dim=1)
 
 
 @torch.no_grad()
-def segmented(client: int, task: Task, example: int, modules: list[nn.Module]) -> Segmented:
-    """One test picture of a client by each module. Raises :class:`RunError` for a task that is no segmentation."""
+def segment(client: int, task: Task, example: int, modules: list[nn.Module]) -> Segmented:
+    """A test picture of a client by each module. Raises :class:`RunError` for a task that is no segmentation."""
     if not (isinstance(task, Supervised) and masks(task.targets)):
         raise RunError(f"client {client}'s test has no masks: look at a run such as --data retina")
     rows = torch.tensor([example % len(task)])
@@ -81,16 +83,16 @@ class Pictures(Look[Reading]):
 
     subject = "study"
 
-    example: int = option(0, "The position of the picture in each client's test.", at_least(0))
-    clients: int = option(6, "Clients, the first ones: a row each.", at_least(1))
+    example: Natural = option(0, "The position of the picture in each client's test.")
+    clients: Count = option(6, "Clients, the first ones: a row each.")
     task: str | None = option(None, OWN_TASK)
 
     def read(self, arms: list[Arm]) -> Reading:
-        ends = [final(counted(arm).runs[0], self.task) for arm in arms]
+        ends = [final(comparable(arm).runs[0], self.task) for arm in arms]
         pictures = []
         for client in range(min(self.clients, len(ends[0].problem.tasks))):
             modules = [end.module(None if end.loaded.own_module is None else client) for end in ends]
-            pictures.append(segmented(client, ends[0].test(client), self.example, modules))
+            pictures.append(segment(client, ends[0].test(client), self.example, modules))
         return Reading([arm.label for arm in arms], pictures)
 
     def rows(self, reading: Reading) -> Iterable[Row]:
@@ -98,31 +100,28 @@ class Pictures(Look[Reading]):
         yield Table("Dice", ("client", *reading.methods), cells)
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_masks(reading.pictures, reading.methods, folder / "pictures.png")]
+        """A row a client: picture, mask, and every method's (paper 002's Figures 16 to 19)."""
+        pictures, names = reading.pictures, reading.methods
+        figure, grid = plt.subplots(
+            len(pictures),
+            2 + len(names),
+            figsize=(1.9 * (2 + len(names)), 2 * len(pictures)),
+            layout="constrained",
+            squeeze=False,
+        )
+        for places, one in zip(grid, pictures, strict=True):
+            cells = [(one.truth, "by hand")]
+            for name, mask, value in zip(names, one.made, one.dice, strict=True):
+                short = "\n".join(textwrap.wrap(name, 28, break_long_words=False)[:2])
+                cells.append((mask, f"{short}\n{value:.3f}"))
+            draw_picture(places[0], one.picture, f"client {one.client}")
+            for place, (mask, title) in zip(places[1:], cells, strict=True):
+                place.imshow(mask.numpy(), interpolation="nearest")
+                place.set_title(title, fontsize=7)
+                place.set_axis_off()
+        return [save(figure, folder / "pictures.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         pictures = reading.pictures
         numbers = {"clients": [one.client for one in pictures], "dice": [one.dice for one in pictures]}
         return {"methods": reading.methods, **numbers}
-
-
-def draw_masks(pictures: Sequence[Segmented], names: Sequence[str], path: Path) -> Path:
-    """A row a client: picture, mask, and every method's (paper 002's Figures 16 to 19)."""
-    figure, grid = plt.subplots(
-        len(pictures),
-        2 + len(names),
-        figsize=(1.9 * (2 + len(names)), 2 * len(pictures)),
-        layout="constrained",
-        squeeze=False,
-    )
-    for places, one in zip(grid, pictures, strict=True):
-        cells = [(one.truth, "by hand")]
-        for name, mask, value in zip(names, one.found, one.dice, strict=True):
-            short = "\n".join(textwrap.wrap(name, 28, break_long_words=False)[:2])
-            cells.append((mask, f"{short}\n{value:.3f}"))
-        draw_picture(places[0], one.picture, f"client {one.client}")
-        for place, (mask, title) in zip(places[1:], cells, strict=True):
-            place.imshow(mask.numpy(), interpolation="nearest")
-            place.set_title(title, fontsize=7)
-            place.set_axis_off()
-    return save(figure, path)

@@ -1,4 +1,4 @@
-"""What look-back recycling needs of gradients: LBGM's tests by round, client and layer, and Equation 45's bound.
+"""Look-back recycling as it was tested: LBGM's tests by round, client and layer, and Equation 45's bound.
 
 Azam, Hosseinalipour, Qiu, Brinton, "Recycling Model Updates in Federated Learning: Are Gradient Subspaces Low-Rank?",
 ICLR 2022, Algorithm 2, Theorem 1, Corollary 1 and Equation 45.
@@ -36,11 +36,11 @@ class Recycling(NamedTuple):
 
 
 def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
-    """Of rounds with ``looks``. ||d||^2 sin^2 is what a scalar loses of a client's gradient, all its layers together.
+    """The tests of rounds with ``looks``. ||d||^2 sin^2 is what a scalar loses of a client's gradient, of all layers.
 
     A layer's loss counts whether it was recycled or sent: it says what recycling would have cost.
     """
-    found, total = [], len(lines)
+    rounds, total = [], len(lines)
     for line in lines:
         tests = [look for look in line.get("looks", ()) if look["sin2"] is not None]
         if not line.get("looks"):
@@ -53,7 +53,7 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
                 lost[own] = lost.get(own, 0.0) + d * d * look["sin2"]
         steps = [look["steps"] for look in line["looks"] if "steps" in look] or [1]
         tau = sum(steps) / len(steps)
-        found.append(
+        rounds.append(
             Recycling(
                 line["round"],
                 _median([look["sin2"] for look in tests]),
@@ -63,7 +63,7 @@ def recycling(lines: Sequence[Mapping[str, Any]]) -> list[Recycling]:
                 1 / math.sqrt(max(1.0, tau) * total),
             )
         )
-    return found
+    return rounds
 
 
 class LookBacks(NamedTuple):
@@ -76,7 +76,7 @@ class LookBacks(NamedTuple):
 
 
 def look_backs(lines: Sequence[Mapping[str, Any]], by: Literal["client", "layer"]) -> LookBacks:
-    """Of rounds with ``looks``: a client's over its fields and layers, or a layer's over clients.
+    """The tests of rounds with ``looks``: a client's over its fields and layers, or a layer's over clients.
 
     Clients are in order, layers in the model's. Where replies have several fields, a layer's name has its field's too.
     """
@@ -89,13 +89,13 @@ def look_backs(lines: Sequence[Mapping[str, Any]], by: Literal["client", "layer"
 
     rows = list(dict.fromkeys(row(look) for _, look in looks))
     rows = sorted(rows) if by == "client" else rows
-    found: dict[tuple[Any, int], list[Mapping[str, Any]]] = {}
+    tests: dict[tuple[Any, int], list[Mapping[str, Any]]] = {}
     for round, look in looks:
         if look["sin2"] is not None:
-            found.setdefault((row(look), round), []).append(look)
+            tests.setdefault((row(look), round), []).append(look)
 
     def means(value: str) -> list[list[float | None]]:
-        each = {where: sum(look[value] for look in some) / len(some) for where, some in found.items()}
+        each = {where: sum(look[value] for look in some) / len(some) for where, some in tests.items()}
         return [[each.get((row, round)) for round in rounds] for row in rows]
 
     return LookBacks(rows, rounds, means("sin2"), means("rho"))
@@ -116,7 +116,7 @@ class Step(NamedTuple):
 
 
 def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """Of rounds with recorded gradients, whose inner products of all layers are given, from the second on.
+    """The bound of rounds with recorded gradients, from the second on. Inner products are those of all layers.
 
     None of rounds whose change is the server's: clients' rates are not known of these.
 
@@ -125,7 +125,7 @@ def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence
     That counts as curvature, the more the shorter the steps are, so that ``beta`` goes as 1 / rate and ``bound`` as
     the rate itself. It then says nothing of which rates are too high.
     """
-    found, beta, upsilon2 = [], 0.0, 1.0
+    bounds, beta, upsilon2 = [], 0.0, 1.0
     changes = {line["round"]: line["change"] for line in lines if "change" in line and "of" not in line["change"]}
     for i, number in enumerate(rounds):
         own = changes.get(number)
@@ -142,8 +142,8 @@ def steps(rounds: Sequence[int], products: Float[Tensor, "t t"], lines: Sequence
             beta = max(beta, math.sqrt(max(0.0, float(apart))) / before["moved"])
         tau = own["steps"]
         most = min(1 / (2 * tau), 1 / (tau * math.sqrt(2 * (1 + 4 * upsilon2))))
-        found.append(Step(number, beta, upsilon2, own["rates"] / tau, most / beta if beta else math.inf))
-    return found
+        bounds.append(Step(number, beta, upsilon2, own["rates"] / tau, most / beta if beta else math.inf))
+    return bounds
 
 
 def draw_recycling(rounds: Sequence[Recycling], lines: Sequence[Any], path: Path) -> Path:
@@ -172,12 +172,12 @@ def draw_recycling(rounds: Sequence[Recycling], lines: Sequence[Any], path: Path
             place.set_ylabel(name)
             beyond = "both" if value == "rho" else "neither"
             figure.colorbar(shown, ax=place, label=f"{label}, mean over {over}", extend=beyond)
-    x, nothing = [each.round for each in rounds], float("nan")
+    x = [each.round for each in rounds]
     medians, lost = grid[0, 2], grid[1, 2]
-    medians.plot(x, [nothing if e.sin2 is None else e.sin2 for e in rounds], color=COLOURS[0], label="sin², median")
-    medians.plot(x, [nothing if e.rho is None else e.rho for e in rounds], color=COLOURS[2], label="rho, median")
+    medians.plot(x, [e.sin2 for e in rounds], color=COLOURS[0], label="sin², median")
+    medians.plot(x, [e.rho for e in rounds], color=COLOURS[2], label="rho, median")
     medians.plot(x, [e.recycled for e in rounds], ":", color=COLOURS[1], label="share recycled")
-    lost.semilogy(x, [e.error or nothing for e in rounds], color=COLOURS[0], label="largest ‖d‖² sin²")
+    lost.semilogy(x, [e.error or None for e in rounds], color=COLOURS[0], label="largest ‖d‖² sin²")
     lost.semilogy(x, [e.allowed for e in rounds], "--", color=COLOURS[1], label="1 / √(τT)")
     for place in (medians, lost):
         place.legend(frameon=False)
@@ -186,7 +186,7 @@ def draw_recycling(rounds: Sequence[Recycling], lines: Sequence[Any], path: Path
 
 
 def _row(name: object) -> str:
-    """What stands at a row: a client's number or a layer's name, shortened from the left."""
+    """The label of a row: a client's number or a layer's name, shortened from the left."""
     text = "all layers" if name == WHOLE else str(name)
     return text if len(text) <= 24 else f"…{text[-23:]}"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..studies.read import Run, lacks
+from ..studies.read import RecordedRun, lacks
 from .base import Look, Row, Table, short
 from .drawing import COLOURS, plain, plt, save
 
@@ -29,51 +29,67 @@ class Stale(NamedTuple):
 
 
 def stale(lines: Sequence[Mapping[str, Any]]) -> list[Stale]:
-    """Of a pipelined run's records, part by part."""
-    found = []
+    """The staleness in a pipelined run's records, part by part."""
+    parts = []
     for line in lines:
         if "moved" in line:
             counted = line.get("part_parameters", [None] * len(line["moved"]))
             columns = zip(
                 *(line[name] for name in ("moved", "weights", "difference", "gradient")), counted, strict=True
             )
-            found += [Stale(line["step"], part, *values) for part, values in enumerate(columns)]
-    return found
+            parts += [Stale(line["step"], part, *values) for part, values in enumerate(columns)]
+    return parts
 
 
-class Reading(NamedTuple):
-    """The parts of a pipeline at each evaluation, and how its schedule is called."""
-
-    name: str
-    parts: list[Stale]
+Reading = tuple[str, list[Stale]]  # the name of a schedule, and its parts at each evaluation
 
 
 @dataclass(frozen=True)
 class Staleness(Look[Reading]):
     """Needs a study of `thinwire pipeline run` with --record staleness."""
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Reading:
         if not (parts := stale(run.rounds)):
             raise lacks(run, "records of staleness", "pipelined", "train it with --record staleness")
-        return Reading(run.about.get("name", run.expression), parts)
+        return run.about.get("name", run.expression), parts
 
     def rows(self, reading: Reading) -> Iterable[Row]:
-        step = reading.parts[-1].step
+        name, parts = reading
+        step = parts[-1].step
         yield Table(
-            f"{reading.name}, step {step}",
+            f"{name}, step {step}",
             ("part", "||x - x'||", "of ||x||", "||g - g'||", "of ||g'||"),
             [
                 [e.part, short(e.moved), _of(e.moved, e.weights), short(e.difference), _of(e.difference, e.gradient)]
-                for e in reading.parts
+                for e in parts
                 if e.step == step
             ],
         )
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_staleness(reading.parts, folder / "staleness.png")]
+        """By part: how far parameters moved, and the difference from backpropagation (paper 002's Figure 4)."""
+        _, parts = reading
+        panels = [("moved", "weights", "‖x - x_old‖ / ‖x‖ while a batch is on its way")]
+        if any(e.difference is not None for e in parts):
+            panels.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
+            if any(e.parameters for e in parts):
+                panels.append(("difference", "parameters", "‖g - g of backpropagation‖ by parameters"))
+        figure, grid = plt.subplots(
+            1, len(panels), figsize=(5.5 * len(panels), 3.8), layout="constrained", squeeze=False
+        )
+        for place, (name, whole, label) in zip(grid[0], panels, strict=True):
+            for part in sorted({e.part for e in parts}):
+                own = [(e.step, getattr(e, name), getattr(e, whole)) for e in parts if e.part == part]
+                points = [(step, value / by) for step, value, by in own if value is not None and by]
+                if points:
+                    place.plot(*zip(*points, strict=True), color=COLOURS[part % len(COLOURS)], label=f"part {part}")
+            place.legend(frameon=False)
+            place.set_ylim(bottom=0)
+            plain(place, "step", label)
+        return [save(figure, folder / "staleness.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
-        return {"parts": [e._asdict() for e in reading.parts]}
+        return {"parts": [e._asdict() for e in reading[1]]}
 
 
 def _of(x: float | None, whole: float | None) -> str:
@@ -82,23 +98,3 @@ def _of(x: float | None, whole: float | None) -> str:
         return "-"
     percent = 100 * x / whole
     return f"{percent:.2g} %" if percent < 99.5 else f"{percent:,.0f} %"
-
-
-def draw_staleness(parts: Sequence[Stale], path: Path) -> Path:
-    """By part: how far parameters moved, and the difference from backpropagation (paper 002's Figure 4)."""
-    panels = [("moved", "weights", "‖x - x_old‖ / ‖x‖ while a batch is on its way")]
-    if any(e.difference is not None for e in parts):
-        panels.append(("difference", "gradient", "‖g - g of backpropagation‖ / ‖the latter‖"))
-        if any(e.parameters for e in parts):
-            panels.append(("difference", "parameters", "‖g - g of backpropagation‖ by parameters"))
-    figure, grid = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 3.8), layout="constrained", squeeze=False)
-    for place, (name, whole, label) in zip(grid[0], panels, strict=True):
-        for part in sorted({e.part for e in parts}):
-            own = [(e.step, getattr(e, name), getattr(e, whole)) for e in parts if e.part == part]
-            points = [(step, value / by) for step, value, by in own if value is not None and by]
-            if points:
-                place.plot(*zip(*points, strict=True), color=COLOURS[part % len(COLOURS)], label=f"part {part}")
-        place.legend(frameon=False)
-        place.set_ylim(bottom=0)
-        plain(place, "step", label)
-    return save(figure, path)

@@ -21,16 +21,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..algorithms.base import Around
+from ..algorithms.around import Around
 from ..algorithms.flss import FLSS, orthonormal
 from ..errors import require
 from ..expression import parse
+from ..ranges import Count
 from ..run.folder import CHECKPOINT, read_state
-from ..studies.read import Run
-from .base import SHARE, Look, Row, Table, at_least, option
+from ..studies.read import RecordedRun
+from .base import Look, Portion, Row, Table, option
 from .drawing import COLOURS, plain, plt, save
-from .gradients import by_the_server, spectrum
-from .gradients import recorded as space
+from .gradients import by_the_server, space_of, spectrum
 
 
 def left_out(sigma: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
@@ -60,13 +60,13 @@ def streaming(
     basis, and no singular value.
     """
     require(0 < rank <= start, f"rank={rank}, start={start}: rank is at least 1, and start at least rank")
-    found, sigma, total = [], products.new_zeros(0), len(products)
+    rounds, sigma, total = [], products.new_zeros(0), len(products)
     weights = products.new_zeros(total, 0)  # a column a direction: P = G^T weights
     for t in range(total):
         full = t < start or (every is not None and (t - start) % every == 0)
         length = float(products[t, t].clamp_min(0).sqrt())
         inside = float((weights.T @ products[:, t]).norm())
-        found.append(Followed(t + 1, min(1.0, inside / length) if length else 0.0, full))
+        rounds.append(Followed(t + 1, min(1.0, inside / length) if length else 0.0, full))
         if not full or t + 1 < start:
             continue
         newest = torch.eye(total, dtype=products.dtype)[:, (0 if t + 1 == start else t) : t + 1]
@@ -75,13 +75,13 @@ def streaming(
         mix, parts, _ = orthonormal(made.T @ products @ made, ROUNDING)
         _, sigma, right = torch.linalg.svd(lengths[:, None] * parts, full_matrices=False)  # [decay P Sigma, g]
         sigma, weights = sigma[:rank], (made @ mix @ right.T)[:, :rank]
-    return found, sigma
+    return rounds, sigma
 
 
 class Spectrum(NamedTuple):
-    """What ``thinwire look subspace`` shows of a run."""
+    """The spectrum of a run's updates, and how well a basis follows them."""
 
-    run: Run
+    run: RecordedRun
     sigma: Float[Tensor, " t"]  # of all recorded gradients
     rho: Float[Tensor, " t"]  # rho_R, R from 1
     followed: list[Followed]
@@ -93,17 +93,17 @@ class Spectrum(NamedTuple):
 class Subspace(Look[Spectrum]):
     """Needs a run with --record gradients or all, of any method."""
 
-    rank: int | None = option(None, "Directions of the basis (FLSS's R).", at_least(1))
-    start: int | None = option(None, "Rounds that it is first made of (FLSS's L).", at_least(1))
-    decay: float | None = option(None, "What its singular values are multiplied by (lambda).", SHARE)
+    rank: Count | None = option(None, "Directions of the basis (FLSS's R).")
+    start: Count | None = option(None, "Rounds that it is first made of (FLSS's L).")
+    decay: Portion | None = option(None, "What its singular values are multiplied by (lambda).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rank is not None and self.start is not None:
             _fit(self.rank, self.start)
 
-    def read(self, run: Run) -> Spectrum:
-        gradients = space(run)
+    def read(self, run: RecordedRun) -> Spectrum:
+        gradients = space_of(run)
         products, own = gradients.whole(), flss(run)
         total = len(products)
         # Of another method's run: made of the first 20 rounds, or of half of them, with half as many directions.
@@ -134,7 +134,25 @@ class Subspace(Look[Spectrum]):
             yield f"cosine to {reading.rank} directions: mean {sum(there) / len(there):.3f}, last {there[-1]:.3f}"
 
     def draw(self, reading: Spectrum, folder: Path) -> list[Path]:
-        return [draw_spectrum(reading, folder / "subspace.png")]
+        """Singular values, rho_R, and the cosine of each gradient to the basis that was there before it."""
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")
+        sigma = reading.sigma.numpy()
+        x = np.arange(1, len(sigma) + 1)
+        left.semilogy(x, np.maximum(sigma / sigma[0], 1e-8), color=COLOURS[0], label="recorded gradients")
+        if reading.kept is not None:
+            own = reading.kept.numpy()
+            left.semilogy(
+                np.arange(1, len(own) + 1), np.maximum(own / own[0], 1e-8), ".", color=COLOURS[1], label="server.sigma"
+            )
+        left.legend(frameon=False)
+        plain(left, "direction", "singular value, by the largest")
+        middle.semilogy(x, np.maximum(reading.rho.numpy(), 1e-12), color=COLOURS[0])
+        plain(middle, "R", "rho: share of σ² after the first R")
+        there = [each for each in reading.followed if each.cosine > 0]
+        right.plot([e.round for e in there], [e.cosine for e in there], color=COLOURS[0])
+        right.set_ylim(0, 1.02)
+        plain(right, "round", f"‖Pᵀg‖ / ‖g‖, {reading.rank} directions")
+        return [save(figure, folder / "subspace.png")]
 
     def values(self, reading: Spectrum) -> dict[str, Any]:
         return {
@@ -150,7 +168,7 @@ def _fit(rank: int, start: int) -> None:
     require(fits, f"--rank {rank}: at most --start {start}, the rounds whose updates the basis is first made of")
 
 
-def flss(run: Run) -> FLSS | None:
+def flss(run: RecordedRun) -> FLSS | None:
     """The FLSS of a run's method; None where it has none, or is the user's own."""
     try:
         method = parse(run.expression)
@@ -161,7 +179,7 @@ def flss(run: Run) -> FLSS | None:
     return method if isinstance(method, FLSS) else None
 
 
-def residual_share(run: Run) -> Float[Tensor, " r"] | None:
+def residual_share(run: RecordedRun) -> Float[Tensor, " r"] | None:
     """``server.sigma`` in a run's last checkpoint; None where the run has no checkpoint, or FLSS is not outermost."""
     path = run.path / CHECKPOINT
     if not path.exists() or not isinstance(parse(run.expression), FLSS):
@@ -169,25 +187,3 @@ def residual_share(run: Run) -> Float[Tensor, " r"] | None:
     server = read_state(path)["server"]
     sigma: Tensor = server[2]  # FLSS's Server: inner, rows, sigma
     return sigma
-
-
-def draw_spectrum(reading: Spectrum, path: Path) -> Path:
-    """Singular values, rho_R, and the cosine of each gradient to the basis that was there before it."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")
-    sigma = reading.sigma.numpy()
-    x = np.arange(1, len(sigma) + 1)
-    left.semilogy(x, np.maximum(sigma / sigma[0], 1e-8), color=COLOURS[0], label="recorded gradients")
-    if reading.kept is not None:
-        own = reading.kept.numpy()
-        left.semilogy(
-            np.arange(1, len(own) + 1), np.maximum(own / own[0], 1e-8), ".", color=COLOURS[1], label="server.sigma"
-        )
-    left.legend(frameon=False)
-    plain(left, "direction", "singular value, by the largest")
-    middle.semilogy(x, np.maximum(reading.rho.numpy(), 1e-12), color=COLOURS[0])
-    plain(middle, "R", "rho: share of σ² after the first R")
-    there = [each for each in reading.followed if each.cosine > 0]
-    right.plot([e.round for e in there], [e.cosine for e in there], color=COLOURS[0])
-    right.set_ylim(0, 1.02)
-    plain(right, "round", f"‖Pᵀg‖ / ‖g‖, {reading.rank} directions")
-    return save(figure, path)

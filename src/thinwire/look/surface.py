@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ..key import Key
 from ..params import Params
-from ..studies.read import Run
-from .base import ODD, OWN_TASK, POSITIVE, Look, Row, at_least, option
+from ..ranges import AboveZero, Count
+from ..studies.read import RecordedRun
+from .base import OWN_TASK, Look, Odd, Row, option
 from .drawing import plain, plt, save
 from .final import final, losses
 
@@ -35,18 +36,18 @@ def filter_normalise(direction: Params, x: Params) -> Params:
     the parameters of norms, become zero. A filter of zeros stays one.
     """
 
-    def scaled(d: Tensor, w: Tensor) -> Tensor:
+    def scale(d: Tensor, w: Tensor) -> Tensor:
         if w.ndim < 2:
             return torch.zeros_like(d)
         ours, theirs = (t.flatten(1).norm(dim=1) for t in (d, w))
         ratio = torch.where(ours > 0, theirs / ours.clamp_min(torch.finfo(ours.dtype).tiny), torch.zeros_like(ours))
         return d * ratio.view(-1, *(1,) * (d.ndim - 1))
 
-    return Params.of((name, scaled(d, x[name])) for name, d in direction.items())
+    return Params.of((name, scale(d, x[name])) for name, d in direction.items())
 
 
 def random_direction(x: Params, seed: int, number: int = 0) -> Params:
-    """One of the filter-normalised Gaussian directions that belong to a seed."""
+    """A filter-normalised Gaussian direction, of those that belong to a seed."""
     flat = torch.randn(
         x.layout.size, dtype=torch.float32, device="cpu", generator=Key(seed, number).generator("direction")
     ).to(x.layout.dtype)
@@ -70,42 +71,39 @@ def steps(points: int, reach: float) -> list[float]:
     return [reach * (2 * i / (points - 1) - 1) for i in range(points)]
 
 
-class Reading(NamedTuple):
-    """A loss around a model, and at which steps along either direction."""
-
-    steps: list[float]
-    loss: Float[Tensor, "up across"]
+Levels = Float[Tensor, "up across"]  # a loss around a model
 
 
 @dataclass(frozen=True)
-class Surface(Look[Reading]):
+class Surface(Look[Levels]):
     """Needs a complete run of any federated method, of a study or with --task."""
 
-    points: int = option(15, "Points along each direction, odd: the middle one is the model.", ODD)
-    reach: float = option(1.0, "How far to go along each direction, in lengths of its filters.", POSITIVE)
-    examples: int = option(1000, EXAMPLES, at_least(1))
+    points: Odd = option(15, "Points along each direction, odd: the middle one is the model.")
+    reach: AboveZero = option(1.0, "How far to go along each direction, in lengths of its filters.")
+    examples: Count = option(1000, EXAMPLES)
     client: int | None = option(None, CLIENT)
     seed: int = option(0, "Of the two directions.")
     task: str | None = option(None, OWN_TASK)
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: RecordedRun) -> Levels:
         end = final(run, self.task)
         x, loss = losses(end.module(), end.test(self.client), self.examples)
         a, b = (random_direction(x, self.seed, number) for number in range(2))
         places = steps(self.points, self.reach)
-        return Reading(places, surface(x, a, b, places, places, loss))
+        return surface(x, a, b, places, places, loss)
 
-    def rows(self, reading: Reading) -> Iterable[Row]:
+    def rows(self, reading: Levels) -> Iterable[Row]:
         middle = self.points // 2
-        at, most = float(reading.loss[middle, middle]), float(reading.loss.max())
+        at, most = float(reading[middle, middle]), float(reading.max())
         yield f"loss {at:.4g} at the model, {most:.4g} at most within {self.reach:g}"
 
-    def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        names, path = ("first direction", "second direction"), folder / "surface.png"
-        return [draw_surface(reading.loss, reading.steps, reading.steps, path, *names)]
+    def draw(self, reading: Levels, folder: Path) -> list[Path]:
+        places = steps(self.points, self.reach)
+        return [draw_surface(reading, places, places, folder / "surface.png", "first direction", "second direction")]
 
-    def values(self, reading: Reading) -> dict[str, Any]:
-        return {"across": reading.steps, "up": reading.steps, "loss": reading.loss.tolist()}
+    def values(self, reading: Levels) -> dict[str, Any]:
+        places = steps(self.points, self.reach)
+        return {"across": places, "up": places, "loss": reading.tolist()}
 
 
 def draw_surface(

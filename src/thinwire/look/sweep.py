@@ -1,4 +1,4 @@
-"""What a study reached by a setting: a point for each method, a curve for all that differ in that setting alone.
+"""A study's results by a setting: a point for each method, a curve for all that differ in that setting alone.
 
 Methods are compared by their complete expressions. A setting is a field, wherever it stands: ``beta`` of
 ``DOMO(beta=0.9)``, ``share`` of ``FedAvg(up=TopK(0.01))``.
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from ..config import Config
 from ..errors import RunError, nearest, require
 from ..report import curves
-from ..report.curves import SHARES, axes, has, judged
+from ..report.curves import SHARES, axes, has, judgement
 from ..studies import KINDS
-from ..studies.read import Arm, Run, counted
+from ..studies.read import Arm, RecordedRun, comparable
 from .base import Look, Row, Table, option
 from .drawing import COLOURS, logarithmic, plain, plt, save
 
@@ -39,7 +39,7 @@ class Point(NamedTuple):
     method: str
 
 
-class Line(NamedTuple):
+class SweepLine(NamedTuple):
     """Methods that differ in the setting alone, in its order; ``name`` says what they share: of one method all."""
 
     name: str
@@ -48,25 +48,25 @@ class Line(NamedTuple):
 
 def settings(x: Config, above: str = "") -> dict[str, Any]:
     """Every field of a configuration, and of those in it, by its path (``opt.beta``), and every class."""
-    found: dict[str, Any] = {f"{above}class": type(x).__name__}
+    fields: dict[str, Any] = {f"{above}class": type(x).__name__}
     for name, value in vars(x).items():
-        found |= settings(value, f"{above}{name}.") if isinstance(value, Config) else {f"{above}{name}": value}
-    return found
+        fields |= settings(value, f"{above}{name}.") if isinstance(value, Config) else {f"{above}{name}": value}
+    return fields
 
 
-def swept(
+def sweep(
     arms: Sequence[Arm], across: str | None = None, tuned: str | None = None, of: str | None = None
-) -> tuple[str, str, list[Line]]:
+) -> tuple[str, str, list[SweepLine]]:
     """The setting, the name of what was reached, and a curve for each group of methods.
 
     ``across`` is a setting, as a path or its last part, or what was sent: "bytes" in both directions, or a name
-    of :func:`~thinwire.report.curves.sent`, such as "bytes_up". Methods that differ in numbers alone are one curve
+    of :func:`~thinwire.report.curves.sent_axes`, such as "bytes_up". Methods that differ in numbers alone are one curve
     then. By default it is the only setting that differs. Of methods that also differ in the setting ``tuned``,
     such as ``local.lr``, the best counts: of losses and perplexities the lowest. ``of`` is what was reached: a name of
     ``NAMES``, or "loss"; by default what methods are judged by. Raises ``ValueError`` for a name that is not there or
     may be several, :class:`RunError` where nothing can be drawn.
     """
-    value, sent = measured(arms, of), curves.sent(arms[0].kind)
+    value, sent = value_of(arms, of), curves.sent_axes(arms[0].kind)
     axis = "bytes_total" if across == BYTES else across if across in sent else None
     known = [(arm, each) for arm in arms if (each := _settings(arm)) is not None]
     if not known:
@@ -75,8 +75,8 @@ def swept(
     best = None if tuned is None else _path([each for _, each in known], tuned, None)
     groups: dict[str, list[tuple[dict[str, Any], str, Point]]] = {}
     for arm, each in known:
-        runs = [run for run in counted(arm).runs if reached(run, value) is not None]
-        seeds = [number for run in runs if (number := reached(run, value)) is not None]
+        runs = [run for run in comparable(arm).runs if score(run, value) is not None]
+        seeds = [number for run in runs if (number := score(run, value)) is not None]
         if not seeds or (axis is None and not _number(each.get(path))):
             continue
         if axis is not None:
@@ -97,30 +97,30 @@ def swept(
             choose = min if value.endswith(("loss", PERPLEXITY)) else max
             alike = [[p for _, own, p in some if own == but] for but in dict.fromkeys(but for _, but, _ in some)]
             points = [choose(each, key=lambda p: p.mean) for each in alike]
-        lines.append(Line(points[0].method if len(points) == 1 else _name(some[0][0], shown), sorted(points)))
+        lines.append(SweepLine(points[0].method if len(points) == 1 else _name(some[0][0], shown), sorted(points)))
     return (path if axis is None else sent[axis]), value, lines
 
 
-def measured(arms: Sequence[Arm], of: str | None) -> str:
-    """What was reached, as ``NAMES`` calls it. Raises ``ValueError`` for what these runs have not."""
+def value_of(arms: Sequence[Arm], of: str | None) -> str:
+    """The name in ``NAMES`` of what was reached. Raises ``ValueError`` for what these runs have not."""
     if of is None:
-        return judged(arms)[0]
+        return judgement(arms)[0]
     there = [name for name in curves.NAMES if has(arms, name)] + [PERPLEXITY] * has(arms, "test_loss")
-    value = judged(arms)[1] if of == "loss" else of
+    value = judgement(arms)[1] if of == "loss" else of
     require(value in there, f"--of {of}{nearest(of, there)}: these runs have {', '.join(there)}")
     return value
 
 
-def reached(run: Run, value: str) -> float | None:
+def score(run: RecordedRun, value: str) -> float | None:
     """The mean of a value over the last evaluations of a run; shares are in percent.
 
     The perplexity of an evaluation is e to the power of its test loss, a mean cross-entropy in nats.
     """
     key = "test_loss" if value == PERPLEXITY else value
-    found = [line[key] for line in run.rounds if line.get(key) is not None][-LAST:]
+    numbers = [line[key] for line in run.rounds if line.get(key) is not None][-LAST:]
     if value == PERPLEXITY:
-        found = [math.exp(loss) if loss < MOST else math.inf for loss in found]
-    return statistics.fmean(found) * (100 if value.endswith(SHARES) else 1) if found else None
+        numbers = [math.exp(loss) if loss < MOST else math.inf for loss in numbers]
+    return statistics.fmean(numbers) * (100 if value.endswith(SHARES) else 1) if numbers else None
 
 
 MOST = 700  # nats: e to this power is about the largest number there is
@@ -146,12 +146,12 @@ def _path(all_settings: Sequence[Mapping[str, Any]], asked: str | None, tuned: s
         require(bool(left), "these methods differ in no number: draw --across bytes")
         require(len(left) == 1, f"these methods differ in {', '.join(left)}: name one with --across")
         return left[0]
-    found = [name for name in there if name == asked] or [name for name in there if _ends(name, asked)]
-    found = [name for name in found if name in varied] or found
+    paths = [name for name in there if name == asked] or [name for name in there if _ends(name, asked)]
+    paths = [name for name in paths if name in varied] or paths
     some = ", ".join(varied) or "none"
-    require(bool(found), f"no setting {asked!r}{nearest(asked, there)}; those that differ are {some}")
-    require(len(found) == 1, f"{asked} may be {' or '.join(found)}: write it in full")
-    return found[0]
+    require(bool(paths), f"no setting {asked!r}{nearest(asked, there)}; those that differ are {some}")
+    require(len(paths) == 1, f"{asked} may be {' or '.join(paths)}: write it in full")
+    return paths[0]
 
 
 def _ends(path: str, name: str) -> bool:
@@ -159,7 +159,7 @@ def _ends(path: str, name: str) -> bool:
 
 
 def _name(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """What distinguishes a group: its classes, and the fields in which groups of these classes differ."""
+    """The name that distinguishes a group: its classes, and the fields in which groups of these classes differ."""
     classes = {name: value for name, value in own.items() if name.endswith("class")}
     alike = [each for each in others if all(each.get(name) == value for name, value in classes.items())]
     fields = [f"{n} {v}" for n, v in own.items() if n not in classes and any(each.get(n) != v for each in alike)]
@@ -169,7 +169,7 @@ def _name(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _within(name: str, other: str) -> bool:
-    """Whether a class is that of a part of what has the other one: values.class of TopK is not said beside TopK."""
+    """True for a class of a part of what has the other one: values.class of TopK is not said beside TopK."""
     above = other.removesuffix("class")
     return bool(above) and name != other and name.startswith(above)
 
@@ -179,7 +179,7 @@ class Reading(NamedTuple):
 
     across: str
     value: str
-    lines: list[Line]
+    lines: list[SweepLine]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Sweep(Look[Reading]):
     )
 
     def read(self, arms: list[Arm]) -> Reading:
-        return Reading(*swept(arms, self.across, self.tuned, self.of))
+        return Reading(*sweep(arms, self.across, self.tuned, self.of))
 
     def rows(self, reading: Reading) -> Iterable[Row]:
         cells = [
@@ -210,26 +210,23 @@ class Sweep(Look[Reading]):
         yield Table(NAMES[reading.value], ("methods", reading.across, "mean", "lowest", "highest"), cells)
 
     def draw(self, reading: Reading, folder: Path) -> list[Path]:
-        return [draw_sweep(reading.lines, reading.across, NAMES[reading.value], folder / "sweep.png")]
+        """By the setting what was reached, a curve for each group. Bars are from the lowest seed to the highest."""
+        lines = reading.lines
+        figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(lines)), layout="constrained")
+        for i, line in enumerate(lines):
+            middle = [point.mean for point in line.points]
+            spread = [[p.mean - p.low for p in line.points], [p.high - p.mean for p in line.points]]
+            x = [point.at for point in line.points]
+            style = ("o-", "s--", "^:")[i // len(COLOURS) % 3]
+            place.errorbar(x, middle, spread, fmt=style, color=COLOURS[i % len(COLOURS)], capsize=3, label=line.name)
+        positive = [point.at for line in lines for point in line.points]
+        if min(positive) > 0 and max(positive) / min(positive) > 20:
+            logarithmic(place)
+        if len(lines) > 1 or lines[0].name:
+            figure.legend(loc="outside lower center", frameon=False, fontsize=8)
+        plain(place, reading.across, NAMES[reading.value])
+        return [save(figure, folder / "sweep.png")]
 
     def values(self, reading: Reading) -> dict[str, Any]:
         lines = [{"name": line.name, "points": [p._asdict() for p in line.points]} for line in reading.lines]
         return {"across": reading.across, "value": reading.value, "lines": lines}
-
-
-def draw_sweep(lines: Sequence[Line], across: str, value: str, path: Path) -> Path:
-    """What was reached by a setting, a curve for each of the others; bars are from the lowest seed to the highest."""
-    figure, place = plt.subplots(figsize=(6.5, 4 + 0.22 * len(lines)), layout="constrained")
-    for i, line in enumerate(lines):
-        middle = [point.mean for point in line.points]
-        spread = [[p.mean - p.low for p in line.points], [p.high - p.mean for p in line.points]]
-        x = [point.at for point in line.points]
-        style = ("o-", "s--", "^:")[i // len(COLOURS) % 3]
-        place.errorbar(x, middle, spread, fmt=style, color=COLOURS[i % len(COLOURS)], capsize=3, label=line.name)
-    positive = [point.at for line in lines for point in line.points]
-    if min(positive) > 0 and max(positive) / min(positive) > 20:
-        logarithmic(place)
-    if len(lines) > 1 or lines[0].name:
-        figure.legend(loc="outside lower center", frameon=False, fontsize=8)
-    plain(place, across, value)
-    return save(figure, path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..errors import require
+from .norm import check_size
 
 SMALLEST = 16  # pixels a side: 16 -> 12 -> 6 -> 2 -> 1
 
@@ -33,11 +33,7 @@ def fedavg_cnn(shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> 
 
 def _cnn(name: str, shape: tuple[int, int, int], classes: int, first: int, second: int, units: int) -> nn.Sequential:
     channels, height, width = shape
-    require(
-        min(height, width) >= SMALLEST,
-        f"{name} needs pictures of {SMALLEST} x {SMALLEST} pixels or more, not {height} x {width}; "
-        "linear, mlp and resnet20 take smaller ones",
-    )
+    check_size(name, shape, SMALLEST, "; linear, mlp and resnet20 take smaller ones")
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]  # pixels a side after both pools
     return nn.Sequential(
         nn.Conv2d(channels, first, 5),

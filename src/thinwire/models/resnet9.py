@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..errors import require
+from .norm import check_size
 
 _SMALLEST = 8  # pixels a side: three pools leave one
 _SCALE = 0.125  # of the outputs
@@ -29,12 +29,8 @@ def resnet9(shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> nn.
 
     Raises ValueError for pictures below 8 x 8.
     """
-    channels, height, width = shape
-    require(
-        min(height, width) >= _SMALLEST,
-        f"resnet9 needs pictures of {_SMALLEST} x {_SMALLEST} pixels or more, not {height} x {width}",
-    )
-    return ResNet9(channels, classes)
+    check_size("resnet9", shape, _SMALLEST)
+    return ResNet9(shape[0], classes)
 
 
 class ResNet9(nn.Module):

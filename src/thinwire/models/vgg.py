@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ..errors import require
-from .norm import normalise
+from .norm import check_size, normalise
 from .pool import ChannelMean
 
 # Convolutions of 3 x 3 by their channels; 0 is a pool of 2 x 2.
@@ -52,13 +52,9 @@ class VGG(nn.Module):
 
     def __init__(self, name: str, plan: tuple[int, ...], shape: tuple[int, int, int], classes: int, norm: str) -> None:
         require(norm in ("batch", "group", "none"), f'norm must be "batch", "group" or "none", not {norm!r}')
-        channels, height, width = shape
-        smallest = 2 ** plan.count(0)
-        require(
-            min(height, width) >= smallest,
-            f"{name} needs pictures of {smallest} x {smallest} pixels or more, not {height} x {width}",
-        )
+        check_size(name, shape, 2 ** plan.count(0))
         super().__init__()
+        channels = shape[0]
         layers: list[nn.Module] = []
         for outputs in plan:
             if outputs == 0:

@@ -54,7 +54,7 @@ class Auxiliary:
         optimizer.step()
 
     def _type(self, h: Tensor) -> torch.dtype:
-        """That of the network's parameters: under autocast, which makes the outputs narrow, 32-bit floats."""
+        """The type of the network's parameters: under autocast, which makes the outputs narrow, 32-bit floats."""
         return torch.float32 if torch.is_autocast_enabled(self.device.type) else h.dtype
 
     def _make(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[nn.Module, Optimizer]:

@@ -60,8 +60,8 @@ class Outbox:
         """Returns the bytes. ``usual`` are those of packets to come where they are smaller than this one."""
         self.finish(len(self.going) - self.ahead, self.timeout)
         self.going.append([])
-        found = list(pieces(packet))
-        length = sum(memoryview(piece).nbytes for piece in found)
+        sections = list(pieces(packet))
+        length = sum(memoryview(piece).nbytes for piece in sections)
         total = 0
         if self.size is None:
             total += self._open(max(LEAST, HEAD + (length if usual is None else usual)))
@@ -70,7 +70,7 @@ class Outbox:
         whole = torch.empty(HEAD + room, dtype=torch.uint8, device="cpu")  # the frame, and what does not fit
         whole[:HEAD] = torch.tensor([length, batch, micro], device="cpu").view(torch.uint8)
         view, at = memoryview(whole.numpy()), HEAD  # type: ignore[arg-type]
-        for piece in found:
+        for piece in sections:
             if size := memoryview(piece).nbytes:
                 view[at : at + size] = memoryview(piece).cast("B")
                 at += size
@@ -202,7 +202,7 @@ class Inbox:
             raise Lost(first_line(error)) from error
 
     def _take(self, asked: tuple[Any, Tensor]) -> Tensor:
-        """What was asked for, once it is there."""
+        """The frame that was asked for, once it is there."""
         work, frame = asked
         self._wait(work)
         self.room.add(-frame.nbytes)
@@ -222,5 +222,5 @@ def _text(data: Tensor) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the lines below, or the name of its class."""
+    """The first line of an error's text, or the name of its class."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,4 +1,4 @@
-"""What a training of a pipeline is to a script, whether its parts are processes or lie in one."""
+"""A training of a pipeline as a script has it, whether its parts are processes or lie in one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..config import complete
-from ..ddp.methods import Feedback, Hook
 from ..errors import WireError, require
-from .schedule import Schedule
+from .checkpoint import load_stage, stage_state
+from .settings import Settings
 from .split import apart
-from .stage import Batch, Settings, Stage
+from .stage import Batch, Stage
 
 FORMAT = 1  # of a state_dict
 
@@ -124,7 +123,7 @@ class Training(ABC):
         return self.run("predict", lambda stage: stage.look(self.share(x, stage.replica), self.looks))
 
     def share(self, whole: Any, replica: int) -> Any:
-        """What a replica is given of a batch: in a process of its own all that its script gives."""
+        """The share of a batch that a replica is given: in a process of its own all that its script gives."""
         return whole
 
     @abstractmethod
@@ -160,8 +159,8 @@ class Training(ABC):
         self._same_shapes(x, y)
 
     def _same_shapes(self, x: Tensor | None, y: Tensor | None) -> None:
-        found = {name: [list(t.shape), str(t.dtype)] for name, t in (("inputs", x), ("targets", y)) if t is not None}
-        for name, now in found.items():
+        shapes = {name: [list(t.shape), str(t.dtype)] for name, t in (("inputs", x), ("targets", y)) if t is not None}
+        for name, now in shapes.items():
             before = self.shapes.get(name, now)
             hint = ""
             if now[0][:1] != before[0][:1] and now[0][1:] == before[0][1:]:
@@ -171,12 +170,12 @@ class Training(ABC):
                 f"batch {self.batches} has {name} of shape {now[0]}, {now[1]}, and those before had {before[0]}, "
                 f"{before[1]}: one training takes batches of one shape{hint}",
             )
-        self.shapes = {**found, **self.shapes}
+        self.shapes = {**shapes, **self.shapes}
 
     # -- checkpoints ----------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
-        """What a state is of, and what a training that goes on from it must agree on."""
+        """The facts about a state that a training must agree on to go on from it."""
         return {
             "format": FORMAT,
             "schedule": complete(self.settings.schedule),
@@ -192,7 +191,7 @@ class Training(ABC):
             **self.about(),
             "ledger": dict(vars(self.ledger[rank])),
             "shapes": copy.deepcopy(self.shapes),
-            **self.stages[rank].state(pending),
+            **stage_state(self.stages[rank], pending),
         }
 
     def load_part(self, rank: int, state: dict[str, Any]) -> list[Any]:
@@ -205,7 +204,7 @@ class Training(ABC):
         for name, own in (("part", stage.part), ("replica", stage.replica)):
             require(state[name] == own, f"this state is of {name} {state[name]}, and this is {name} {own}")
         try:
-            pending = stage.load(state)
+            pending = load_stage(stage, state)
         except WireError as error:
             raise ValueError(str(error)) from error
         self.ledger[rank] = Bytes(**state["ledger"])
@@ -220,42 +219,13 @@ def whole(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {f"{k}.{name}" if alike else name: tensor for k, part in enumerate(parts) for name, tensor in part.items()}
 
 
-def settle(settings: Settings) -> Settings:
-    """Settings as they are. Raises ``ValueError`` for those that cannot be."""
-    replicas, average, clip = settings.replicas, settings.average, settings.clip
-    schedule, optimizer = settings.schedule, settings.optimizer
-    made = schedule.__name__ if isinstance(schedule, type) else "DSP"
-    require(
-        isinstance(schedule, Schedule),
-        f"schedule={describe(schedule)}: give a schedule, with its arguments, such as {made}"
-        + ("((1, 0), (2, 0))" if made == "DSP" else "()"),
-    )
-    require(
-        callable(optimizer) and not isinstance(optimizer, Optimizer),
-        f"optimizer={describe(optimizer)}: give a function that makes one of a part's parameters, such as "
-        "lambda p: torch.optim.SGD(p, 0.1)",
-    )
-    require(clip is None or clip > 0, f"clip={clip}: the largest norm of a part's gradient, above 0, or None")
-    require(type(replicas) is int and replicas >= 1, f"replicas={replicas!r}: a whole number of pipelines, at least 1")
-    fits = isinstance(average, Feedback | Hook)
-    require(fits, f"average={average!r}: what replicas send, a method such as DEF(ratio=64) or Hook(TopK(0.01))")
-    return settings
-
-
-def describe(given: Any) -> str:
-    """What was given in place of something else, for an error."""
-    if isinstance(given, str):
-        return repr(given)
-    return given.__name__ if isinstance(given, type) else type(given).__name__
-
-
 def modules(stages: Any) -> list[nn.Module]:
     """The parts that a script gave. Raises ``ValueError`` for what is no list of them."""
-    found = list(stages) if isinstance(stages, Sequence | nn.ModuleList) else []
-    fits = bool(found) and all(isinstance(stage, nn.Module) for stage in found)
+    parts = list(stages) if isinstance(stages, Sequence | nn.ModuleList) else []
+    fits = bool(parts) and all(isinstance(stage, nn.Module) for stage in parts)
     require(fits, f"stages={type(stages).__name__}: give the list of modules that split() returns")
-    for part, module in enumerate(found):
+    for part, module in enumerate(parts):
         trained = any(p.requires_grad for p in module.parameters())
         require(trained, f"part {part} has no parameters to train: cut the model elsewhere")
-    apart(found)
-    return found
+    apart(parts)
+    return parts

@@ -80,7 +80,7 @@ def events(
     left: dict[int, list[float]] = {}  # when each part goes on after a barrier, by batch
     latency = {way: [c - r for c, r in zip(*links[way], strict=True)] for way in links}
 
-    def told(k: int, to: int, when: float) -> float:
+    def arrival(k: int, to: int, when: float) -> float:
         """When a message of the barrier, of part ``k`` to another, has arrived that is ready then."""
         way, link = ("forward", k) if to > k else ("backward", to)
         near = abs(to - k) == 1
@@ -103,7 +103,7 @@ def events(
                     if min(locked) < op.batch:
                         break
                     if op.batch not in left:
-                        left[op.batch] = _past_barrier(entered, told)
+                        left[op.batch] = _past_barrier(entered, arrival)
                     clock[k] = max(clock[k], left[op.batch][k])
                 if needs is not None:
                     clock[k] = max(clock[k], there[needs])
@@ -125,7 +125,7 @@ def events(
     return (ends[-1] - ends[half - 1]) / (batches - half)
 
 
-def _past_barrier(entered: Sequence[float], told: Callable[[int, int, float], float]) -> list[float]:
+def _past_barrier(entered: Sequence[float], arrival: Callable[[int, int, float], float]) -> list[float]:
     """When each part leaves a barrier, by when it enters.
 
     In gloo's, a dissemination barrier, part k tells part k + d and hears from part k - d, for d = 1, 2, 4, ... below
@@ -134,9 +134,9 @@ def _past_barrier(entered: Sequence[float], told: Callable[[int, int, float], fl
     """
     n, d, now = len(entered), 1, list(entered)
     while d < n:
-        asked = [told((k + d) % n, k, now[(k + d) % n]) for k in range(n)]  # that part k + d waits for part k
+        asked = [arrival((k + d) % n, k, now[(k + d) % n]) for k in range(n)]  # that part k + d waits for part k
         sent = [max(now[k], asked[k]) for k in range(n)]
-        now = [max(sent[k], told((k - d) % n, k, sent[(k - d) % n])) for k in range(n)]
+        now = [max(sent[k], arrival((k - d) % n, k, sent[(k - d) % n])) for k in range(n)]
         d *= 2
     return now
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CombinationError
-from ..task import IGNORED, Ratio, loss_by_type, masks, weigh
-from ..task import mean_loss as mean_of
+from ..losses import IGNORED, Ratio, loss_by_type, masks, weigh
+from ..losses import mean_loss as mean_of
 
 Loss = Callable[[Tensor, Tensor], Tensor | Ratio]
 CLOSE = 2e-5  # how far, of its size, a loss may be from that of two halves: sums of 32-bit floats differ by less
@@ -23,7 +23,7 @@ LEAST = 0.1  # of smaller losses that far of this
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor | Ratio:
-    """What the targets' type says: cross entropy, the mean over what counts, or the squared error for floats."""
+    """The loss by the targets' type: cross entropy, the mean over what counts, or the squared error for floats."""
     return weigh(loss_by_type(outputs, targets), targets)
 
 

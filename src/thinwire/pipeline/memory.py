@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def is_channels_last(x: Tensor | None) -> bool:
-    """Whether pictures lie in memory by pixel, which a copy for a checkpoint does not."""
+    """True for pictures that lie in memory by pixel, as a copy for a checkpoint does not."""
     if x is None or x.ndim != 4 or x.is_contiguous():
         return False
     return x.is_contiguous(memory_format=torch.channels_last)

@@ -12,7 +12,7 @@ from ..key import Key
 from ..links import Dense
 from ..params import Layout, Params
 from ..wire import Packet, length
-from .schedule import Op, Schedule
+from .base import Op, Schedule
 from .stored import AQSGD, Store
 
 ROOM = 16  # differences may take so small a share more than the numbers themselves, before they need two messages
@@ -57,8 +57,8 @@ class Messages:
         if isinstance(link, AQSGD):
             return self.received.recv(link.link, inner, self._name(examples), key).to(dtype)
         layout = Layout(("x",), (torch.Size(shape),), torch.float64 if dtype == torch.float64 else torch.float32)
-        found: Tensor = link.recv(inner, layout, None, key)[0]["x"].to(dtype)
-        return found
+        x: Tensor = link.recv(inner, layout, None, key)[0]["x"].to(dtype)
+        return x
 
     def _key(self, what: str, op: Op, sender: int) -> Key:
         number = self.replica * self.parts + sender  # among all parts of all replicas: no two draw alike
@@ -81,5 +81,5 @@ def plain(x: Tensor) -> Tensor:
 def open_plain(packet: Packet) -> Tensor:
     """The tensor of :func:`plain`. Raises ``WireError`` for anything else."""
     check(isinstance(packet, Tensor) and packet.is_floating_point(), "one tensor of floats")
-    found: Tensor = packet
-    return found
+    x: Tensor = packet
+    return x

@@ -57,7 +57,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step of both."""
+        """Make a step of both."""
         for p, flat in self.flat:
             flat.copy_(p.reshape(flat.shape))
             flat.grad = None if p.grad is None else p.grad.reshape(flat.shape)
@@ -67,16 +67,16 @@ class Muon(Optimizer):
             p.copy_(flat.view(p.shape))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of all parameters."""
+        """Drop the gradients of all parameters."""
         for p in self.every:
             p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Of both."""
+        """The states of both."""
         return {"inner": [inner.state_dict() for inner in self.inner]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What :meth:`state_dict` gave. Raises ``KeyError`` and ``ValueError`` for another optimiser's."""
+        """Go on from what :meth:`state_dict` gave. Raises ``KeyError`` and ``ValueError`` for another optimiser's."""
         for inner, state in zip(self.inner, state_dict["inner"], strict=True):
             inner.load_state_dict(state)
         self.param_groups = [group for inner in self.inner for group in inner.param_groups]

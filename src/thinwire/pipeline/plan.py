@@ -1,10 +1,10 @@
-"""What the law is asked with: seconds and bytes of a model's parts, measured, and what a schedule makes of them."""
+"""The numbers that the law needs: seconds and bytes of a model's parts, measured, and what a schedule makes of them."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,11 +14,11 @@ from ..errors import require
 from ..train.precision import without_cache
 from ..train.threads import one_thread
 from . import law
+from .cost import now, repeats
 from .frames import LEAST
 from .losses import Loss, mean_loss, scale
 from .schedule import DNI, DSP, GPipe, Schedule
 from .simulation import Simulation
-from .split import _now, repeats
 from .stored import AQSGD
 
 __all__ = ["Profile", "costs", "least", "measure", "memory", "messages", "seconds"]
@@ -62,12 +62,12 @@ def measure(stages: Sequence[nn.Module], x: Tensor, y: Tensor, loss: Loss = mean
                 x.requires_grad_()
             times: list[tuple[float, float]] = []
             for _ in repeats():
-                began = _now(x.device)
+                began = now(x.device)
                 with without_cache(x.device):
                     out = finish(stage(x.clone()))  # a copy, which may be written over
-                between = _now(x.device)
+                between = now(x.device)
                 torch.autograd.backward(out.sum() if last else out, None if last else torch.ones_like(out))
-                times.append((between - began, _now(x.device) - between))
+                times.append((between - began, now(x.device) - between))
             ahead.append(min(first for first, _ in times))
             back.append(min(second for _, second in times))
             inputs.append(x.numel() * x.element_size())
@@ -92,18 +92,18 @@ def _loss(loss: Loss, targets: Tensor, out: Tensor) -> Tensor:
 def _graph_bytes(stage: nn.Module, x: Tensor, finish: Callable[[Tensor], Tensor]) -> int:
     """Bytes that a graph keeps, each memory counted once."""
     own = {t.untyped_storage().data_ptr() for t in (x, *stage.parameters(), *stage.buffers())}
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with without_cache(x.device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = finish(stage(x.clone()))
     del out
-    return sum(found.values())
+    return sum(sizes.values())
 
 
 def messages(stages: Sequence[nn.Module], schedule: Schedule, x: Tensor, y: Tensor, loss: Loss = mean_loss) -> Bytes:
@@ -185,7 +185,7 @@ def memory(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Seq
     :func:`messages` has them. The model itself, its gradients, the optimiser's state and what ``AQSGD`` remembers are
     not in it. Messages of a link whose bytes depend on the numbers may be longer than the one that was measured.
     """
-    parts, pieces, found = len(profile.inputs), schedule.pieces, []
+    parts, pieces, kept = len(profile.inputs), schedule.pieces, []
     for part, delay in enumerate(schedule.delays(parts)):
         held, inputs, graph = delay + 1, profile.inputs[part], profile.graphs[part]
         replayed = schedule.keeps == "input" and delay > 0  # one graph at a time
@@ -197,8 +197,8 @@ def memory(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Seq
         if isinstance(schedule, DNI) and part < parts - 1:
             size += schedule.lag * profile.inputs[part + 1]
         size += sum(_frames(schedule, profile, sizes, boundary) for boundary in (part - 1, part))
-        found.append(size)
-    return tuple(found)
+        kept.append(size)
+    return tuple(kept)
 
 
 def _frames(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Sequence[int]], boundary: int) -> int:
@@ -213,11 +213,6 @@ def _frames(schedule: Schedule, profile: Profile, sizes: tuple[Sequence[int], Se
     if isinstance(schedule.activations, AQSGD):  # whole examples follow a frame that is for differences
         ahead += profile.inputs[boundary + 1] // pieces
     return (schedule.slack(boundary, parts) + 1) * (ahead + back) + LEAST
-
-
-def with_links(schedule: DSP, like: Schedule) -> DSP:
-    """The same delays over another schedule's links."""
-    return replace(schedule, activations=like.activations, gradients=like.gradients)
 
 
 def cut_into(batch: int, schedule: Schedule) -> None:

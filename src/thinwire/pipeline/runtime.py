@@ -15,17 +15,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..config import complete
-from ..ddp.collectives import Gather, Group, Mean, Traffic
-from ..ddp.handle import gather
+from ..ddp.collectives import AllReduce, Gather, Group, Traffic, gather
 from ..ddp.methods import Hook, Method
 from ..errors import OutOfSync, RankLost, ThinwireError, require
 from ..links import Dense
 from ..wire import Packet, dumps, loads
+from .base import Schedule
 from .frames import Inbox, Lost, Outbox, Room, first_line
-from .handle import Training, modules, settle, whole
+from .handle import Training, modules, whole
 from .losses import Loss, mean_loss
-from .schedule import Schedule
-from .stage import Give, Optimizers, Settings, Stage, Take
+from .settings import Optimizers, Settings, settle
+from .stage import Stage
+from .talk import Give, Take
 
 __all__ = ["Pipeline", "pipeline"]
 
@@ -82,11 +83,10 @@ def pipeline(
     require(timeout > 0, f"timeout={timeout}: seconds, above 0")
     alone = not (dist.is_available() and dist.is_initialized())
     settings = settle(Settings(schedule, len(parts), optimizer, loss, seed, rate, clip, replicas, average))
-    needed = len(parts) * replicas
-    shown = f"{len(parts)} parts" if replicas == 1 else f"{len(parts)} parts in {replicas} replicas"
+    needed = settings.ranks
     require(
         not alone or needed == 1,
-        f"{shown} are {needed} processes: call torch.distributed.init_process_group first, under "
+        f"{settings} are {needed} processes: call torch.distributed.init_process_group first, under "
         f"torchrun --nproc-per-node {needed}, or train them in one with Simulation",
     )
     group = None if alone else group or dist.group.WORLD
@@ -97,7 +97,7 @@ def pipeline(
     setup = Traffic()
     tag = 0 if group is None else _same_everywhere(Group(group, setup, timeout), settings, parts)
     schedule.check(len(parts))  # on all ranks alike, once they have the same
-    require(size == needed, f"{shown}, and {size} ranks: split(model, parts={size // replicas}, ...)")
+    require(size == needed, f"{settings}, and {size} ranks: split(model, parts={size // replicas}, ...)")
     replica, part = divmod(rank, len(parts))
     peers = None
     if group is not None and replicas > 1:
@@ -120,11 +120,11 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
     shown = complete(settings.average)
     mine = [len(parts), settings.replicas, complete(settings.schedule), shown, settings.seed, settings.clip]
     mine += [names, digest.hexdigest()]
-    found = [loads(data, max_values=None) for data in group.drive(gather(dumps([trainings, *mine])), COMPARING)]
-    trainings = 1 + max(int(theirs.pop(0)) for theirs in found)
+    everyone = [loads(data, max_values=None) for data in group.drive(gather(dumps([trainings, *mine])), COMPARING)]
+    trainings = 1 + max(int(theirs.pop(0)) for theirs in everyone)
     what = ("number of parts", "number of replicas", "schedule", "average", "seed", "clip", *INITIAL)
-    for rank, one in enumerate(found):
-        for name, theirs, expected in zip(what, one, found[0], strict=True):
+    for rank, one in enumerate(everyone):
+        for name, theirs, expected in zip(what, one, everyone[0], strict=True):
             if theirs != expected:
                 shown = f": {theirs}, not {expected}" if isinstance(theirs, int | float | str | None) else ""
                 hint = "; seed torch alike on every rank before the model is made" if name == INITIAL[-1] else ""
@@ -133,7 +133,7 @@ def _same_everywhere(group: Group, settings: Settings, parts: Sequence[nn.Module
 
 
 class Pipeline(Training):
-    """One part of a pipeline, in this process. ``bytes`` are those that it sent and received."""
+    """A part of a pipeline, in this process. ``bytes`` are those that it sent and received."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Pipeline(Training):
                 answer = None
                 if isinstance(request, Give):
                     self._give(request)
-                elif isinstance(request, Mean | Gather):
+                elif isinstance(request, AllReduce | Gather):
                     answer = self._gather(request)
                 else:
                     answer = self._take(request)
@@ -242,19 +242,19 @@ class Pipeline(Training):
             except Lost as error:
                 raise self._describe_loss(way != "backward", self.batches, error) from error
 
-    def _gather(self, request: Mean | Gather) -> Any:
-        """What all replicas of this part have of it."""
+    def _gather(self, request: AllReduce | Gather) -> Any:
+        """The answer of all replicas of this part."""
         assert self.peers is not None
         before = self.peers.traffic.bytes
         try:
-            found = self.peers.mean(request.x) if isinstance(request, Mean) else self.peers.gather(request.data)
+            answer = self.peers.mean(request.x) if isinstance(request, AllReduce) else self.peers.gather(request.data)
         except RuntimeError as error:
             raise RankLost(
                 f"part {self.part} of {self.settings.parts}, replica {self.stage.replica}: another replica of this "
                 f"part died, failed, or sent nothing for {self.timeout:g} s ({first_line(error)})"
             ) from error
         self.bytes.averaged += self.peers.traffic.bytes - before
-        return found
+        return answer
 
     def _take(self, request: Take) -> Packet:
         if request.way == "backward" and self.pending:
@@ -270,7 +270,7 @@ class Pipeline(Training):
         return packet
 
     def _describe_loss(self, ahead: bool, batch: int, error: Lost) -> RankLost:
-        """What is said of the part after this one, or of the one before."""
+        """The error that says that the part after this one, or the one before, is lost."""
         said, other = str(error), self.part + 1 if ahead else self.part - 1
         if said.startswith("part "):
             return RankLost(f"part {self.part} of {self.settings.parts} cannot go on: {said}")
@@ -365,8 +365,8 @@ class Pipeline(Training):
         self._sound()
         mine = self._drive(self.stage.whole())
         if self.group is None:
-            found: dict[str, Tensor] = mine
-            return found
+            alone: dict[str, Tensor] = mine
+            return alone
         data = dumps({} if self.stage.replica else mine)
         group = Group(self.group, Traffic(), self.timeout)
         gathered = group.drive(gather(data), "gathering the model")

@@ -29,18 +29,10 @@ step as soon as a gradient is there. At their end :meth:`Schedule.drain` brings 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
 
-import torch
-
-from ..config import Config
-from ..errors import CombinationError, require
-from ..links import Dense, Link
-from ..params import Params
-from .stored import AQSGD
+from ..errors import require
+from .base import Op, Schedule
 
 __all__ = [
     "BPK",
@@ -56,161 +48,6 @@ __all__ = [
     "Schedule",
 ]
 
-Keep = Literal["graph", "input", "weights"]
-
-
-class Op(NamedTuple):
-    """One thing that a part does.
-
-    - ``forward``: take an input, compute, and give the output to the next part. ``keep`` says what stays here until
-      the backward pass: the ``graph``, the ``input``, or a graph over a copy of the parameters (``weights``).
-    - ``backward``: take the error gradient of the oldest micro-batch that is kept, and give that of its input to the
-      part before. The gradients of the parameters are added up.
-    - ``step``: the optimiser's, with what was added up.
-    - ``guess``: ``backward``, with an error gradient that an auxiliary network predicts.
-    - ``teach``: take the error gradient, and train the auxiliary network with it.
-
-    ``version`` is the number of steps after which the parameters were as the forward pass uses them; None: as they are.
-    """
-
-    do: Literal["forward", "backward", "step", "guess", "teach"]
-    batch: int
-    micro: int = 0
-    keep: Keep = "graph"
-    version: int | None = None
-
-
-@dataclass(frozen=True)
-class Schedule(Config):
-    """Which operations a part makes when, and what its messages are sent by.
-
-    ``activations`` is the link to the next part, ``gradients`` the one to the part before: any link without a memory,
-    such as ``Half()``, ``Int8()``, ``QSGD(16)``, ``LowRank(4)`` or ``TopK(0.1)``. ``activations`` may be
-    :class:`AQSGD` too. Raises ``CombinationError`` for a link with a memory: successive messages are of different
-    examples, and have nothing to remember of one another.
-    """
-
-    example = "DSP((1, 1, 0), (4, 2, 0))"
-
-    activations: Link | AQSGD = field(default=Dense(), kw_only=True)
-    gradients: Link = field(default=Dense(), kw_only=True)
-
-    def __post_init__(self) -> None:
-        for name in ("activations", "gradients"):
-            link = getattr(self, name)
-            if isinstance(link, Link):
-                memoryless(link, f"{type(self).__name__}({name}={link!r})")
-
-    @classmethod
-    def _written(cls) -> Sequence[Field[Any]]:
-        return sorted(fields(cls), key=lambda f: bool(f.kw_only))  # as in the signature
-
-    # -- the switches ---------------------------------------------------------
-
-    @property
-    def pieces(self) -> int:
-        """Micro-batches that a batch is cut into."""
-        return 1
-
-    @abstractmethod
-    def delays(self, parts: int) -> tuple[int, ...]:
-        """How many micro-batches lie between the forward and the backward pass of one, by part."""
-
-    @property
-    def keeps(self) -> Keep:
-        """What a part whose delay is not zero keeps of a forward pass."""
-        return "graph"
-
-    @property
-    def flushes(self) -> bool:
-        """Whether a batch ends before the next one begins."""
-        return False
-
-    @property
-    def lookback(self) -> int:
-        """How many steps back the parameters may lie that a forward pass to come asks for."""
-        return 0
-
-    @property
-    def barrier(self) -> bool:
-        """Whether all parts wait for one another after each batch. That changes the time a batch takes alone."""
-        return False
-
-    def staleness(self, parts: int) -> tuple[int, ...]:
-        """How many batches lie between the forward pass of a batch and the step that it leads to, by part."""
-        return (0,) * parts if self.flushes else self.delays(parts)
-
-    def lags(self, parts: int) -> tuple[int, ...]:
-        """Ticks from the forward pass of a part to that of the next one, where all parts have a common clock."""
-        return (0,) * parts
-
-    def slack(self, part: int, parts: int) -> int:
-        """How many messages a part can be ahead of those that the next one answers to."""
-        delays = self.delays(parts)
-        return delays[part] if self.flushes else delays[part] - delays[part + 1]
-
-    def check(self, parts: int) -> None:
-        """Raise ``ValueError`` where this is no schedule for so many parts."""
-        require(parts >= 1, f"{parts} parts: a pipeline has at least one")
-
-    # -- what it comes to -----------------------------------------------------
-
-    def tick(self, part: int, parts: int, batch: int, first: int = 0) -> list[Op]:
-        """What a part does when it is given a batch. ``first`` is the first batch since the pipeline was empty."""
-        start = batch if self.flushes else first
-        done = (batch - start) * self.pieces
-        found: list[Op] = []
-        for micro in range(self.pieces):
-            found.append(self._forward(part, parts, batch, micro, start))
-            found += self._backward(done + micro - self.delays(parts)[part], start)
-        return found + (self._rest(part, parts, start, batch + 1) if self.flushes else [])
-
-    def drain(self, part: int, parts: int, first: int, end: int) -> list[Op]:
-        """What is left to do for the batches from ``first`` on, of which ``end`` is the first that was not given."""
-        return [] if self.flushes else self._rest(part, parts, first, end)
-
-    def _rest(self, part: int, parts: int, start: int, end: int) -> list[Op]:
-        total = (end - start) * self.pieces
-        waiting = range(max(0, total - self.delays(parts)[part]), total)
-        return [op for number in waiting for op in self._backward(number, start)]
-
-    def _forward(self, part: int, parts: int, batch: int, micro: int, start: int) -> Op:
-        return Op("forward", batch, micro, self.keeps if self.delays(parts)[part] else "graph")
-
-    def _backward(self, number: int, start: int) -> list[Op]:
-        """The backward pass of a micro-batch, counted from batch ``start``; none of those before it."""
-        if number < 0:
-            return []
-        batch, micro = divmod(number, self.pieces)
-        step = [Op("step", start + batch)] if micro == self.pieces - 1 else []
-        return [Op("backward", start + batch, micro), *step]
-
-    def table(self, parts: int, ticks: int) -> str:
-        """The ticks of a common clock as text, a line a part: ``F3`` and ``B1`` are batches that go forward and back.
-
-        Of schedules with one micro-batch a batch.
-        """
-        self.check(parts)
-        require(self.pieces == 1, f"{self!r}: only schedules of whole batches have a common clock")
-        lines, begin, width = [], 0, len(f"F{ticks} B{ticks}")
-        for part, (lag, delay) in enumerate(zip(self.lags(parts), self.delays(parts), strict=True)):
-            cells = [""] * min(begin, ticks)
-            for batch in range(ticks - begin):
-                cells.append(f"F{batch}" + (f" B{batch - delay}" if batch >= delay else ""))
-            lines.append("  ".join([f"part {part}", *(cell.ljust(width) for cell in cells)]).rstrip())
-            begin += lag
-        return "\n".join(lines)
-
-
-def memoryless(link: Link, where: str) -> None:
-    """Raise ``CombinationError`` for a link whose ends remember earlier messages."""
-    sender = link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0]
-    if link.memory or sender is not None:
-        raise CombinationError(
-            f"{where}: it remembers earlier messages, and here each is of other examples: take a link without a "
-            "memory, such as Half() or Int8(); AQSGD(QSGD(7)) remembers by example"
-        )
-
 
 @dataclass(frozen=True)
 class BPK(Schedule):
@@ -222,13 +59,10 @@ class BPK(Schedule):
     """
 
     paper = "A. Xu, PhD thesis, 2023, chapter 1 (BP-K)"
+    flushes = True
 
     def delays(self, parts: int) -> tuple[int, ...]:
         return (0,) * parts
-
-    @property
-    def flushes(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -257,6 +91,7 @@ class DSP(Schedule):
     """
 
     paper = "A. Xu, PhD thesis, 2023, chapter 1; CVPR 2020, arXiv:1909.02625"
+    keeps = "input"
 
     p: tuple[int, ...]
     m: tuple[int, ...]
@@ -288,10 +123,6 @@ class DSP(Schedule):
     def lags(self, parts: int) -> tuple[int, ...]:
         return self.p
 
-    @property
-    def keeps(self) -> Keep:
-        return "input"
-
     def check(self, parts: int) -> None:
         super().check(parts)
         require(
@@ -320,12 +151,9 @@ class FR(_ByDepth):
     """
 
     paper = "Huo, Gu, Huang, NeurIPS 2018, arXiv:1807.04511"
+    keeps = "input"
 
     barrier: bool = False
-
-    @property
-    def keeps(self) -> Keep:
-        return "input"
 
 
 @dataclass(frozen=True)
@@ -341,10 +169,7 @@ class DDG(_ByDepth):
     """
 
     paper = "Huo et al., ICML 2018, arXiv:1804.10574"
-
-    @property
-    def keeps(self) -> Keep:
-        return "weights"
+    keeps = "weights"
 
 
 @dataclass(frozen=True)
@@ -360,10 +185,7 @@ class PipeDream(_ByDepth):
     """
 
     paper = "Narayanan et al., SOSP 2019, arXiv:1806.03377; Ajanthan et al., ICML 2025, arXiv:2505.01099"
-
-    @property
-    def keeps(self) -> Keep:
-        return "weights"
+    keeps = "weights"
 
 
 @dataclass(frozen=True)
@@ -382,7 +204,7 @@ class _Micro(Schedule):
 
 
 @dataclass(frozen=True)
-class PipeDream2BW(_Micro):
+class PipeDream2BW(_Micro, _ByDepth):
     """1F1B without a flush, on parameters that are one batch old, whatever the depth: two versions are kept.
 
     x_{t+1} = x_t - step(gradient at x_{t-1}), as the sum over ``micro`` micro-batches. All parts use the same version
@@ -394,17 +216,8 @@ class PipeDream2BW(_Micro):
     """
 
     paper = "Narayanan et al., ICML 2021, arXiv:2006.09503"
-
-    def delays(self, parts: int) -> tuple[int, ...]:
-        return tuple(range(parts - 1, -1, -1))
-
-    @property
-    def keeps(self) -> Keep:
-        return "weights"
-
-    @property
-    def lookback(self) -> int:
-        return 1
+    keeps = "weights"
+    lookback = 1
 
     def staleness(self, parts: int) -> tuple[int, ...]:
         return (1,) * parts
@@ -431,13 +244,10 @@ class GPipe(_Micro):
     """
 
     paper = "Huang et al., NeurIPS 2019, arXiv:1811.06965"
+    flushes = True
 
     def delays(self, parts: int) -> tuple[int, ...]:
         return (self.micro - 1,) * parts
-
-    @property
-    def flushes(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -450,13 +260,10 @@ class OneFOneB(_Micro):
     """
 
     paper = "Narayanan et al., SOSP 2019, arXiv:1806.03377"
+    flushes = True
 
     def delays(self, parts: int) -> tuple[int, ...]:
         return tuple(min(self.micro, parts - part) - 1 for part in range(parts))
-
-    @property
-    def flushes(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)

@@ -9,51 +9,38 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ddp.collectives import Gather, Mean, Traffic, answer_all
-from ..ddp.methods import Hook, Method
+from ..ddp.collectives import AllReduce, Gather, Traffic, answer_all
 from ..errors import require
-from ..links import Dense
 from ..train.threads import one_thread
 from ..wire import length
+from .base import Schedule
 from .frames import HEAD, LEAST
-from .handle import Training, modules, settle, whole
-from .losses import Loss, mean_loss
-from .schedule import Schedule
-from .stage import Give, Optimizers, Settings, Stage, Take
+from .handle import Training, modules, whole
+from .settings import Optimizers, Settings, settle
+from .stage import Stage
+from .talk import Give, Take
 
 __all__ = ["Simulation", "simulate_pipeline"]
 
 
 class Simulation(Training):
-    """Parts in one process. The arguments are those of :func:`~thinwire.pipeline.pipeline`.
+    """Parts in one process. The arguments are those of :func:`~thinwire.pipeline.pipeline`, all but its last two.
 
     A batch is dealt to the replicas in equal pieces, in order, and a loss is the mean of theirs. The modules that were
     given are those of the first replica.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[nn.Module],
-        optimizer: Optimizers,
-        schedule: Schedule,
-        *,
-        loss: Loss = mean_loss,
-        seed: int = 0,
-        rate: Callable[[int, int], float] | None = None,
-        clip: float | None = None,
-        replicas: int = 1,
-        average: Method = Hook(Dense()),  # noqa: B008  frozen
-    ) -> None:
+    def __init__(self, stages: Sequence[nn.Module], optimizer: Optimizers, schedule: Schedule, **fields: Any) -> None:
         parts = modules(stages)
-        settings = settle(Settings(schedule, len(parts), optimizer, loss, seed, rate, clip, replicas, average))
+        settings = settle(Settings(schedule, len(parts), optimizer, **fields))
         schedule.check(len(parts))
-        teams = [parts, *(copy.deepcopy(parts) for _ in range(replicas - 1))]
+        teams = [parts, *(copy.deepcopy(parts) for _ in range(settings.replicas - 1))]
         made = [Stage(module, k, settings, r) for r, team in enumerate(teams) for k, module in enumerate(team)]
         super().__init__(dict(enumerate(made)), settings)
         self.mail: dict[tuple[int, str], deque[list[Any]]] = {}
@@ -79,25 +66,25 @@ class Simulation(Training):
         if what == "step":
             for ledger in self.ledger.values():
                 ledger.batches += 1
-        found = [results[rank] for rank, stage in self.stages.items() if stage.last and results[rank] is not None]
-        if len(found) < 2:
-            return found[0] if found else None
-        return torch.cat(found) if what == "predict" else torch.stack(found).mean()
+        answers = [results[rank] for rank, stage in self.stages.items() if stage.last and results[rank] is not None]
+        if len(answers) < 2:
+            return answers[0] if answers else None
+        return torch.cat(answers) if what == "predict" else torch.stack(answers).mean()
 
     def whole_state_dict(self) -> dict[str, Tensor]:
         self._sound()
-        found = self._finish(lambda stage: stage.whole())
-        return whole([found[k] for k in range(self.settings.parts)])
+        parts = self._finish(lambda stage: stage.whole())
+        return whole([parts[k] for k in range(self.settings.parts)])
 
     def _finish(self, begin: Any) -> dict[int, Any]:
-        """What comes of each rank's talk. Where one raises, the parts are left at different places."""
+        """The result of each rank's talk. Where one raises, the parts are left at different places."""
         try:
-            return self._driven(begin)
+            return self._drive_all(begin)
         except BaseException as error:
             self.failed = f"{type(error).__name__}: {error}"
             raise
 
-    def _driven(self, begin: Any) -> dict[int, Any]:
+    def _drive_all(self, begin: Any) -> dict[int, Any]:
         talks = {rank: begin(stage) for rank, stage in self.stages.items()}
         waits: dict[int, Any] = dict.fromkeys(talks)  # the request that a rank waits with
         answers: dict[int, Any] = {}  # to those that a rank made of its replicas
@@ -126,13 +113,13 @@ class Simulation(Training):
         for part, traffic in enumerate(self.shared):
             ranks = range(part, parts * replicas, parts)
             requests = [waits.get(rank) for rank in ranks]
-            if replicas > 1 and ranks[0] not in answers and all(isinstance(r, Mean | Gather) for r in requests):
+            if replicas > 1 and ranks[0] not in answers and all(isinstance(r, AllReduce | Gather) for r in requests):
                 before = traffic.bytes
                 for rank, answer in zip(ranks, answer_all(requests, traffic), strict=True):  # type: ignore[arg-type]
                     answers[rank] = answer
                     self.ledger[rank].averaged += traffic.bytes - before
 
-    def _advance(self, rank: int, talk: Any, waits: Any, answers: dict[int, Any]) -> Take | Mean | Gather:
+    def _advance(self, rank: int, talk: Any, waits: Any, answers: dict[int, Any]) -> Take | AllReduce | Gather:
         """Go on until an answer is needed that is not there. Raises ``StopIteration`` at the end."""
         request: Any = talk.send(None) if waits is None else waits
         while True:
@@ -144,15 +131,15 @@ class Simulation(Training):
                 self.ledger[other].add(request.way, "received", size)
                 request = talk.send(None)
                 continue
-            if isinstance(request, Mean | Gather):
+            if isinstance(request, AllReduce | Gather):
                 if rank not in answers:
                     return request
                 request = talk.send(answers.pop(rank))
                 continue
             box = self.mail.get((rank, request.way))
             if not box:
-                found: Take = request
-                return found
+                take: Take = request
+                return take
             _, batch, micro, packet = box.popleft()
             assert (batch, micro) == (request.batch, request.micro)
             request = talk.send(packet)
@@ -179,9 +166,7 @@ class Simulation(Training):
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """Go on where states were taken, bit for bit; those of processes too. Raises ``ValueError`` for others'."""
-        parts, replicas = self.settings.parts, self.settings.replicas
-        shown = f"{parts} parts" if replicas == 1 else f"{parts} parts in {replicas} replicas"
-        require(len(states) == parts * replicas, f"{len(states)} states for {shown}")
+        require(len(states) == self.settings.ranks, f"{len(states)} states for {self.settings}")
         self.mail, self.frames, self.failed = {}, {}, None
         for rank, state in enumerate(states):
             pending = self.load_part(rank, state)

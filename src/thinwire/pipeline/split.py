@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from ..ddp.collectives import Group, Traffic
-from ..ddp.handle import gather
+from ..ddp.collectives import Group, Traffic, gather
 from ..errors import OutOfSync, RankLost, require
 from ..train.given import refuse_shared_memory
-from ..train.precision import without_cache
 from ..wire import dumps, loads
-from .schedule import Schedule
+from .base import Schedule
+from .cost import Cost, Named, measure_modules
 
 __all__ = ["split"]
 
-REPEATS, MOST = 3, 20  # of a measurement, at least and at most
-ENOUGH = 1.0  # seconds after which it is not repeated any more
 NEAR = 1.05  # times the least cost: what is no slower, as far as one can measure
 EVEN = 1.5  # times the least cost of the costliest part: what it may cost for the sake of a link
-Named = tuple[tuple[str, ...], nn.Module]
-
-
-class Cost(NamedTuple):
-    """What a module takes for a sample."""
-
-    forward: float  # seconds
-    backward: float
-    handed: int  # bytes of what it gives
 
 
 Pair = tuple[float, float]
@@ -173,19 +159,19 @@ def balance(
     n, some = len(costs), [0, *itertools.accumulate(trained)]
 
     def cost(part: int, i: int, j: int) -> float:
-        """Of a part from module i up to j."""
+        """The cost of a part from module i up to j."""
         return sums[part][j] - sums[part][i] if some[j] > some[i] else math.inf
 
-    def given(j: int) -> int:
+    def handed_on(j: int) -> int:
         """The bytes that a part up to module j hands on."""
         return handed[j - 1] if j < n else 0
 
-    def within(most: float, found: Callable[[int, float], Pair]) -> tuple[Pair, list[int]]:
-        """The least cut of those whose parts cost so much at most, by what ``found`` makes of bytes and cost."""
+    def within(most: float, weigh: Callable[[int, float], Pair]) -> tuple[Pair, list[int]]:
+        """The least cut of those whose parts cost so much at most, by what ``weigh`` makes of bytes and cost."""
 
         def own(part: int, i: int, j: int) -> Pair:
             took = cost(part, i, j)
-            return found(given(j) if handed else 0, took) if took <= most else (math.inf, math.inf)
+            return weigh(handed_on(j) if handed else 0, took) if took <= most else (math.inf, math.inf)
 
         return _least(n, parts, own)
 
@@ -209,9 +195,9 @@ def _least(n: int, parts: int, cost: Callable[[int, int, int], Pair]) -> tuple[P
         for i in range(n - 1, -1, -1):
             for j in range(i + 1, n + 1):
                 own, rest = cost(parts - k, i, j), ahead[k - 1][j]
-                found = own[0] + rest[0], max(own[1], rest[1])
-                if found < ahead[k][i]:
-                    ahead[k][i], place[k][i] = found, j
+                both = own[0] + rest[0], max(own[1], rest[1])
+                if both < ahead[k][i]:
+                    ahead[k][i], place[k][i] = both, j
     cuts, at = [], 0
     for k in range(parts, 1, -1):
         at = place[k][at]
@@ -236,7 +222,7 @@ def _chain(model: Any) -> list[Named]:
         named = [
             (tuple(own.get(id(module), [f"chain{i}" if own else str(i)])), module) for i, module in enumerate(modules)
         ]
-        return [found for name, module in named for found in _open(name, module)]
+        return [one for name, module in named for one in _open(name, module)]
     if isinstance(model, nn.ModuleList) or _called_in_turn(model):
         model = nn.Sequential(OrderedDict(model.named_children()))  # its modules, under its names
     if type(model) is not nn.Sequential:
@@ -248,7 +234,7 @@ def _chain(model: Any) -> list[Named]:
 
 
 def _called_in_turn(model: Any) -> bool:
-    """Whether a subclass of nn.Sequential is called as one, by its modules in turn."""
+    """True for a subclass of nn.Sequential that is called as one, by its modules in turn."""
     plain = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
     return plain and type(model) is not nn.Sequential and not (model._forward_hooks or model._forward_pre_hooks)
 
@@ -272,7 +258,7 @@ def _open(name: tuple[str, ...], module: nn.Module) -> list[Named]:
     if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks or not len(module):
         return [(name, module)]
     return [
-        found for inner, child in module._modules.items() if child is not None for found in _open((*name, inner), child)
+        one for inner, child in module._modules.items() if child is not None for one in _open((*name, inner), child)
     ]
 
 
@@ -291,8 +277,8 @@ def _tree(chain: Sequence[Named]) -> OrderedDict[str, nn.Module]:
     for name, module in chain:
         inside.setdefault(name[0], []).append((name[1:], module))
     # A module that is in the chain itself has those within it.
-    own = {name: next((module for rest, module in found if not rest), None) for name, found in inside.items()}
-    return OrderedDict((name, own[name] or nn.Sequential(_tree(found))) for name, found in inside.items())
+    own = {name: next((module for rest, module in below if not rest), None) for name, below in inside.items()}
+    return OrderedDict((name, own[name] or nn.Sequential(_tree(below))) for name, below in inside.items())
 
 
 def apart(parts: Sequence[nn.Module]) -> None:
@@ -309,97 +295,27 @@ def apart(parts: Sequence[nn.Module]) -> None:
     refuse_shared_memory(nn.ModuleList(parts))
 
 
-def _measure(chain: Sequence[Named], sample: Any) -> list[Cost]:
-    """What each module takes; parameters' gradients, statistics and random numbers are left alone.
-
-    The sample goes through the whole chain again and again, so that what disturbs a moment is in one measurement of
-    some modules, and not in all of one.
-    """
-    x = sample[0] if isinstance(sample, tuple | list) else sample
-    require(
-        isinstance(x, Tensor), f"split(sample=...): {type(x).__name__}; give a tensor, or a tuple that begins with one"
-    )
-    times, before = list[list[Cost]](), torch.get_rng_state()
-    kept = [(b, b.clone()) for _, module in chain for b in module.buffers()]
-    try:
-        for _ in repeats():
-            times.append(_pass(chain, x))
-    finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
-        torch.set_rng_state(before)
-    return [
-        Cost(min(one.forward for one in each), min(one.backward for one in each), each[0].handed)
-        for each in zip(*times, strict=True)
-    ]
-
-
-def repeats() -> Iterator[int]:
-    """As often as something is measured: the shortest time counts."""
-    began = time.perf_counter()
-    for already in range(MOST):
-        if already >= REPEATS and time.perf_counter() - began > ENOUGH:
-            return
-        yield already
-
-
-def _pass(chain: Sequence[Named], x: Tensor) -> list[Cost]:
-    """What each module takes of one way through the chain."""
-    found = []
-    for name, module in chain:
-        device = next((p.device for p in module.parameters()), x.device)
-        try:
-            leaf = x.detach().to(device)
-            leaf = leaf.clone().requires_grad_(leaf.is_floating_point())
-            began = _now(device)
-            with without_cache(device):
-                out = module(leaf.clone() if leaf.requires_grad else leaf)
-            between = _now(device)
-            require(isinstance(out, Tensor), f"it gives {type(out).__name__}, and not one tensor")
-            wanted = [t for t in (leaf, *module.parameters()) if t.requires_grad]
-            if out.requires_grad:
-                torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-            times = between - began, _now(device) - between
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise ValueError(
-                f"split: {'.'.join(name) or 'the model'} ({type(module).__name__}) does not take what comes before "
-                f"it, {list(x.shape)}: {str(error).splitlines()[0]}"
-            ) from error
-        x = out.detach()
-        found.append(Cost(*times, x.numel() * x.element_size()))
-    return found
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def _look_at(model: Any, parts: int, schedule: Schedule | None, sample: Any) -> Looked:
     """A model that this rank can cut, with what its modules take."""
     chain, trained = _check_chain(model, parts, schedule)
     require(sample is not None, "split: give sample=, a batch whose way through the model is measured, or costs=")
-    return chain, trained, _measure(chain, sample)
+    return chain, trained, measure_modules(chain, sample)
 
 
 def _agree(look: Callable[[], Looked], group: dist.ProcessGroup | None, timeout: float) -> Looked:
-    """What this rank found with ``look``, and the costs of the first rank: parts have to be the same everywhere.
+    """The chain that this rank has from ``look``, and the first rank's costs: parts have to be the same everywhere.
 
     An error of one rank is one of every rank.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return look()
-    failed, found = None, None
+    failed: Exception | None = None
     try:
-        found = look()
+        chain, trained, costs = look()
+        names = [[".".join(name), type(module).__name__] for name, module in chain]
+        mine: list[Any] = [names, trained, [[*cost] for cost in costs]]
     except Exception as error:  # said to the others before it is raised
-        failed = error
-    mine: Any = [f"{type(failed).__name__}: {failed}"]
-    if found is not None:
-        chain, trained, costs = found
-        mine = [[[".".join(name), type(module).__name__] for name, module in chain], trained, [[*c] for c in costs]]
+        failed, mine = error, [f"{type(error).__name__}: {error}"]
     group = group or dist.group.WORLD
     assert group is not None
     everyone = Group(group, Traffic(), timeout).drive(gather(dumps(mine)), "cutting a model")

@@ -1,8 +1,9 @@
-"""One part of a pipeline: it executes the operations of its schedule, and asks for what it needs of its neighbours.
+"""A part of a pipeline: it executes the operations of its schedule, and asks for what it needs of its neighbours.
 
-A stage is driven as the generators of :mod:`thinwire.ddp.collectives` are. It yields :class:`Take` and :class:`Give`,
-and is answered by whoever carries messages: a queue in memory, or a process group. So simulator and processes compute
-with the same lines. A part that has replicas yields ``Mean`` and ``Gather`` too, which all replicas of the part answer.
+A stage is driven as the generators of :mod:`thinwire.ddp.collectives` are. It yields :class:`~.talk.Take` and
+:class:`~.talk.Give`, and is answered by whoever carries messages: a queue in memory, or a process group. So simulator
+and processes compute with the same lines. A part that has replicas yields ``Mean`` and ``Gather`` too, which all
+replicas of the part answer.
 """
 
 from __future__ import annotations
@@ -10,63 +11,27 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim import Optimizer
 
-from ..ddp.collectives import Gather, Mean
-from ..ddp.handle import freeze, thaw
-from ..ddp.methods import Hook, Method
 from ..ddp.worker import Worker
-from ..errors import NonFinite, WireError, check, require
+from ..errors import NonFinite, check, require
 from ..key import Key
-from ..links import Dense
 from ..train.precision import without_cache
-from ..wire import Packet, State
 from .auxiliary import Auxiliary
-from .losses import Loss, mean_loss, scale, share
-from .memory import copy_state, in_order, is_channels_last
+from .base import Op
+from .losses import scale, share
+from .memory import copy_state
 from .messages import Messages, open_plain, plain
-from .schedule import Op, Schedule
+from .settings import Settings
+from .talk import Give, Take, Talk
 from .watch import Watch
-
-T = TypeVar("T")
-Way = Literal["forward", "backward", "look"]
-Optimizers = Callable[[Iterable[nn.Parameter]], Optimizer]
-
-
-class Take(NamedTuple):
-    """Asks for the next message of a neighbour: ``forward`` from the part before, ``backward`` from the one after.
-
-    ``look`` goes forward too, of batches that are looked at and not trained with. The answer is a packet.
-    """
-
-    way: Way
-    batch: int
-    micro: int
-
-
-class Give(NamedTuple):
-    """Hands a packet on: ``forward`` to the part after, ``backward`` to the one before.
-
-    ``usual`` is given with a packet that is larger than those to come: their bytes, about.
-    """
-
-    way: Way
-    batch: int
-    micro: int
-    packet: Packet
-    usual: int | None = None
-
-
-Talk = Generator[Take | Give | Mean | Gather, Any, T]
 
 
 @dataclass
@@ -84,31 +49,16 @@ class Kept:
 
 @dataclass
 class Batch:
-    """What a script gives to a step."""
+    """The batch that a script gives to a step."""
 
     x: Tensor | None = None
     y: Tensor | None = None
     examples: list[int] | None = None
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all stages of a training have in common: what :func:`~thinwire.pipeline.pipeline` was asked for."""
-
-    schedule: Schedule
-    parts: int
-    optimizer: Optimizers
-    loss: Loss = mean_loss
-    seed: int = 0
-    rate: Callable[[int, int], float] | None = None
-    clip: float | None = None
-    replicas: int = 1
-    average: Method = Hook(Dense())  # what the replicas of a part send one another at each step
-
-
 @dataclass
 class Stage:
-    """One part: its module, optimiser, queue, and what it stashed. ``replica`` says of which pipeline."""
+    """A part: its module, optimiser, queue, and stashed parameters. ``replica`` says of which pipeline."""
 
     module: nn.Module
     part: int
@@ -150,7 +100,7 @@ class Stage:
     # -- what a script asks for -----------------------------------------------
 
     def tick(self, batch: Batch) -> Talk[Tensor | None]:
-        """One batch more; returns the loss, at the last part, of the batch that went back."""
+        """Train with one batch more; returns the loss, at the last part, of the batch that went back."""
         number = self.given
         yield from self._do(self.schedule.tick(self.part, self.parts, number, self.first), batch)
         if not self.last:
@@ -190,11 +140,11 @@ class Stage:
         """The part's ``state_dict()``, copied: of replicas the model that their method is judged by."""
         judged = yield from self._judge()
         with self._holding(judged):
-            found: dict[str, Tensor] = copy_state(self.module.state_dict())
-        return found
+            state: dict[str, Tensor] = copy_state(self.module.state_dict())
+        return state
 
     def _judge(self) -> Talk[Tensor | None]:
-        return None if self.worker is None else (yield from self.worker.judged()).clone()
+        return None if self.worker is None else (yield from self.worker.output()).clone()
 
     @contextmanager
     def _holding(self, flat: Tensor | None) -> Iterator[None]:
@@ -223,11 +173,11 @@ class Stage:
 
     def _loss(self) -> Tensor | None:
         """The mean loss of the batches that went back entirely."""
-        done = [b for b, found in self.losses.items() if len(found) == self.schedule.pieces]
-        found = [loss for b in done for loss in self.losses.pop(b)]
-        if not found:
+        done = [b for b, losses in self.losses.items() if len(losses) == self.schedule.pieces]
+        losses = [loss for b in done for loss in self.losses.pop(b)]
+        if not losses:
             return None
-        return found[0] if len(found) == 1 else torch.stack(found).mean()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     # -- operations -----------------------------------------------------------
 
@@ -254,7 +204,7 @@ class Stage:
             if op.keep == "weights":
                 kept.version = self.steps if op.version is None else op.version
                 self._stash(kept.version)
-            self._graph(kept)
+            self.graph(kept)
             out = kept.out
         if self.watch is not None:
             self.watch.forward(self.steps if kept.version is None else kept.version, self._weights(kept))
@@ -276,7 +226,7 @@ class Stage:
         elif not self.last:
             error = yield from self._error(op)
         if kept.out is None:
-            self._graph(kept)
+            self.graph(kept)
         out = kept.out
         assert out is not None
         assert kept.x is not None
@@ -341,7 +291,7 @@ class Stage:
         with torch.no_grad(), self._dice(kept):
             return self._call(kept.x.clone() if self.fresh else kept.x, self._buffers())
 
-    def _graph(self, kept: Kept, still: bool = False) -> None:
+    def graph(self, kept: Kept, still: bool = False) -> None:
         """The output, or the loss, with a graph; ``still``: running statistics stay as they are."""
         assert kept.x is not None
         x = kept.x.detach()
@@ -362,7 +312,7 @@ class Stage:
             return self._call(x.clone() if self.fresh else x, self._buffers())
 
     def _weights(self, kept: Kept) -> Mapping[str, Tensor]:
-        """Those that its forward pass has."""
+        """The parameters that its forward pass has."""
         return self.trained if kept.version is None else self.versions[kept.version]
 
     def _call(self, x: Tensor, others: dict[str, Tensor]) -> Tensor:
@@ -405,9 +355,9 @@ class Stage:
     def _harvest(self, weights: dict[str, Tensor]) -> None:
         """The gradients of a copy become those of the parameters."""
         for name, p in self.trained.items():
-            found, weights[name].grad = weights[name].grad, None
-            if found is not None:
-                p.grad = found if p.grad is None else p.grad.add_(found)
+            grad, weights[name].grad = weights[name].grad, None
+            if grad is not None:
+                p.grad = grad if p.grad is None else p.grad.add_(grad)
 
     def _forget(self) -> None:
         """Let go of copies that nobody will ask for."""
@@ -433,81 +383,3 @@ class Stage:
             return batch.examples
         size = len(batch.examples) // self.schedule.pieces
         return batch.examples[op.micro * size : (op.micro + 1) * size]
-
-    # -- to a checkpoint and back ---------------------------------------------
-
-    def state(self, pending: Sequence[Sequence[Any]] = ()) -> dict[str, State]:
-        """All that the next operation depends on, as copies. ``pending`` are messages back that arrived and wait."""
-        found = {
-            "part": self.part,
-            "replica": self.replica,
-            "steps": self.steps,
-            "first": self.first,
-            "given": self.given,
-            "owed": self.owed,
-            "most": self.most,
-            "module": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "optimizer_name": type(self.optimizer).__name__,
-            # Of a batch whose other micro-batches go back later.
-            "grads": {n: p.grad for n, p in self.trained.items() if p.grad is not None},
-            "queue": [[k.batch, k.micro, k.x, k.y, k.version] for k in self.queue],
-            "shares": [k.share for k in self.queue],
-            "queue_channels_last": [is_channels_last(k.x) for k in self.queue],
-            "versions": [[v, {n: p.detach() for n, p in w.items()}] for v, w in self.versions.items()],
-            "losses": [[b, [float(loss) for loss in found]] for b, found in self.losses.items()],
-            **self.auxiliary.state(),
-            "worker": None if self.worker is None else freeze(self.worker.kept),
-            "sent": [[e, h] for e, h in self.messages.sent.held.items()],
-            "received": [[e, h] for e, h in self.messages.received.held.items()],
-            "pending": [list(message) for message in pending],
-            **({} if self.watch is None else {"watch": self.watch.state()}),
-        }
-        return {name: copy_state(value) for name, value in found.items()}
-
-    @torch.no_grad()
-    def load(self, state: dict[str, Any]) -> list[Any]:
-        """Go on from what :meth:`state` gave; returns the messages that wait. Raises ``WireError`` for another's."""
-        try:
-            mine, theirs = self.module.state_dict(), state["module"]
-            fits = mine.keys() == theirs.keys() and all(mine[n].shape == theirs[n].shape for n in mine)
-            require(fits, f"its part {self.part} has other parameters")
-            own, name = type(self.optimizer).__name__, state.get("optimizer_name", "another optimiser")
-            groups, found = (each.get("param_groups", []) for each in (self.optimizer.state_dict(), state["optimizer"]))
-            fits = name in (own, "another optimiser") and [set(g) for g in groups] == [set(g) for g in found]
-            require(fits, f"part {self.part} of it was trained with {name}, in its groups, and here it is {own}")
-            state = copy_state(state)
-            for name, value in mine.items():
-                value.copy_(state["module"][name])
-            self.optimizer.load_state_dict(state["optimizer"])
-            for name, p in self.trained.items():
-                p.grad = torch.empty_like(p).copy_(state["grads"][name]) if name in state["grads"] else None
-            for name in ("steps", "first", "given", "owed", "most"):
-                setattr(self, name, state[name])
-            # In the order in memory that the parameters have: sums over another order have other bits.
-            self.versions = {
-                v: {n: torch.empty_like(self.trained[n]).copy_(p).requires_grad_() for n, p in w.items()}
-                for v, w in state["versions"]
-            }
-            self.losses = {
-                b: [torch.tensor(x, dtype=torch.float32, device="cpu") for x in found] for b, found in state["losses"]
-            }
-            if self.worker is not None:
-                self.worker.kept = thaw(state["worker"], self.worker.kept)
-            self.auxiliary.load(state)
-            for store, held in ((self.messages.sent, state["sent"]), (self.messages.received, state["received"])):
-                store.held.clear()
-                store.held.update((e, h) for e, h in held)
-            self.queue, lasts = deque(), state.get("queue_channels_last", [])
-            shares = state.get("shares") or [1 / self.schedule.pieces] * len(state["queue"])
-            for (batch, micro, x, y, version), last, own in zip_longest(state["queue"], lasts, shares):
-                x, y = in_order(x.to(self.device), last), None if y is None else y.to(self.device)
-                kept = Kept(batch, micro, x, y, None, version, own)
-                if version is not None:
-                    self._graph(kept, still=True)
-                self.queue.append(kept)
-            if self.watch is not None:
-                self.watch.load(state.get("watch"), len(self.queue))
-            return list(state["pending"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise WireError(f"this is the state of another training, or of another version ({error})") from error

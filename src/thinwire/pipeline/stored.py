@@ -50,11 +50,14 @@ class AQSGD(Config):
 
     def __post_init__(self) -> None:
         require(self.examples >= 1, f"{self!r}: at least 1 example is kept")
-        if (
-            self.link.memory
-            or self.link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0] is not None
-        ):
+        if remembers(self.link):
             raise CombinationError(f"{self!r}: AQSGD remembers itself; take a link without a memory")
+
+
+def remembers(link: Link) -> bool:
+    """True for a link whose ends have a memory of earlier messages."""
+    sender = link.open(Params.of([("x", torch.zeros(2, 2, dtype=torch.float32, device="cpu"))]))[0]
+    return link.memory or sender is not None
 
 
 def digest_of(examples: list[int]) -> Tensor:
@@ -66,14 +69,14 @@ def digest_of(examples: list[int]) -> Tensor:
 
 
 class Store:
-    """One end's memory of examples. Both ends see the same examples in the same order, and so hold the same ones."""
+    """The examples that one end remembers. Both see the same examples in the same order, and so hold the same ones."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held: OrderedDict[int, Tensor] = OrderedDict()
 
     def knows(self, examples: list[int]) -> bool:
-        """Whether all of them are held: their activations are sent as differences alone."""
+        """True where all of them are held: their activations are sent as differences alone."""
         return all(example in self.held for example in examples)
 
     def differences(self, link: Link, x: Tensor, key: Key) -> Packet:
@@ -96,7 +99,7 @@ class Store:
         return packet
 
     def recv(self, link: Link, packet: Packet, examples: list[int], key: Key) -> Tensor:
-        """What :meth:`send` sent."""
+        """The activations that :meth:`send` was given, as both ends see them."""
         if not (isinstance(packet, list) and len(packet) == 3 and isinstance(packet[0], Tensor)):
             raise WireError("a packet of another shape: whole examples, differences and a digest expected")
         if not (isinstance(packet[2], Tensor) and torch.equal(packet[2], digest_of(examples))):
@@ -121,9 +124,9 @@ class Store:
 
     def _keep(self, examples: list[int], known: Tensor, fresh: Tensor, after: Tensor) -> None:
         """The examples as they are now at the end of the memory; the oldest leave it."""
-        found, was = iter(after), iter(fresh)
+        kept, was = iter(after), iter(fresh)
         for example, there in zip(examples, known.tolist(), strict=True):
             self.held.pop(example, None)
-            self.held[example] = next(found if there else was).clone()
+            self.held[example] = next(kept if there else was).clone()
         while len(self.held) > self.most:
             self.held.popitem(last=False)

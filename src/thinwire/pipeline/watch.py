@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Of one part. It holds a copy of the parameters for each forward pass that waits for its way back."""
+    """The watch over one part. It holds a copy of the parameters for each forward pass that waits for its way back."""
 
     def __init__(self) -> None:
         self.left: deque[tuple[int, Tensor | None]] = deque()  # of each micro-batch, in the order of the stage's queue
@@ -49,7 +49,7 @@ class Watch:
         self.gradient = batch, _flat(torch.zeros_like(p) if p.grad is None else p.grad for p in weights.values())
 
     def state(self) -> State:
-        """What the next entries of ``moved`` depend on."""
+        """The state that the next entries of ``moved`` depend on."""
         return [[version, before] for version, before in self.left]
 
     def load(self, state: Sequence[Sequence[Any]] | None, waiting: int) -> None:
@@ -60,8 +60,8 @@ class Watch:
 def mean_moved(stage: Stage) -> float | None:
     """||x - x'||, the mean over micro-batches that went back since it was asked for; None where none did."""
     assert stage.watch is not None
-    found, stage.watch.moved = stage.watch.moved, []
-    return sum(found) / len(found) if found else None
+    moved, stage.watch.moved = stage.watch.moved, []
+    return sum(moved) / len(moved) if moved else None
 
 
 def size(stage: Stage) -> float:
@@ -92,8 +92,8 @@ def backpropagate(stages: Sequence[Stage], part: int, batch: int, x: Tensor, y: 
             h = stage.plain(h.to(stage.device), batch, micro)
         own = share(targets, y, pieces)
         loss = scale(stages[-1].settings.loss, h, targets.to(h.device), own, pieces) / pieces
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        flat = _flat(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True))
+        slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+        flat = _flat(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, slopes, strict=True))
         total = flat if total is None else total + flat
     assert total is not None
     return total
@@ -103,9 +103,9 @@ def difference(stage: Stage, batch: int, by: Float[Tensor, " d"]) -> float:
     """How far the gradient of a part's last step, which was that of ``batch``, is from another."""
     assert stage.watch is not None
     assert stage.watch.gradient is not None
-    made, found = stage.watch.gradient
+    made, gradient = stage.watch.gradient
     assert made == batch
-    return float((found - by).double().norm())
+    return float((gradient - by).double().norm())
 
 
 @torch.no_grad()

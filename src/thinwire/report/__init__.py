@@ -1,1 +1,1 @@
-"""What a person is shown: tables, plots, and what a command says of the exception that ended it."""
+"""Tables, plots and the page: what a person is shown of runs."""

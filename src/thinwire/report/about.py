@@ -1,4 +1,4 @@
-"""What a study was asked to do, in words, and what to know before comparing its methods."""
+"""A study's setting in words, and what to know before comparing its methods."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..expression import parse
 from ..problem import SUITED
 from ..studies import KINDS
 from ..studies.cells import join_words, short_expression
-from ..studies.read import Arm, Record, chosen, labels, not_begun, planned, read, trainers
+from ..studies.read import Arm, Record, choices, labels, not_begun, planned_length, read, trainers
 from ..studies.read import setting as setting_of
 from ..studies.read import study as study_of_run
 
 
 def study_of(folders: Sequence[Path]) -> Record:
-    """What the first folder that holds a study, or is a part of one, says of it. Empty where none does."""
+    """The ``study.json`` of the first folder that holds a study, or is a part of one. Empty where none does."""
     for folder in map(Path.resolve, folders):
         for place in (folder, *folder.parents[:2]):
             if (place / "study.json").exists():
@@ -26,16 +26,16 @@ def study_of(folders: Sequence[Path]) -> Record:
     return {}
 
 
-def title(found: Sequence[Arm], folders: Sequence[Path]) -> str:
-    """What is above the page and the table. Of runs that belong to no study nobody has written down the data."""
-    study, kind = study_of(folders), KINDS[found[0].kind]
-    said = kind.scale([run for arm in found for run in arm.runs], study)
+def title(arms: Sequence[Arm], folders: Sequence[Path]) -> str:
+    """The title of the page and the table. Of runs that belong to no study nobody has written down the data."""
+    study, kind = study_of(folders), KINDS[arms[0].kind]
+    said = kind.scale([run for arm in arms for run in arm.runs], study)
     return ", ".join(filter(None, (study.get("task") or study.get("data"), *said)))
 
 
-def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> list[tuple[str, str]]:
-    """What was trained and how, in words: pairs of a name and what is said of it."""
-    runs = [run for arm in found for run in arm.runs]
+def setting(arms: Sequence[Arm], study: Record, folders: Sequence[Path]) -> list[tuple[str, str]]:
+    """The setting in words, what was trained and how: pairs of a name and a text."""
+    runs = [run for arm in arms for run in arm.runs]
     about = runs[0].about
     parameters = next((run.summary["parameters"] for run in runs if run.summary and "parameters" in run.summary), None)
     parameters = about.get("parameters", parameters)
@@ -45,9 +45,9 @@ def setting(found: Sequence[Arm], study: Record, folders: Sequence[Path]) -> lis
         ("Data", f"{study['data']}{examples}" if study.get("data") and not study.get("task") else None),
         ("Pictures", "changed batch by batch: " + ", ".join(study["augment"]) if study.get("augment") else None),
         ("Model", ", ".join([*_model(study), *([f"{parameters:,} parameters"] if parameters else [])])),
-        *KINDS[found[0].kind].words(about, study),
-        ("Local training", _shared_trainer(found)),
-        ("Seeds", _seeds(found)),
+        *KINDS[arms[0].kind].words(about, study),
+        ("Local training", _shared_trainer(arms)),
+        ("Seeds", _seeds(arms)),
         ("Folders", ", ".join(map(str, folders))),
         ("Made with", "; ".join(dict.fromkeys(str(v) for run in runs for v in run.about.get("versions", ())))),
     ]
@@ -62,28 +62,28 @@ def _model(study: Record) -> list[str]:
     return [study["model"] or (f"{suited}, which suits the data" if suited else "one that suits the data")]
 
 
-def _seeds(found: Sequence[Arm]) -> str:
-    runs = [run for arm in found for run in arm.runs]
+def _seeds(arms: Sequence[Arm]) -> str:
+    runs = [run for arm in arms for run in arm.runs]
     there = {run.seed for run in runs}
     left = [not_begun(run).values() for run in runs]
     ahead = {seed for each in left if each for seed in set.intersection(*map(set, each))} - there
     return "; not begun: ".join(", ".join(map(str, sorted(seeds))) for seeds in (there, ahead) if seeds)
 
 
-def chosen_said(found: Sequence[Arm]) -> list[tuple[str, str]]:
-    """What Auto chose in each run, and why."""
+def chosen_said(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """Auto's choices in each run, and why it made them."""
     return [
         (f"{arm.label}, seed {run.seed}, round {made['round']}", " ".join([f"{made['expression']}.", *made["why"]]))
-        for arm in found
+        for arm in arms
         for run in arm.runs
-        for made in chosen(run)
+        for made in choices(run)
     ]
 
 
-def lengths_said(found: Sequence[Arm]) -> list[tuple[str, str]]:
+def lengths_said(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """How long replies were, by field, in the first and the newest round of each method's first run; their bound."""
     said = []
-    for arm in found:
+    for arm in arms:
         run = arm.runs[0]
         where, lines = f"{arm.label}, seed {run.seed}", [line for line in run.rounds if line.get("norms")]
         for field in lines[-1]["norms"] if lines else ():
@@ -108,37 +108,37 @@ def _length(line: Record, field: str) -> str:
     return text if bound is None else f"{text}, at most {bound:.3g} counts"
 
 
-def written(arm: Arm) -> list[tuple[str, str]]:
+def expressions_of(arm: Arm) -> list[tuple[str, str]]:
     """The expressions of a method: its own, and those that it chose."""
-    made = [(f"{arm.label}, seed {run.seed}", one["expression"]) for run in arm.runs for one in chosen(run)]
+    made = [(f"{arm.label}, seed {run.seed}", one["expression"]) for run in arm.runs for one in choices(run)]
     return [(arm.label, arm.expression), *dict.fromkeys(made)]
 
 
-def _shared_trainer(found: Sequence[Arm]) -> str | None:
+def _shared_trainer(arms: Sequence[Arm]) -> str | None:
     """How clients train, where that is the same with every method: labels leave it out then."""
     try:
-        each = [trainers(parse(arm.expression)) for arm in found]
+        each = [trainers(parse(arm.expression)) for arm in arms]
     except ValueError:
         return None
     kinds = {complete(trainer) for some in each for trainer in some}
     return short_expression(kinds.pop()) if len(kinds) == 1 else None
 
 
-def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
-    """What a reader should know before comparing methods."""
-    unit, said = found[0].unit, []
-    runs = [run for arm in found for run in arm.runs]
-    ahead = not_begun_said(found, folders)
-    if single := [arm.label for arm in found if len({run.seed for run in arm.runs}) == 1 and arm.label not in ahead]:
-        whose = "Every method" if len(single) == len(found) else join_words(single)
+def warnings(arms: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
+    """Sentences that a reader should know before comparing methods."""
+    unit, said = arms[0].unit, []
+    runs = [run for arm in arms for run in arm.runs]
+    ahead = not_begun_said(arms, folders)
+    if single := [arm.label for arm in arms if len({run.seed for run in arm.runs}) == 1 and arm.label not in ahead]:
+        whose = "Every method" if len(single) == len(arms) else join_words(single)
         said.append(
             f"{whose} was trained with one seed: a difference may be chance. `--seeds 0,1,2` trains with three, and "
             f"the table then has deviations."
         )
     longest = max(run.length for run in runs)
-    for arm in found:
+    for arm in arms:
         for run in arm.runs:
-            figures, wanted = "its figures are those of what there is", planned(run)
+            figures, wanted = "its figures are those of what there is", planned_length(run)
             done = f"has {run.length:,} {unit}s" if wanted is None else f"has {run.length:,} of {wanted:,} {unit}s"
             if run.summary is None:
                 state = f"{done} so far and is not finished"
@@ -152,7 +152,7 @@ def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
                 continue
             said.append(f"{arm.label}, seed {run.seed}, {state}: {figures}.")
     said += [f"{label} has not begun with {seeds}." for label, seeds in ahead.items()]
-    seeds = {tuple(sorted({run.seed for run in arm.runs})) for arm in found}
+    seeds = {tuple(sorted({run.seed for run in arm.runs})) for arm in arms}
     if len(seeds) > 1:
         said.append("Methods have different seeds: a seed draws the split and the model, so they met different ones.")
     each = [{n: v for n, v in run.about.items() if n not in MAY_DIFFER} | setting_of(run) for run in runs]
@@ -163,14 +163,14 @@ def warnings(found: Sequence[Arm], folders: Sequence[Path]) -> list[str]:
     ]
 
 
-def not_begun_said(found: Sequence[Arm], folders: Sequence[Path]) -> dict[str, str]:
+def not_begun_said(arms: Sequence[Arm], folders: Sequence[Path]) -> dict[str, str]:
     """By method: the seeds that its studies plan and that have not begun anywhere, in words.
 
     Of methods without a run those below these folders.
     """
     named = [folder.resolve() for folder in folders]
-    begun = {run.path.resolve().parent: arm for arm in found for run in arm.runs}
-    studies = {run.path.resolve().parent.parent: run for arm in found for run in arm.runs}
+    begun = {run.path.resolve().parent: arm for arm in arms for run in arm.runs}
+    studies = {run.path.resolve().parent.parent: run for arm in arms for run in arm.runs}
     ahead: dict[str, set[int]] = {}
     for place, run in studies.items():
         names = _names(study_of_run(run), run.kind)

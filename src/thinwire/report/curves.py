@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..studies import KINDS
 from ..studies.axes import Axis, Values
 from ..studies.axes import count as count
-from ..studies.read import Arm, Run, counted, unit_of
+from ..studies.read import Arm, RecordedRun, comparable, unit_of
 
 Vector = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ NAMES = {
 
 class Curve(NamedTuple):
     """The mean over seeds in each round, or after each step, at which all of them were evaluated; the lowest and the
-    highest. [points] each. The seeds are those of :func:`~thinwire.studies.read.counted`.
+    highest. [points] each. The seeds are those of :func:`~thinwire.studies.read.comparable`.
     """
 
     x: Vector
@@ -46,8 +46,8 @@ def curve(arm: Arm, axis: Values, value: str, best: bool = False) -> Curve | Non
     A value is a key of the lines, or of the axes of its kind: what had been sent until then. With ``best`` it is the
     best of each seed until then: the lowest of losses, and else the highest.
     """
-    found, choose = [], min if value.endswith("loss") else max
-    for run in counted(arm).runs:
+    seeds, choose = [], min if value.endswith("loss") else max
+    for run in comparable(arm).runs:
         points = dict[int, tuple[float, float]]()
         ever = None
         for x, number, line in zip(axis(run), _values(run, value), run.rounds, strict=True):
@@ -55,29 +55,29 @@ def curve(arm: Arm, axis: Values, value: str, best: bool = False) -> Curve | Non
                 ever = number if ever is None or not best else choose(ever, number)
                 points[line[run.unit]] = x, ever
         if points:
-            found.append(points)
-    common = sorted(set.intersection(*map(set, found))) if found else []
+            seeds.append(points)
+    common = sorted(set.intersection(*map(set, seeds))) if seeds else []
     if not common:
         return None
     stack = np.array(
-        [[points[number] for number in common] for points in found], dtype=np.float64
+        [[points[number] for number in common] for points in seeds], dtype=np.float64
     )  # [seeds, points, 2]
     y = stack[..., 1] * (100 if value.endswith(SHARES) else 1)
-    return Curve(stack[..., 0].mean(0), y.mean(0), y.min(0), y.max(0), len(found))
+    return Curve(stack[..., 0].mean(0), y.mean(0), y.min(0), y.max(0), len(seeds))
 
 
-def _values(run: Run, value: str) -> Sequence[float | None]:
+def _values(run: RecordedRun, value: str) -> Sequence[float | None]:
     axis = KINDS[run.kind].axes.get(value)
     return [line.get(value) for line in run.rounds] if axis is None else axis.values(run)
 
 
 def has(arms: Sequence[Arm], name: str) -> bool:
-    """Whether some line of some run has a value."""
+    """True where some line of some run has a value."""
     return any(r.get(name) is not None for arm in arms for run in arm.runs for r in run.rounds)
 
 
-def judged(arms: Sequence[Arm]) -> tuple[str, str]:
-    """What curves show: accuracy or Dice where there is one, and the loss, on the test set where it was measured."""
+def judgement(arms: Sequence[Arm]) -> tuple[str, str]:
+    """The values of curves: accuracy or Dice, if there is one, and the loss, on the test set where it was measured."""
     loss = "test_loss" if has(arms, "test_loss") else "train_loss"
     return next((share for share in SHARES if has(arms, share)), loss), loss
 
@@ -86,11 +86,11 @@ def judged(arms: Sequence[Arm]) -> tuple[str, str]:
 
 
 def axes(kind: str) -> dict[str, Axis]:
-    """What accuracy is drawn against, and how the axis is labelled, for runs of a kind."""
+    """The axes that accuracy is drawn against, with their labels, for runs of a kind."""
     unit = unit_of(kind)
     return {f"{unit}s": Axis(count, unit), **KINDS[kind].axes}
 
 
-def sent(kind: str) -> dict[str, str]:
+def sent_axes(kind: str) -> dict[str, str]:
     """Which of these count what was sent, in words. They are drawn by round or step too."""
     return {name: axis.label for name, axis in KINDS[kind].axes.items() if not name.endswith("seconds")}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..studies.read import Arm, Record, Run, damaged, read_lines
+from ..studies.read import Arm, Record, RecordedRun, damage, read_lines
 
 CELLS = 240, 400  # rows and columns of a heat map
 FULL = 4  # runs whose heat maps have as many; more runs share the cells of so many
@@ -24,10 +24,10 @@ WHOLE = 60  # the level of a share of 1
 NOT_CALLED, ANSWERED, LOST, LATE = range(4)
 
 
-def taking_part(found: Sequence[Arm]) -> list[Record] | None:
-    """Of each seed of each method: which client was called in which round, and what became of the call."""
+def taking_part(arms: Sequence[Arm]) -> list[Record] | None:
+    """The calls of clients by round, and what became of each call, for each seed of each method."""
     made = []
-    for number, run in _runs(found):
+    for number, run in _runs(arms):
         states = _states(run.path / "ledger.jsonl")
         if not states:
             continue
@@ -36,12 +36,12 @@ def taking_part(found: Sequence[Arm]) -> list[Record] | None:
         grid = np.full((clients, rounds), NOT_CALLED, dtype=np.int8)
         for (round, client), state in states.items():
             if client >= clients:
-                raise damaged(run.path / "ledger.jsonl", f"it has client {client}, and the run has {clients}")
+                raise damage(run.path / "ledger.jsonl", f"it has client {client}, and the run has {clients}")
             grid[client, round - 1] = state
         said = {
             name: int((grid == state).sum()) for name, state in (("answered", ANSWERED), ("lost", LOST), ("late", LATE))
         }
-        made.append({"method": number, "seed": run.seed, **_heat(grid, found), **said})
+        made.append({"method": number, "seed": run.seed, **_heat(grid, arms), **said})
     return made or None
 
 
@@ -57,17 +57,17 @@ def _states(path: Path) -> dict[tuple[int, int], int]:
     return states
 
 
-def _runs(found: Sequence[Arm]) -> list[tuple[int, Run]]:
+def _runs(arms: Sequence[Arm]) -> list[tuple[int, RecordedRun]]:
     """Every run, with the number of its method."""
-    return [(number, run) for number, arm in enumerate(found) for run in arm.runs]
+    return [(number, run) for number, arm in enumerate(arms) for run in arm.runs]
 
 
-def _heat(grid: Any, found: Sequence[Arm]) -> Record:
+def _heat(grid: Any, arms: Sequence[Arm]) -> Record:
     """Cells of a heat map, a text by row, how many rows and rounds share one, and how many there are of both.
 
     Below 0 there is nothing.
     """
-    cells, by = coarse(grid, most(len(_runs(found))))
+    cells, by = coarse(grid, most(len(_runs(arms))))
     text = ["".join("." if x < 0 else LEVELS[x] for x in row) for row in cells.tolist()]
     return {"cells": text, "by": by, "size": list(grid.shape)}
 
@@ -91,10 +91,10 @@ def coarse(grid: Any, limits: tuple[int, int] = CELLS) -> tuple[Any, list[int]]:
     return grid, by
 
 
-def unsent(found: Sequence[Arm]) -> list[Record] | None:
-    """Of each seed of methods that leave layers out of replies: which, in each round."""
+def unsent(arms: Sequence[Arm]) -> list[Record] | None:
+    """The layers that no reply carried, by round, for each seed of methods that leave layers out."""
     made = []
-    for number, run in _runs(found):
+    for number, run in _runs(arms):
         left = {line["round"]: names for line in run.rounds if (names := left_out(line)) is not None}
         order = dict.fromkeys(name for line in run.rounds for name in _layers(line))
         names = [*order, *(name for out in left.values() for name in out if name not in order)]
@@ -104,7 +104,7 @@ def unsent(found: Sequence[Arm]) -> list[Record] | None:
         grid = np.full((len(names), run.length), -1, dtype=np.int8)
         for round, out in left.items():
             grid[:, round - 1] = [WHOLE * (name in out) for name in names]
-        drawn = _heat(grid, found)
+        drawn = _heat(grid, arms)
         rows = [names[i : i + drawn["by"][0]] for i in range(0, len(names), drawn["by"][0])]
         made.append({"method": number, "seed": run.seed, "rows": [_together(row) for row in rows], **drawn})
     return made or None
@@ -127,10 +127,10 @@ def _layers(line: Record) -> Iterable[str]:
     return layers
 
 
-def recycled(found: Sequence[Arm]) -> list[Record] | None:
-    """Of each seed of methods whose links look back: the share of layers that a client's reply recycled."""
+def recycling(arms: Sequence[Arm]) -> list[Record] | None:
+    """The share of layers that a client's reply recycled, by round, for each seed of methods whose links look back."""
     made = []
-    for number, run in _runs(found):
+    for number, run in _runs(arms):
         shares: dict[tuple[int, int], list[bool]] = {}
         for line in run.rounds:
             for look in line.get("looks") or ():
@@ -141,5 +141,5 @@ def recycled(found: Sequence[Arm]) -> list[Record] | None:
         grid = np.full((clients, run.length), -1, dtype=np.int8)
         for (client, round), each in shares.items():
             grid[client, round - 1] = np.rint(WHOLE * statistics.fmean(each))
-        made.append({"method": number, "seed": run.seed, "rows": None, **_heat(grid, found)})
+        made.append({"method": number, "seed": run.seed, "rows": None, **_heat(grid, arms)})
     return made or None

@@ -21,10 +21,10 @@ from pathlib import Path
 from ..errors import require
 from ..run.folder import write_atomic
 from ..studies import KINDS
-from ..studies.read import Arm, Record, arms, counted
+from ..studies.read import Arm, Record, arms, comparable
 from ..version import code_version
 from . import about, heat, numbers, table
-from .curves import NAMES, has, sent
+from .curves import NAMES, has, sent_axes
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 
@@ -68,38 +68,37 @@ def page(contents: Record, live: bool = False) -> str:
 
 def gather(folders: Sequence[Path]) -> Record:
     """All that the page shows of the runs below ``folders``. Raises :class:`RunError` where there is none to read."""
-    found = arms(list(folders))
-    rows, kind = table.rows(found), KINDS[found[0].kind]
+    methods = arms(list(folders))
+    rows, kind = table.rows(methods), KINDS[methods[0].kind]
     study = about.study_of(folders)
-    whole, most = [counted(arm) for arm in found], numbers.points(found)
+    whole, most = [comparable(arm) for arm in methods], numbers.points(methods)
+    setting = [*about.setting(methods, study, folders), *about.lengths_said(methods), *about.chosen_said(methods)]
     sections = {
         "layers": numbers.layers(whole),
         "clients": numbers.clients(whole, most),
-        "taking_part": heat.taking_part(found),
-        "unsent": heat.unsent(found),
-        "recycled": heat.recycled(found),
+        "taking_part": heat.taking_part(methods),
+        "unsent": heat.unsent(methods),
+        "recycled": heat.recycling(methods),
     }
     return {
-        "title": about.title(found, folders),
+        "title": about.title(methods, folders),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": code_version(),
-        "unit": found[0].unit,
-        "setting": list(
-            map(list, [*about.setting(found, study, folders), *about.lengths_said(found), *about.chosen_said(found)])
-        ),
-        "warnings": about.warnings(found, folders),
-        "methods": [{"label": arm.label} for arm in found],
+        "unit": methods[0].unit,
+        "setting": [list(pair) for pair in setting],
+        "warnings": about.warnings(methods, folders),
+        "methods": [{"label": arm.label} for arm in methods],
         "expressions": [
             {"method": number, "label": label, "expression": text}
-            for number, arm in enumerate(found)
-            for label, text in about.written(arm)
+            for number, arm in enumerate(methods)
+            for label, text in about.expressions_of(arm)
         ],
         "table": numbers.cells(rows),
-        "axes": numbers.axes_of(found),
-        "values": {name: NAMES[name] for name in NAMES if has(found, name)},
-        "curves": [numbers.curves(arm, most) for arm in found],
-        "counted": sent(found[0].kind),
-        "sent": [numbers.sent_by(arm, most) for arm in found],
+        "axes": numbers.axes_of(methods),
+        "values": {name: NAMES[name] for name in NAMES if has(methods, name)},
+        "curves": [numbers.curves(arm, most) for arm in methods],
+        "counted": sent_axes(methods[0].kind),
+        "sent": [numbers.sent_by(arm, most) for arm in methods],
         "measure": {"accuracy": "accuracy", "dice": "Dice coefficient"}[rows[0]["measure"]],
         "targets": [numbers.targets(arm, most) for arm in whole],
         "bytes": numbers.bytes_of(whole),
@@ -107,14 +106,14 @@ def gather(folders: Sequence[Path]) -> Record:
         **{name: value for name, value in sections.items() if value is not None},
         "missing": [
             why
-            for name, (methods, why) in kind.absent.items()
-            if _is_wanted(name, methods, found) and sections[name] is None
+            for name, (letters, why) in kind.absent.items()
+            if _is_wanted(name, letters, methods) and sections[name] is None
         ],
     }
 
 
-def _is_wanted(name: str, methods: str, found: Sequence[Arm]) -> bool:
-    """Whether runs of methods whose expressions have these letters could have a section."""
-    runs = [run for arm in found if methods in arm.expression for run in arm.runs]
+def _is_wanted(name: str, methods: str, arms: Sequence[Arm]) -> bool:
+    """True where runs of methods whose expressions have these letters could have a section."""
+    runs = [run for arm in arms if methods in arm.expression for run in arm.runs]
     recorded = name == "unsent" and any(heat.left_out(line) is not None for run in runs for line in run.rounds)
     return bool(runs) and not recorded

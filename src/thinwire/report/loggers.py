@@ -32,7 +32,7 @@ Outcome = Literal["finished", "failed", "killed"]  # "killed" is Ctrl-C's
 
 
 class Tool(ABC):
-    """One tool, for the runs below the folder ``out``. Its constructor raises ``ImportError`` where it is missing."""
+    """A tool, for the runs below the folder ``out``. Its constructor raises ``ImportError`` where it is missing."""
 
     @abstractmethod
     def __init__(self, out: Path) -> None: ...
@@ -129,11 +129,11 @@ class MLflow(Tool):
         known = client.get_experiment_by_name(self.out.name)
         number = known.experiment_id if known is not None else client.create_experiment(self.out.name)
         tags = {"thinwire": identity(self.out / name, about)}
-        found = client.search_runs([number], f"tags.thinwire = '{tags['thinwire']}'")
-        if found:
-            self.run = found[0].info.run_id
+        known_runs = client.search_runs([number], f"tags.thinwire = '{tags['thinwire']}'")
+        if known_runs:
+            self.run = known_runs[0].info.run_id
             client.update_run(self.run, status="RUNNING")
-            had = [each.step for key in found[0].data.metrics for each in client.get_metric_history(self.run, key)]
+            had = [each.step for key in known_runs[0].data.metrics for each in client.get_metric_history(self.run, key)]
             return max(had, default=0)
         self.run = client.create_run(number, run_name=name, tags=tags).info.run_id
         for key, value in about.items():
@@ -149,7 +149,7 @@ class MLflow(Tool):
 
 
 def identity(folder: Path, about: Record) -> str:
-    """What a run is found by when it goes on: a name made of where it lies and of what it is.
+    """The name by which a run is found when it goes on, made of where it lies and of what it is.
 
     So a study that replaces another in its folder has runs of its own, where its methods, data or seeds differ. Of all
     versions of the code the first counts.

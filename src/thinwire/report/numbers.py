@@ -13,10 +13,10 @@ import numpy as np
 
 from ..studies import KINDS
 from ..studies.axes import count
-from ..studies.cells import mean, measure_of, noted
-from ..studies.read import Arm, Record, Run, read_lines
+from ..studies.cells import mean, measure_of, notes_on
+from ..studies.read import Arm, Record, RecordedRun, read_lines
 from . import table
-from .curves import NAMES, axes, curve, sent
+from .curves import NAMES, Curve, axes, curve, sent_axes
 
 POINTS = 400  # of a curve
 EVERY = 6000  # points of a value's curves, of all methods and seeds
@@ -30,20 +30,20 @@ def cells(rows: Sequence[Record]) -> Record:
     return {
         "head": [name for name, _ in columns],
         "rows": [[cell(row) for _, cell in columns] for row in rows],
-        "note": noted(kind.notes, [name for name, _ in columns]),
+        "note": notes_on(kind.notes, [name for name, _ in columns]),
     }
 
 
-def axes_of(found: Sequence[Arm]) -> Record:
-    """What curves can be drawn against, by name, in words."""
-    timed = any(run.rounds and run.rounds[-1].get("clock") for arm in found for run in arm.runs)
-    known = axes(found[0].kind)
+def axes_of(arms: Sequence[Arm]) -> Record:
+    """The axes of curves, by name, in words."""
+    timed = any(run.rounds and run.rounds[-1].get("clock") for arm in arms for run in arm.runs)
+    known = axes(arms[0].kind)
     return {name: axis.label if timed else axis.untimed or axis.label for name, axis in known.items()}
 
 
-def points(found: Sequence[Arm]) -> int:
+def points(arms: Sequence[Arm]) -> int:
     """How many points each curve has at most: fewer where there are many, by method and by seed."""
-    return max(2, min(POINTS, EVERY // max(1, sum(len(arm.runs) for arm in found))))
+    return max(2, min(POINTS, EVERY // max(1, sum(len(arm.runs) for arm in arms))))
 
 
 def curves(arm: Arm, most: int = POINTS) -> Record:
@@ -51,32 +51,31 @@ def curves(arm: Arm, most: int = POINTS) -> Record:
     made: Record = {}
     for value in NAMES:
         for name, axis in axes(arm.kind).items():
-            found = curve(arm, axis.values, value)
-            if found is None:
-                continue
-            kept = _thinned(len(found.x), most)
-            if value not in made:
-                made[value] = {"y": _short(found.middle[kept]), "seeds": found.seeds, "x": {}}
-                if found.seeds > 1:
-                    made[value] |= {"low": _short(found.low[kept]), "high": _short(found.high[kept])}
-            made[value]["x"][name] = _short(found.x[kept])
+            if (line := curve(arm, axis.values, value)) is not None:
+                if value not in made:
+                    made[value] = {"seeds": line.seeds, "x": {}, **_heights(line, most)}
+                made[value]["x"][name] = _short(line.x[_thin(len(line.x), most)])
     return made
 
 
 def sent_by(arm: Arm, most: int = POINTS) -> Record:
     """By name of what was sent: how much of it there was after each round or step, in the mean over seeds, the band."""
-    made: Record = {}
-    for name in sent(arm.kind):
-        if (found := curve(arm, count, name)) is None:
-            continue
-        kept = _thinned(len(found.x), most)
-        made[name] = {"x": _short(found.x[kept]), "y": _short(found.middle[kept])}
-        if found.seeds > 1:
-            made[name] |= {"low": _short(found.low[kept]), "high": _short(found.high[kept])}
-    return made
+    lines = {name: curve(arm, count, name) for name in sent_axes(arm.kind)}
+    return {
+        name: {"x": _short(line.x[_thin(len(line.x), most)]), **_heights(line, most)}
+        for name, line in lines.items()
+        if line is not None
+    }
 
 
-def _thinned(length: int, most: int = POINTS) -> Any:
+def _heights(line: Curve, most: int) -> Record:
+    """The mean over seeds at the points that stay, and of several seeds the lowest and the highest."""
+    kept = _thin(len(line.x), most)
+    band = {"low": _short(line.low[kept]), "high": _short(line.high[kept])} if line.seeds > 1 else {}
+    return {"y": _short(line.middle[kept]), **band}
+
+
+def _thin(length: int, most: int = POINTS) -> Any:
     """Which of so many points stay: the first, the last, and some evenly between."""
     return np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(int))
 
@@ -87,11 +86,11 @@ def _short(values: Iterable[float]) -> list[float | None]:
 
 
 def targets(arm: Arm, most: int = POINTS) -> list[Record]:
-    """Of each seed: the evaluations at which the model was better than ever before, and what they had cost.
+    """The evaluations of each seed at which the model was better than ever before, and what they had cost.
 
     ``accuracy``, in percent, is the Dice coefficient where pictures are segmented.
     """
-    found, measure = [], measure_of(arm)
+    seeds, measure = [], measure_of(arm)
     for run in arm.runs:
         best, kept = -1.0, list[int]()
         for i, line in enumerate(run.rounds):
@@ -100,25 +99,25 @@ def targets(arm: Arm, most: int = POINTS) -> list[Record]:
                 best, kept = accuracy, [*kept, i]
         costs = {name: np.array(axis.values(run))[kept] for name, axis in axes(arm.kind).items()}
         reached = [100 * run.rounds[i][measure] for i in kept]
-        thin = _thinned(len(kept), most) if kept else []
+        thin = _thin(len(kept), most) if kept else []
         made = {name: _short(cost[thin]) for name, cost in costs.items()} if kept else {}
-        found.append({"seed": run.seed, "accuracy": _short(np.array(reached)[thin]) if kept else [], **made})
-    return found
+        seeds.append({"seed": run.seed, "accuracy": _short(np.array(reached)[thin]) if kept else [], **made})
+    return seeds
 
 
-def bytes_of(found: Sequence[Arm]) -> list[Record]:
-    """What of all bytes went where, in the mean over seeds; a list with ``name`` and ``values``, one a method."""
-    parts = KINDS[found[0].kind].ways
-    return [{"name": said, "values": [mean(arm, name) for arm in found]} for name, said in parts.items()]
+def bytes_of(arms: Sequence[Arm]) -> list[Record]:
+    """The parts of all bytes, in the mean over seeds; a list with ``name`` and ``values``, one a method."""
+    parts = KINDS[arms[0].kind].ways
+    return [{"name": said, "values": [mean(arm, name) for arm in arms]} for name, said in parts.items()]
 
 
-def layers(found: Sequence[Arm]) -> list[Record] | None:
-    """Of each method the bytes of its largest layers, up and down, in the mean over seeds.
+def layers(arms: Sequence[Arm]) -> list[Record] | None:
+    """The bytes of each method's largest layers, up and down, in the mean over seeds.
 
     ``*`` is what has no one layer. ``rest`` are how many smaller layers there are, and their bytes.
     """
-    made, most = [], max(1, min(LAYERS, EVERY_LAYER // (2 * len(found))))
-    for number, arm in enumerate(found):
+    made, most = [], max(1, min(LAYERS, EVERY_LAYER // (2 * len(arms))))
+    for number, arm in enumerate(arms):
         runs = [run for run in arm.runs if any("layer_bytes" in line for line in run.rounds)]
         for way in ("up", "down"):
             sums: dict[str, float] = {}
@@ -134,18 +133,18 @@ def layers(found: Sequence[Arm]) -> list[Record] | None:
     return made or None
 
 
-def clients(found: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
-    """What clients reach on tests of their own at the last evaluation: figures over the clients of a seed, and a curve.
+def clients(arms: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
+    """Clients' results on tests of their own at the last evaluation: figures over the clients of a seed, and a curve.
 
     All are means over seeds, as in the table. The curve has clients from the worst to the best, and its band.
     """
     made = []
-    for number, arm in enumerate(found):
+    for number, arm in enumerate(arms):
         each = [own for run in arm.runs if (own := _own(run, measure_of(arm)))]
         if not each:
             continue
         places = [(np.arange(len(own)) + 0.5) / len(own) for own in each]
-        at = min(places, key=len)[_thinned(min(map(len, each)), most)]
+        at = min(places, key=len)[_thin(min(map(len, each)), most)]
         curves = np.stack([np.interp(at, place, own) for place, own in zip(places, each, strict=True)])
         sizes = sorted({len(own) for own in each})
         made.append(
@@ -164,7 +163,7 @@ def clients(found: Sequence[Arm], most: int = POINTS) -> list[Record] | None:
     return made or None
 
 
-def _own(run: Run, measure: str) -> list[float]:
+def _own(run: RecordedRun, measure: str) -> list[float]:
     """Each client's own value of a run at its last evaluation, in percent, from the worst to the best."""
     path = run.path / "clients.jsonl"
     lines = [line for line in read_lines(path, ("round",)) if line["round"] <= run.length] if path.exists() else []

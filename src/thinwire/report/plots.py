@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 
 from ..data.optional import optional
 from ..errors import nearest, require
-from ..studies.axes import Values, count
+from ..studies.axes import Axis, Values, count
 from ..studies.read import Arm
-from .curves import NAMES, OWN, axes, curve, has, judged, sent
+from .curves import NAMES, OWN, axes, curve, has, judgement, sent_axes
 
 optional("matplotlib", "drawing", "plots").use("Agg")  # files only: no screen is needed
 from matplotlib import pyplot as plt  # noqa: E402
@@ -51,48 +52,76 @@ def plot(
         form is None or form in known, f"--format {form}{nearest(str(form), known)}: it is one of {', '.join(known)}"
     )
     require(not single or form in (None, suffix), f"--format {form} and --out {out} are two formats: leave one out")
+    figures = Figures(arms, title, size, best)
     if single:
-        return [_overview(arms, out, title, size, best)]
+        return [figures.overview(out)]
     require(not out.is_file(), f"--out {out}: that is a file; name a folder, or a file with a suffix such as .svg")
     form, first = form or "png", "best_" if best else ""
-    unit, (value, loss) = arms[0].unit, judged(arms)
+    unit, (value, loss) = arms[0].unit, judgement(arms)
     files = []
-    for name, (axis, label, _) in axes(arms[0].kind).items():
-        path = out / f"{first}{value}_by_{name}.{form}"
-        files.append(_single(arms, path, axis, label, value, title, size, best=best))
+    for name, axis in axes(arms[0].kind).items():
+        files.append(figures.single(out / f"{first}{value}_by_{name}.{form}", axis, value))
     beside = "train_loss" if loss == "test_loss" and has(arms, "train_loss") else None
-    for name, (axis, label, _) in axes(arms[0].kind).items():
-        if name not in sent(arms[0].kind):
-            path = out / f"{first}loss_by_{name}.{form}"
-            files.append(_single(arms, path, axis, label, loss, title, size, beside, best))
+    for name, axis in axes(arms[0].kind).items():
+        if name not in sent_axes(arms[0].kind):
+            files.append(figures.single(out / f"{first}loss_by_{name}.{form}", axis, loss, beside))
     if not best:
         if own := next((name for name in OWN if has(arms, name)), None):
-            files.append(_single(arms, out / f"clients_by_{unit}s.{form}", count, unit, own, title, size))
-        files.append(_sent(arms, out / f"sent_by_{unit}s.{form}", title, size))
-    files.append(_overview(arms, out / f"{first}overview.{form}", title, size, best))
+            files.append(figures.single(out / f"clients_by_{unit}s.{form}", Axis(count, unit), own))
+        files.append(figures.sent(out / f"sent_by_{unit}s.{form}"))
+    files.append(figures.overview(out / f"{first}overview.{form}"))
     return files
 
 
-def _sent(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None) -> Path:
-    """What had been sent after each round or step, a panel for each way to count it."""
-    found = sent(arms[0].kind)
-    width, height = size or (5.5 * len(found), 4.2 + 0.22 * len(arms))
-    figure, grid = plt.subplots(1, len(found), figsize=(width, height), layout="constrained", squeeze=False)
-    for place, name in zip(grid.flat, found, strict=True):
-        _draw(place, arms, count, arms[0].unit, name)
-    return _named(figure, grid.flat[0], path, title)
+@dataclass(frozen=True)
+class Figures:
+    """The figures of some methods, and what all of them have in common: arguments of :func:`plot`."""
 
+    arms: list[Arm]
+    title: str | None
+    size: tuple[float, float] | None
+    best: bool
 
-def _overview(arms: list[Arm], path: Path, title: str | None, size: tuple[float, float] | None, best: bool) -> Path:
-    unit, (value, loss) = arms[0].unit, judged(arms)
-    drawn = list(axes(arms[0].kind).values())[:3]
-    panels = [*((axis.values, axis.label, value) for axis in drawn), (count, unit, loss)]
-    figure, grid = plt.subplots(2, 2, figsize=size or (12, 9.2), layout="constrained")
-    for place, (axis, label, name) in zip(grid.flat, panels, strict=False):
-        _draw(place, arms, axis, label, name, best)
-    for place in grid.flat[len(panels) :]:  # of a kind with fewer axes
-        place.set_visible(False)
-    return _named(figure, grid.flat[0], path, title, 2)
+    def sent(self, path: Path) -> Path:
+        """Bytes and floats sent after each round or step, a panel for each way to count them."""
+        arms, names = self.arms, sent_axes(self.arms[0].kind)
+        size = self.size or (5.5 * len(names), 4.2 + 0.22 * len(arms))
+        figure, grid = plt.subplots(1, len(names), figsize=size, layout="constrained", squeeze=False)
+        for place, name in zip(grid.flat, names, strict=True):
+            _draw(place, arms, Axis(count, arms[0].unit), name)
+        return self.save(figure, grid.flat[0], path)
+
+    def overview(self, path: Path) -> Path:
+        """Four panels: what models are judged by on three axes, and the loss."""
+        unit, (value, loss) = self.arms[0].unit, judgement(self.arms)
+        drawn = list(axes(self.arms[0].kind).values())[:3]
+        panels = [*((axis, value) for axis in drawn), (Axis(count, unit), loss)]
+        figure, grid = plt.subplots(2, 2, figsize=self.size or (12, 9.2), layout="constrained")
+        for place, (axis, name) in zip(grid.flat, panels, strict=False):
+            _draw(place, self.arms, axis, name, self.best)
+        for place in grid.flat[len(panels) :]:  # of a kind with fewer axes
+            place.set_visible(False)
+        return self.save(figure, grid.flat[0], path, 2)
+
+    def single(self, path: Path, axis: Axis, value: str, beside: str | None = None) -> Path:
+        """A figure of one panel; the value ``beside`` it is dashed."""
+        size = self.size or (8, 4.6 + 0.22 * len(self.arms))
+        figure, place = plt.subplots(figsize=size, layout="constrained")
+        _draw(place, self.arms, axis, value, self.best)
+        if beside is not None:
+            for number, arm in enumerate(self.arms):
+                if (line := curve(arm, axis.values, beside, self.best)) is not None:
+                    place.plot(line.x, line.middle, "--", color=COLOURS[number % len(COLOURS)], linewidth=1, alpha=0.7)
+            place.set_ylabel(f"{place.get_ylabel()}; dashed: {NAMES[beside]}")
+        return self.save(figure, place, path)
+
+    def save(self, figure: Any, place: Any, path: Path, columns: int = 1) -> Path:
+        """The file of a figure, with its title, and the names of methods as one of its panels has them."""
+        if self.title is not None:
+            figure.suptitle(self.title, parse_math=False)
+        handles, names = place.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+        return save(figure, path)
 
 
 def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -104,66 +133,37 @@ def _trailing(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return averaged
 
 
-def _single(
-    arms: list[Arm],
-    path: Path,
-    axis: Values,
-    label: str,
-    value: str,
-    title: str | None,
-    size: tuple[float, float] | None,
-    beside: str | None = None,
-    best: bool = False,
-) -> Path:
-    figure, place = plt.subplots(figsize=size or (8, 4.6 + 0.22 * len(arms)), layout="constrained")
-    _draw(place, arms, axis, label, value, best)
-    if beside is not None:
-        for number, arm in enumerate(arms):
-            if (found := curve(arm, axis, beside, best)) is not None:
-                place.plot(found.x, found.middle, "--", color=COLOURS[number % len(COLOURS)], linewidth=1, alpha=0.7)
-        place.set_ylabel(f"{place.get_ylabel()}; dashed: {NAMES[beside]}")
-    return _named(figure, place, path, title)
-
-
-def _named(figure: Any, place: Any, path: Path, title: str | None, columns: int = 1) -> Path:
-    """The file of a figure, with its title, and the names of methods as one of its panels has them."""
-    if title is not None:
-        figure.suptitle(title, parse_math=False)
-    handles, names = place.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-    return _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path, **how: Any) -> Path:
+    """Write a figure to a file, whose folder is made, and forget it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, **how)
     plt.close(figure)
     return path
 
 
-def _draw(place: Any, arms: list[Arm], axis: Values, label: str, value: str, best: bool = False) -> None:
-    """One curve a method: the mean over seeds, with a band from the lowest to the highest."""
+def _draw(place: Any, arms: list[Arm], axis: Axis, value: str, best: bool = False) -> None:
+    """A curve for each method: the mean over seeds, with a band from the lowest to the highest."""
     steady = best or value in axes(arms[0].kind)  # it goes one way: there is nothing to smooth
     for number, arm in enumerate(arms):
-        found = curve(arm, axis, value, best)
-        if found is None:
+        line = curve(arm, axis.values, value, best)
+        if line is None:
             continue
-        x, middle = found.x, found.middle
+        x, middle = line.x, line.middle
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
         if len(middle) >= SMOOTHED and not steady:
             place.plot(x, middle, style, color=colour, alpha=0.2, linewidth=0.8)
             middle = _trailing(middle)
         place.plot(x, middle, style, color=colour, label=arm.label, linewidth=1.6)
         if value in OWN:
-            spread = _part(arm, axis, f"{value}_spread")
+            spread = _part(arm, axis.values, f"{value}_spread")
             place.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
             for part, dots in (("p10", "-."), ("worst", ":")):
-                place.plot(x, _part(arm, axis, f"{value}_{part}"), dots, color=colour, linewidth=1.2)
-        elif found.seeds > 1:
-            place.fill_between(x, found.low, found.high, color=colour, alpha=0.15, linewidth=0)
-    if label.startswith(("MB", "millions", "seconds")):
+                place.plot(x, _part(arm, axis.values, f"{value}_{part}"), dots, color=colour, linewidth=1.2)
+        elif line.seeds > 1:
+            place.fill_between(x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+    if axis.label.startswith(("MB", "millions", "seconds")):
         logarithmic(place)
-    place.set_xlabel(label)
+    place.set_xlabel(axis.label)
     band = "\n(band: one deviation, dash-dots: lowest tenth, dots: worst client)"
     name = axes(arms[0].kind)[value].label if value in axes(arms[0].kind) else NAMES[value]
     name += (band if value in OWN else "") + (", best until then" if best else "")
@@ -186,7 +186,7 @@ def ticks(low: float, high: float) -> list[float]:
         [digit * 10.0**k for k in decades for digit in (1, 2, 5)],
         *([n * s for n in range(math.ceil(low / s), int(high / s) + 1)] for s in (2 * size, size, size / 2, size / 4)),
     ]
-    return next(found for choice in choices if len(found := [x for x in choice if low <= x <= high]) >= 3)
+    return next(within for choice in choices if len(within := [x for x in choice if low <= x <= high]) >= 3)
 
 
 class _Ticks(Locator):
@@ -210,6 +210,6 @@ def logarithmic(place: Any) -> None:
 
 def _part(arm: Arm, axis: Values, name: str) -> NDArray[np.float64]:
     """In percent, the mean over seeds of what stands beside clients' own tests, in the rounds of their curve."""
-    found = curve(arm, axis, name)
-    assert found is not None
-    return 100 * found.middle
+    line = curve(arm, axis, name)
+    assert line is not None
+    return 100 * line.middle

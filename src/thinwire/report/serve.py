@@ -41,9 +41,9 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
                 if asked.path == "/":
                     self._answer(200, "text/html; charset=utf-8", page(contents.now(), live=True).encode())
                 elif asked.path == "/contents.json":
-                    found = contents.now()
-                    known = parse_qs(asked.query).get("known") == [found["changed"]]
-                    body = b"" if known else json.dumps(found, allow_nan=False).encode()
+                    newest = contents.now()
+                    known = parse_qs(asked.query).get("known") == [newest["changed"]]
+                    body = b"" if known else json.dumps(newest, allow_nan=False).encode()
                     self._answer(204 if known else 200, "application/json", body)
                 else:
                     self._answer(404, "text/plain", b"there is / and /contents.json")
@@ -73,21 +73,21 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
 
 
 class Contents:
-    """What the page shows, gathered anew when a file changed."""
+    """The contents of the page, gathered anew when a file changed."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders, self.lock = list(folders), threading.Lock()
-        self.found: Record = {}
+        self.newest: Record = {}
 
     def now(self) -> Record:
         """With ``changed``, which is another text whenever the rest is. Raises :class:`RunError` where nothing is."""
         with self.lock:
-            changed = self._changed()
-            if self.found.get("changed") != changed:
-                self.found = {**gather(self.folders), "changed": changed}
-            return self.found
+            changed = self._digest()
+            if self.newest.get("changed") != changed:
+                self.newest = {**gather(self.folders), "changed": changed}
+            return self.newest
 
-    def _changed(self) -> str:
+    def _digest(self) -> str:
         digest = hashlib.sha256()
         for folder in self.folders:
             for path in sorted(path for name in WATCHED for path in folder.rglob(name)):

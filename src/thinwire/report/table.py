@@ -20,38 +20,38 @@ from ..studies.cells import (
     mean,
     mean_of_last,
     measure_of,
-    noted,
+    notes_on,
     share_text,
 )
-from ..studies.read import Arm, counted, not_begun, planned, setting
+from ..studies.read import Arm, comparable, not_begun, planned_length, setting
 
 
 def rows(arms: list[Arm]) -> list[Row]:
-    """One row a method: means over the seeds of :func:`~thinwire.studies.read.counted`, and the deviation over them.
+    """A row for each method: means over the seeds of :func:`~thinwire.studies.read.comparable`, and their deviation.
 
     ``seeds_left_out`` are those that are not complete while others are, or have not begun. Shares of bytes are those of
     a method that sends everything and made as many rounds, or steps, in the same setting; else None. ``times_as_fast``,
     where there are simulated seconds, refers to the same method.
     """
     kind = KINDS[arms[0].kind]
-    found = []
+    table = []
     for arm in arms:
-        whole = counted(arm)
+        whole = comparable(arm)
         row = _row(whole, kind.last) | kind.row(whole)
         ahead = {seed for run in arm.runs for seed in not_begun(run).get(run.path.resolve().parent.name, ())}
         left_out = sorted(({run.seed for run in arm.runs} | ahead) - {run.seed for run in whole.runs})
-        found.append({**row, "seeds_left_out": left_out})
-    alike = [(row[f"{row['unit']}s"], setting(arm.runs[0])) for row, arm in zip(found, arms, strict=True)]
+        table.append({**row, "seeds_left_out": left_out})
+    alike = [(row[f"{row['unit']}s"], setting(arm.runs[0])) for row, arm in zip(table, arms, strict=True)]
     dense = [
-        (row, same) for row, same in zip(found, alike, strict=True) if row["bytes_up"] and kind.plain(row["expression"])
+        (row, same) for row, same in zip(table, alike, strict=True) if row["bytes_up"] and kind.plain(row["expression"])
     ]
-    for row, own in zip(found, alike, strict=True):
+    for row, own in zip(table, alike, strict=True):
         beside = next((one for one, same in dense if same == own), None)
         for way in ("up", "total"):
             row[f"share_{way}"] = row[f"bytes_{way}"] / beside[f"bytes_{way}"] if beside else None
         if "clock" in row:
             row["times_as_fast"] = beside["clock"] / row["clock"] if beside and row["clock"] else None
-    return found
+    return table
 
 
 def _row(arm: Arm, last: int) -> Row:
@@ -65,7 +65,7 @@ def _row(arm: Arm, last: int) -> Row:
         "unit": arm.unit,
         "seeds": [run.seed for run in arm.runs],
         f"{arm.unit}s": min(run.length for run in arm.runs),
-        f"{arm.unit}s_planned": max((wanted for run in arm.runs if (wanted := planned(run))), default=None),
+        f"{arm.unit}s_planned": max((wanted for run in arm.runs if (wanted := planned_length(run))), default=None),
         "complete": all(run.summary is not None for run in arm.runs),
         "measure": measure,
         measure: statistics.fmean(finals) if finals else None,
@@ -78,14 +78,14 @@ def _row(arm: Arm, last: int) -> Row:
     }
 
 
-def columns_of(found: Sequence[Row]) -> list[Column]:
+def columns_of(rows: Sequence[Row]) -> list[Column]:
     """The columns of rows of one kind, from left to right."""
     first: list[Column] = [
         ("method", _method),
-        (found[0]["measure"], _accuracy),
+        (rows[0]["measure"], _accuracy),
         ("best", lambda row: share_text(row, row[f"best_{row['measure']}"])),
     ]
-    return [*first, *KINDS[found[0]["kind"]].columns(found)]
+    return [*first, *KINDS[rows[0]["kind"]].columns(rows)]
 
 
 def _method(row: Row) -> str:
@@ -102,23 +102,23 @@ def _accuracy(row: Row) -> str:
     return share_text(row, row[row["measure"]]) + ("" if deviation is None else f" ± {deviation_text(row, deviation)}")
 
 
-def markdown(found: list[Row]) -> str:
+def markdown(rows: list[Row]) -> str:
     """The table as a page."""
-    columns = columns_of(found)
+    columns = columns_of(rows)
     lines = ["| " + " | ".join(name for name, _ in columns) + " |", "|" + " --- |" + " ---: |" * (len(columns) - 1)]
-    for row in found:
+    for row in rows:
         first, *rest = (cell(row) for _, cell in columns)
         lines.append("| " + " | ".join([f"`{first}`", *rest]) + " |")
-    return "\n".join([*lines, "", noted(KINDS[found[0]["kind"]].notes, [name for name, _ in columns]), ""])
+    return "\n".join([*lines, "", notes_on(KINDS[rows[0]["kind"]].notes, [name for name, _ in columns]), ""])
 
 
-def latex(found: list[Row]) -> str:
+def latex(rows: list[Row]) -> str:
     """The table as a tabular of LaTeX, for a page with booktabs."""
-    columns = columns_of(found)
+    columns = columns_of(rows)
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(_escaped(name) for name, _ in columns) + r" \\", r"\midrule"]
-    for row in found:
-        first, *rest = (_escaped(cell(row)) for _, cell in columns)
+    lines += [" & ".join(_escape(name) for name, _ in columns) + r" \\", r"\midrule"]
+    for row in rows:
+        first, *rest = (_escape(cell(row)) for _, cell in columns)
         lines.append(" & ".join([rf"\texttt{{{first}}}", *rest]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -134,15 +134,15 @@ LATEX = {
 }
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in text)
 
 
-def csv(found: list[Row]) -> str:
+def csv(rows: list[Row]) -> str:
     """The rows as comma-separated values, not rounded: bytes, seconds, accuracies from 0 to 1, empty where none is."""
     import csv as library
 
-    flat = [dict(_flat(row)) for row in found]
+    flat = [dict(_flat(row)) for row in rows]
     file = io.StringIO()
     writer = library.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -158,15 +158,15 @@ def _flat(row: Row) -> Iterator[tuple[str, Any]]:
             yield name, " ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def show(found: list[Row], title: str) -> None:
+def show(rows: list[Row], title: str) -> None:
     """The table on the terminal; ``table.md`` has the columns that a narrow one has no room for."""
-    columns, kind = columns_of(found), KINDS[found[0]["kind"]]
-    lines = [[cell(row) for _, cell in columns] for row in found]
+    columns, kind = columns_of(rows), KINDS[rows[0]["kind"]]
+    lines = [[cell(row) for _, cell in columns] for row in rows]
     draw(title, [name for name, _ in columns], lines, kind.least, kind.notes)
 
 
-def write(found: list[Row], out: Path, command: str) -> Path:
+def write(rows: list[Row], out: Path, command: str) -> Path:
     """``table.md`` in a study's folder, with the command that made it."""
     path = out / "table.md"
-    write_atomic(path, f"{markdown(found)}\n```\n{command}\n```\n".encode())
+    write_atomic(path, f"{markdown(rows)}\n```\n{command}\n```\n".encode())
     return path

@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -165,10 +166,10 @@ class Folder:
         """What ``run.json`` says this run is; None where there is none yet."""
         path = self.path / "run.json"
         try:
-            found = json.loads(path.read_text()) if path.exists() else None
+            about = json.loads(path.read_text()) if path.exists() else None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunError(f"{path} is damaged ({error}): delete the folder to start this run anew") from error
-        return found if isinstance(found, dict) or found is None else {}
+        return about if isinstance(about, dict) or about is None else {}
 
     def agree(self, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         """What ``run.json`` says, None where there is none. Raises :class:`RunError` where it has another fact."""
@@ -271,6 +272,11 @@ class Folder:
             return read_state(path)
         except WireError as error:
             raise RunError(f"{path} is damaged ({error}): delete it to start this run anew") from error
+
+    def drop_checkpoint(self) -> None:
+        """Delete the checkpoint of a run that is complete: it may be large."""
+        if self.writes:
+            shutil.rmtree((self.path / CHECKPOINT).parent, ignore_errors=True)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write ``summary.json``: the run is complete, and all of it on disk."""

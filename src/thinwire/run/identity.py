@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +15,14 @@ from torch import nn
 from ..algorithms.base import Algorithm
 from ..config import complete
 from ..dice import seeded
-from ..task import IGNORED, Supervised, Task
-from ..train.one import to_device
+from ..losses import IGNORED
+from ..task import Supervised, Task
+from ..train.device import to_device
+from ..version import code_version
 from ..wire import dumps
+from .folder import Folder
+
+log = logging.getLogger("thinwire")
 
 
 def model_digest(module: nn.Module) -> str:
@@ -59,6 +66,17 @@ def data_digest(tasks: Sequence[Task]) -> str:
 def _tensor_digest(x: torch.Tensor) -> str:
     data = x.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().data
     return f"{tuple(x.shape)}{x.dtype}{hashlib.sha256(data).hexdigest()}"
+
+
+def versions(folder: Folder, about: Mapping[str, Any]) -> list[str]:
+    """The versions that a run was made with; ``about`` is its ``run.json``. A warning says where they change."""
+    now, known = f"thinwire {code_version()}, torch {torch.__version__}", list(about.get("versions", ()))
+    if not known or known[-1] == now:
+        return known or [now]
+    if folder.writes:
+        text = "%s was made with %s and goes on with %s: its numbers may differ from those of a run by one of them"
+        log.warning(text, folder.path, known[-1], now)
+    return [*known, now]
 
 
 def name_of(function: object) -> str:

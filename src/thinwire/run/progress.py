@@ -1,4 +1,4 @@
-"""The live line of a run: round, accuracy, bytes, time left."""
+"""The live line of a run: round or step, accuracy, bytes, time left."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..data.optional import optional
 
 
 @contextlib.contextmanager
-def live(rounds: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Yields a function to call with a method's name and the record of each round, on standard error."""
+def live(name: str, goal: int, unit: str = "round") -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields a function to call with each record of a run of a method, for a line on standard error."""
     optional("rich", "progress=True", "cli")
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,22 +20,22 @@ def live(rounds: int) -> Iterator[Callable[[str, dict[str, Any]], None]]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[found]}"),
+        TextColumn("{task.fields[text]}"),
         TimeRemainingColumn(),
     )
     up = down = 0
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=rounds, found="")
+        task = progress.add_task(name, total=goal, text="")
 
-        def line(name: str, record: dict[str, Any]) -> None:
+        def line(record: dict[str, Any]) -> None:
             nonlocal up, down
             up, down = up + record["up_bytes"], down + record["down_bytes"]
-            found = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
-            for name in ("accuracy", "dice"):
-                if record.get(name) is not None:
-                    found = f"{name} {record[name]:.3f}, {found}"
+            text = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
+            for measure in ("accuracy", "dice"):
+                if record.get(measure) is not None:
+                    text = f"{measure} {record[measure]:.3f}, {text}"
             if record.get("clipped"):
-                found = f"{found}, {record['clipped']} clipped"
-            progress.update(task, description=name, completed=record["round"], found=found)
+                text = f"{text}, {record['clipped']} clipped"
+            progress.update(task, completed=record[unit], text=text)
 
         yield line

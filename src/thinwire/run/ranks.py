@@ -65,12 +65,12 @@ def share(work: Callable[[], State]) -> list[Any]:
     except Exception as error:
         failed, mine = error, [type(error).__name__, str(error)]
     everyone = exchange(mine)
-    errors = [(number, *found) for number, found in enumerate(everyone) if len(found) == 2]
+    errors = [(number, *answer) for number, answer in enumerate(everyone) if len(answer) == 2]
     for number, kind, text in sorted(errors, key=lambda error: error[1] == RankLost.__name__):
         if failed is not None and number == rank():
             raise failed
         raise ERRORS[kind](text) if kind in ERRORS else RuntimeError(f"rank {number}: {kind}: {text}")
-    return [found[0] for found in everyone]
+    return [answer[0] for answer in everyone]
 
 
 def exchange(x: State) -> list[Any]:

@@ -76,9 +76,9 @@ KINDS = Kinds(
 
 def load(out: Path) -> Study:
     """The study in a folder, of whatever kind. Raises :class:`RunError` where there is none."""
-    from .study import described
+    from .read import description
 
-    values = described(out)
+    values = description(out)
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise RunError(f"{out / 'study.json'}: kind is {kind!r}; known are {', '.join(KINDS)}")

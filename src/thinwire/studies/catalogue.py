@@ -25,8 +25,8 @@ from . import KINDS as STUDIES
 from .expressions import own
 
 
-class Entry(NamedTuple):
-    """One public name."""
+class PublicName(NamedTuple):
+    """A public name."""
 
     name: str
     kind: str
@@ -54,26 +54,26 @@ KINDS: dict[type, str] = {
 }
 
 
-def catalogue(use: Sequence[str] = ()) -> list[Entry]:
+def catalogue(use: Sequence[str] = ()) -> list[PublicName]:
     """Every name, by kind, then by name; those too that ``use``, modules of the user's, define."""
     # One by one: EF21 is a link, and a data-parallel method too.
     named = [*vocabulary().items(), *settings(Split).items(), *settings(Augment).items(), ("AQSGD", AQSGD)]
     # What a module merely imports from thinwire is there already.
     named += [(name, cls) for name, cls in own(use).items() if not cls.__module__.startswith("thinwire.")]
-    found = [_entry(name, cls, KINDS[Config]) for name, cls in named]
-    found += [_entry(name, cls, kind) for kind, study in STUDIES.items() for name, cls in study.outermost.items()]
+    entries = [_entry(name, cls, KINDS[Config]) for name, cls in named]
+    entries += [_entry(name, cls, kind) for kind, study in STUDIES.items() for name, cls in study.outermost.items()]
     order = [*KINDS.values(), *STUDIES]
-    return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+    return sorted(entries, key=lambda entry: (order.index(entry.kind), entry.name))
 
 
-def _entry(name: str, cls: type, other: str) -> Entry:
+def _entry(name: str, cls: type, other: str) -> PublicName:
     """``other`` is the kind of a configuration that has none of these bases."""
     kind = next((word for base, word in KINDS.items() if base is not Config and issubclass(cls, base)), other)
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
-    return Entry(name, kind, f"{name}{shape(cls)}", summary, getattr(cls, "paper", ""))
+    return PublicName(name, kind, f"{name}{shape(cls)}", summary, getattr(cls, "paper", ""))
 
 
-def show(entries: list[Entry]) -> None:
+def show(entries: list[PublicName]) -> None:
     """As a list on the terminal."""
     from rich.console import Console
     from rich.markup import escape

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..expression import parse, vocabulary
-from .read import Arm, Run
+from .read import Arm, RecordedRun
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]  # what is above it, and a row's cell
@@ -38,7 +38,7 @@ def draw(
     for name in least:
         if sum(widths[n] for n in columns) >= console.width:
             columns.pop(name, None)
-    caption = [notes if isinstance(notes, str) else noted(notes, columns)]
+    caption = [notes if isinstance(notes, str) else notes_on(notes, columns)]
     absent = [name for name in head if name not in columns]
     caption += [f"No room here for: {', '.join(absent)}."] if absent else []
     table = Table(title=title, caption=" ".join(caption).strip() or None, caption_justify="left")
@@ -49,8 +49,8 @@ def draw(
     console.print(table)
 
 
-def noted(notes: Mapping[str, str], columns: Iterable[str]) -> str:
-    """What is said of columns that are there."""
+def notes_on(notes: Mapping[str, str], columns: Iterable[str]) -> str:
+    """The notes on those columns that are there."""
     there = set(columns)
     return " ".join(note for name, note in notes.items() if name in there)
 
@@ -59,7 +59,7 @@ def noted(notes: Mapping[str, str], columns: Iterable[str]) -> str:
 
 
 def measure_of(arm: Arm) -> str:
-    """What a model is judged by: "accuracy", or "dice" where pictures were segmented."""
+    """The measure that a model is judged by: "accuracy", or "dice" where pictures were segmented."""
     return (
         "dice"
         if any("dice" in line or "client_dice" in line for run in arm.runs for line in run.rounds)
@@ -78,17 +78,17 @@ def average(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(there) if there else None
 
 
-def last_value(run: Run, name: str) -> float | None:
+def last_value(run: RecordedRun, name: str) -> float | None:
     """The newest value of a run's lines; None where none has it."""
     return mean_of_last(run, name, 1)
 
 
-def mean_of_last(run: Run, name: str, count: int) -> float | None:
+def mean_of_last(run: RecordedRun, name: str, count: int) -> float | None:
     """The mean of the last ``count`` values that there are."""
     return average([r[name] for r in run.rounds if r.get(name) is not None][-count:])
 
 
-def best_value(run: Run, name: str) -> float | None:
+def best_value(run: RecordedRun, name: str) -> float | None:
     """The highest value of a run's lines; None where none has it."""
     return max((r[name] for r in run.rounds if r.get(name) is not None), default=None)
 

@@ -9,26 +9,25 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ..config import complete
-from ..ddp.methods import METHODS, Hook, Method
-from ..ddp.simulation import Record, Result, simulate
+from ..ddp.methods import METHODS, Feedback, Hook, Method
+from ..ddp.simulation import Setting, Simulation
 from ..ddp.worker import Worker, enough
 from ..errors import ExpressionError, nearest, require
 from ..expression import parse, vocabulary
 from ..links import Dense, Link
 from ..problem import Problem
+from ..ranges import Count
 from ..run.ranks import size
-from ..version import code_version
-from ..wire import Packet, State
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, average, last_value, mean, megabytes_text, percent_text, seconds_text
 from .expressions import of_another_kind, own
-from .read import Arm, Run
-from .steps import Steps, Told
-from .study import Job, asked
+from .read import Arm, Record, RecordedRun
+from .steps import StepStudy
+from .study import StudyRun, asked
 
 
 def method(text: str, use: Sequence[str] = ()) -> Method:
@@ -53,7 +52,7 @@ def method(text: str, use: Sequence[str] = ()) -> Method:
 
 
 @dataclass(frozen=True)
-class DataParallel(Steps):
+class DataParallel(StepStudy):
     """A study of data-parallel methods.
 
     ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. Without ``adamw``
@@ -69,13 +68,12 @@ class DataParallel(Steps):
     out: ClassVar[str] = "runs/ddp"
     resumes: ClassVar[bool] = True
 
-    workers: int = asked(16, "Logical workers.")
+    workers: Count = asked(16, "Logical workers.")
     nesterov: bool = asked(False, "Nesterov's momentum.")
     adamw: bool = asked(False, "AdamW in place of SGD.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.workers > 0, f"--workers {self.workers}: it must be at least 1")
         nesterov = not self.nesterov or (self.momentum > 0 and not self.adamw)
         require(nesterov, "--nesterov is SGD's, with a momentum: give --momentum more than 0, and no --adamw")
         require(size() == 1, "logical workers are of one process: start it without torchrun")
@@ -90,29 +88,19 @@ class DataParallel(Steps):
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         Worker(module.to(self.device), self.optimizer, method, self.workers)
 
-    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
-        def keep(state: State) -> None:
-            told.state(state["step"], lambda: state)
-
-        result = self.simulate(job.method, job.seed, job.problem, on_record=told.record, on_state=keep, resume=resume)
-        return result.module.state_dict(), self.summary(result)
-
-    def simulate(self, method: Method, seed: int, problem: Problem, **more: Any) -> Result:
-        """Train one method; ``more`` are further arguments of :func:`thinwire.ddp.simulation.simulate`."""
-        return simulate(
-            method,
+    def start(self, job: StudyRun) -> Simulation:
+        problem = job.problem
+        if isinstance(job.method, Feedback):
+            job.method.warn(self.workers)
+        return Simulation(
+            job.method,
             problem.model,
             problem.tasks[0],
             problem.test,
-            workers=self.workers,
-            steps=self.steps,
-            batch=self.batch,
+            Setting(self.workers, self.steps, self.batch, job.seed, self.evaluate_every, self.device),
             optimizer=self.optimizer,
             rate=self.rate,
-            seed=seed,
-            evaluate_every=self.evaluate_every,
-            device=self.device,
-            **more,
+            facts=self.about(job),
         )
 
     def title(self, about: Record) -> str:
@@ -125,25 +113,6 @@ class DataParallel(Steps):
         return torch.optim.SGD(
             parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
         )
-
-    def summary(self, result: Result) -> Record:
-        """What ``summary.json`` says of a complete run besides ``run.json``."""
-        records, traffic = result.records, result.traffic
-        return {
-            "expression": result.expression,
-            "version": code_version(),
-            "parameters": sum(p.numel() for p in result.module.parameters() if p.requires_grad),
-            "accuracy": result.accuracy,
-            "best_accuracy": result.best_accuracy,
-            "accuracy_x": records[-1].get("accuracy_x"),
-            "test_loss": records[-1].get("test_loss"),
-            "train_loss": records[-1]["train_loss"],
-            "bytes_up": traffic.bytes,
-            "bytes_down": traffic.received(self.workers),
-            "bytes_reduced": traffic.reduced,
-            "bytes_gathered": traffic.gathered,
-            "seconds": sum(line["seconds"] for line in records),
-        }
 
     # -- what table, curves and report show ------------------------------------
 
@@ -202,12 +171,12 @@ class DataParallel(Steps):
         decay = ", ".join(f"{100 * share:g} %" for share in about.get("decay") or ())
         return [
             ("Workers", f"{about['workers']}, each of which takes {about['batch']} examples in a step"),
-            ("Steps", f"{about['steps']:,}"),
+            ("StepStudy", f"{about['steps']:,}"),
             ("Optimiser", f"{kind}, learning rate {about['lr']:g}{more}"),
             ("Decay", f"to a tenth of the rate after {decay} of the steps" if decay else None),
         ]
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         about = runs[0].about
         return [f"{about['workers']} workers", f"{about['steps']} steps"]

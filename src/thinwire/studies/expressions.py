@@ -1,19 +1,21 @@
-"""What is typed: expressions of methods and options, with a user's own modules, and which kind of study they are of."""
+"""Typed text as objects: expressions of methods and options, with a user's own modules, and their kind of study."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from ..config import Config
 from ..errors import ExpressionError, require
 from ..expression import configurations, parse, vocabulary
+from ..federated.setting import Setting
 from ..problem import import_module
 
 
 def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | None:
-    """Of an expression that begins with ``name`` and is of another kind than this: which, and its command."""
+    """The kind, and its command, of an expression that begins with ``name`` and is of another kind than this."""
     from . import KINDS
 
     other = next((one for one, cls in KINDS.items() if one != kind and cls.knows(name, names)), None)
@@ -21,12 +23,12 @@ def of_another_kind(kind: str, name: str, names: Mapping[str, type]) -> str | No
 
 
 def vocabulary_with(use: Sequence[str]) -> dict[str, type]:
-    """What a method may be written with: thinwire's names, and those of a user's modules."""
+    """The names that a method may be written with: thinwire's, and those of a user's modules."""
     return vocabulary() | own(use)
 
 
 def own(use: Sequence[str]) -> dict[str, type]:
-    """What a user's modules have that can be written in an expression.
+    """The classes of a user's modules that can be written in an expression.
 
     Raises ``ValueError`` for a class that is written there and cannot be, and for one with a name of thinwire's own.
     """
@@ -37,9 +39,9 @@ def own(use: Sequence[str]) -> dict[str, type]:
         for name, cls in written.items():
             if why := _unusable(name, cls, written.values()):
                 raise ValueError(f"--use {module}: {why}")
-        found = configurations(there)
-        require(bool(found), f"--use {module}: it has no method or link, which are frozen dataclasses")
-        names |= found
+        classes = configurations(there)
+        require(bool(classes), f"--use {module}: it has no method or link, which are frozen dataclasses")
+        names |= classes
     return names
 
 
@@ -56,8 +58,8 @@ def _unusable(name: str, cls: Any, beside: Iterable[type]) -> str:
     return ""
 
 
-def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
-    """What an expression makes. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
+def parse_typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None = None) -> Any:
+    """The object of an expression. Raises :class:`ExpressionError`, for what a user's own class does not take too."""
     try:
         return parse(text, defaults, names)
     except ValueError as error:
@@ -65,8 +67,27 @@ def typed(text: str, names: dict[str, type], defaults: Mapping[str, Any] | None 
 
 
 def option(name: str, text: str, kind: type, names: dict[str, type], example: str) -> Any:
-    """What an option's expression makes. Raises :class:`ExpressionError` where that is of another kind."""
-    found = typed(text, names)
-    if not isinstance(found, kind):
+    """The object of an option's expression. Raises :class:`ExpressionError` where it is of another kind."""
+    value = parse_typed(text, names)
+    if not isinstance(value, kind):
         raise ExpressionError(f"{name} {text}: it is written like {example}")
-    return found
+    return value
+
+
+def setting_of(values: Mapping[str, Any]) -> Setting:
+    """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
+    parts = {
+        name: part
+        for name, kinds in get_type_hints(Setting).items()
+        for part in get_args(kinds)
+        if isinstance(part, type) and issubclass(part, Config)
+    }
+    made = {
+        name: option(f"--{name}", values[name], part, {part.__name__: part}, part.example)
+        for name, part in parts.items()
+        if values.get(name) is not None
+    }
+    if values.get("clip") not in (None, "auto"):  # a word or a number
+        with contextlib.suppress(ValueError):
+            made["clip"] = float(values["clip"])
+    return Setting().but({**values, **made})

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from ..algorithms import FedAvg
 from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
-from ..config import Config
 from ..data import Split
 from ..errors import ExpressionError, require
 from ..expression import parse, settings
@@ -27,6 +25,7 @@ from ..federated.simulation import Simulation
 from ..links import Dense
 from ..optimizers import SGD
 from ..problem import CLIENTS, Problem, custom, standard
+from ..ranges import Count, Range
 from .axes import BOTH, UP, Axis, clock, running
 from .cells import (
     Column,
@@ -43,19 +42,20 @@ from .cells import (
     share_text,
     short_expression,
 )
-from .expressions import of_another_kind, option, typed, vocabulary_with
-from .read import Arm, Record, Run, chosen, read_lines
-from .study import Job, Study, asked
+from .expressions import of_another_kind, option, parse_typed, setting_of, vocabulary_with
+from .read import Arm, Record, RecordedRun, choices, read_lines
+from .study import Study, StudyRun, asked
 
 OF_CLIENTS = tuple(f"client{part}" for part in ("", "_spread", "_p10", "_worst", "_before", "_shared"))
+Below1 = Annotated[float, Range(lambda x: 0 <= x < 1, "is a share below 1")]
 FEW = 10  # clients, each of which has a column
 BESIDE = ("served", "predicted")  # what is tested beside the model that all share
 OTHERS = {"before": "before adapting", "shared": "shared model"}
 """Models besides the clients' own ones that their tests are of, and the titles of the columns."""
 
 
-def _seconds(run: Run) -> list[float]:
-    """Those of the simulated network; without one those that the slowest client's bytes take at 10 Mbit/s."""
+def _seconds(run: RecordedRun) -> list[float]:
+    """The seconds of the simulated network; without one those that the slowest client's bytes take at 10 Mbit/s."""
     simulated = clock(run)
     if simulated and simulated[-1] > 0:
         return simulated
@@ -85,18 +85,15 @@ class Federated(Study):
     may_change: ClassVar[tuple[str, ...]] = (*Study.may_change, "rounds")
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model.")
-    clients: int | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
+    clients: Count | None = asked(None, f"How many clients there are (default: {CLIENTS}, or one a site).")
     split: str | None = asked(None, "IID(), Dirichlet(0.1), Shards(2), Natural()...")
-    rounds: int = asked(50, "Rounds to train.")
-    holdout: float = asked(0.0, "Share of each client's examples kept for its own test.")
+    rounds: Count = asked(50, "Rounds to train.")
+    holdout: Below1 = asked(0.0, "Share of each client's examples kept for its own test.")
     unseen: int | None = asked(None, "A site that does not train: the test is then its own (retina, fashion_sites).")
     setting: Setting = Setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.clients is None or self.clients > 0, f"--clients {self.clients}: it must be at least 1")
-        require(self.rounds > 0, f"--rounds {self.rounds}: it must be at least 1")
-        require(0 <= self.holdout < 1, f"--holdout {self.holdout:g}: it is a share below 1")
         for seed in self.seeds:
             replace(self.setting, seed=seed)  # which checks it
         object.__setattr__(self, "setting", replace(self.setting, seed=self.seeds[0]))
@@ -111,12 +108,12 @@ class Federated(Study):
         names = vocabulary_with(use)
         if other := of_another_kind(Federated.kind, text.partition("(")[0].strip(), names):
             raise ExpressionError(other)
-        found = typed(text, names, defaults)
-        if isinstance(found, tuple):
+        made = parse_typed(text, names, defaults)
+        if isinstance(made, tuple):
             raise ExpressionError(f"{text} is several methods: put each into quotes of its own")
-        if not isinstance(found, Algorithm | Auto):
+        if not isinstance(made, Algorithm | Auto):
             raise ExpressionError(f"{text} is not a method; try FedAvg(up={text})")
-        return found
+        return made
 
     def problem(self, seed: int) -> Problem:
         if self.task is not None:
@@ -133,11 +130,11 @@ class Federated(Study):
     def from_options(cls, methods: Sequence[str], options: Mapping[str, Any]) -> Study:
         """As :meth:`Study.from_options`; the fields of a setting are options too."""
         names = {field.name for field in fields(Setting)}
-        setting = settled({name: value for name, value in options.items() if name in names})
+        setting = setting_of({name: value for name, value in options.items() if name in names})
         return super().from_options(methods, {**options, "setting": setting, "seed": setting.seed})
 
     def hints(self) -> Iterator[str]:
-        for method in self.parsed():
+        for method in self.parse_methods():
             if self.rounds <= method.warm_up:
                 start = f"{method.warms} in its first {method.warm_up} rounds, and --rounds is {self.rounds}"
                 yield f"{method!r} {start}"
@@ -152,7 +149,7 @@ class Federated(Study):
         run = Simulation(method, problem.model, problem.tasks, setting, test=problem.test, client_tests=tests)
         run.pool.close()
 
-    def train(self, job: Job, folder: Path) -> None:
+    def train(self, job: StudyRun, folder: Path) -> None:
         problem = job.problem
         simulate(
             job.method,
@@ -245,7 +242,7 @@ class Federated(Study):
     def row(arm: Arm) -> Row:
         slowest, measure = mean(arm, "slowest_bytes"), measure_of(arm)
         own = (name.replace("client", f"client_{measure}") for name in OF_CLIENTS)
-        made = [{"seed": run.seed, **each} for run in arm.runs for each in chosen(run)]
+        made = [{"seed": run.seed, **each} for run in arm.runs for each in choices(run)]
         return {
             **{name: average(last_value(run, name) for run in arm.runs) for name in own},
             **({"chosen": made} if made else {}),
@@ -317,7 +314,7 @@ class Federated(Study):
         ]
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         about, rounds = runs[0].about, study.get("rounds") or max(run.length for run in runs)
         return [*([f"{about['clients']} clients"] if "clients" in about else []), f"{rounds} rounds"]
 
@@ -337,32 +334,13 @@ class Federated(Study):
         return None if self.split is None else option("--split", self.split, Split, settings(Split), "Dirichlet(0.1)")
 
 
-def settled(values: Mapping[str, Any]) -> Setting:
-    """The setting of fields as they are typed: those that are configurations are expressions, parsed here."""
-    parts = {
-        name: part
-        for name, kinds in get_type_hints(Setting).items()
-        for part in get_args(kinds)
-        if isinstance(part, type) and issubclass(part, Config)
-    }
-    made = {
-        name: option(f"--{name}", values[name], part, {part.__name__: part}, part.example)
-        for name, part in parts.items()
-        if values.get(name) is not None
-    }
-    if values.get("clip") not in (None, "auto"):  # a word or a number
-        with contextlib.suppress(ValueError):
-            made["clip"] = float(values["clip"])
-    return Setting().but({**values, **made})
-
-
 def _personal(arm: Arm, way: str) -> float:
-    """Of the bytes up or down those of clients' own models, the mean over seeds: 0 of most methods."""
+    """The bytes up or down of clients' own models, the mean over seeds: 0 of most methods."""
     return statistics.fmean(sum(r.get(f"{way}_personal", 0) for r in run.rounds) for run in arm.runs)
 
 
 def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
-    """Of few clients with tests of their own, each one's value at the last evaluation, the mean over seeds."""
+    """Each client's value at the last evaluation, the mean over seeds, of few clients with tests of their own."""
     paths = [run.path / "clients.jsonl" for run in arm.runs]
     lasts = [
         [line for line in read_lines(path) if line.get("round", 0) <= run.length][-1:]
@@ -375,9 +353,9 @@ def _each_client(arm: Arm, measure: str) -> list[float | None] | None:
     return [average(values) for values in zip(*each, strict=True)]
 
 
-def _by_client(found: Sequence[Row]) -> bool:
-    """Whether clients have tests of their own."""
-    return any(_of(row, "client") is not None for row in found)
+def _by_client(rows: Sequence[Row]) -> bool:
+    """True where clients have tests of their own."""
+    return any(_of(row, "client") is not None for row in rows)
 
 
 def _of(row: Row, name: str) -> float | None:
@@ -391,9 +369,9 @@ def _own_tests(row: Row) -> str:
     return share_text(row, mean) + ("" if spread is None else f" ± {deviation_text(row, spread)}")
 
 
-def _client_columns(found: Sequence[Row]) -> tuple[Column, ...]:
+def _client_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     """A column a client, where there are few in all rows."""
-    each = [row["by_client"] for row in found]
+    each = [row["by_client"] for row in rows]
     if not all(each) or len({len(values) for values in each}) > 1:
         return ()
 

@@ -1,4 +1,4 @@
-"""What a run in a folder came to, read back: modules that predict."""
+"""The models of a run, read back from its folder: modules that predict."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..algorithms.base import Algorithm
 from ..errors import RunError, require
 from ..expression import parse
 from ..federated.result import Predictor
-from ..train.one import make_module
+from ..train.slot import make_module
 from .study import Study
 
 
 @dataclass
 class Loaded(Predictor):
-    """What :func:`load` gives: of a :class:`Result` what predicts."""
+    """The trained models of a run: those parts of a :class:`Result` that predict."""
 
     algorithm: Algorithm
     module: nn.Module
@@ -65,7 +65,7 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
     beside = algorithm.beside(whole)
     first = algorithm.finish(whole)
 
-    def filled(target: nn.Module, name: str) -> nn.Module:
+    def fill(target: nn.Module, name: str) -> nn.Module:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -85,12 +85,12 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
         name = str(client) if (path / "personal" / f"{client}.safetensors").exists() else "others"
         if not (path / "personal" / f"{name}.safetensors").exists():
             raise RunError(f"{path} has no model of client {client}'s own")
-        return filled(copy.deepcopy(first), f"personal/{name}")
+        return fill(copy.deepcopy(first), f"personal/{name}")
 
-    shared = filled(copy.deepcopy(first), "model")
-    others = {name: filled(copy.deepcopy(other), name) for name, other in beside.items()}
+    shared = fill(copy.deepcopy(first), "model")
+    others = {name: fill(copy.deepcopy(other), name) for name, other in beside.items()}
     here = (path / "personal").exists()
-    served = filled(copy.deepcopy(first), "served") if (path / "served.safetensors").exists() else None
+    served = fill(copy.deepcopy(first), "served") if (path / "served.safetensors").exists() else None
     return Loaded(algorithm, shared, path, clients if here else 0, own if here else None, others, served)
 
 

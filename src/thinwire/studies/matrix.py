@@ -1,4 +1,4 @@
-"""What goes with what: every pair is made, opened on a small model, and the reason for a refusal noted.
+"""The pairs that go together: every one is made, opened on a small model, and the reason for a refusal noted.
 
 There is no list of rules here. A cell says what the code itself says when it is asked.
 """
@@ -13,14 +13,15 @@ from torch import nn
 
 from ..algorithms import Algorithm, FedAvg
 from ..expression import parse, vocabulary
-from ..federated.messages import Form, private
+from ..federated.letters import private
+from ..federated.messages import Form
 from ..key import Key
 from ..links import Link
 from ..params import Params
 
 
 class Pair(NamedTuple):
-    """One part around another in a role: ``reason`` is empty where they go together."""
+    """A part around another in a role: ``reason`` is empty where they go together."""
 
     outer: str  # "" for a link by itself
     inner: str
@@ -35,13 +36,13 @@ def matrix() -> list[Pair]:
     Links are tried up and down, and as what carries a message to one client alone (``personal=``).
     """
     algorithms, links = _names(Algorithm), _names(Link)
-    found = [_tried(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
+    pairs = [_try(outer, inner, "algorithm") for outer in _holders(Algorithm) for inner in algorithms]
     for role in ("up", "down", "personal"):
-        found += [_tried(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
-    return found
+        pairs += [_try(outer, inner, role) for outer in ["", *_holders(Link)] for inner in links]
+    return pairs
 
 
-def _tried(outer: str, inner: str, role: str) -> Pair:
+def _try(outer: str, inner: str, role: str) -> Pair:
     kind = Algorithm if role == "algorithm" else Link
     text = inner
     try:
@@ -59,7 +60,7 @@ def _tried(outer: str, inner: str, role: str) -> Pair:
 
 
 def _open(algorithm: Algorithm) -> None:
-    """What a run does before its first round."""
+    """Do as a run does before its first round."""
     module = algorithm.assemble(_model(), 2)
     start = algorithm.init_with(Params.trainable(module), None, 2, Key(0))
     message = algorithm.broadcast(start.server, start.view) if start.message is None else start.message

@@ -10,7 +10,6 @@ import copy
 import math
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,18 +29,14 @@ from ..expression import parse, vocabulary
 from ..key import Key
 from ..pipeline import AQSGD, BPK, Pipeline, Simulation, pipeline, split
 from ..pipeline.muon import Muon
-from ..pipeline.plan import cut_into, measure, seconds
+from ..pipeline.plan import cut_into, measure
 from ..pipeline.schedule import SCHEDULES, Schedule
 from ..pipeline.split import places
-from ..pipeline.stage import Stage
-from ..pipeline.watch import Watch, backpropagate, difference, due, mean_moved, parameters
-from ..pipeline.watch import size as length
 from ..problem import Problem
+from ..ranges import AboveZero, Count, Decay
 from ..run.ranks import device_of_rank, rank, share, size
-from ..task import Supervised
-from ..train.one import make_module, mean_metrics, portions, tally
-from ..version import code_version
-from ..wire import Packet, State
+from ..train.slot import make_module
+from ..wire import State
 from .axes import BOTH, WALL, Axis, clock
 from .cells import (
     Column,
@@ -55,16 +50,14 @@ from .cells import (
     seconds_text,
 )
 from .expressions import of_another_kind, own
-from .read import Arm, Record, Run
-from .steps import Steps, Told
-from .study import Job, Numbers, asked, described
+from .pipelined_run import LAST, PipelinedRun
+from .read import Arm, Record, RecordedRun, description
+from .steps import StepStudy
+from .study import Numbers, Study, StudyRun, asked
 
 EACH = ("seconds for each part", "0.02,0.03,0.02", float)  # of forward and backward
 MEASURED = ("cut", "forward", "backward")  # when a study begins, unless they are given
-LAST = 5  # evaluations, whose mean is the accuracy
 BOUNDARIES = 4  # each of which has a column
-STALE = ("moved", "weights", "difference", "gradient", "part_parameters")  # by part
-LOOKED = 500  # examples of a test that go through the parts at once
 
 
 def schedule(text: str, use: Sequence[str] = ()) -> Schedule:
@@ -81,8 +74,8 @@ def schedule(text: str, use: Sequence[str] = ()) -> Schedule:
         known = f"known are {', '.join(SCHEDULES)}"
         link = f"; a link is one of a schedule's, as in BPK(activations={text.strip()})" if outer in names else ""
         raise ExpressionError(f"no schedule {outer!r}{nearest(outer, SCHEDULES)}; {known}{link}")
-    found: Schedule = parse(text, names=names)
-    return found
+    made: Schedule = parse(text, names=names)
+    return made
 
 
 def _sgd(study: Pipelined, parameters: Iterable[nn.Parameter], plain: Iterable[nn.Parameter]) -> Optimizer:
@@ -106,7 +99,7 @@ OPTIMIZERS = {"SGD": _sgd, "AdamW": _adamw, "NAdam": _nadam, "Muon": _muon}
 
 
 @dataclass(frozen=True)
-class Pipelined(Steps):
+class Pipelined(StepStudy):
     """A study of schedules of pipelined training.
 
     - ``parts``: of the model. ``cut`` has the place, in its chain of modules, at which each part but the first begins;
@@ -129,7 +122,7 @@ class Pipelined(Steps):
     """
 
     kind: ClassVar[str] = "pipelined"
-    may_change: ClassVar[tuple[str, ...]] = (*Steps.may_change, "record")
+    may_change: ClassVar[tuple[str, ...]] = (*StepStudy.may_change, "record")
     example: ClassVar[str] = "DSP((1, 1, 0), (4, 2, 0))"
     noun: ClassVar[str] = "a schedule of pipelined training"
     outermost: ClassVar[Mapping[str, type]] = SCHEDULES
@@ -147,15 +140,15 @@ class Pipelined(Steps):
         ),
         "forward": Numbers(*EACH, "Seconds of a batch at each part, forward, e.g. 0.02,0.03,0.02 (else measured)."),
         "backward": Numbers(*EACH, "Seconds of a batch at each part, back (else measured)."),
-        **Steps.lists,
+        **StepStudy.lists,
     }
 
-    batch: int = asked(64, "Examples of a batch.")
-    momentum: float = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
-    parts: int = asked(3, "Parts that the model is cut into.")
+    batch: Count = asked(64, "Examples of a batch.")
+    momentum: Decay = asked(0.9, "Of SGD and Muon; the first beta of AdamW and NAdam.")
+    parts: Count = asked(3, "Parts that the model is cut into.")
     optimizer: str = asked("SGD", f"{', '.join(OPTIMIZERS)}.")
-    clip: float | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
-    mbit: float = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
+    clip: AboveZero | None = asked(None, "The largest norm of a part's gradient; larger ones are scaled down.")
+    mbit: AboveZero = asked(100.0, "Rate of a link between parts, Mbit/s each way: for simulated seconds and the cut.")
     latency: float = asked(0.01, "Seconds that a message takes besides, one way.")
     autocast: str | None = asked(None, "bfloat16: compute in it, with 32-bit parameters.")
     record: Literal["staleness"] | None = asked(
@@ -169,14 +162,11 @@ class Pipelined(Steps):
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = self.parts
-        require(parts > 0, f"--parts {parts}: it must be at least 1")
         known = self.optimizer in OPTIMIZERS
         near = nearest(self.optimizer, OPTIMIZERS)
         require(known, f"--optimizer {self.optimizer}{near}: it is one of {', '.join(OPTIMIZERS)}")
-        require(self.clip is None or self.clip > 0, f"--clip {self.clip}: it must be positive")
         known = self.autocast in (None, "bfloat16")
         require(known, f"--autocast {self.autocast}: bfloat16, or leave it out (float16 needs a loss that is scaled)")
-        require(self.mbit > 0, f"--mbit {self.mbit}: it must be positive")
         require(self.latency >= 0, f"--latency {self.latency}: seconds, not negative")
         for name, values in (("rates", self.rates), ("forward", self.forward), ("backward", self.backward)):
             shown = ",".join(f"{value:g}" for value in values)
@@ -185,7 +175,7 @@ class Pipelined(Steps):
         require(bool(self.forward) == bool(self.backward), "--forward and --backward: give both, or none")
         shown = ",".join(map(str, self.cut))
         require(len(self.cut) in (0, parts - 1), f"--cut {shown}: {parts} parts begin at {parts - 1} places after 0")
-        for method in self.parsed():
+        for method in self.parse_methods():
             method.check(parts)
             cut_into(self.batch, method)
         require(
@@ -219,14 +209,14 @@ class Pipelined(Steps):
         if self.forward:
             return study
 
-        def measured() -> State:
+        def measure_parts() -> State:
             if rank() != 0:  # a neighbour that computes would be measured too
                 return []
             with self.narrow():
                 profile = measure(stages, x, y)
             return [[float(f"{each:.4g}") for each in way] for way in (profile.forward, profile.backward)]
 
-        forward, backward = share(measured)[0]
+        forward, backward = share(measure_parts)[0]
         return replace(study, forward=tuple(forward), backward=tuple(backward))
 
     def rehearse(self, method: Schedule, problem: Problem) -> None:
@@ -234,25 +224,18 @@ class Pipelined(Steps):
         stages = study.stages(problem, self.seeds[0])
         Simulation(stages, study.optimizers(stages), method)
 
-    def run(
-        self,
-        out: Path,
-        on_record: Callable[[str, Record], None] | None = None,
-        progress: bool = False,
-        problems: Mapping[int, Problem] | None = None,
-        on_failure: Callable[[str], None] | None = None,
-    ) -> list[str]:
+    def as_begun(self, out: Path, problems: dict[int, Problem]) -> Study:
         if self.forward and (self.cut or self.parts == 1):
-            return super().run(out, on_record, progress, problems, on_failure)
-        begun = described(out) if (out / "study.json").exists() else {}
+            return self
+        begun, first = description(out) if (out / "study.json").exists() else {}, self.seeds[0]
         if begun.get("forward") and all(begun.get(f) == v for f, v in self.values().items() if f not in MEASURED):
-            found = Pipelined.of(begun, out / "study.json")
-            return found.run(out, on_record, progress, problems, on_failure)
-        known = problems or {self.seeds[0]: self.problem(self.seeds[0])}
-        return self.settled(known[self.seeds[0]]).run(out, on_record, progress, known, on_failure)
+            return Pipelined.of(begun, out / "study.json")
+        if first not in problems:
+            problems[first] = self.problem(first)
+        return self.settled(problems[first])
 
     def optimizers(self, stages: Sequence[nn.Module]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-        """What makes a part's optimiser."""
+        """A function that makes a part's optimiser."""
         modules = [module for stage in stages for module in stage.modules()]
         dense = [module for module in modules if isinstance(module, nn.Linear)][-1:]
         apart = [*(module for module in modules if isinstance(module, nn.Embedding)), *dense]
@@ -286,105 +269,14 @@ class Pipelined(Steps):
         group = dist.new_group(list(range(size())), backend="gloo")  # whose connections a failure may close
         return pipeline(stages, self.optimizers(stages), method, **options, group=group)
 
-    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
-        with self.narrow():
-            return self._trained(job, told, resume)
-
-    def _trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
-        method, problem = job.method, job.problem
-        stages = self.stages(problem, job.seed)
-        training = self.training(method, job.seed, stages)
-        for stage in training.stages.values():
-            stage.watch = None if self.record is None else Watch()
-        records: list[Record] = [] if resume is None else resume["records"]
-        if resume is not None:
-            states = resume["parts"]
-            training.load_state_dict(states if isinstance(training, Simulation) else states[rank()])
-        begin = 0 if resume is None else int(resume["step"])
-        drawn = self.draw_batches(problem, job.seed, begin)
-
-        def advance(count: int, last: bool) -> State:
-            """Train with so many batches; the losses, and the bytes of each part here, forward and back."""
-            before = {part: (own.forward_sent, own.backward_sent) for part, own in training.ledger.items()}
-            losses = [training.step(x, y, examples) for x, y, examples in islice(drawn, count - 1)]
-            plain = self._plain(training, problem, job.seed)
-            losses += [training.step(x, y, examples) for x, y, examples in islice(drawn, 1)]
-            stale = [
-                [mean_moved(stage), length(stage), *_against(stage, plain), parameters(stage)]
-                for stage in training.stages.values()
-                if stage.watch is not None
-            ]
-            if last:
-                losses.append(training.drain())
-            sent = [
-                [part, own.forward_sent - before[part][0], own.backward_sent - before[part][1]]
-                for part, own in training.ledger.items()
-            ]
-            return [[float(loss) for loss in losses if loss is not None], sent, stale]
-
-        while begin < self.steps:
-            count = min(self.evaluate_every - begin % self.evaluate_every, self.steps - begin)
-            began = time.monotonic()
-            found = share(lambda: advance(count, begin + count == self.steps))  # noqa: B023  # called at once
-            sent = [each for _, parts, _ in found for each in parts]  # in the order of parts
-            stale = [each for _, _, parts in found for each in parts]
-            tested = share(lambda: _tested(training, problem.test))[-1]  # the last part's
-            losses, begin = found[-1][0], begin + count
-            ahead, back = [a for _, a, _ in sent[:-1]], [b for _, _, b in sent[1:]]
-            each = tuple([size / count for size in way] for way in (ahead, back))
-            records.append(
-                {
-                    "step": begin,
-                    "train_loss": statistics.fmean(losses) if losses else None,
-                    "up_bytes": sum(ahead),
-                    "down_bytes": sum(back),
-                    "forward_bytes": ahead,
-                    "backward_bytes": back,
-                    **tested,
-                    **dict(zip(STALE, map(list, zip(*stale, strict=True)), strict=False)),
-                    "clock": (records[-1]["clock"] if records else 0.0)
-                    + count * seconds(method, self.forward, self.backward, (each[0], each[1]), self.mbit, self.latency),
-                    "seconds": time.monotonic() - began,
-                }
-            )
-            told.record(records[-1])
-            told.state(begin, lambda: {"step": begin, "records": records, "parts": _states(training)})  # noqa: B023
-        held = [most for each in share(lambda: list(training.held.values())) for most in each]
-        return _whole(training, stages), self._summary(method, records, stages, held)
-
-    def _plain(self, training: Simulation | Pipeline, problem: Problem, seed: int) -> dict[int, tuple[int, Tensor]]:
-        """Of each part that is about to make a step: its batch, and the gradient by backpropagation. In one process."""
-        if self.record is None or not isinstance(training, Simulation):
-            return {}
-        stages = [training.stages[part] for part in range(self.parts)]
-        batches = {part: batch for part, stage in enumerate(stages) if (batch := due(stage)) is not None}
-        drawn = {batch: next(self.draw_batches(problem, seed, batch))[:2] for batch in set(batches.values())}
-        return {part: (batch, backpropagate(stages, part, batch, *drawn[batch])) for part, batch in batches.items()}
+    def start(self, job: StudyRun) -> PipelinedRun:
+        return PipelinedRun(self, job)
 
     def title(self, about: Record) -> str:
         return f"{self.task or self.data}, {self.parts} parts, batches of {self.batch}, {self.steps} steps"
 
-    def about(self, method: Schedule, seed: int, problem: Problem) -> Record:
-        return {**super().about(method, seed, problem), "staleness": list(method.staleness(self.parts))}
-
-    def _summary(self, method: Schedule, records: list[Record], stages: Sequence[nn.Module], held: list[int]) -> Record:
-        measured = [line["accuracy"] for line in records if line.get("accuracy") is not None]
-        ways = {way: [line[f"{way}_bytes"] for line in records] for way in ("forward", "backward")}
-        return {
-            "expression": complete(method),
-            "version": code_version(),
-            "parameters": sum(p.numel() for stage in stages for p in stage.parameters() if p.requires_grad),
-            "accuracy": statistics.fmean(measured[-LAST:]) if measured else None,
-            "best_accuracy": max(measured, default=None),
-            "test_loss": records[-1].get("test_loss"),
-            "train_loss": records[-1]["train_loss"],
-            "bytes_up": sum(line["up_bytes"] for line in records),
-            "bytes_down": sum(line["down_bytes"] for line in records),
-            **{f"bytes_{way}": [sum(each) for each in zip(*lines, strict=True)] for way, lines in ways.items()},
-            "held": held,
-            "clock": records[-1]["clock"],
-            "seconds": sum(line["seconds"] for line in records),
-        }
+    def about(self, job: StudyRun) -> Record:
+        return {**super().about(job), "staleness": list(job.method.staleness(self.parts))}
 
     # -- what table, curves and report show ------------------------------------
 
@@ -450,9 +342,9 @@ class Pipelined(Steps):
             ("MB ahead", lambda row: megabytes_text(row["bytes_up"])),
             ("MB back", lambda row: megabytes_text(row["bytes_down"])),
             ("total / BPK", lambda row: percent_text(row["share_total"])),
-            ("s a batch", lambda row: _bound("≥", row) + f"{row['seconds_per_batch']:.4g}"),
-            ("s by the law", lambda row: _bound("≥", row) + seconds_text(row["clock"])),
-            ("x BPK", lambda row: _bound("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
+            ("s a batch", lambda row: _sign("≥", row) + f"{row['seconds_per_batch']:.4g}"),
+            ("s by the law", lambda row: _sign("≥", row) + seconds_text(row["clock"])),
+            ("x BPK", lambda row: _sign("≤", row) + f"{row['times_as_fast']:.2f}" if row["times_as_fast"] else "-"),
             ("s here", lambda row: seconds_text(row["seconds"])),
         )
 
@@ -465,7 +357,7 @@ class Pipelined(Steps):
         begin = join_words([str(place) for place in about["cut"]]) if about["cut"] else None
         return [
             ("Parts", f"{about['parts']}" + (f"; from the second on they begin at module {begin}" if begin else "")),
-            ("Steps", f"{about['steps']:,}, of {about['batch']} examples"),
+            ("StepStudy", f"{about['steps']:,}, of {about['batch']} examples"),
             ("Optimiser", f"{about['optimizer']}, learning rate {about['lr']:g}, momentum {about['momentum']:g}{more}"),
             ("Rates", f"{rates} times that, by part" if rates else None),
             ("Clipping", f"gradients of a part to a norm of {about['clip']:g}" if about.get("clip") else None),
@@ -475,7 +367,7 @@ class Pipelined(Steps):
         ]
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         about = runs[0].about
         return [f"{about['parts']} parts", f"batches of {about['batch']}", f"{about['steps']} steps"]
 
@@ -486,52 +378,6 @@ def _by_boundary(arm: Arm, name: str) -> list[float]:
     return [statistics.fmean(each) for each in zip(*sums, strict=True)]
 
 
-def _bound(sign: str, row: Row) -> str:
+def _sign(sign: str, row: Row) -> str:
     """Before seconds that leave out what a schedule computes besides its parts."""
     return f"{sign} " if row["expression"].startswith("DNI(") else ""
-
-
-def _against(stage: Stage, plain: Mapping[int, tuple[int, Tensor]]) -> list[float | None]:
-    """How far the last gradient of a part is from that of backpropagation, and the length of that one."""
-    if stage.part not in plain:
-        return [None, None]
-    batch, by = plain[stage.part]
-    return [difference(stage, batch, by), float(by.double().norm())]
-
-
-class _Computed(nn.Module):
-    """A model whose outputs are there already, for a task's metrics."""
-
-    def __init__(self, out: Tensor) -> None:
-        super().__init__()
-        self.out = out
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out
-
-
-def _tested(training: Simulation | Pipeline, test: Supervised) -> dict[str, float | None]:
-    """Means over the test, at the last part; nothing elsewhere. What is on its way stays there."""
-    parts = []
-    for first, last in portions(0, len(test), LOOKED):
-        x, y = test.batch(torch.arange(first, last, device="cpu"))
-        out = training.predict(x)
-        if out is not None:
-            parts.append(tally(test, _Computed(out), (x, y.to(out.device)), last - first))
-    values = {("test_loss" if name == "loss" else name): value for name, value in mean_metrics(parts).items()}
-    # Of a finite model a loss may overflow all the same. JSON has no word for what is no number but null.
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-def _states(training: Simulation | Pipeline) -> list[State]:
-    """The states of all parts, on every rank."""
-    if isinstance(training, Simulation):
-        return training.state_dict()
-    return share(training.state_dict)
-
-
-def _whole(training: Simulation | Pipeline, stages: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """The model's ``state_dict()``, on every rank."""
-    if isinstance(training, Pipeline):
-        return training.whole_state_dict()
-    return {name: tensor.cpu() for stage in stages for name, tensor in stage.state_dict().items()}

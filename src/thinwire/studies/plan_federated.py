@@ -1,4 +1,4 @@
-"""What federated methods would cost over slow links, and what they reach at first: ``thinwire plan``.
+"""A plan of federated training over slow links: what methods would cost, and reach at first. ``thinwire plan``.
 
 Bytes and seconds of a whole run are predicted (:mod:`thinwire.studies.predict`). Accuracy is that of a rehearsal: a
 few rounds that are really trained.
@@ -6,28 +6,27 @@ few rounds that are really trained.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-from torch import nn
+from typing import Annotated, Any, NamedTuple
 
 from ..algorithms import LUAR, Algorithm, Auto, FedAvg
 from ..algorithms.auto import DEFAULT, TooSmall
 from ..errors import CombinationError, NonFinite, require
-from ..federated.auto_run import Chosen
-from ..federated.network import Network
 from ..federated.result import Result
-from ..federated.simulate import simulate
+from ..federated.setting import Setting
 from ..key import Key
 from ..links import EF21, LBGM, STC, ErrorFeedback, Half, Link, PerClient, TransformCoding
 from ..local import Trainer
+from ..params import Params
 from ..problem import Problem
-from ..train.one import Slot, make_module
+from ..ranges import Mbit, check_ranges, of_option
+from ..ranges import Range as Values
 from .cells import draw
 from .federated import Federated
-from .predict import ABOUT, Range, predict
+from .predict import ABOUT, Range, Rehearsal, range_text
 
 CLOSE = 0.02  # of accuracy: what a rehearsal of a few rounds cannot tell apart
 
@@ -42,8 +41,8 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One alternative: ``bytes`` and ``seconds`` are predicted for all rounds, lowest and highest.
+class Alternative:
+    """An alternative: ``bytes`` and ``seconds`` are predicted for all rounds, lowest and highest.
 
     ``accuracy`` is that of the trained model at the end of the rehearsal, 0 to 1 (of segmented pictures the Dice
     coefficient), ``served`` that of a served average, which begins to pay after more rounds than a rehearsal has. None
@@ -62,17 +61,17 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FederatedPlan:
     """The alternatives, the one that is proposed, why, and the command that trains it."""
 
     rounds: int
     clients: int
     sample: int
-    mbit: float
-    mbit_up: float
-    target: float | None
+    mbit: Mbit
+    mbit_up: Mbit
+    target: Annotated[float, Values(lambda x: 0 < x <= 1, "an accuracy above 0 and at most 1")] | None
     rehearsed: int
-    rows: tuple[Row, ...]
+    rows: tuple[Alternative, ...]
     best: str
     why: str
     command: str
@@ -93,8 +92,8 @@ def plan(
     target: float | None = None,
     rehearse: int = 3,
     typed: Sequence[str] = (),
-) -> Plan:
-    """What a run could be trained with, on links of ``mbit`` Mbit/s to each client and ``mbit_up`` from it.
+) -> FederatedPlan:
+    """Alternatives for a run on links of ``mbit`` Mbit/s to each client and ``mbit_up`` from it.
 
     The methods of ``study`` are shown after those that always are: FedAvg, FedAvg with 16-bit floats, STC both ways,
     LUAR, LBGM, TransformCoding as a stream and per client, and what ``auto`` chooses. Both forms of TransformCoding
@@ -108,58 +107,37 @@ def plan(
     is, the one with the least seconds for all rounds, of those at most two points below the best accuracy. ``typed``
     are the options of the command that is proposed. Raises ``ValueError`` for what cannot be.
     """
-    require(mbit > 0, f"--mbit {mbit:g}: a rate must be positive")
-    require(mbit_up is None or mbit_up > 0, f"--mbit-up {mbit_up}: a rate must be positive")
-    require(target is None or 0 < target <= 1, f"--target {target}: an accuracy above 0 and at most 1")
+    check_ranges(FederatedPlan, {"mbit": mbit, "mbit_up": mbit_up, "target": target}, of_option)
     require(rehearse > 0, f"--rehearse {rehearse}: it must be at least 1 round")
     up, sample, seed = mbit_up or mbit, study.setting.cohort(len(problem.tasks)), study.setting.seed
-    setting = replace(study.setting, start="known", network=Network(mbit=up, down=mbit), evaluate_every=1)
-    coded, refused = None, ""
-    of_auto: dict[Algorithm, str] = {}
-    why: dict[Algorithm, tuple[str, ...]] = {}
-    given = study.parsed()
-    for each in dict.fromkeys([auto, *(method for method in given if isinstance(method, Auto))]):
-        try:
-            run = Chosen(each, problem.model, problem.tasks, setting)
-        except TooSmall as error:  # headers alone are more: the model is tiny
-            if each != auto or auto.budget != DEFAULT:  # which was asked for
-                raise
-            refused = str(error)
-            continue
-        run.close()
-        first, chosen = run.choices[0], run.algorithm
-        coded = coded or (first.choice.up.bytes, first.choice.down.bytes)
-        same = [of_auto[chosen].partition(": ")[0]] if chosen in of_auto else []
-        of_auto[chosen] = f"{' and '.join([*same, _short(each)])}: {chosen!r}"
-        why.setdefault(chosen, tuple(first.why))
-    own = [method for method in given if isinstance(method, Algorithm)]
-    named: dict[Algorithm, str] = {method: repr(method) for method in _always(auto.local, problem, seed, coded)}
-    named |= {method: repr(method) for method in own} | of_auto
+    rehearsal = Rehearsal(problem, study.rounds, sample, mbit, seed, "known", up)
+    setting = replace(study.setting, start="known")
+    alternatives, refused = _alternatives(study.parse_methods(), auto, rehearsal, setting)
 
-    def row(method: Algorithm) -> Row:
-        found = predict(method, problem, study.rounds, sample, mbit, seed, "known", up)
+    def row(one: _Alternative) -> Alternative:
+        prediction = rehearsal.predict(one.method)
         try:
-            result = simulate(method, problem.model, problem.tasks, rehearse, setting, test=problem.test)
+            result = rehearsal.train(one.method, rehearse, setting)
         except NonFinite:
             result = None
         curve = [] if result is None else _curve(result)
         served = [] if result is None else _curve(result, "served_")
-        return Row(
-            name=named[method],
-            expression=repr(method),
-            bytes_up=found.bytes_up,
-            bytes_down=found.bytes_down,
-            seconds=found.seconds,
+        return Alternative(
+            name=one.name,
+            expression=repr(one.method),
+            bytes_up=prediction.bytes_up,
+            bytes_down=prediction.bytes_down,
+            seconds=prediction.seconds,
             accuracy=curve[-1] if curve else None,
             served=served[-1] if served else None,
-            reached=_reached(result, curve, target),
-            why=why.get(method, ()),
+            reached=_at_target(result, curve, target),
+            why=one.why,
         )
 
-    rows = tuple(row(method) for method in named)
+    rows = tuple(map(row, alternatives))
     best, reason = _best(rows, target, rehearse)
     command = ["thinwire", "run", best.expression, "--start", "known", *typed]
-    return Plan(
+    return FederatedPlan(
         rounds=study.rounds,
         clients=len(problem.tasks),
         sample=sample,
@@ -175,34 +153,65 @@ def plan(
     )
 
 
-def _always(local: Trainer, problem: Problem, seed: int, coded: tuple[int, int] | None) -> list[Algorithm]:
+class _Alternative(NamedTuple):
+    """A method that is a row, its name there, and why it was chosen, where a measurement chose it."""
+
+    method: Algorithm
+    name: str
+    why: tuple[str, ...] = ()
+
+
+def _alternatives(
+    given: Sequence[Algorithm | Auto], auto: Auto, rehearsal: Rehearsal, setting: Setting
+) -> tuple[list[_Alternative], str]:
+    """All rows to be, in their order, and why what ``auto`` chooses is not among them, if it is not."""
+    coded, refused = None, ""
+    chosen: dict[Algorithm, _Alternative] = {}
+    for each in dict.fromkeys([auto, *(method for method in given if isinstance(method, Auto))]):
+        try:
+            run = rehearsal.choose(each, setting)
+        except TooSmall as error:  # headers alone are more: the model is tiny
+            if each != auto or auto.budget != DEFAULT:  # which was asked for
+                raise
+            refused = str(error)
+            continue
+        method, first = run.algorithm, run.choices[0]
+        coded = coded or (first.choice.up.bytes, first.choice.down.bytes)
+        before = chosen.get(method)
+        same = [before.name.partition(": ")[0]] if before else []
+        why = before.why if before else tuple(first.why)
+        chosen[method] = _Alternative(method, f"{' and '.join([*same, _short(each)])}: {method!r}", why)
+    plain = [*_always(auto.local, rehearsal, coded), *(method for method in given if isinstance(method, Algorithm))]
+    named = {method: _Alternative(method, repr(method)) for method in plain}
+    return list((named | chosen).values()), refused
+
+
+def _always(local: Trainer, rehearsal: Rehearsal, coded: tuple[int, int] | None) -> list[Algorithm]:
     """The alternatives of every plan that go with the problem's model."""
 
     def fedavg(up: Link, down: Link) -> FedAvg:
         return FedAvg(local, up=up, down=down)
 
-    found: list[Algorithm] = [
+    first: list[Algorithm] = [
         FedAvg(local),
         fedavg(Half(), Half()),
         fedavg(ErrorFeedback(STC(0.01)), EF21(STC(0.01))),
-        FedAvg(local, up=LBGM(threshold=0.2)),
     ]
+    last: list[Algorithm] = [FedAvg(local, up=LBGM(threshold=0.2))]
     if coded is not None:
         up, down = map(TransformCoding, coded)
-        found += [fedavg(ErrorFeedback(up), each) for each in (EF21(down), PerClient(down))]
-    x = Slot(problem.model if isinstance(problem.model, nn.Module) else make_module(problem.model, seed)).params()
+        last += [fedavg(ErrorFeedback(up), each) for each in (EF21(down), PerClient(down))]
+    x = Params.trainable(rehearsal.module)
     for recycle in (len(x.names) // 4, 1):  # about half of the kernels, where each has a bias
-        try:
-            luar = LUAR(FedAvg(local), recycle=max(1, recycle))
-            luar.init(x, 1, Key(seed))
-        except (CombinationError, ValueError):  # a model of one layer has none to recycle
-            continue
-        return [*found[:3], luar, *found[3:]]
-    return found
+        luar = LUAR(FedAvg(local), recycle=max(1, recycle))
+        with contextlib.suppress(CombinationError, ValueError):  # a model of one layer has none to recycle
+            luar.init(x, 1, Key(rehearsal.seed))
+            return [*first, luar, *last]
+    return [*first, *last]
 
 
 def _short(auto: Auto) -> str:
-    """What was asked for, without local training, which all alternatives share."""
+    """The expression without local training, which all alternatives share."""
     return repr(replace(auto, local=Auto().local))
 
 
@@ -213,7 +222,7 @@ def _curve(result: Result, of: str = "") -> list[float]:
     return [] if name is None else [r[name] or 0.0 for r in result.rounds]
 
 
-def _reached(result: Result | None, curve: Sequence[float], target: float | None) -> Reached | None:
+def _at_target(result: Result | None, curve: Sequence[float], target: float | None) -> Reached | None:
     number = next((n for n, value in enumerate(curve, 1) if target is not None and value >= target), None)
     if result is None or number is None:
         return None
@@ -221,7 +230,7 @@ def _reached(result: Result | None, curve: Sequence[float], target: float | None
     return Reached(number, sent, result.rounds[number - 1]["clock"])
 
 
-def _best(rows: Sequence[Row], target: float | None, rehearse: int) -> tuple[Row, str]:
+def _best(rows: Sequence[Alternative], target: float | None, rehearse: int) -> tuple[Alternative, str]:
     """The row that is proposed, and why."""
     there = [(row.reached.seconds, row) for row in rows if row.reached is not None]
     if there:
@@ -241,40 +250,35 @@ def _best(rows: Sequence[Row], target: float | None, rehearse: int) -> tuple[Row
     return best, f"{missed}It has the least seconds of transfer of those that are {within}."
 
 
-def show(found: Plan) -> None:
+def show(plan: FederatedPlan) -> None:
     """The table on the terminal, why, and the command."""
     lines = [
         [
             row.name,
-            _range(row.bytes_up, 1e6, ",.3f"),
-            _range(row.bytes_down, 1e6, ",.3f"),
-            _range(row.seconds, 1, ",.1f" if row.seconds[1] >= 1 else ".2g"),
+            range_text(row.bytes_up, 1e6, ",.3f"),
+            range_text(row.bytes_down, 1e6, ",.3f"),
+            range_text(row.seconds, 1, ",.1f" if row.seconds[1] >= 1 else ".2g"),
             "-" if row.accuracy is None else f"{row.accuracy:.1%}",
-            *([] if found.target is None else [_to(row.reached)]),
+            *([] if plan.target is None else [_to(row.reached)]),
         ]
-        for row in found.rows
+        for row in plan.rows
     ]
-    rate = f"{found.mbit:g} Mbit/s down, {found.mbit_up:g} up"
-    title = f"{found.rounds} rounds of {found.sample} of {found.clients} clients, links of {rate}: transfer alone"
-    head = ["method", "MB up", "MB down", "seconds", f"after {found.rehearsed} rounds"]
-    head += [] if found.target is None else [f"to {found.target:.1%}"]
-    trained = f"Accuracy is that of {found.rehearsed} rounds, really trained."
+    rate = f"{plan.mbit:g} Mbit/s down, {plan.mbit_up:g} up"
+    title = f"{plan.rounds} rounds of {plan.sample} of {plan.clients} clients, links of {rate}: transfer alone"
+    head = ["method", "MB up", "MB down", "seconds", f"after {plan.rehearsed} rounds"]
+    head += [] if plan.target is None else [f"to {plan.target:.1%}"]
+    trained = f"Accuracy is that of {plan.rehearsed} rounds, really trained."
     note = f"Bytes and seconds are predicted for all rounds. {ABOUT} {trained}"
     draw(title, head, lines, (), note)
-    for row in found.rows:
+    for row in plan.rows:
         for sentence in row.why:
             print(f"  {sentence}")
-    if found.refused:
-        print(f"  Left out: {found.refused}")
-    print(f"\n{found.best}\n{found.why}\n\n{found.command}")
+    if plan.refused:
+        print(f"  Left out: {plan.refused}")
+    print(f"\n{plan.best}\n{plan.why}\n\n{plan.command}")
 
 
 def _to(reached: Reached | None) -> str:
     if reached is None:
         return "-"
     return f"{reached.rounds} rounds, {reached.bytes / 1e6:,.3f} MB, {reached.seconds:,.1f} s"
-
-
-def _range(value: Range, unit: float, form: str) -> str:
-    low, high = (format(part / unit, form) for part in value)
-    return low if low == high else f"{low} to {high}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from ..errors import require
 from ..key import Key
 from ..models import MODELS
 from ..pipeline import BPK, DDG, DSP, FR, GPipe, OneFOneB, PipeDream, PipeDream2BW, split
-from ..pipeline.plan import Profile, cut_into, least, measure, memory, messages, seconds
+from ..pipeline.plan import Bytes, Profile, cut_into, least, measure, memory, messages, seconds
 from ..pipeline.schedule import Schedule
 from ..pipeline.split import places
 from ..problem import standard
-from ..train.one import make_module, unusable, usable
+from ..ranges import AboveZero, Count, check_ranges, of_option
+from ..train.device import unusable, usable
+from ..train.slot import make_module
 from .cells import draw
 from .pipelined import schedule
 
@@ -31,8 +33,8 @@ SEED = 0  # of a model and a batch that are only measured
 
 
 @dataclass(frozen=True)
-class Row:
-    """One schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches."""
+class Candidate:
+    """A schedule. ``seconds`` are of a batch; ``memory`` is bytes, a number a part, as ``staleness`` is batches."""
 
     schedule: str
     staleness: tuple[int, ...]
@@ -42,32 +44,32 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What was measured, and what comes of it.
+class PipelinePlan:
+    """The measurements, and what comes of them.
 
     ``least`` is the DSP with the least delays that hide the links, ``limit`` what a batch waits for then.
     """
 
     model: str
-    parts: int
-    batch: int
-    mbit: float
+    parts: Count
+    batch: Count
+    mbit: AboveZero
     latency: float
     cut: tuple[int, ...]
     profile: Profile
     ahead: tuple[int, ...]  # bytes of a batch's activations at each boundary, as they are
-    rows: tuple[Row, ...]
+    rows: tuple[Candidate, ...]
     least: str
     limit: str
 
     def values(self) -> dict[str, Any]:
         """For JSON; each row has how many times as fast as plain model parallelism, GPipe and 1F1B it is."""
-        found = asdict(self)
-        for row in found["rows"]:
-            row["faster_than"] = {name: of.seconds / row["seconds"] for name, of in self.known().items()}
-        return found
+        values = asdict(self)
+        for row in values["rows"]:
+            row["faster_than"] = {name: of.seconds / row["seconds"] for name, of in self.baselines().items()}
+        return values
 
-    def known(self) -> dict[str, Row]:
+    def baselines(self) -> dict[str, Candidate]:
         """The schedules that others are compared with."""
         return {
             row.schedule: row for row in self.rows if row.schedule.partition("(")[0] in ("BPK", "GPipe", "OneFOneB")
@@ -90,7 +92,7 @@ def plan(
     mbit: float = 100.0,
     latency: float = 0.01,
     device: str = "cpu",
-) -> Plan:
+) -> PipelinePlan:
     """Measure a model's parts, and reckon with links of ``mbit`` Mbit/s each way and ``latency`` seconds one way.
 
     The model is one of thinwire's, for examples of ``data``, or of ``shape`` and ``classes``. ``schedules`` are shown
@@ -98,9 +100,7 @@ def plan(
     and the least DSP that hides the links, of each kind of links that a schedule has. Raises ``ValueError`` for what
     cannot be.
     """
-    require(parts > 0, f"--parts {parts}: it must be at least 1")
-    require(batch > 0, f"--batch {batch}: it must be at least 1")
-    require(mbit > 0, f"--mbit {mbit}: it must be positive")
+    check_ranges(PipelinePlan, {"parts": parts, "batch": batch, "mbit": mbit}, of_option)
     require(latency >= 0, f"--latency {latency}: seconds, not negative")
     require(micro > 0, f"--micro {micro}: it must be at least 1")
     require(batch % micro == 0, f"--micro {micro}: a batch of {batch} is not so many micro-batches of equal size")
@@ -110,64 +110,84 @@ def plan(
     for one in typed:
         one.check(parts)
         cut_into(batch, one)
-    module, x, y = _shaped(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
+    module, x, y = _of_shape(model, shape, classes, batch) if shape else _of_data(data, model, data_dir, batch)
     module = module.to(device)
     stages = split(module, parts, at=cut) if cut else split(module, parts, sample=x, mbit=mbit)
-    profile = measure(stages, x, y)
-    sizes: dict[tuple[object, object, int], Any] = {}
-
-    def sent(one: Schedule) -> Any:
-        key = (one.activations, one.gradients, one.pieces)
-        if key not in sizes:
-            sizes[key] = messages(stages, one, x, y)
-        return sizes[key]
-
-    def best(like: Schedule) -> DSP:
-        """The least DSP, over the links of a schedule."""
-        plain = BPK(activations=like.activations, gradients=like.gradients)
-        found = least(profile.forward, profile.backward, sent(plain), mbit, latency)
-        return DSP(found.p, found.m, activations=like.activations, gradients=like.gradients)
-
-    def row(one: Schedule) -> Row:
-        took = seconds(one, profile.forward, profile.backward, sent(one), mbit, latency)
-        total = sum(sum(way) for way in sent(one))
-        return Row(repr(one), one.staleness(parts), took, total, memory(one, profile, sent(one)))
-
+    rehearsal = MeasuredParts(stages, x, y, measure(stages, x, y), mbit, latency)
     always = [BPK(), GPipe(micro), OneFOneB(micro), FR(), FR(barrier=True), DDG(), PipeDream()]
     if micro >= parts - 1:
         always.append(PipeDream2BW(micro))
-    shown = dict.fromkeys([*always, best(BPK()), *typed, *map(best, typed)])
-    first = best(BPK())
-    return Plan(
+    least = rehearsal.least(BPK())
+    shown = dict.fromkeys([*always, least, *typed, *map(rehearsal.least, typed)])
+    return PipelinePlan(
         model=model or f"the model of {data}",
         parts=parts,
         batch=batch,
         mbit=mbit,
         latency=latency,
         cut=places(stages),
-        profile=profile,
-        ahead=sent(BPK())[0],
-        rows=tuple(row(one) for one in shown),
-        least=repr(first),
-        limit=_limit(first, profile, sent(first), mbit, latency),
+        profile=rehearsal.profile,
+        ahead=rehearsal.messages(BPK())[0],
+        rows=tuple(map(rehearsal.row, shown)),
+        least=repr(least),
+        limit=rehearsal.limit(least),
     )
 
 
-def _limit(one: DSP, profile: Profile, sizes: Any, mbit: float, latency: float) -> str:
-    """The part or the link that a batch waits for."""
-    parts = len(profile.forward)
-    alone = [seconds(one, profile.forward, profile.backward, sizes, mbit, latency)]
-    busy = {
-        f"the link between parts {k} and {k + 1} ({way})": size * 8 / (mbit * 1e6)
-        for way, each in zip(("activations", "error gradients"), sizes, strict=True)
-        for k, size in enumerate(each)
-    }
-    name = max(busy, key=lambda link: busy[link], default="")
-    if name and busy[name] >= alone[0] * (1 - 1e-9):
-        return name
-    replay = [profile.forward[k] if one.m[k] and k < parts - 1 else 0.0 for k in range(parts)]
-    own = [f + b + r for f, b, r in zip(profile.forward, profile.backward, replay, strict=True)]
-    return f"part {own.index(max(own))}"
+@dataclass(frozen=True)
+class MeasuredParts:
+    """A model's parts, measured with a batch, and the links between them: made once, and asked of each schedule.
+
+    ``mbit`` and ``latency`` are those of :func:`plan`.
+    """
+
+    stages: Sequence[nn.Module]
+    x: Tensor
+    y: Tensor
+    profile: Profile
+    mbit: float
+    latency: float
+    sizes: dict[tuple[object, object, int], Bytes] = field(default_factory=dict)  # by what :meth:`messages` hang on
+
+    def messages(self, schedule: Schedule) -> Bytes:
+        """The bytes of a batch's messages, which are encoded once for all schedules with the same links."""
+        key = (schedule.activations, schedule.gradients, schedule.pieces)
+        if key not in self.sizes:
+            self.sizes[key] = messages(self.stages, schedule, self.x, self.y)
+        return self.sizes[key]
+
+    def seconds(self, schedule: Schedule) -> float:
+        """Seconds of a batch by the law."""
+        times = self.profile.forward, self.profile.backward
+        return seconds(schedule, *times, self.messages(schedule), self.mbit, self.latency)
+
+    def least(self, like: Schedule) -> DSP:
+        """The DSP with the least delays that hide the links, over those of a schedule."""
+        plain = BPK(activations=like.activations, gradients=like.gradients)
+        times = self.profile.forward, self.profile.backward
+        delays = least(*times, self.messages(plain), self.mbit, self.latency)
+        return replace(delays, activations=like.activations, gradients=like.gradients)
+
+    def row(self, schedule: Schedule) -> Candidate:
+        """All that a table has of a schedule."""
+        sizes = self.messages(schedule)
+        total, kept = sum(sum(way) for way in sizes), memory(schedule, self.profile, sizes)
+        return Candidate(repr(schedule), schedule.staleness(len(self.stages)), self.seconds(schedule), total, kept)
+
+    def limit(self, schedule: DSP) -> str:
+        """The part or the link that a batch waits for."""
+        forward, backward, last = self.profile.forward, self.profile.backward, len(self.stages) - 1
+        busy = {
+            f"the link between parts {k} and {k + 1} ({way})": size * 8 / (self.mbit * 1e6)
+            for way, each in zip(("activations", "error gradients"), self.messages(schedule), strict=True)
+            for k, size in enumerate(each)
+        }
+        name = max(busy, key=lambda link: busy[link], default="")
+        if name and busy[name] >= self.seconds(schedule) * (1 - 1e-9):
+            return name
+        replay = [forward[k] if schedule.m[k] and k < last else 0.0 for k in range(last + 1)]
+        own = [f + b + r for f, b, r in zip(forward, backward, replay, strict=True)]
+        return f"part {own.index(max(own))}"
 
 
 def _of_data(data: str, model: str | None, data_dir: str | None, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -180,7 +200,7 @@ def _of_data(data: str, model: str | None, data_dir: str | None, batch: int) -> 
     return make_module(problem.model, SEED), x, y
 
 
-def _shaped(model: str | None, shape: tuple[int, ...], classes: int, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+def _of_shape(model: str | None, shape: tuple[int, ...], classes: int, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
     """A model and random examples of a shape."""
     require(model is not None, "--shape needs --model: there is no data set that says which suits it")
     assert model is not None
@@ -195,27 +215,27 @@ def _shaped(model: str | None, shape: tuple[int, ...], classes: int, batch: int)
     return module, x, y
 
 
-def show(found: Plan) -> None:
+def show(plan: PipelinePlan) -> None:
     """Two tables on the terminal: the parts, and the schedules."""
-    profile = found.profile
+    profile = plan.profile
     lines = [
         [
             f"part {k}",
             f"{profile.forward[k]:.4g}",
             f"{profile.backward[k]:.4g}",
             f"{profile.weights[k] / 1e6:.2f}",
-            f"{found.ahead[k] / 1e6:.3f}" if k < found.parts - 1 else "-",
+            f"{plan.ahead[k] / 1e6:.3f}" if k < plan.parts - 1 else "-",
         ]
-        for k in range(found.parts)
+        for k in range(plan.parts)
     ]
-    title = f"{found.model}, batches of {found.batch}, links of {found.mbit:g} Mbit/s and {found.latency:g} s one way"
-    places = ",".join(map(str, found.cut))
+    title = f"{plan.model}, batches of {plan.batch}, links of {plan.mbit:g} Mbit/s and {plan.latency:g} s one way"
+    places = ",".join(map(str, plan.cut))
     caption = f"The same parts again: --cut {places}" if places else ""
     draw(title, ["", "s forward", "s back", "MB of parameters", "MB sent ahead"], lines, (), caption)
-    known = found.known()
+    known = plan.baselines()
     head = ["schedule", "staleness", "s a batch", *(f"x {name}" for name in known), "MB a batch", "MB kept by part"]
     # DNI computes more than its parts do.
-    bounds = {row.schedule: ("≥ ", "≤ ") if row.schedule.startswith("DNI(") else ("", "") for row in found.rows}
+    bounds = {row.schedule: ("≥ ", "≤ ") if row.schedule.startswith("DNI(") else ("", "") for row in plan.rows}
     table = [
         [
             row.schedule,
@@ -225,14 +245,14 @@ def show(found: Plan) -> None:
             f"{row.bytes / 1e6:.2f}",
             ", ".join(f"{size / 1e6:.1f}" for size in row.memory),
         ]
-        for row in found.rows
+        for row in plan.rows
     ]
     said = (
-        f"{found.least} has the least delays that hide the links: a batch then takes what {found.limit} needs. "
+        f"{plan.least} has the least delays that hide the links: a batch then takes what {plan.limit} needs. "
         "Seconds are by the law, with one thread a part; 'x' is how many times as fast. Kept are at most so many bytes "
         "of activations that wait for their backward pass, of stashed parameters, and of messages that are sent or "
         "waited for; the model and the optimiser's state come on top."
     )
-    if any(row.schedule.startswith("DNI(") for row in found.rows):
+    if any(row.schedule.startswith("DNI(") for row in plan.rows):
         said += " DNI's auxiliary networks take more seconds (≥), and memory."
     draw("", head, table, ("staleness", "MB a batch"), said)

@@ -15,26 +15,32 @@ up to 13 % off.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
+from torch import nn
 
 from ..algorithms.auto import Auto
 from ..algorithms.base import Algorithm
-from ..errors import require
 from ..federated.auto_run import Chosen
 from ..federated.client import Job, Reply, Round, drawing
 from ..federated.ledger import Direction, Ledger
 from ..federated.network import Network, transfer
 from ..federated.pool import Pool, Work
+from ..federated.result import Result
 from ..federated.setting import Setting
+from ..federated.simulate import simulate
 from ..federated.simulation import Simulation
 from ..federated.stream import View
 from ..local import Local, Memory, Trained
 from ..params import Params
 from ..problem import Problem
-from ..train.one import Slot, train
+from ..ranges import Count, Mbit, check_ranges, of_argument
+from ..task import Task, as_tasks
+from ..train.one import train
+from ..train.slot import Slot, floats, make_module
 from ..train.threads import one_thread
 from .cells import draw
 
@@ -57,78 +63,98 @@ class Prediction:
     per_client: bool = False  # whether each client is sent broadcasts of its own (`down=PerClient(...)`)
 
 
-def predict(
-    algorithm: Algorithm | Auto,
-    problem: Problem,
-    rounds: int,
-    sample: int | None,
-    mbit: float = 10.0,
-    seed: int = 0,
-    start: Literal["sent", "known"] = "sent",
-    mbit_up: float | None = None,
-) -> Prediction:
-    """What ``rounds`` rounds of ``sample`` clients would cost on links of ``mbit`` Mbit/s, equal both ways.
+@dataclass(frozen=True)
+class Rehearsal:
+    """A problem and the links that runs of it are rehearsed for: made once, and asked of one method after another.
 
-    ``mbit_up`` is the rate from clients to the server, where it is another. Of :class:`Auto` it is what would be chosen
-    before round 1, with ``start="known"``.
-    ``start`` is that of :class:`~thinwire.federated.setting.Setting`: whether the starting model is sent.
+    Runs have ``rounds`` rounds of ``sample`` clients (None: all) each. ``mbit`` is the rate of every client's link in
+    Mbit/s, both ways. ``mbit_up`` is that to the server, where it is another. ``start`` is that of
+    :class:`~thinwire.federated.setting.Setting`: whether the starting model is sent. Raises ``ValueError`` for what
+    cannot be.
     """
-    require(rounds > 0, f"rounds={rounds}: it must be at least 1")
-    require(mbit > 0, f"mbit={mbit}: a rate must be positive")
-    require(mbit_up is None or mbit_up > 0, f"mbit_up={mbit_up}: a rate must be positive")
-    name = repr(algorithm)
-    if isinstance(algorithm, Auto):
-        network = Network(mbit=mbit_up or mbit, down=mbit)
-        algorithm, start = resolved(algorithm, problem, sample, seed, network), "known"
-    setting = Setting(sample=sample, seed=seed, workers=1, plan="each", start=start)
-    run = _rehearsed(algorithm, problem, rounds, setting, turning=False)
-    runs = [run]
-    if run.up.memory:
-        runs.append(_rehearsed(algorithm, problem, rounds, setting, turning=True))
-    ledgers = [run.ledger for run in runs]
-    return Prediction(
-        name,
-        _message(ledgers, "up"),
-        _message(ledgers, "down"),
-        _range([ledger.bytes("up") for ledger in ledgers]),
-        _range([ledger.bytes("down") for ledger in ledgers]),
-        _range([_seconds(ledger, mbit, mbit_up) for ledger in ledgers]),
-        run.apart,
-    )
+
+    problem: Problem
+    rounds: Count
+    sample: int | None
+    mbit: Mbit = 10.0
+    seed: int = 0
+    start: Literal["sent", "known"] = "sent"
+    mbit_up: Mbit | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), of_argument)
+
+    def predict(self, algorithm: Algorithm | Auto) -> Prediction:
+        """The cost of a run; of :class:`Auto` that of what would be chosen before round 1, with ``start="known"``."""
+        setting = Setting(sample=self.sample, seed=self.seed, workers=1, plan="each", start=self.start)
+        name = repr(algorithm)
+        if isinstance(algorithm, Auto):
+            setting = replace(setting, start="known")
+            algorithm = self.choose(algorithm, setting).algorithm
+        run = self._rehearse(algorithm, setting, turning=False)
+        runs = [run, *([self._rehearse(algorithm, setting, turning=True)] if run.up.memory else [])]
+        ledgers = [run.ledger for run in runs]
+        return Prediction(
+            name,
+            _message(ledgers, "up"),
+            _message(ledgers, "down"),
+            _range([ledger.bytes("up") for ledger in ledgers]),
+            _range([ledger.bytes("down") for ledger in ledgers]),
+            _range([self._seconds(ledger) for ledger in ledgers]),
+            run.apart,
+        )
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The model with which every run begins."""
+        model = self.problem.model
+        return model if isinstance(model, nn.Module) else make_module(model, self.seed)
+
+    @cached_property
+    def tasks(self) -> Sequence[Task]:
+        """The clients' tasks, one each."""
+        return as_tasks(self.problem.tasks, floats(self.module))
+
+    @property
+    def network(self) -> Network:
+        """The links, for a run that is really trained."""
+        return Network(mbit=self.mbit_up or self.mbit, down=self.mbit)
+
+    def choose(self, auto: Auto, setting: Setting) -> Chosen:
+        """A run of the method that is chosen before round 1 on these links."""
+        run = Chosen(auto, self.module, self.tasks, replace(setting, network=self.network))
+        run.close()
+        return run
+
+    def train(self, algorithm: Algorithm, rounds: int, setting: Setting) -> Result:
+        """So many rounds on these links, really trained and each of them evaluated."""
+        setting = replace(setting, network=self.network, evaluate_every=1)
+        return simulate(algorithm, self.module, self.tasks, rounds, setting, test=self.problem.test)
+
+    def _rehearse(self, algorithm: Algorithm, setting: Setting, turning: bool) -> Simulation:
+        """A run whose clients do not train."""
+        run = Simulation(algorithm, self.module, self.tasks, setting)
+        run.pool.close()
+        run.pool = Untrained(run.slot, run.pool.work, turning)
+        with run.pool, one_thread():
+            for _ in range(self.rounds):
+                run.step(evaluate=False)
+        return run
+
+    def _seconds(self, ledger: Ledger) -> float:
+        """Seconds of transfer, for the slowest client of each round."""
+        if self.mbit_up is None:
+            return transfer(sum(map(ledger.slowest, ledger.rounds)), self.mbit)
+        rates, total = {"up": self.mbit_up, "down": self.mbit}, 0.0
+        for number in ledger.rounds:
+            sums: dict[int, float] = {}
+            for entry in ledger.of(round=number):
+                sums[entry.client] = sums.get(entry.client, 0.0) + transfer(entry.total, rates[entry.direction])
+            total += max(sums.values(), default=0.0)
+        return total
 
 
-def resolved(auto: Auto, problem: Problem, sample: int | None, seed: int, network: Network) -> Algorithm:
-    """The method that is chosen before round 1."""
-    setting = Setting(sample=sample, seed=seed, network=network, workers=1, plan="each")
-    with Chosen(auto, problem.model, problem.tasks, setting) as run:
-        return run.algorithm
-
-
-def _seconds(ledger: Ledger, mbit: float, mbit_up: float | None) -> float:
-    """Of transfer, for the slowest client of each round."""
-    if mbit_up is None:
-        return transfer(sum(map(ledger.slowest, ledger.rounds)), mbit)
-    rates, total = {"up": mbit_up, "down": mbit}, 0.0
-    for number in ledger.rounds:
-        sums: dict[int, float] = {}
-        for entry in ledger.of(round=number):
-            sums[entry.client] = sums.get(entry.client, 0.0) + transfer(entry.total, rates[entry.direction])
-        total += max(sums.values(), default=0.0)
-    return total
-
-
-def _rehearsed(algorithm: Algorithm, problem: Problem, rounds: int, setting: Setting, turning: bool) -> Simulation:
-    """A run whose clients do not train."""
-    run = Simulation(algorithm, problem.model, problem.tasks, setting)
-    run.pool.close()
-    run.pool = Rehearsal(run.slot, run.pool.work, turning)
-    with run.pool, one_thread():
-        for _ in range(rounds):
-            run.step(evaluate=False)
-    return run
-
-
-class Rehearsal(Pool):
+class Untrained(Pool):
     """A pool that trains its first client, and answers for all others with the change that this made."""
 
     def __init__(self, slot: Slot, work: Work, turning: bool) -> None:
@@ -140,13 +166,13 @@ class Rehearsal(Pool):
     def rounds(self, jobs: Sequence[Job], view: View, sizes: Sequence[int] | None = None) -> Iterator[Reply]:
         work = self.work
         for job in jobs:
-            round = Round(work.algorithm, work.form, *work.taken(view, job))
+            round = Round(work.algorithm, work.form, *work.turn(view, job))
             while round.request is not None:
-                round.take(self._told(round, round.request))
+                round.take(self._answer(round, round.request))
             yield round.reply(self.statistics, 0.0)
 
-    def _told(self, round: Round, request: Local) -> Trained:
-        """What comes of a training that does not take place."""
+    def _answer(self, round: Round, request: Local) -> Trained:
+        """The answer to a request for training, which does not take place."""
         if self.change is None:
             self.slot.load_buffers(round.buffers)
             with drawing(self.slot, round.task, round.key):
@@ -154,15 +180,8 @@ class Rehearsal(Pool):
             self.statistics = self.slot.buffers()
         change = self.change
         if self.turning:
-            signs = (
-                torch.rand(
-                    change.flat.numel(),
-                    dtype=torch.float32,
-                    device="cpu",
-                    generator=round.draws().generator("rehearsal"),
-                )
-                - 0.5
-            )
+            draw = round.draws().generator("rehearsal")
+            signs = torch.rand(change.flat.numel(), dtype=torch.float32, device="cpu", generator=draw) - 0.5
             change = Params(change.layout, change.flat.copysign(signs))
         fewest = self.slot.fewest  # the number of steps is in the answer, and may be a byte longer
         steps, rate = request.trainer.num_steps(len(round.task), fewest), request.trainer.rate(round.key)
@@ -183,11 +202,11 @@ def show(predictions: list[Prediction], rounds: int, sample: int, mbit: float) -
     lines = [
         [
             p.method,
-            _shown(p.message_up, 1, ",.0f"),
-            _shown(p.message_down, 1, ",.0f"),
-            _shown(p.bytes_up, 1e6, ".2f"),
-            _shown(p.bytes_down, 1e6, ".2f"),
-            _shown(p.seconds, 1, ".1f"),
+            range_text(p.message_up, 1, ",.0f"),
+            range_text(p.message_down, 1, ",.0f"),
+            range_text(p.bytes_up, 1e6, ".2f"),
+            range_text(p.bytes_down, 1e6, ".2f"),
+            range_text(p.seconds, 1, ".1f"),
         ]
         for p in predictions
     ]
@@ -202,6 +221,7 @@ ABOUT = (
 )
 
 
-def _shown(range: Range, unit: float, form: str) -> str:
+def range_text(range: Range, unit: float, form: str) -> str:
+    """The lowest and the highest in a unit; one number where they look the same."""
     low, high = (format(value / unit, form) for value in range)
     return low if low == high else f"{low} to {high}"

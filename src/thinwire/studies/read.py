@@ -44,6 +44,7 @@ from ..expression import parse
 from ..local import LocalAdam, LocalAdamW, LocalSGD, Trainer
 
 Record = dict[str, Any]
+FORMAT = 3  # of study.json
 EVERY_LINE = {
     "federated": ("round", "up_bytes", "down_bytes", "slowest_bytes", "up_floats", "seconds", "clock"),
     "data-parallel": ("step", "up_bytes", "down_bytes", "reduced_bytes", "gathered_bytes", "seconds"),
@@ -53,7 +54,7 @@ EVERY_LINE = {
 
 
 def unit_of(kind: str) -> str:
-    """What a line of a run of some kind is numbered by, "round" or "step": its key."""
+    """The key that numbers the lines of a kind of run: "round" or "step"."""
     return EVERY_LINE[kind][0]
 
 
@@ -63,8 +64,8 @@ def number_of(line: Record) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One method and seed: what ``run.json`` says of it, its rounds, and its summary (None while it is running)."""
+class RecordedRun:
+    """A run of one method and seed: its ``run.json``, its rounds, and its summary (None while it is running)."""
 
     path: Path
     about: Record
@@ -78,7 +79,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """Of everything that was drawn."""
+        """The seed of everything that was drawn."""
         return int(self.about["seed"])
 
     @property
@@ -88,7 +89,7 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What a line is numbered by: "round" or "step"."""
+        """The key that numbers the lines: "round" or "step"."""
         return unit_of(self.kind)
 
     @property
@@ -97,7 +98,7 @@ class Run:
         return int(self.rounds[-1][self.unit]) if self.rounds else 0
 
 
-def lacks(run: Run, what: str, kind: str, how: str) -> RunError:
+def lacks(run: RecordedRun, what: str, kind: str, how: str) -> RunError:
     """The error of a run without what is looked at: of which kind of run it is recorded, and how."""
     if run.kind != kind:
         return RunError(f"{run.path} has no {what}: it is {run.kind}, and runs that are {kind} have them")
@@ -108,20 +109,20 @@ def lacks(run: Run, what: str, kind: str, how: str) -> RunError:
 
 @dataclass(frozen=True)
 class Arm:
-    """One method, all its seeds. ``label`` is short: what all arms share is left out."""
+    """A method with all its seeds. ``label`` is short: what all arms share is left out."""
 
     label: str
     expression: str
-    runs: list[Run]
+    runs: list[RecordedRun]
 
     @property
     def kind(self) -> str:
-        """That of all its runs: a key of ``EVERY_LINE``."""
+        """The kind of all its runs: a key of ``EVERY_LINE``."""
         return self.runs[0].kind
 
     @property
     def unit(self) -> str:
-        """What a line is numbered by: "round" or "step"."""
+        """The key that numbers the lines: "round" or "step"."""
         return self.runs[0].unit
 
 
@@ -134,19 +135,19 @@ def arms(folders: list[Path]) -> list[Arm]:
     if other is not None:
         kinds = f"{runs[0].path} is {runs[0].kind}, {other.path} is {other.kind}"
         raise RunError(f"{kinds}: these share no table and no axis, so name folders of one kind")
-    by: dict[str, list[Run]] = {}
+    by: dict[str, list[RecordedRun]] = {}
     for run in runs:
         by.setdefault(run.expression, []).append(run)
-    names = {expression: _name(found) for expression, found in by.items()}
+    names = {expression: _name(same) for expression, same in by.items()}
     short = labels(names)
     return [
         Arm(f"{short[expression]} ({said})" if said else short[expression], expression, some)
-        for expression, found in by.items()
-        for said, some in _apart(found).items()
+        for expression, same in by.items()
+        for said, some in _apart(same).items()
     ]
 
 
-def counted(arm: Arm) -> Arm:
+def comparable(arm: Arm) -> Arm:
     """The runs that figures are of: those that are complete; where none is, all, up to the line that all of them have.
 
     So all figures of a method are of the same seeds, and a seed that has only begun changes none of them.
@@ -160,33 +161,33 @@ def counted(arm: Arm) -> Arm:
     return replace(arm, runs=cut)
 
 
-def study(run: Run) -> Record:
-    """What ``study.json`` says of the study that a run is a part of. Empty where there is none."""
+def study(run: RecordedRun) -> Record:
+    """The ``study.json`` of the study that a run is a part of. Empty where there is none."""
     method = run.path.resolve().parent
     file = method.parent / "study.json"
-    found = read(file) if file.exists() else {}
-    return found if method.name in found.get("folders", ()) else {}  # else the run lies below another's study
+    record = read(file) if file.exists() else {}
+    return record if method.name in record.get("folders", ()) else {}  # else the run lies below another's study
 
 
-def planned(run: Run) -> int | None:
+def planned_length(run: RecordedRun) -> int | None:
     """The rounds or steps that a run is to have, where that is known."""
     name = f"{run.unit}s"
     wanted: int | None = study(run).get(name, run.about.get(name))
     return wanted
 
 
-def not_begun(run: Run) -> dict[str, list[int]]:
-    """Of the study that a run is a part of: by each method's folder the seeds with which it has not begun."""
-    place, found = run.path.resolve().parent.parent, study(run)
+def not_begun(run: RecordedRun) -> dict[str, list[int]]:
+    """The seeds that have not begun, by each method's folder, in the study that a run is a part of."""
+    place, record = run.path.resolve().parent.parent, study(run)
     return {
-        folder: [seed for seed in found["seeds"] if not (place / folder / f"seed-{seed}" / "rounds.jsonl").exists()]
-        for folder in found.get("folders", ())
-        if "seeds" in found
+        folder: [seed for seed in record["seeds"] if not (place / folder / f"seed-{seed}" / "rounds.jsonl").exists()]
+        for folder in record.get("folders", ())
+        if "seeds" in record
     }
 
 
-def setting(run: Run) -> Record:
-    """What a run was trained on and how, besides its method and its seed: of its study, and of itself."""
+def setting(run: RecordedRun) -> Record:
+    """The setting of a run besides its method and its seed, as its study and itself have it."""
     own = {name: run.about[name] for name in OF_A_RUN if name in run.about}
     return {name: value for name, value in study(run).items() if name not in OF_NO_RUN} | own
 
@@ -200,43 +201,43 @@ OF_A_RUN = ("sample", "dropout", "network", "privacy", "start")
 """What ``run.json`` says of a setting and ``study.json`` does not, or not by itself."""
 
 
-def _apart(runs: list[Run]) -> dict[str, list[Run]]:
+def _apart(runs: list[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Runs of one method by what sets them apart besides their seeds: other settings, or the same seed once more."""
     each = [setting(run) for run in runs]
     names = dict.fromkeys(name for one in each for name in one)
     differ = [name for name in names if any(one.get(name) != each[0].get(name) for one in each)]
-    by: dict[str, list[Run]] = {}
+    by: dict[str, list[RecordedRun]] = {}
     for run, one in zip(runs, each, strict=True):
-        by.setdefault(", ".join(f"{name} {_said(one.get(name))}" for name in differ), []).append(run)
-    found: dict[str, list[Run]] = {}
+        by.setdefault(", ".join(f"{name} {_value_text(one.get(name))}" for name in differ), []).append(run)
+    groups: dict[str, list[RecordedRun]] = {}
     for said, some in by.items():
         twice = len({run.seed for run in some}) < len(some)
         places = [run.path.resolve().parent.parent for run in some]
         common = os.path.commonpath(places)
         for run, folder in zip(some, places, strict=True):
             place = f"in {folder.relative_to(common)}" if twice else ""
-            found.setdefault(", ".join(filter(None, (said, place))), []).append(run)
-    return found
+            groups.setdefault(", ".join(filter(None, (said, place))), []).append(run)
+    return groups
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(_said, value)) or "none"
+        return " ".join(map(_value_text, value)) or "none"
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _name(runs: list[Run]) -> str:
-    """What a method called itself: of a user's own there is no class here."""
+def _name(runs: list[RecordedRun]) -> str:
+    """The name that a method gave itself: of a user's own there is no class here."""
     return next(
         (about["name"] for run in runs for about in (run.about, run.summary or {}) if "name" in about),
         runs[0].expression,
     )
 
 
-def _runs(folder: Path) -> list[Run]:
+def _runs(folder: Path) -> list[RecordedRun]:
     if not folder.exists():
         raise RunError(f"{folder} does not exist")
-    found = []
+    runs = []
     for path in sorted(folder.rglob("rounds.jsonl")):
         about, ended = read(path.parent / "run.json"), path.parent / "summary.json"
         if missing := [name for name in ("method", "seed") if name not in about]:
@@ -244,12 +245,14 @@ def _runs(folder: Path) -> list[Run]:
         if about.get("kind", "federated") not in EVERY_LINE:
             raise RunError(f"{path.parent / 'run.json'}: kind is {about['kind']!r}; known are {', '.join(EVERY_LINE)}")
         summary = read(ended) if ended.exists() else None  # before the lines: a run that ends meanwhile has them all
-        run = Run(path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary)
+        run = RecordedRun(
+            path.parent, about, list(read_lines(path, EVERY_LINE[about.get("kind", "federated")])), summary
+        )
         made = int((summary or {}).get(f"{run.unit}s", 0))
         if run.length < made:
-            raise damaged(path, f"it ends after {run.unit} {run.length}, and {ended.name} says that {made} were made")
-        found.append(run)
-    return found
+            raise damage(path, f"it ends after {run.unit} {run.length}, and {ended.name} says that {made} were made")
+        runs.append(run)
+    return runs
 
 
 def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
@@ -264,15 +267,15 @@ def read_lines(path: Path, needed: Sequence[str] = ()) -> Iterator[Record]:
             except json.JSONDecodeError:
                 if not line.endswith("\n") or next(file, None) is None:
                     return
-                raise damaged(path, f"line {number} is no JSON") from None
+                raise damage(path, f"line {number} is no JSON") from None
             if not isinstance(one, dict):
-                raise damaged(path, f"line {number} holds no object")
+                raise damage(path, f"line {number} holds no object")
             if missing := [name for name in needed if name not in one]:
-                raise damaged(path, f"line {number} has no {missing[0]}")
+                raise damage(path, f"line {number} has no {missing[0]}")
             yield one
 
 
-def damaged(path: Path, why: str) -> RunError:
+def damage(path: Path, why: str) -> RunError:
     """The error of a file of a run that is not as the run wrote it."""
     return RunError(f"{path} is damaged: {why}; put it back as it was, or delete the run's folder and train it anew")
 
@@ -280,38 +283,58 @@ def damaged(path: Path, why: str) -> RunError:
 def read(path: Path) -> Record:
     """The object in a JSON file. Raises :class:`RunError` where there is none, or what is there is no object."""
     try:
-        found = json.loads(path.read_text())
+        record = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunError(f"{path.parent} holds no run: there is no {path.name} in it") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise RunError(f"{path} is damaged: it holds no object")
-    return found
+    return record
+
+
+def description(out: Path) -> Record:
+    """The contents of a folder's ``study.json``. Raises :class:`RunError` where there is none of this version's."""
+    path = out / "study.json"
+    if not out.exists():
+        raise RunError(f"{out} does not exist")
+    if not path.exists():
+        held = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
+        raise RunError(f"{out} holds {held if _earlier(out) else 'no study: there is no study.json in it'}")
+    record = read(path)
+    if record.get("format") != FORMAT:
+        other = f"its format is {record.get('format')}, and this one reads {FORMAT}"
+        raise RunError(f"{path} is of another version of thinwire ({other}): go on with that version, or begin it anew")
+    return record
+
+
+def _earlier(out: Path) -> bool:
+    """True for a folder with the file of a study of an earlier version. A single run has a run.json too."""
+    return (out / "ddp.json").exists() or ((out / "run.json").exists() and "methods" in read(out / "run.json"))
 
 
 def labels(names: dict[str, str]) -> dict[str, str]:
     """Short names by complete expression, of these names: local training is left out where all have the same."""
     try:
-        found = {text: parse(text) for text in names}
+        methods = {text: parse(text) for text in names}
     except ValueError:  # one is a method of the user's own, whose module may not be here
         return _without_training(names)
-    if not all(isinstance(x, Algorithm | Auto) for x in found.values()):
+    if not all(isinstance(x, Algorithm | Auto) for x in methods.values()):
         return names  # a link's name may be that of a data-parallel method too
-    kinds = {complete(trainer) for x in found.values() for trainer in trainers(x)}
-    short = {text: repr(_plain(x) if len(kinds) == 1 else x) for text, x in found.items()}
+    kinds = {complete(trainer) for x in methods.values() for trainer in trainers(x)}
+    short = {text: repr(_plain(x) if len(kinds) == 1 else x) for text, x in methods.items()}
     if len(set(short.values())) < len(short):
-        return {text: repr(x) for text, x in found.items()}
+        return {text: repr(x) for text, x in methods.items()}
     return short
 
 
-def chosen(run: Run) -> list[Record]:
-    """What was chosen in a run, oldest first, of a method that a run chooses itself."""
+def choices(run: RecordedRun) -> list[Record]:
+    """The choices of a run that chooses its method itself, oldest first."""
     return [line["chosen"] for line in run.rounds if "chosen" in line]
 
 
 def trainers(x: Any) -> list[Trainer]:
-    """What trains clients, anywhere in a method."""
+    """The trainers of clients, anywhere in a method."""
     if isinstance(x, Trainer):
         return [x]
     return [t for value in vars(x).values() for t in trainers(value)] if isinstance(x, Config) else []

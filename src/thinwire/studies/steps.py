@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import json
-import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import complete
 from ..data import IID
 from ..errors import require
 from ..problem import Problem, custom, standard
-from ..run.folder import CHECKPOINT, Folder
+from ..run.folder import Folder
 from ..run.identity import data_digest
+from ..run.loop import Run
 from ..run.progress import live
 from ..run.ranks import rank
 from ..task import as_task, as_tasks
-from ..train.one import floats, make_module, unusable, usable
-from ..wire import Packet, State
+from ..train.device import unusable, usable
+from ..train.slot import floats, make_module
 from .read import Record
-from .study import Job, Numbers, Study, asked
-
-
-class Told(NamedTuple):
-    """Whom a training tells of itself. Of several ranks all call both, in one order, and what rank 0 has is written."""
-
-    record: Callable[[Record], None]
-    """Is called after each evaluation."""
-    state: Callable[[int, Callable[[], State]], None]
-    """Is called next, with the number of steps that were made and a function that gives the state.
-
-    It is what the following steps depend on, ``step`` and ``records`` in it.
-    """
+from .study import Numbers, Study, StudyRun, asked
 
 
 @dataclass(frozen=True)
-class Steps(Study):
+class StepStudy(Study):
     """What studies of steps have in common.
 
     ``decay`` is in shares of the steps: after each the learning rate is a tenth of what it was. ``checkpoint_every``
@@ -57,13 +45,13 @@ class Steps(Study):
 
     task: str | None = asked(None, "my_module:make_task instead of --data and --model. Its clients is 1.")
     batch: int = asked(8, "Examples a worker takes in a step.")
-    steps: int = asked(1000, "Steps to train.")
+    steps: int = asked(1000, "StepStudy to train.")
     lr: float = asked(0.1, "Learning rate.")
     momentum: float = asked(0.9, "Of each worker's SGD.")
     weight_decay: float = asked(0.0, "Weight decay.")
     decay: tuple[float, ...] = ()
-    evaluate_every: int = asked(100, "Steps between evaluations.")
-    checkpoint_every: int = asked(100, "Steps between checkpoints, which are made after evaluations.")
+    evaluate_every: int = asked(100, "StepStudy between evaluations.")
+    checkpoint_every: int = asked(100, "StepStudy between checkpoints, which are made after evaluations.")
     device: str = asked("cpu", "Where models train: cpu, cuda, cuda:1.")
 
     def __post_init__(self) -> None:
@@ -78,11 +66,8 @@ class Steps(Study):
         require(usable(self.device), f"--device {self.device}: {unusable(self.device)}")
 
     @abstractmethod
-    def trained(self, job: Job, told: Told, resume: Packet) -> tuple[dict[str, Tensor], Record]:
-        """Train one method, from a state on; None is the beginning.
-
-        Returns the model's ``state_dict()``, and what ``summary.json`` has besides ``run.json``.
-        """
+    def start(self, job: StudyRun) -> Run[Any]:
+        """A training that begins."""
 
     def problem(self, seed: int) -> Problem:
         """Model, one task of all examples, and the test."""
@@ -96,52 +81,34 @@ class Steps(Study):
         tasks, test = as_tasks(problem.tasks, floats(model)), as_task(problem.test, "test", floats(model))
         return replace(problem, tasks=tasks, test=test)
 
-    def train(self, job: Job, folder: Path) -> None:
-        files = Folder(folder, writes=rank() == 0)
-        about = self.about(job.method, job.seed, job.problem)
-        files.agree(about)
-        files.describe(about)
-        state = files.load()
-        lines, saved = ([], 0) if state is None else (state["records"], state["step"])
-        files.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    def train(self, job: StudyRun, folder: Path) -> None:
+        files, name = Folder(folder, writes=rank() == 0), repr(job.method)
+        with self.start(job) as run, live(name, self.steps, "step") if job.progress else nullcontext() as shown:
+            run.open(files, resume=True)
+            self.finish(run, job.on_record, shown)
 
-        def record(line: Record) -> None:
-            files.add("rounds.jsonl", json.dumps(line) + "\n")
-            if job.on_record is not None:
-                job.on_record(line)
-            if shown is not None:
-                shown(repr(job.method), {**line, "round": line["step"]})
-
-        def keep(step: int, state: Callable[[], State]) -> None:
-            nonlocal saved
-            if saved + self.checkpoint_every <= step < self.steps:
-                files.save(state())
-                saved = step
-
-        with live(self.steps) if job.progress else nullcontext() as shown:
-            model, found = self.trained(job, Told(record, keep), state)
-        files.model(model, {"expression": complete(job.method), "seed": str(job.seed)})
-        files.summary({**about, **found})
-        if files.writes:
-            shutil.rmtree((folder / CHECKPOINT).parent, ignore_errors=True)  # which is large, and of no use any more
+    def finish(self, run: Run[Any], *listeners: Callable[[Record], object] | None) -> Any:
+        """Make the steps that a training misses, and return what it came to. Listeners are called with each record."""
+        every, saved = self.evaluate_every, self.checkpoint_every
+        return run.until(self.steps, run.step, evaluate_every=every, checkpoint_every=saved, listeners=listeners)
 
     def rate(self, step: int) -> float:
         """The factor of the learning rate at a step: a tenth after each decay."""
         return 0.1 ** sum(step >= at * self.steps for at in self.decay)
 
-    def about(self, method: Any, seed: int, problem: Problem) -> Record:
+    def about(self, job: StudyRun) -> Record:
         """What ``run.json`` says of a run, and what a run that goes on must agree on."""
         shared = {f.name for f in fields(Study)} | set(self.may_change)
         fixed = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
         found: Record = {
             "kind": self.kind,
-            "name": repr(method),
-            "method": complete(method),
-            "seed": seed,
+            "name": repr(job.method),
+            "method": complete(job.method),
+            "seed": job.seed,
             **fixed,
             "model": self.model,
             "augment": self.augment,
-            "data": data_digest(problem.tasks),
-            "test": data_digest([problem.test]),
+            "data": data_digest(job.problem.tasks),
+            "test": data_digest([job.problem.test]),
         }
         return dict(json.loads(json.dumps(found)))

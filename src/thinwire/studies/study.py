@@ -29,18 +29,20 @@ from ..data import Augment
 from ..errors import NonFinite, RunError, WireError, nearest, require
 from ..expression import settings, vocabulary
 from ..problem import Problem
+from ..ranges import check_ranges, of_option
 from ..run.folder import lock_folder, make_folder, write_atomic
 from ..run.ranks import rank
 from .axes import BOTH, UP, WALL, Axis
 from .cells import Column, Row, megabytes_text, seconds_text
-from .expressions import option, typed
-from .read import Arm, Record, Run, read, unit_of
-
-FORMAT = 3  # of study.json
+from .expressions import option, parse_typed
+from .read import FORMAT, Arm, Record, RecordedRun, description, read, unit_of
 
 
 def asked(default: Any, help: str, **more: Any) -> Any:
-    """A field that is an option of the command line: its default, and the option's help text."""
+    """A field that is an option of the command line: its default, and the option's help text.
+
+    Its range is a part of its annotation (:mod:`thinwire.ranges`).
+    """
     return field(default=default, metadata={"help": help}, **more)
 
 
@@ -54,8 +56,8 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of a study.
+class StudyRun:
+    """A run of a study.
 
     ``on_record`` is called with each line of ``rounds.jsonl``. With ``progress`` a live line is on standard error.
     """
@@ -98,9 +100,9 @@ class Study(ABC):
         """All that can be seen without data is looked at here. Raises ``ValueError``, naming the option or field."""
         require(len(self.methods) > 0, f"name at least one method, such as {self.example}")
         require(len(set(self.methods)) == len(self.methods), "a method is named twice: leave one of the two out")
-        found = self.parsed()
+        objects = self.parse_methods()
         if not self.folders:
-            object.__setattr__(self, "folders", tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(found, 1)))
+            object.__setattr__(self, "folders", tuple(f"{i:02d}-{slug(x)}" for i, x in enumerate(objects, 1)))
         require(len(self.folders) == len(self.methods), "folders: as many as there are methods")
         require(len(self.seeds) > 0, "--seeds names no seed")
         require(len(set(self.seeds)) == len(self.seeds), "--seeds names a seed twice")
@@ -108,6 +110,7 @@ class Study(ABC):
             fits = name is None or name in there
             require(fits, f"no {what} {name!r}{nearest(str(name), there)}; known are {', '.join(there)}")
         self.augments()
+        check_ranges(type(self), vars(self), of_option)
 
     # -- what a kind of study fills -------------------------------------------
 
@@ -136,7 +139,7 @@ class Study(ABC):
         """Build a run without training it. Raises what is wrong with it."""
 
     @abstractmethod
-    def train(self, job: Job, folder: Path) -> None:
+    def train(self, job: StudyRun, folder: Path) -> None:
         """Train one method into its folder, from its last checkpoint on, and leave a ``summary.json``.
 
         Raises :class:`NonFinite` where training diverges.
@@ -144,7 +147,7 @@ class Study(ABC):
 
     @abstractmethod
     def title(self, about: Record) -> str:
-        """What is above the table; ``about`` is a ``run.json``."""
+        """The title of the table; ``about`` is a ``run.json``."""
 
     # -- what a kind may say of its command --------------------------------------
 
@@ -170,7 +173,7 @@ class Study(ABC):
         values = {f.name: options[f.name] for f in fields(cls) if options.get(f.name) is not None}
         values.setdefault("seeds", (options.get("seed", 0),))
         left = {name: options.get(name) for name in cls.open}
-        return cls(cls.resolved(methods, values.get("use", ()), left), **values)
+        return cls(cls.resolve(methods, values.get("use", ()), left), **values)
 
     # -- what a kind may say of its runs: table, curves and report ---------------
 
@@ -194,17 +197,17 @@ class Study(ABC):
 
     @classmethod
     def knows(cls, name: str, names: Mapping[str, type]) -> bool:
-        """Whether an expression that begins with ``name`` is of this kind; ``names`` are those of all expressions."""
+        """True for the ``name`` that an expression of this kind begins with; ``names`` are those of all expressions."""
         return name in cls.outermost and name not in names
 
     @staticmethod
     def plain(expression: str) -> bool:
-        """Whether a method sends everything: what shares of bytes refer to."""
+        """True for the method that sends everything, which shares of bytes refer to."""
         return False
 
     @staticmethod
     def row(arm: Arm) -> Row:
-        """What a row of the table has of this kind alone."""
+        """The figures in a row of the table that this kind alone has."""
         return {}
 
     @staticmethod
@@ -222,7 +225,7 @@ class Study(ABC):
         return []
 
     @staticmethod
-    def scale(runs: Sequence[Run], study: Record) -> list[str]:
+    def scale(runs: Sequence[RecordedRun], study: Record) -> list[str]:
         """How large the runs are, in words, for the title of their page."""
         return [f"{max(run.length for run in runs)} {runs[0].unit}s"]
 
@@ -242,24 +245,24 @@ class Study(ABC):
     # -- methods and runs -----------------------------------------------------
 
     @classmethod
-    def resolved(
+    def resolve(
         cls, expressions: Sequence[str], use: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
     ) -> tuple[str, ...]:
         """Typed methods as complete expressions."""
         return tuple(complete(cls.method(text, use, defaults)) for text in expressions)
 
-    def parsed(self) -> list[Any]:
+    def parse_methods(self) -> list[Any]:
         """The methods as objects."""
         return [self.method(text, self.use) for text in self.methods]
 
     def augments(self) -> tuple[Augment, ...]:
-        """What changes the pictures of every training batch."""
+        """The changes to the pictures of every training batch."""
         return tuple(option("--augment", x, Augment, settings(Augment), "Crop(4)") for x in self.augment)
 
     def runs(self) -> Iterator[tuple[Any, int, str]]:
         """Every run: its method, seed and folder within the study."""
         for seed in self.seeds:
-            for method, folder in zip(self.parsed(), self.folders, strict=True):
+            for method, folder in zip(self.parse_methods(), self.folders, strict=True):
                 yield method, seed, f"{folder}/seed-{seed}"
 
     @property
@@ -268,7 +271,7 @@ class Study(ABC):
         return int(getattr(self, f"{unit_of(self.kind)}s"))
 
     def done(self, folder: Path) -> bool:
-        """Whether the run in a folder has all its rounds or steps."""
+        """True where the run in a folder has all its rounds or steps."""
         path = folder / "summary.json"
         return path.exists() and int(read(path).get(f"{unit_of(self.kind)}s", 0)) >= self.length
 
@@ -276,8 +279,12 @@ class Study(ABC):
         """The same study with what is measured when it begins, if anything is."""
         return self
 
+    def as_begun(self, out: Path, problems: dict[int, Problem]) -> Study:
+        """The same study with what was measured when it began in a folder, or is now. It may enter seeds' problems."""
+        return self
+
     def hints(self) -> Iterator[str]:
-        """What is worth knowing before it trains, a sentence each."""
+        """Hints before it trains, a sentence each."""
         return iter(())
 
     def check(self, problem: Problem | None = None) -> Problem:
@@ -286,7 +293,7 @@ class Study(ABC):
         What is wrong comes to light here, before a folder is taken.
         """
         problem = problem or self.problem(self.seeds[0])
-        for method in self.parsed():
+        for method in self.parse_methods():
             self.rehearse(method, problem)
         return problem
 
@@ -304,19 +311,20 @@ class Study(ABC):
         folder. ``on_record`` is called with a run's folder and its record. ``problems`` may hold those of some seeds,
         built already. Raises :class:`RunError` for a folder that another process trains in.
         """
-        failures, problems = [], problems or {}
+        failures, problems = [], dict(problems or {})
+        study = self.as_begun(out, problems)
         with contextlib.ExitStack() as stack:
             if rank() == 0:
                 stack.enter_context(lock_folder(out))
-                self.save(out)  # with what may have changed
-            for method, seed, name in self.runs():
-                if self.done(out / name):
+                study.save(out)  # with what may have changed
+            for method, seed, name in study.runs():
+                if study.done(out / name):
                     continue
                 if seed not in problems:
-                    problems = {seed: self.problem(seed)}  # one at a time in memory
+                    problems = {seed: study.problem(seed)}  # one at a time in memory
                 listen = None if on_record is None else (lambda record, name=name: on_record(name, record))
                 try:
-                    self.train(Job(method, seed, problems[seed], listen, progress), out / name)
+                    study.train(StudyRun(method, seed, problems[seed], listen, progress), out / name)
                 except (NonFinite, WireError) as error:
                     failures.append(f"{method!r}, seed {seed}: {error}")
                     if on_failure is not None:
@@ -326,11 +334,11 @@ class Study(ABC):
     # -- to disk and back -----------------------------------------------------
 
     def values(self) -> dict[str, Any]:
-        """What ``study.json`` holds."""
+        """The contents of ``study.json``."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         shown = {name: complete(value) if isinstance(value, Config) else value for name, value in held.items()}
-        found: dict[str, Any] = json.loads(json.dumps({"kind": self.kind, "format": FORMAT, **shown}))
-        return found
+        record: dict[str, Any] = json.loads(json.dumps({"kind": self.kind, "format": FORMAT, **shown}))
+        return record
 
     def save(self, out: Path) -> None:
         """Write ``study.json``."""
@@ -346,11 +354,11 @@ class Study(ABC):
             raise RunError(f"{path} holds {unknown[0]!r}, which this version of thinwire does not know")
         for name, value in given.items():
             if isinstance(value, str) and isinstance(hints[name], type) and issubclass(hints[name], Config):
-                given[name] = typed(value, vocabulary())
+                given[name] = parse_typed(value, vocabulary())
         made = {k: fit_value(tuple(v) if isinstance(v, list) else v, hints[k]) for k, v in given.items()}
         if odd := [name for name in ("methods", *made) if made.get(name, NO_FIT) is NO_FIT]:
-            found = repr(given[odd[0]]) if odd[0] in given else "missing"
-            raise RunError(f"{path} is damaged: {odd[0]} is {found}, not {hint(hints[odd[0]])}")
+            shown = repr(given[odd[0]]) if odd[0] in given else "missing"
+            raise RunError(f"{path} is damaged: {odd[0]} is {shown}, not {hint(hints[odd[0]])}")
         return cls(**made)
 
     def claim(self, out: Path, overwrite: bool = False, resume: bool = False) -> None:
@@ -378,30 +386,10 @@ class Study(ABC):
 
     def agree(self, out: Path) -> None:
         """Raise :class:`RunError`, naming the first field that differs, unless a folder holds this study."""
-        found = described(out)
+        there = description(out)
         for name, value in self.values().items():
-            if name not in self.may_change and found.get(name) != value:
-                raise RunError(f"{out} is another study: {differing(name, found.get(name), value)}")
-
-
-def described(out: Path) -> Record:
-    """What ``study.json`` of a folder says. Raises :class:`RunError` where there is none of this version's."""
-    path = out / "study.json"
-    if not out.exists():
-        raise RunError(f"{out} does not exist")
-    if not path.exists():
-        held = "a study of a version before study.json: go on with that version, or begin it anew in another folder"
-        raise RunError(f"{out} holds {held if _earlier(out) else 'no study: there is no study.json in it'}")
-    found = read(path)
-    if found.get("format") != FORMAT:
-        other = f"its format is {found.get('format')}, and this one reads {FORMAT}"
-        raise RunError(f"{path} is of another version of thinwire ({other}): go on with that version, or begin it anew")
-    return found
-
-
-def _earlier(out: Path) -> bool:
-    """Whether a folder has the file of a study of an earlier version. A single run has a run.json too."""
-    return (out / "ddp.json").exists() or ((out / "run.json").exists() and "methods" in read(out / "run.json"))
+            if name not in self.may_change and there.get(name) != value:
+                raise RunError(f"{out} is another study: {differing(name, there.get(name), value)}")
 
 
 def slug(method: Config) -> str:

@@ -19,15 +19,16 @@ from ..algorithms.fedpara import factors
 from ..kernels import native
 from ..key import Key
 from ..local import Local, LocalSGD, Memory, Trained, Trainer
+from ..losses import cross_entropy
 from ..models.fasttext import FILL, FastText
 from ..params import Layout, Params
-from ..task import Supervised, cross_entropy
-from .one import order
+from ..task import Supervised
+from .batches import order
 
 AFTER = {nn.Identity: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 
 
-class Layer(NamedTuple):
+class ChainLayer(NamedTuple):
     """A linear layer, and where its numbers lie in the model."""
 
     inputs: int
@@ -47,18 +48,18 @@ class Layer(NamedTuple):
         return weights + (self.outputs if self.bias >= 0 else 0)
 
 
-class Words(ctypes.Structure):
+class WordTable(ctypes.Structure):
     """A vocabulary whose words' vectors are rows of the model; of 0 words where examples are rows of numbers."""
 
     _fields_ = (("place", ctypes.c_int64), ("vocabulary", ctypes.c_int64))
 
 
 class Chain(NamedTuple):
-    """The layers of a model as C takes them, :class:`Layer` by layer."""
+    """The layers of a model as C takes them, :class:`ChainLayer` by layer."""
 
-    layers: list[Layer]
+    layers: list[ChainLayer]
     flattens: bool  # whether it begins by making rows of its inputs
-    words: Words  # whose mean is what the first layer takes
+    words: WordTable  # whose mean is what the first layer takes
 
     @property
     def texts(self) -> bool:
@@ -126,14 +127,14 @@ def chain(module: nn.Module, layout: Layout) -> Chain | None:
     hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules())
     if native.library() is None or hooked:
         return None
-    layers: list[Layer] = []
-    flattens, words, own = False, Words(), 0
+    layers: list[ChainLayer] = []
+    flattens, words, own = False, WordTable(), 0
     for name, stage in _stages(module):
         if type(stage) is FastText and not layers and not flattens:
             table = layout.spans.get(f"{name}words.weight")
             if table is None or not _plain(stage.words):
                 return None
-            words, own = Words(table[0], stage.words.num_embeddings), table[1]
+            words, own = WordTable(table[0], stage.words.num_embeddings), table[1]
             name, stage = f"{name}dense.", stage.dense
         if isinstance(stage, nn.Linear):
             layer = _layer(name, stage, layout)
@@ -159,20 +160,20 @@ def _plain(words: nn.Module) -> bool:
     return words.max_norm is None and not words.scale_grad_by_freq and not words.sparse
 
 
-def _layer(name: str, stage: nn.Linear, layout: Layout) -> Layer | None:
+def _layer(name: str, stage: nn.Linear, layout: Layout) -> ChainLayer | None:
     """A linear layer as C takes it, dense or a product; None where it is frozen, used twice, or of another kind."""
     weights, rank = [f"{name}weight"], 0
     if type(stage) is not nn.Linear:
-        found = factors(stage)
-        if found is None:
+        names = factors(stage)
+        if names is None:
             return None
-        weights, rank = [f"{name}{factor}" for factor in found], stage.get_parameter(found[0]).shape[1]
+        weights, rank = [f"{name}{factor}" for factor in names], stage.get_parameter(names[0]).shape[1]
     places = [layout.spans[part][0] for part in weights if part in layout.spans]
     bias = layout.spans.get(f"{name}bias")
     if len(places) < len(weights) or (bias is None) != (stage.bias is None):
         return None
     after, at = AFTER[nn.Identity], -1 if bias is None else bias[0]
-    return Layer(stage.in_features, stage.out_features, places[0], at, after, rank, *places[1:])
+    return ChainLayer(stage.in_features, stage.out_features, places[0], at, after, rank, *places[1:])
 
 
 def train_chains(
@@ -199,20 +200,22 @@ def train_chains(
         made.append(client)
         held.append((w, places, velocity, begun.steps + steps))
     clients = native.row(made)
-    layers = (ctypes.c_int64 * (len(Layer._fields) * len(chain.layers)))(*(n for layer in chain.layers for n in layer))
+    layers = (ctypes.c_int64 * (len(ChainLayer._fields) * len(chain.layers)))(
+        *(n for layer in chain.layers for n in layer)
+    )
     size, depth = requests[0].x.layout.size, len(chain.layers)
     words = ctypes.byref(chain.words)
     status = lib.tw_chains(clients, len(clients), size, words, layers, depth, ctypes.byref(examples))
     if status == -2:
         raise IndexError(f"a text has a word that is not one of the model's {chain.words.vocabulary}, 0 and up")
     native.check(status)
-    found = []
+    results = []
     for client, request, key, (w, places, velocity, taken) in zip(clients, requests, keys, held, strict=True):
         layout, seen = request.x.layout, int((places >= 0).sum())
         ended = Memory(() if velocity is None else (Params(layout, velocity),), taken)
         rates = request.trainer.rate(key) * len(places)
-        found.append(Trained(Params(layout, w), len(places), client.loss / seen, ended, rates))
-    return found
+        results.append(Trained(Params(layout, w), len(places), client.loss / seen, ended, rates))
+    return results
 
 
 def _indices(task: Supervised) -> Tensor | None:

@@ -12,9 +12,10 @@ from torch import Tensor
 from ..data.dataset import VOID
 from ..dice import Dice
 from ..errors import require
-from ..task import IGNORED, Supervised, Task, cross_entropy, dice_loss, each_mask, squared_error
-from .one import Slot
+from ..losses import IGNORED, cross_entropy, dice_loss, each_mask, squared_error
+from ..task import Supervised, Task
 from .precision import without_cache
+from .slot import Slot
 
 
 def fitting(slot: Slot, tasks: Iterable[tuple[str, Task]]) -> None:
@@ -89,7 +90,7 @@ def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
     try:
         slot.module.eval()  # norms cannot train on one example
         with torch.no_grad(), without_cache(slot.device):
-            found = slot.module(inputs)
+            outputs = slot.module(inputs)
     except Exception as error:
         if not _of_torch(error):
             raise
@@ -99,9 +100,9 @@ def _outputs(slot: Slot, task: Supervised, who: str) -> Tensor:
         dice.restore()
         slot.attributes.restore()
         slot.load_buffers(None)
-    require(isinstance(found, Tensor), f"{who}: the model gives a {type(found).__name__}, a tensor is expected")
-    assert isinstance(found, Tensor)
-    return found
+    require(isinstance(outputs, Tensor), f"{who}: the model gives a {type(outputs).__name__}, a tensor is expected")
+    assert isinstance(outputs, Tensor)
+    return outputs
 
 
 def _of_torch(error: BaseException) -> bool:

@@ -318,11 +318,11 @@ class Attributes:
         self.kept = self._copies([self.fixed[number][name] for number, name in self.loose])
 
     def now(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """What modules have at this moment, for :meth:`put`."""
+        """What modules have at this moment, for :meth:`resume`."""
         own = [(place, {n: v for n, v in place.items() if n not in STANDARD}) for place in self.places]
         return own + [(buffers, dict(buffers)) for buffers, _ in self.buffers]
 
-    def put(self, values: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    def resume(self, values: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         """Put back what :meth:`now` gave."""
         for place, known in values:
             place.update(known)

@@ -20,10 +20,13 @@ from ..errors import NonFinite
 from ..kernels import native
 from ..key import Key
 from ..local import Local, Memory, Trained
+from ..losses import LossOf, Ratio
 from ..params import Layout, Params
-from ..task import LossOf, Ratio, Supervised, Task
+from ..task import Supervised, Task
+from .batches import order
 from .compiled import Chain, chain, train_chains
-from .one import Slot, bend, explain_divergence, order
+from .one import bend, explain_divergence
+from .slot import Slot
 
 
 class Apart(RuntimeError):
@@ -77,13 +80,13 @@ def train_many(slot: Slot, tasks: Sequence[Task], requests: Sequence[Local], key
     known = chain_of(slot, own[0])
     if known is not None and known.trains(requests[0].trainer):
         native.keep_memory()
-        found = train_chains(known, own, requests, keys)
+        results = train_chains(known, own, requests, keys)
     else:
-        found = _side_by_side(slot, own, requests, keys)
-    for trained, task, key in zip(found, own, keys, strict=True):
+        results = _side_by_side(slot, own, requests, keys)
+    for trained, task, key in zip(results, own, keys, strict=True):
         if not math.isfinite(trained.loss) or not trained.x.finite():
             raise NonFinite(explain_divergence(task, requests[0].trainer, trained.loss, key))
-    return found
+    return results
 
 
 def _side_by_side(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from torch import Tensor, nn
+from torch import nn
 
 from ...algorithms.base import Algorithm
 from ...errors import CombinationError, require
@@ -19,7 +19,7 @@ from ...federated.messages import Form
 from ...federated.stream import View
 from ...key import Key
 from ...local import Local, LocalSGD, Trained
-from ...train.one import Slot
+from ...train.slot import Slot
 from ..client import Node
 from .app import folder_of, reply_to
 
@@ -103,14 +103,14 @@ class Theirs(Node):
         metrics: Mapping[str, Any] = next(iter(reply.content.metric_records.values()), MetricRecord())
         require("num-examples" in metrics, "the train function must answer with a metric num-examples")
         require(len(reply.content.array_records) == 1, "the train function must answer with the model's arrays")
-        found = next(iter(reply.content.array_records.values())).to_torch_state_dict()
+        values = next(iter(reply.content.array_records.values())).to_torch_state_dict()
         for name in slot.still:
             require(
-                name not in found or torch.equal(found[name].to(slot.first[name]), slot.first[name].cpu()),
+                name not in values or torch.equal(values[name].to(slot.first[name]), slot.first[name].cpu()),
                 f"the train function moved buffer {name!r}, which is taken for one that stays and would be lost: write "
                 f"to it in the forward pass of the module's own class",
             )
-        slot.module.load_state_dict(found)
+        slot.module.load_state_dict(values)
         self.unseen.examples = int(metrics["num-examples"])
         steps = int(metrics.get("num-steps", trainer.num_steps(self.unseen.examples)))
         loss, rates = float(metrics.get("train_loss", 0.0)), trainer.rate(key) * steps
@@ -125,11 +125,7 @@ class Unseen:
     def __len__(self) -> int:
         return self.examples
 
-    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> NoReturn:
+    def batch(self, *_: Any) -> NoReturn:
         raise CombinationError("this method looks at examples, which only the train function has")
 
-    def loss(self, module: nn.Module, batch: Any) -> NoReturn:
-        raise CombinationError("this method looks at examples, which only the train function has")
-
-    def metrics(self, module: nn.Module, batch: Any) -> NoReturn:
-        raise CombinationError("this method looks at examples, which only the train function has")
+    loss = metrics = batch

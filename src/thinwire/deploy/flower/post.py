@@ -58,7 +58,7 @@ class Mail:
 
     def __init__(self, grid: Grid) -> None:
         self.grid, self.due, self.away = grid, deque[str](), 0
-        self.found: queue.SimpleQueue[tuple[str, list[Message | None] | Exception]] = queue.SimpleQueue()
+        self.pulled: queue.SimpleQueue[tuple[str, list[Message | None] | Exception]] = queue.SimpleQueue()
 
     def expect(self, sent: str) -> None:
         """Look for the reply to this message from now on."""
@@ -69,31 +69,31 @@ class Mail:
 
         None is one that Flower cannot put together.
         """
-        end, found = time.monotonic() + seconds, dict[str, Message | None]()
+        end, replies_by_id = time.monotonic() + seconds, dict[str, Message | None]()
         for _ in range(min(len(self.due), AT_ONCE - self.away)):
             threading.Thread(target=self._fetch, args=(self.due.popleft(),), daemon=True).start()
             self.away += 1
         while self.away:
             try:
-                sent, replies = self.found.get(timeout=max(end - time.monotonic(), 0.0))
+                sent, replies = self.pulled.get(timeout=max(end - time.monotonic(), 0.0))
             except queue.Empty:
                 break
             self.away -= 1
             if isinstance(replies, Exception):
                 raise replies
             if replies:
-                found[sent] = replies[0]
+                replies_by_id[sent] = replies[0]
             else:
                 self.due.append(sent)
-        if not found:
+        if not replies_by_id:
             time.sleep(max(end - time.monotonic(), 0.0))
-        return found
+        return replies_by_id
 
     def _fetch(self, sent: str) -> None:
         try:
-            self.found.put((sent, list(self.grid.pull_messages([sent]))))
+            self.pulled.put((sent, list(self.grid.pull_messages([sent]))))
         except (ValueError, TypeError, KeyError) as error:
             log.warning("a reply that is no message: %s", error)
-            self.found.put((sent, [None]))
+            self.pulled.put((sent, [None]))
         except Exception as error:  # of the connection: it is the loop's to raise
-            self.found.put((sent, error))
+            self.pulled.put((sent, error))

@@ -8,8 +8,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -20,12 +21,12 @@ from torch import nn
 
 from ...algorithms.base import Algorithm
 from ...errors import OutOfSync, WireError, check, require
-from ...federated.clip import Clip
-from ...federated.privacy import Privacy
 from ...federated.result import Record, Result
+from ...ranges import Count
 from ...run.folder import open_folder
 from ...train.threads import one_thread
 from ..server import Deployment
+from ..setting import Setting
 from .post import NAME, Mail, pack, unpack
 
 AGAIN = 60.0  # seconds, after which a node that has not said its name is asked again
@@ -34,27 +35,48 @@ AHEAD = 5.0  # seconds that a sender's clock may be ahead of ours: of an authent
 log = logging.getLogger("thinwire")
 
 
+@dataclass(frozen=True)
+class ServeSetting(Setting):
+    """A :class:`~thinwire.deploy.setting.Setting`, and how long is waited for answers.
+
+    - ``deadline``: seconds after which whoever has not answered is not waited for.
+    - ``evaluate_every``: rounds between evaluations. The last round is always evaluated.
+    - ``poll``: the pause, in seconds, between two looks for answers.
+
+    ``most_examples`` may have a number for each name.
+    """
+
+    most_examples: int | Mapping[str, int] | Sequence[int] | None = None  # type: ignore[assignment]
+    deadline: int | float = 3600.0
+    evaluate_every: Count = 1
+    poll: int | float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.deadline > 0, f"deadline={self.deadline}: seconds to wait for answers are positive")
+
+    def by_client(self, names: Sequence[str], clients: Any) -> ServeSetting:
+        """The same with ``most_examples`` in the order of clients, where it is by name."""
+        most = self.most_examples
+        if not isinstance(most, Mapping):
+            return self
+        fits = set(most) == set(names)
+        require(fits, f"most_examples={most}: one number, or one for each of clients={clients}")
+        return replace(self, most_examples=[most[name] for name in names])
+
+
 def serve(
     grid: Grid,
     algorithm: Algorithm,
     model: nn.Module | Callable[[], nn.Module],
     clients: int | Sequence[str] | Mapping[str, str | None],
     rounds: int,
+    setting: ServeSetting = ServeSetting(),
     *,
-    sample: int | None = None,
-    take: int | None = None,
-    deadline: float = 3600.0,
-    clip: Clip = None,
-    most_examples: int | Mapping[str, int] | None = None,
-    privacy: Privacy | None = None,
-    mbit: float | None = None,
     test: Any = None,
-    evaluate_every: int = 1,
-    seed: int = 0,
-    start: Literal["sent", "known"] = "sent",
     out: str | Path | None = None,
-    poll: float = 0.5,
     on_round: Callable[[Record], None] | None = None,
+    **fields: Any,
 ) -> Result:
     """Train ``model`` on the clients of a Flower deployment: the body of a ServerApp's ``main``.
 
@@ -64,39 +86,22 @@ def serve(
     whoever says the name first, as long as that node is there: without node authentication a
     node that is started again has another key.)
 
-    The first round waits for every one. Then each round ``sample`` of those that are there (None:
-    all) are called, the first ``take`` answers count (None: all), and whoever has not answered
-    after ``deadline`` seconds is not waited for. ``clip`` bounds the norm of what one client
-    says ("auto": by twice the median of the newest rounds' norms, which every round's record has);
-    ``most_examples`` how many examples it is believed to have, which is its weight: one number, or one for
-    each name (answers that say more are refused; without it the log warns of a reply that has more than half of a
-    round's weight); ``privacy`` bounds both, and hides it in noise. ``mbit`` is what every client's
-    uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it until one
-    is lost, and ``ByBandwidth`` chooses by it (for a client whose answers are then too small
-    to be measured it goes on to). ``start="known"`` sends the starting model to nobody: both ends make it under the one
-    seed, and a client that has another refuses. ``poll`` is the pause, in seconds, between two looks for
-    answers. The other arguments are those of :func:`thinwire.simulate`.
+    ``setting`` is a :class:`ServeSetting`. Other keywords (``sample=10``, ``deadline=600``) replace its fields.
+    The first round waits for every client. Then each round ``sample`` of those that are there are called, the first
+    ``take`` answers count, and whoever has not answered after ``deadline`` seconds is not waited for. The other
+    arguments are those of :func:`thinwire.simulate`.
 
     With ``out``, a folder, there is a checkpoint after every round; a server that is started
     again with the same arguments goes on from it, whatever killed the one before.
     """
     require(rounds > 0, f"rounds={rounds}: it must be at least 1")
-    require(deadline > 0, f"deadline={deadline}: seconds to wait for answers are positive")
-    require(evaluate_every > 0, f"evaluate_every={evaluate_every}: it must be at least 1")
+    setting = ServeSetting.of(setting, fields)
     with one_thread(), open_folder(out, "the server, started with the same arguments,") as folder:
         states = None if folder is None else folder.path / "states"
-        options: dict[str, Any] = {"sample": sample, "take": take, "clip": clip, "privacy": privacy}
-        options |= {"mbit": mbit, "seed": seed, "test": test, "most_examples": most_examples, "start": start}
         names = [] if isinstance(clients, int) else by_number(clients)
-        if isinstance(most_examples, Mapping):
-            require(
-                set(most_examples) == set(names),
-                f"most_examples={most_examples}: one number, or one for each of clients={clients}",
-            )
-            options["most_examples"] = [most_examples[name] for name in names]
         require(len(set(names)) == len(names), f"clients={clients}: the same name is there twice")
-        count = clients if isinstance(clients, int) else len(names)
-        run = Deployment(algorithm, model, count, states=states, **options)
+        count, setting = clients if isinstance(clients, int) else len(names), setting.by_client(names, clients)
+        run = Deployment(algorithm, model, count, setting, test=test, states=states)
         with run.pool:
             if folder is not None:
                 run.open(folder, resume=True)
@@ -105,12 +110,12 @@ def serve(
                 run.names = names
             if isinstance(clients, Mapping):
                 run.owners |= {name: None if key is None else digest_of(key) for name, key in clients.items()}
-            crew = Crew(grid, run, deadline, poll)
+            crew = Nodes(grid, run, setting.deadline, setting.poll)
             listeners = (lambda record: log.info("round %d of %d: %s", record["round"], rounds, record), on_round)
-            return run.until(rounds, crew.step, evaluate_every=evaluate_every, listeners=listeners)
+            return run.until(rounds, crew.step, evaluate_every=setting.evaluate_every, listeners=listeners)
 
 
-class Crew:
+class Nodes:
     """The nodes of a deployment, and which client each of them is."""
 
     def __init__(self, grid: Grid, run: Deployment, deadline: float, poll: float) -> None:
@@ -166,8 +171,8 @@ class Crew:
 
     def collect(self) -> bool:
         """Hand in what arrives before the next look; whether anything has."""
-        found = self.answers.wait(self.poll)
-        for sent, message in found.items():
+        messages = self.answers.wait(self.poll)
+        for sent, message in messages.items():
             client, since = self.waiting.pop(sent)
             if message is None or message.has_error():
                 why = "its message cannot be read" if message is None else message.error.reason
@@ -184,7 +189,7 @@ class Crew:
                 except OutOfSync as error:
                     log.warning("%s: it is sent everything", error)
                     self.call(client, self.run.reopen(client))
-        return bool(found)
+        return bool(messages)
 
     def on_its_way(self, message: Message) -> float | None:
         """Seconds since a reply was made, at most; None where its sender's clock has been seen to be too far ahead."""
@@ -208,9 +213,9 @@ class Crew:
 
     def enrol(self) -> set[int]:
         """Ask nodes that are new for their names; the nodes that are there."""
-        found = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
-        self.keys |= found
-        online = set(found)
+        keys = {node.node_id: key_of(node) for node in self.grid.get_nodes()}
+        self.keys |= keys
+        online = set(keys)
         for node in sorted(online - set(self.nodes.values())):
             if time.monotonic() - self.since.get(node, -math.inf) > AGAIN:
                 self.since[node] = time.monotonic()
@@ -266,12 +271,12 @@ def key_of(node: NodeInfo) -> str:
 def digest_of(key: str) -> str:
     """The same for the text of a ``.pub`` file."""
     try:
-        found = serialization.load_ssh_public_key(key.encode())
+        public = serialization.load_ssh_public_key(key.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         text = "is no public key: give the text of the node's .pub file, 'ecdsa-sha2-nistp384 AAAA...', or None"
         raise ValueError(f"clients={{...: {key[:60]!r}}} {text}") from error
     as_flower_has_it = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(found.public_bytes(*as_flower_has_it)).hexdigest()
+    return hashlib.sha256(public.public_bytes(*as_flower_has_it)).hexdigest()
 
 
 def by_number(names: Iterable[str]) -> list[str]:

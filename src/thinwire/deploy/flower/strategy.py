@@ -50,36 +50,24 @@ class Strategy(Base):
         given = [name for name, value in (("train", train_config), ("evaluate", evaluate_config)) if value]
         require(not given, f"{given}: clients are told what to do by the method; put it into its LocalSGD(...)")
         require(evaluate_fn is None, "evaluate_fn: give test= to the strategy, a task that the server evaluates")
-        found, result = (
-            Result(),
-            serve(grid, self.algorithm, self.model, self.clients, num_rounds, deadline=timeout, **self.options),
-        )
-        found.arrays = ArrayRecord(result.module.state_dict())
+        result = serve(grid, self.algorithm, self.model, self.clients, num_rounds, deadline=timeout, **self.options)
+        made = Result()
+        made.arrays = ArrayRecord(result.module.state_dict())
         for record in result.rounds:
-            found.train_metrics_clientapp[record["round"]] = _metrics(record, ("train_loss", "up_bytes", "down_bytes"))
+            made.train_metrics_clientapp[record["round"]] = _metrics(record, ("train_loss", "up_bytes", "down_bytes"))
             own = [name for name in record if name.startswith("client_")]
-            found.evaluate_metrics_clientapp[record["round"]] = _metrics(record, own)
+            made.evaluate_metrics_clientapp[record["round"]] = _metrics(record, own)
             beside = [name for name in record if name.startswith(("served_", "predicted_"))]
-            found.evaluate_metrics_serverapp[record["round"]] = _metrics(record, (*TESTED, *beside))
-        return found
+            made.evaluate_metrics_serverapp[record["round"]] = _metrics(record, (*TESTED, *beside))
+        return made
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(WHY)
+        raise NotImplementedError("a round here is one piece, with what both ends keep of it: call start()")
 
-    def aggregate_train(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(WHY)
-
-    def configure_evaluate(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(WHY)
-
-    def aggregate_evaluate(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(WHY)
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
 
 
-WHY = "a round here is one piece, with what both ends keep of it: call start()"
-
-
-TESTED = ("accuracy", "dice", "mae", "test_loss")  # what `thinwire.task.MEASURE` and the loss are called in a record
+TESTED = ("accuracy", "dice", "mae", "test_loss")  # what `thinwire.losses.MEASURE` and the loss are called in a record
 
 
 def _metrics(record: Record, names: Iterable[str]) -> MetricRecord:

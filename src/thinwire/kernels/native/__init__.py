@@ -127,10 +127,10 @@ def library(*tensors: Tensor) -> ctypes.CDLL | None:
     for x in tensors:
         if x.device.type != "cpu" or (x.is_floating_point() and x.dtype != torch.float32):
             return None
-    found, level = _load(), _level()
-    if found is None or level == "reference":
+    lib, level = _load(), _level()
+    if lib is None or level == "reference":
         return None
-    return found
+    return lib
 
 
 def empty(lib: ctypes.CDLL, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -155,11 +155,11 @@ def keep_memory() -> None:
 
 def join(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
     """``b"".join(parts)``; where it is long on large pages, and copied by as many threads as torch has here."""
-    size, found = sum(map(len, parts)), _load()
-    if size < LARGE or found is None or _level() == "reference":
+    size, lib = sum(map(len, parts)), _load()
+    if size < LARGE or lib is None or _level() == "reference":
         return b"".join(parts)
     made: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(None, size)  # nobody else has it yet: it may be written
-    found.tw_large(made, size)
+    lib.tw_large(made, size)
     whole = torch.frombuffer(made, dtype=torch.uint8)
     bytewise, position = whole.numpy().data, 0
     for part in parts:
@@ -175,8 +175,8 @@ def join(parts: Sequence[bytes | bytearray | memoryview]) -> bytes:
 def use(level: str) -> str:
     """Run at most this level from now on, ``reference`` or one of ``LEVELS``; which one that is here is returned."""
     require(level in ("reference", *LEVELS), f"no level {level!r}: reference, {', '.join(LEVELS)}")
-    found = _load() if level != "reference" else None
-    _chosen[:] = ["reference" if found is None else LEVELS[found.tw_use(LEVELS.index(level))]]
+    lib = _load() if level != "reference" else None
+    _chosen[:] = ["reference" if lib is None else LEVELS[lib.tw_use(LEVELS.index(level))]]
     return _chosen[0]
 
 
@@ -208,15 +208,15 @@ def _level() -> str:
 def _load() -> ctypes.CDLL | None:
     """The library, with its signatures; one warning where it cannot be had."""
     try:
-        found = ctypes.CDLL(str(build.LIBRARY))
+        lib = ctypes.CDLL(str(build.LIBRARY))
         for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(found, name)
+            function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
-        reason = "" if found.tw_source() == build.checksum() else "they were compiled of another version"
+        reason = "" if lib.tw_source() == build.checksum() else "they were compiled of another version"
     except (OSError, AttributeError) as error:
         reason = str(error)
     if not reason:
-        return found
+        return lib
     how = "with a C compiler at hand, python -m thinwire.kernels.native.build makes them"
     warnings.warn(f"thinwire's compiled kernels are missing, torch does their work: {reason}; {how}", stacklevel=2)
     return None

@@ -47,8 +47,8 @@ def platform() -> str:
 
 def _mac() -> tuple[str, list[str]]:
     """The oldest release of macOS, and the architectures. ``ARCHFLAGS`` names them, as for extension modules."""
-    found = re.findall(r"-arch\s+(\S+)", os.environ.get("ARCHFLAGS", ""))
-    architectures = list(dict.fromkeys(found)) or [machine()]
+    named = re.findall(r"-arch\s+(\S+)", os.environ.get("ARCHFLAGS", ""))
+    architectures = list(dict.fromkeys(named)) or [machine()]
     asked = os.environ.get("MACOSX_DEPLOYMENT_TARGET") or sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET") or "11.0"
     major, minor = ([int(part) for part in str(asked).split(".")] + [0])[:2]
     if architectures == ["arm64"] and major < 11:  # the first release for these processors

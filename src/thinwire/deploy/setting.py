@@ -1,0 +1,73 @@
+"""What a deployment is asked for beside its method, its model and its clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ..errors import require
+from ..federated.clip import Clip
+from ..federated.privacy import Privacy
+from ..federated.setting import ClientsSetting, Seed
+from ..ranges import Count
+
+
+@dataclass(frozen=True)
+class Setting(ClientsSetting):
+    """How a deployment goes: who takes part, and how much is believed of what one client says.
+
+    - ``sample``: how many clients are called in a round. None: all that are there.
+    - ``take``: how many answers count, the first ones. None: all.
+    - ``clip``: the Euclidean norm that a field of a client's reply has at most. A longer one counts as if it were that
+      long, and the log names its client. "auto" is twice the median norm of the newest rounds' replies
+      (:mod:`thinwire.federated.clip`). :meth:`Algorithm.admit <thinwire.algorithms.base.Algorithm.admit>` says what a
+      bound means for each method.
+    - ``most_examples``: how many examples a client is believed to have, which is its weight: one number, or one for
+      each client. An answer that says more is refused. Where a method averages by examples, this and ``clip`` are both
+      needed to bound what one client does. None: whatever it says, but the log warns of a reply that has more than half
+      of a round's weight.
+    - ``privacy``: replies are clipped by it, and noise is added to their mean, from a secret that is drawn when the run
+      begins and stays in the server's checkpoint.
+    - ``mbit``: what every client's uplink carries at least, in Mbit/s, whatever is measured: messages are cut by it
+      until one is lost, and ``ByBandwidth`` chooses by it (for a client whose answers are then too small to be measured
+      it goes on to). It may be another when a run goes on.
+    - ``seed``: of the model, of who is sampled, of batches and of what links draw.
+    - ``device``: where the model is evaluated, as torch names it.
+    - ``start``: "known" sends the starting model to nobody. Clients have it from the seed, and refuse calls of a run
+      whose digest says that theirs is another.
+    """
+
+    example: ClassVar[str] = "Setting(sample=10)"
+
+    sample: Count | None = None
+    take: int | None = None
+    clip: Clip = None
+    most_examples: int | Sequence[int] | None = None
+    privacy: Privacy | None = None
+    mbit: int | float | None = None
+    seed: Seed = 0
+    device: str = "cpu"
+    start: Literal["sent", "known"] = "sent"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.mbit is None or 0 < self.mbit < math.inf, f"mbit={self.mbit}: a rate in Mbit/s is positive")
+
+    def first(self, clients: int) -> int:
+        """How many answers of a round count. Raises ``ValueError`` where fewer are called."""
+        cohort = self.cohort(clients)
+        first = cohort if self.take is None else self.take
+        require(0 < first <= cohort, f"take={self.take}: it must be between 1 and the {cohort} sampled")
+        return first
+
+    def most_of_each(self, clients: int) -> list[int]:
+        """How many examples each client is believed to have; empty where any number is."""
+        most = self.most_examples
+        each = [most] * clients if isinstance(most, int) else list(most or ())
+        require(
+            most is None or (len(each) == clients and all(n > 0 for n in each)),
+            f"most_examples={most}: a positive number, or one for each of the {clients} clients",
+        )
+        return each
