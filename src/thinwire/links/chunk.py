@@ -70,7 +70,8 @@ class Chunks(NamedTuple):
 
 def _blocks(x: Tensor, height: int, width: int) -> Tensor:
     """A view of a matrix as [blocks down, blocks across, height, width]."""
-    return x.unflatten(0, (-1, height)).unflatten(2, (-1, width)).transpose(1, 2)
+    rows, columns = x.shape
+    return x.view(rows // height, height, columns // width, width).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,13 @@ class ChunkTopK(Link):
     rows: bool = False
 
     def __post_init__(self) -> None:
-        if self.k > self.chunk**self._dimensions:
-            raise ValueError(f"{self!r}: a chunk has {self.chunk**self._dimensions} entries, and k is at most that")
+        if self.k > self._whole:
+            raise ValueError(f"{self!r}: a chunk has {self._whole} entries, and k is at most that")
 
     @property
-    def _dimensions(self) -> int:
-        return 1 if self.rows else 2
+    def _whole(self) -> int:
+        """The entries of a whole chunk."""
+        return self.chunk if self.rows else self.chunk * self.chunk
 
     @property
     def contraction(self) -> bool:  # type: ignore[override]
@@ -118,7 +120,7 @@ class ChunkTopK(Link):
             areas = chunks.cut(matrix)
             positions, flat = self._largest(areas), torch.cat([area.reshape(-1) for area in areas])
             kept = flat[positions]
-            where = pack_positions(positions, flat.numel(), self.chunk**self._dimensions)
+            where = pack_positions(positions, flat.numel(), self._whole)
             if isinstance(self.values, Bins):
                 means, numbers = self.values.bins(kept)
                 packet.append([where, means])
@@ -138,15 +140,15 @@ class ChunkTopK(Link):
         matrices, binned = list(self._matrices(layout)), isinstance(self.values, Bins)
         coded = parts(packet, len(matrices) + binned, "positions and values of each layer")
         seen, several = layout.zeros(), [parts(each, 2, "positions and values") for each in coded[: len(matrices)]]
-        row = self.chunk**self._dimensions
+        row = self._whole
         found = [
             unpack_positions(where, math.prod(chunks.shape), row)
             for (where, _), (_, _, chunks) in zip(several, matrices, strict=True)
         ]
-        numbers = ()
+        numbers: tuple[Tensor, ...] = ()
         if isinstance(self.values, Bins):
             counts = [each.numel() for each in found]
-            numbers = self.values.unpack(coded[-1], sum(counts)).split(counts)
+            numbers = torch.split(self.values.unpack(coded[-1], sum(counts)), counts)
         for i, (name, members, chunks) in enumerate(matrices):
             positions, (_, values) = found[i], several[i]
             self._check(positions, chunks)
@@ -166,11 +168,11 @@ class ChunkTopK(Link):
             if len(shape) > 1 and shape.numel():
                 yield name, [name], Chunks((shape[0], width(shape)), height, self.chunk)
         if long:
-            yield VECTORS, vectors, Chunks((1, long), 1, self.chunk**self._dimensions)
+            yield VECTORS, vectors, Chunks((1, long), 1, self._whole)
 
     def _quota(self, size: int) -> int:
         """The entries that are sent of a chunk."""
-        return -(-self.k * size // self.chunk**self._dimensions)
+        return -(-self.k * size // self._whole)
 
     def _largest(self, areas: list[Tensor]) -> Int64[Tensor, " m"]:
         """The positions, ascending, in the order of chunks."""

@@ -70,7 +70,7 @@ class DCT(Wrapper):
         whole, out = n - n % self.chunk, torch.empty_like(x)
         for part, into, size in ((x[:whole], out[:whole], self.chunk), (x[whole:], out[whole:], n - whole)):
             if part.numel():
-                columns = part.unflatten(0, (-1, size)).transpose(0, 1)  # [size, chunks, m]
+                columns = part.view(len(part) // size, size, m).transpose(0, 1)  # [size, chunks, m]
                 left = basis(size).T if forward else basis(size)
                 found = outer_sum(left, columns.reshape(size, -1)).view(columns.shape)
                 into.view(-1, size, m).copy_(found.transpose(0, 1))
