@@ -44,6 +44,7 @@ def fednova(tmp_path, monkeypatch):
     return fednova.FedNova
 
 
+@pytest.mark.slow
 def test_the_method_of_the_tutorial_learns_over_any_link(fednova):
     problem = standard("digits", clients=20, seed=0)
     arguments = {"rounds": 20, "sample": 10, "test": problem.test, "evaluate_every": 20}
@@ -70,6 +71,7 @@ def test_the_method_of_the_tutorial_is_not_fedavg_when_they_do_not(fednova):
     assert (nova.params - plain.params).norm() > 0.01
 
 
+@pytest.mark.slow
 def test_the_method_of_the_tutorial_is_typed_with_use(fednova, tmp_path):
     run = ["run", "FedNova(up=TopK(0.1))", "--use", "fednova", "--clients", "4", "--rounds", "2", "--out", "run"]
     done = thinwire(*run, cwd=tmp_path)
@@ -84,6 +86,7 @@ def test_the_method_of_the_tutorial_is_typed_with_use(fednova, tmp_path):
     assert done.stderr == f"{said} nowhere is, or put its folder into PYTHONPATH\n"
 
 
+@pytest.mark.slow
 def test_the_method_of_the_tutorial_becomes_one_of_thinwires_own(fednova, tmp_path):
     package = tmp_path / "src/thinwire"
     shutil.copytree(ROOT / "src/thinwire", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -200,6 +203,7 @@ def test_the_task_of_the_readme_is_one(tmp_path, monkeypatch, capsys):
     assert 4 * 14 * 4 < rows[0]["bytes_up"] < 4 * 14 * 4 + 4 * 120
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run_as_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -314,6 +318,7 @@ def test_every_method_of_the_table_of_expressions_can_be_typed():
         assert tw.parse(word)
 
 
+@pytest.mark.slow
 def test_what_a_prediction_on_the_page_of_methods_says_is_what_the_command_prints(capsys):
     text = (ROOT / "docs/methods/index.md").read_text()
     said = re.findall(r"^thinwire (predict .*?)  +# ([0-9.]+) up, ([0-9.]+) down$", text, re.M)
@@ -1080,6 +1085,7 @@ def test_what_the_page_of_the_thesis_says_of_def_in_words_is_in_its_lines():
     assert f"no constant is better than it by more than {f'{best:.1f}'.removeprefix('0')} points with any seed" in page
 
 
+@pytest.mark.slow
 def test_what_the_page_of_lbgm_says_in_words_is_in_its_lines():
     """On docs/claims/lbgm.md, docs/methods/lbgm.md, low-rank.md and sign.md; over the seeds that both rows have."""
     page, found = said("docs/claims/lbgm.md"), trained("lbgm")
@@ -1300,6 +1306,7 @@ def test_the_commands_of_a_tutorial_parse(page):
         command.make_context(words[0], list(words))
 
 
+@pytest.mark.slow
 def test_the_program_of_the_first_tutorial_says_that_the_thin_method_sends_less(capsys):
     (code,) = blocks("docs/tutorials/first-comparison.md")
     exec(compile(code.replace('"rounds": 30', '"rounds": 6'), "first-comparison", "exec", dont_inherit=True), {})
@@ -1321,6 +1328,7 @@ def test_the_methods_of_the_page_of_results_are_those_that_its_script_trains():
     assert len(methods) == 6
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_runs(tmp_path, capsys):
     example = next(block for block in blocks("README.md") if "simulate" in block)
     path = tmp_path / "example.py"

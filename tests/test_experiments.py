@@ -61,6 +61,7 @@ def written(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_table_of_detached_error_feedback_has_the_thesis_beside_it(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "mlp", "--augment", "--workers", "4", "--steps", "6"]
     run("def/table6.py", *arguments, "--ratios", "64", "--into", str(tmp_path))
@@ -129,6 +130,7 @@ def test_a_line_of_results_is_shown_by_what_it_was_when_defaults_were_others_and
     assert 0.5 <= found[1]["lam"][0][1] <= 1
 
 
+@pytest.mark.slow
 def test_lambda_by_ranks_has_both_lambdas_and_is_not_made_twice(data_dir: Path, tmp_path: Path) -> None:
     size = ["--workers", "2", "--lambdas", "0.7", "--steps", "2", "--examples", "256", "--tested", "100"]
     said = [run("def/ranks.py", *size, "--into", str(tmp_path)) for _ in range(2)]
@@ -140,6 +142,7 @@ def test_lambda_by_ranks_has_both_lambdas_and_is_not_made_twice(data_dir: Path, 
     assert run("def/ranks.py", "--table", "--into", str(tmp_path)).count("| 2 | `") == 3
 
 
+@pytest.mark.slow
 def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--rounds", "5", "--clients", "6", "--sample", "2", "--every", "2"]
     for name in ("FedAvg (5", "EF21 down", "k = D / 5,000", "8 subspaces, D / 475"):  # one of each kind
@@ -158,6 +161,7 @@ def test_table_2_in_kind_has_the_bytes_of_both_directions(tmp_path: Path) -> Non
     assert table["FetchSGD (k = D / 5,000)"]["paper"] == [14.8, 3.8, 100, 7.3]
 
 
+@pytest.mark.slow
 def test_an_experiment_that_was_stopped_trains_what_is_missing_and_what_no_commit_made(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "mlp", "--clients", 6, "--sample", 2, "--rounds", 2, "--into", tmp_path]
     run("fashion/table.py", *arguments, "--only", "SCAFFOLD")
@@ -178,6 +182,7 @@ def test_an_experiment_that_was_stopped_trains_what_is_missing_and_what_no_commi
         assert [point[:1] + point[4:] for point in line["curve"]][-1] == [2, line["bytes_up"], line["bytes_down"]]
 
 
+@pytest.mark.slow
 def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +252,7 @@ def test_the_hospitals_table_has_every_site_and_what_a_site_never_seen_gets(
     assert second != best
 
 
+@pytest.mark.slow
 def test_what_a_look_shows_has_its_commands_and_what_made_it(tmp_path: Path) -> None:
     run("analysis/look.py", "--tiny", "--jobs", "look_back,feedback", "--into", tmp_path, "--figures", tmp_path / "png")
     back, owed = written(tmp_path / "look_digits.jsonl")
@@ -269,6 +275,7 @@ def test_every_method_and_link_is_a_row(tmp_path: Path) -> None:
     assert [line["row"] for line in written(tmp_path / "digits.jsonl")] == ["FedGen()", "FedAvg(up=Budget(2000))"]
 
 
+@pytest.mark.slow
 def test_intrinsic_compression_has_the_bytes_of_both_directions_by_round(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--clients", 6, "--sample", 2, "--rounds", 1, "--dim", 50, "--rate", 0.3]
     shown = run("intrinsic/equal_bytes.py", *arguments, "--into", tmp_path)
@@ -387,6 +394,7 @@ def test_a_pipeline_is_measured_beside_torchs_own_over_loopback() -> None:
     assert found["over_torch 1F1B"] > 0
 
 
+@pytest.mark.slow
 def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "resnet20", "--parts", 3, "--seeds", 0, "--only", "(4, 2, 0)"]
     arguments += ["--examples", 32, "--tested", 16, "--epochs", 2, "--batch", 16, "--lr", 0.02]
@@ -407,6 +415,7 @@ def test_a_stale_training_is_a_line_and_is_not_trained_again(tmp_path: Path) -> 
         assert shown[1].count("there already") == 3
 
 
+@pytest.mark.slow
 def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(data_dir: Path, tmp_path: Path) -> None:
     """BPK over 1 Gbit/s and 1 ms: the parts' .09 s, and two times two messages."""
     costs, lines = tmp_path / "costs.jsonl", []
@@ -448,6 +457,7 @@ def test_speeds_of_parts_are_those_of_the_law_and_curves_a_picture_of_lines(data
             assert curves.digest(shown) in picture.read_text(), "draw the curves of docs/measured/pipeline.md again"
 
 
+@pytest.mark.slow
 def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--model", "resnet20", "--parts", 4, "--seeds", 0, "--only", "FR"]
     arguments += ["--examples", 96, "--tested", 400, "--epochs", 8, "--batch", 16, "--into", tmp_path / "dsp.jsonl"]
@@ -464,6 +474,7 @@ def test_a_schedule_has_its_own_best_rate_with_a_worse_one_on_each_side(tmp_path
     assert len(line["curve"]) == 12  # 48 steps, every fourth
 
 
+@pytest.mark.slow
 def test_bounds_are_multiples_of_the_norm_of_the_run_without_attack_and_bound(tmp_path: Path) -> None:
     run("clip/attack.py", "--rounds", 2, "--seeds", 1, "--into", tmp_path / "attack.jsonl")
     lines = written(tmp_path / "attack.jsonl")
@@ -498,6 +509,7 @@ def test_every_extra_can_be_installed_under_the_constraints() -> None:
     assert SpecifierSet("<0.14,>=0.13.5").contains(found["uv"])
 
 
+@pytest.mark.slow
 def test_a_site_that_is_left_out_comes_with_a_tenth_of_its_examples(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--split", "Dirichlet(0.5)", "--clients", "3", "--rounds", "1", "--alone", "1"]
     methods = ["--method", "FedAvg()", "--method", "FT(Ditto(), epochs=2.0)", "--site", "0", "--site", "2"]
@@ -570,6 +582,7 @@ def trained(script: str, rows: Sequence[str], into: Path, monkeypatch: pytest.Mo
     return written(into)
 
 
+@pytest.mark.slow
 def test_the_search_for_one_percent_trains_each_kind_of_row(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +592,7 @@ def test_the_search_for_one_percent_trains_each_kind_of_row(
     assert all(line["tiny"] and line["served"] for line in found)
 
 
+@pytest.mark.slow
 def test_a_setting_is_chosen_by_a_seed_of_its_own_and_the_best_of_those_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -626,6 +640,7 @@ def test_a_setting_is_chosen_by_a_seed_of_its_own_and_the_best_of_those_by_anoth
     ]
 
 
+@pytest.mark.slow
 def test_a_claim_is_trained_at_the_best_of_its_rates_once_and_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -926,6 +941,7 @@ def test_a_loss_is_a_share_of_what_the_dense_row_reaches_and_an_x_is_beside_the_
     assert "14.5 ± 6.4 %, 1 of 3 diverged" in rows
 
 
+@pytest.mark.slow
 def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_lines(tmp_path: Path) -> None:
     into, out = tmp_path / "curve.jsonl", tmp_path / "curve.svg"
     *listed, last = run("onepercent/curve.py", "--list", "--into", into).splitlines()
@@ -993,6 +1009,7 @@ def test_the_curve_of_bytes_both_ways_lists_its_trainings_and_is_drawn_from_its_
             assert [len(one.best_of) for one in best] == [3] * 6
 
 
+@pytest.mark.slow
 def test_a_rival_at_one_percent_chooses_its_setting_on_the_way(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

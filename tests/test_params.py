@@ -202,6 +202,7 @@ def test_only_trained_parameters_are_taken_and_each_once() -> None:
     assert Params.statistics(module).names == ("1.running_mean", "1.running_var")  # not the integer counter
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6), st.data())
 def test_what_is_kept_and_what_is_dropped_make_the_whole(shapes: list[tuple[int, int]], data: st.DataObject) -> None:
     count = sum(a * b for a, b in shapes)

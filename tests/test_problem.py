@@ -43,6 +43,7 @@ def test_the_model_follows_from_the_examples(data: DataSet, model: str) -> None:
     made(data.inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_the_model_that_suits_a_set_is_known_without_its_data(name: str) -> None:
     known = SUITED[name]

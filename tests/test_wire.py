@@ -176,6 +176,7 @@ PACKETS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PACKETS)
 @settings(max_examples=150)
 def test_what_was_written_is_read_bit_for_bit(value: Any) -> None:
@@ -661,6 +662,7 @@ def test_a_mutilated_state_is_refused_or_restored_and_nothing_else() -> None:
     assert min(outcomes.values()) > 200
 
 
+@pytest.mark.slow
 def test_a_message_of_very_many_values_is_refused_before_they_are_made() -> None:
     n = 300_000
     head = bytes([1, 6, 0x80 | n & 127, 0x80 | (n >> 7) & 127, n >> 14])

@@ -68,6 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tw.Result:
     return moved(out=tmp_path_factory.mktemp("auto") / "run", checkpoint_every=5)
 
 
+@pytest.mark.slow
 def test_all_bytes_stay_within_the_share_of_fedavgs(whole: tw.Result) -> None:
     dense = trained(FedAvg(LOCAL), evaluate_every=ROUNDS)
     assert 0.045 * dense.ledger.bytes() < whole.ledger.bytes() <= 0.05 * dense.ledger.bytes()
@@ -83,6 +84,7 @@ def test_other_budgets_and_cohorts_hold_too(budget: float, sample: int) -> None:
     assert spent.ledger.bytes() <= budget * dense.ledger.bytes()
 
 
+@pytest.mark.slow
 def test_bytes_of_a_visit_are_a_budget() -> None:
     result = trained(Auto(local=LOCAL, bytes=900), 3)
     visits = [(entry.round, entry.client) for entry in result.ledger.of("up")]
@@ -92,6 +94,7 @@ def test_bytes_of_a_visit_are_a_budget() -> None:
         assert sum(sums) <= 900
 
 
+@pytest.mark.slow
 def test_seconds_of_a_visit_are_a_budget_at_the_slowest_clients_rates() -> None:
     rates = tw.Network(mbit=(0.3, 0.3, 0.3, 0.2, 0.3, 0.3), down=1.0)
     result = trained(Auto(local=LOCAL, seconds=0.1), 3, network=rates, sample=3)
@@ -101,6 +104,7 @@ def test_seconds_of_a_visit_are_a_budget_at_the_slowest_clients_rates() -> None:
         trained(Auto(local=LOCAL, seconds=0.1), 3)
 
 
+@pytest.mark.slow
 def test_the_expression_of_a_run_trains_the_same_bits_and_that_of_its_first_choice_until_the_second(
     whole: tw.Result,
 ) -> None:
@@ -128,6 +132,7 @@ def test_a_second_choice_moves_bytes_between_directions_and_nothing_else(whole: 
     assert ups[0] != ups[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "states"), [(10, "memory"), (11, "disk")])
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
     whole: tw.Result, stop: int, states: str, tmp_path: Path
@@ -145,6 +150,7 @@ def test_another_budget_is_another_run(whole: tw.Result) -> None:
         trained(Auto(0.2, LOCAL), out=whole.path, resume=True)
 
 
+@pytest.mark.slow
 def test_records_summary_and_report_say_what_was_chosen_and_why(
     whole: tw.Result, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +211,7 @@ def shares(dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tensor, torch
     return [(x.to(dtype), y) for x, y in each]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0.15, 0.6])
 def test_the_budget_of_a_model_in_64_bits_is_a_share_of_its_own_bytes(budget: float) -> None:
     sums = [
@@ -266,6 +273,7 @@ def test_it_is_no_method_that_a_server_or_a_client_can_run() -> None:
         runnable(Auto(0.1))
 
 
+@pytest.mark.slow
 def test_a_prediction_spends_seconds_at_the_rates_that_it_was_given() -> None:
     sums = []
     for up in (1.0, 0.25):
@@ -275,6 +283,7 @@ def test_a_prediction_spends_seconds_at_the_rates_that_it_was_given() -> None:
     assert sums[0] > sums[1]
 
 
+@pytest.mark.slow
 def test_what_answers_in_place_of_training_rehearses_too() -> None:
     asked = []
 
@@ -287,6 +296,7 @@ def test_what_answers_in_place_of_training_rehearses_too() -> None:
     assert result.ledger.bytes() > 0
 
 
+@pytest.mark.slow
 def test_too_small_a_budget_is_refused_with_one_that_is_enough() -> None:
     with pytest.raises(ValueError, match=r"Auto\(0.001.*raise budget to 0\.0\d+$") as error:
         trained(Auto(0.001, LOCAL), 1)
@@ -334,6 +344,7 @@ def measured(rank: int | None, **own: Any) -> Measured:
     return Measured(changes=changes, **(given | own))
 
 
+@pytest.mark.slow
 def test_low_rank_gets_low_rank_and_a_large_budget_gets_plain_floats() -> None:
     thin = Auto(0.05, LOCAL).choose(measured(4), tw.Key(0)).choice
     assert (thin.up.codec, thin.down.codec, thin.feedback, thin.stream) == ("transform", "transform", True, False)
@@ -388,6 +399,7 @@ def test_seconds_are_spent_at_the_rate_of_each_direction() -> None:
         Auto(local=LOCAL, seconds=0.001).choose(found, tw.Key(0))
 
 
+@pytest.mark.slow
 def test_of_splits_that_are_about_as_good_the_fastest_at_the_slowest_clients_rates_is_taken() -> None:
     # Updates that any split codes without error, so all are as good: what is left to choose by is time.
     zero = layers(torch.zeros(64, 64))
@@ -404,6 +416,7 @@ def test_of_splits_that_are_about_as_good_the_fastest_at_the_slowest_clients_rat
     assert choices[0] == choices[1]
 
 
+@pytest.mark.slow
 def test_a_run_with_dropouts_spends_the_share_of_what_fedavg_sends_with_the_same() -> None:
     about: dict[str, Any] = {"dropout": 0.6, "sample": 4, "evaluate_every": 9}
     dense, spent = (trained(method, 9, **about).ledger.bytes() for method in (FedAvg(LOCAL), Auto(0.1, LOCAL)))
@@ -421,6 +434,7 @@ def test_a_split_stays_unless_another_is_better_by_a_twentieth() -> None:
     assert after.up.bytes > 64
 
 
+@pytest.mark.slow
 def test_a_second_choice_stays_with_the_first_where_headers_have_grown_beyond_the_budget() -> None:
     method, found = Auto(0.1, LOCAL), measured(2)
     first = method.choose(found, tw.Key(0)).choice

@@ -128,6 +128,7 @@ def test_replies_weigh_by_examples_by_steps_or_alike() -> None:
     assert [FedSM(LOCAL, weights=how).weigh(33) for how in ("examples", "steps", "uniform")] == [33.0, 3.0, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "links",
     [

@@ -77,6 +77,7 @@ class Vector(nn.Module):
         self.w = nn.Parameter(draws(40, seed=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opt", [tw.SGD(1.0), Adam(0.03)], ids=repr)
 @pytest.mark.parametrize("project", ["update", "gradient"])
 @pytest.mark.parametrize(("rank", "every"), [(3, 2), (3, 4), (6, None), (6, 2)])
@@ -152,6 +153,7 @@ def updates_of(what: str) -> Tensor:
     return torch.stack(points).diff(dim=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["a training", "a spectrum"])
 @pytest.mark.parametrize("decay", [1.0, 0.7, 0.5])
 def test_forty_full_rounds_keep_fifty_directions_and_those_of_the_exact_decomposition(what: str, decay: float) -> None:
@@ -172,6 +174,7 @@ def test_forty_full_rounds_keep_fifty_directions_and_those_of_the_exact_decompos
     assert sigma[-1] < {1.0: 1e-1, 0.7: 1e-6, 0.5: 1e-10}[decay] * sigma[0]  # what is weak is kept nevertheless
 
 
+@pytest.mark.slow
 def test_in_bfloat16_forty_full_rounds_keep_fifty_directions_to_what_it_can_say() -> None:
     for server in fed(FLSS(FedAvg(), 50, 50, every=1, decay=0.5, store="bfloat16"), updates_of("a training"))[49:]:
         p = matrix(server.rows)

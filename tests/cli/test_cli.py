@@ -32,6 +32,7 @@ def compared(tmp_path_factory):
     return out, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_run_leaves_a_folder_for_every_method_and_seed(compared):
     out, _ = compared
     runs = sorted(p.parent.relative_to(out).as_posix() for p in out.rglob("rounds.jsonl"))
@@ -97,6 +98,7 @@ def test_the_last_line_of_json_holds_both_directions_in_bytes(compared):
     assert up == sum(r["up_bytes"] for r in rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_plot_reads_single_runs_and_whole_comparisons(compared, thinwire, tmp_path):
     out, _ = compared
@@ -106,6 +108,7 @@ def test_plot_reads_single_runs_and_whole_comparisons(compared, thinwire, tmp_pa
     assert (tmp_path / "overview.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_the_best_until_then_is_drawn_into_files_of_its_own(compared, thinwire, tmp_path):
     out, _ = compared
@@ -124,6 +127,7 @@ def test_the_best_until_then_is_drawn_into_files_of_its_own(compared, thinwire, 
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_resume_with_more_rounds_equals_a_run_that_never_stopped(compared, thinwire, tmp_path):
     out, _ = compared
     shutil.copytree(out, tmp_path / "run")
@@ -139,6 +143,7 @@ def test_resume_with_more_rounds_equals_a_run_that_never_stopped(compared, thinw
         assert all(torch.equal(one[k], other[k]) for k in one)
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_resumes_where_it_was(thinwire, tmp_path):
     out = tmp_path / "run"
     words = ["run", "FedAvg()", "SCAFFOLD()", "--clients", "5", "--rounds", "60", "--checkpoint-every", "5"]
@@ -179,6 +184,7 @@ def test_methods_lists_every_public_method_and_link_with_its_paper(thinwire):
     assert thinwire("methods")[1].count("McMahan et al., AISTATS 2017") == 1
 
 
+@pytest.mark.slow
 def test_a_user_trains_a_model_and_data_of_their_own(thinwire, tmp_path, monkeypatch):
     (tmp_path / "my_module.py").write_text(
         """
@@ -268,6 +274,7 @@ def test_a_mistake_is_one_line_that_names_what_to_change(thinwire, tmp_path, wor
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_methods_are_compared_under_one_privacy_and_go_on_under_it(thinwire, tmp_path):
     words = ["FedAvg(weights='uniform')", *SMALL, "--privacy", "Privacy(0.5, noise=1)", "--out", str(tmp_path / "out")]
     assert thinwire("run", *words)[0] == 0
@@ -277,6 +284,7 @@ def test_methods_are_compared_under_one_privacy_and_go_on_under_it(thinwire, tmp
     assert thinwire("resume", str(tmp_path / "out"), "--rounds", rounds)[0] == 0
 
 
+@pytest.mark.slow
 def test_pictures_of_a_text_cannot_be_flipped(thinwire, tmp_path, data_dir):
     words = ["FedAvg()", "--augment", "Flip()", "--data", "sst2", "--data-dir", str(data_dir)]
     code, _, error = thinwire("run", *words, "--out", str(tmp_path / "out"))
@@ -306,6 +314,7 @@ def test_version_is_printed(thinwire):
     assert thinwire("--version")[:2] == (0, f"thinwire {tw.code_version()}\n")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     words = ["run", "FedAvg()", *SMALL[:-1], "100000", "--out", str(out)]
@@ -393,6 +402,7 @@ def test_resume_of_an_odd_study_says_what_is_odd(thinwire, tmp_path, fields, sai
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_begin_within_the_rounds_is_noted(thinwire, tmp_path):
     code, _, error = thinwire("run", "FLSS(FedAvg(), rank=2, start=3)", *SMALL, "--out", str(tmp_path / "a"))
     assert code == 0
@@ -414,6 +424,7 @@ def test_help_names_every_data_set_and_every_model(thinwire, monkeypatch, comman
     assert f" {', '.join(models.names())}; by default one that suits the data." in shown
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_is_reported_and_the_others_are_finished(thinwire, tmp_path):
     out = tmp_path / "run"
     words = ["FedAvg(LocalSGD(1e30))", "FedAvg(LocalSGD(0.1))", *SMALL]
@@ -440,6 +451,7 @@ def test_the_package_is_the_command_line_too():
     assert (done.returncode, done.stdout) == (0, f"thinwire {tw.code_version()}\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_help_and_version_do_not_wait_for_torch():
     code = """
 import sys
@@ -456,6 +468,7 @@ finally:
         assert "thinwire" in done.stdout
 
 
+@pytest.mark.slow
 def test_every_public_name_is_found_at_its_first_use():
     code = "import thinwire as tw; print(tw.wire.__name__, tw.FedAvg(), 'LUAR' in dir(tw)); tw.FedAvgg"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -498,6 +511,7 @@ class Good(Base):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "why"),
     [
@@ -671,6 +685,7 @@ def test_what_is_wrong_is_said_before_data_are_loaded(thinwire, monkeypatch, wor
         assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_what_clients_reach_on_their_own_tests_is_in_table_plots_json_and_folder(thinwire, tmp_path):
     out = tmp_path / "out"
@@ -709,6 +724,7 @@ def hospitals(data_dir=None, download=True):
     return DataSet("retina", x[:6], y[:6], x[6:], y[6:], 2, site, (0.5,), (0.3,), None, torch.tensor([0, 1, 0, 1]))
 
 
+@pytest.mark.slow
 def test_hospitals_have_their_dice_in_table_progress_json_and_folder(thinwire, tmp_path, monkeypatch):
     monkeypatch.setitem(LOADERS, "retina", hospitals)
     out, words = tmp_path / "out", ["--data", "retina", "--rounds", "2", "--batch", "2", "--json"]
@@ -742,6 +758,7 @@ def test_without_tests_of_their_own_nothing_is_said_of_clients(compared):
     assert not list(out.rglob("clients*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("broken", "call"), [("append", 1), ("append", 4), ("save", 3)])
 def test_a_full_disk_is_named_and_nothing_before_the_checkpoint_is_lost(thinwire, tmp_path, monkeypatch, broken, call):
     from thinwire.run.folder import Folder
@@ -771,6 +788,7 @@ def test_a_full_disk_is_named_and_nothing_before_the_checkpoint_is_lost(thinwire
     assert all(torch.equal(one[k], other[k]) for k in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "kept"), [(["--plan", "each"], "each"), ([], "together")])
 def test_the_plan_is_the_one_asked_for_or_the_rules_and_kept_when_a_run_goes_on(thinwire, tmp_path, asked, kept):
     out = tmp_path / "out"
@@ -791,6 +809,7 @@ def test_plot_writes_the_file_that_is_named_in_its_format(compared, thinwire, tm
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["plots.svg"]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_plot_takes_a_format_for_all_files_and_a_size_in_inches(compared, thinwire, tmp_path):
     out, _ = compared

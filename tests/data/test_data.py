@@ -81,6 +81,7 @@ def test_the_first_ten_sets_keep_their_names() -> None:
     assert data.names() == sorted(data.names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", data.names())
 def test_every_set_has_what_a_data_set_promises(name: str, data_dir: Path) -> None:
     found = real(name, data_dir)
@@ -140,6 +141,7 @@ def test_digits_are_cut_by_class_always_in_the_same_way() -> None:
 #     return np.frombuffer(b, np.uint8, offset=4 + 4 * n).reshape(
 #         [int.from_bytes(b[4 + 4 * i : 8 + 4 * i], "big") for i in range(n)])
 # hashlib.sha256(idx(file).tobytes()).hexdigest()[:16]; np.bincount(idx(labels)); idx(images)[0, 14, 10:14]
+@pytest.mark.slow
 def test_fashion_mnist_is_the_original(data_dir: Path) -> None:
     fashion = real("fashion_mnist", data_dir)
     assert fashion.inputs.shape == (60_000, 1, 28, 28)
@@ -152,6 +154,7 @@ def test_fashion_mnist_is_the_original(data_dir: Path) -> None:
     assert fashion.mean == (0.2860,)
 
 
+@pytest.mark.slow
 def test_mnist_is_the_original(data_dir: Path) -> None:
     mnist = real("mnist", data_dir)
     assert (sha(mnist.inputs), sha(mnist.test_inputs)) == ("741c988805d008ac", "6d87418db22cc802")
@@ -162,6 +165,7 @@ def test_mnist_is_the_original(data_dir: Path) -> None:
     assert mnist.std == pytest.approx([float(pixels.std())], abs=5e-5)
 
 
+@pytest.mark.slow
 def test_the_letters_are_upright_and_count_from_zero(data_dir: Path) -> None:
     letters = real("emnist_letters", data_dir)
     assert letters.name == "emnist_letters_subset"  # not to be taken for all 124,800
@@ -197,6 +201,7 @@ def letters_in(folder: Path, prefix: str, counts: tuple[int, int], first: int) -
             path.write_bytes(gzip.compress(head + array.tobytes(), compresslevel=1))
 
 
+@pytest.mark.slow
 def test_the_official_letters_are_turned_upright(bare: Path) -> None:
     letters_in(bare / "emnist_letters", "emnist-letters-", (124_800, 20_800), first=1)
     letters = data.load("emnist_letters", bare, download=False)
@@ -219,6 +224,7 @@ def test_letters_of_a_mixed_form_are_refused(bare: Path) -> None:
         data.load("emnist_letters", bare)
 
 
+@pytest.mark.slow
 def test_the_jpeg_copies_of_cifar10_are_all_there_and_shuffled(data_dir: Path) -> None:
     copies = real("cifar10", data_dir)
     assert copies.name == "cifar10_jpeg"  # not to be taken for the original pixels
@@ -540,6 +546,7 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(served: tuple[Path, s
         files.obtain("mnist", files.Official("a.gz", address + "a.gz", ""), None, download=True)
 
 
+@pytest.mark.slow
 def test_a_set_is_downloaded_checked_and_read(
     data_dir: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,6 +598,7 @@ def test_a_split_touches_no_global_generator_and_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Specifying null_placement")  # flwr-datasets sorts in an older way
 def test_flowers_splits_are_flowers() -> None:
     import datasets
@@ -605,6 +613,7 @@ def test_flowers_splits_are_flowers() -> None:
         assert [part.tolist() for part in split(LABELS, None, 7, seed=3)] == theirs
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_clients_are_dealt_to() -> None:
     owners = torch.arange(100_000).repeat(2)
     assert torch.stack(Natural()(owners, owners, 100_000, seed=0))[70_000].tolist() == [70_000, 170_000]
@@ -636,6 +645,7 @@ def test_iid_parts_have_equal_sizes_and_all_classes() -> None:
     assert all(len(torch.unique(LABELS[part])) == 10 for part in parts)
 
 
+@pytest.mark.slow
 def test_dirichlet_draws_what_numpy_draws() -> None:
     # r = np.random.default_rng(1); parts = [0] * 5
     # for c in range(10):

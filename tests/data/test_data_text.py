@@ -74,6 +74,7 @@ def test_bigrams_are_hashed_into_columns_of_their_own() -> None:
 MOST_FREQUENT = ["the", "a", "to", "of", "in", "and", "on", "for"]
 
 
+@pytest.mark.slow
 def test_ag_news_is_read_word_by_word(data_dir: Path) -> None:
     news = real("ag_news", data_dir)
     assert news.name == "ag_news_subset"  # not to be taken for all 120,000 texts
@@ -110,6 +111,7 @@ def test_sst2_is_tested_on_its_development_part(data_dir: Path) -> None:
     assert (sha(reviews.inputs), sha(reviews.test_inputs)) == ("295d2d377bdb62c1", "fcd89e07cb18df4f")
 
 
+@pytest.mark.slow
 def test_the_treebanks_own_test_part_and_bigrams_are_there_on_request(data_dir: Path) -> None:
     if not (data_dir / "sst2").is_dir():
         pytest.skip("THINWIRE_DATA names a folder without sst2")

@@ -100,6 +100,7 @@ def test_a_set_that_has_no_pictures_with_labels_is_refused() -> None:
         feature_shifted(small(5))
 
 
+@pytest.mark.slow
 def test_fashion_sites_are_the_same_bytes_everywhere(data_dir: Path) -> None:
     if not (data_dir / "fashion_mnist").is_dir():
         pytest.skip("THINWIRE_DATA names a folder without fashion_mnist")

@@ -33,6 +33,7 @@ def test_every_site_has_its_training_and_test_pictures(data_dir: Path) -> None:
     assert (found.test_inputs.shape, found.test_targets.shape) == ((81, 3, 32, 32), (81, 32, 32))
 
 
+@pytest.mark.slow
 def test_at_256_pixels_it_is_what_the_file_holds(data_dir: Path) -> None:
     found = read(data_dir, 256)
     assert found.groups is not None
@@ -49,6 +50,7 @@ def test_at_256_pixels_it_is_what_the_file_holds(data_dir: Path) -> None:
     assert round(float(shares.mean()), 3) == 0.143
 
 
+@pytest.mark.slow
 def test_a_smaller_picture_is_means_and_a_smaller_mask_follows_the_file_s_rule(data_dir: Path) -> None:
     found = read(data_dir, 128)
     with np.load(data_dir / "retina_vessels/retina_256.npz") as file:

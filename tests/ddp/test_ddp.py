@@ -224,6 +224,7 @@ def test_step_ahead_without_averages_is_def_at_lambda_one_bit_for_bit():
     )
 
 
+@pytest.mark.slow
 def test_step_ahead_averages_every_hundred_steps_and_is_charged_for_it():
     """163 parameters: of 120 steps each gives a block of 40, and one, the hundredth, all."""
     result = simulate(SAEF(4), fixed, task(), workers=2, steps=120, batch=4, optimizer=sgd)
@@ -243,6 +244,7 @@ def test_partial_synchronisation_is_def_at_lambda_one_seen_from_the_workers_own_
     assert torch.equal(other[1].vector.flat, other[1].rank.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [tw.LBGM(threshold=0), tw.Layerwise(tw.LBGM(threshold=0)), tw.EF21(tw.TopK(1.0))])
 def test_links_that_remember_dense_gradients_are_plain_data_parallel_training_from_the_hooks_one_buffer(link):
     # What was looked back on once was the buffer itself, and the same gradient was recycled for ever.
@@ -439,6 +441,7 @@ def test_estimates_by_hand():
     assert [rank.e.tolist() for rank in ranks] == [[-3.0, -1.0], [-1.0, -2.0]]
 
 
+@pytest.mark.slow
 def test_estimates_reach_the_minimum_over_the_largest_entries_and_not_over_random_blocks():
     """f_k(x) = |x - c_k|^2 / 2 on 64 entries: momentum SGD at rate 0.1."""
     centres = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
@@ -523,6 +526,7 @@ def test_look_back_gradients_that_are_always_sent_are_plain_data_parallel_traini
     assert torch.allclose(found, judged(trained(Hook(tw.Dense()))), atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_simulation_learns_and_says_what_it_cost():
     seen: list[dict[str, Any]] = []
     result = simulate(
@@ -755,6 +759,7 @@ def command(capsys: Any, *words: str) -> tuple[int, list[str], str]:
     return int(end.value.code), out.splitlines(), err
 
 
+@pytest.mark.slow
 def test_ddp_sim_makes_a_table_records_and_one_json_object_and_resumes(capsys, tmp_path):
     pytest.importorskip("sklearn")
     words = ["DEF(16)", "Hook(Dense())", "--workers", "4", "--steps", "40", "--evaluate-every", "20", "--lr", "0.05"]
@@ -855,6 +860,7 @@ class Thin(DEF):
 """
 
 
+@pytest.mark.slow
 def test_methods_and_links_of_ones_own_are_compared_with_use(capsys, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     (tmp_path / "my_ddp.py").write_text(OWN)

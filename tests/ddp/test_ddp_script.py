@@ -740,6 +740,7 @@ def test_the_optimiser_that_accelerate_hands_over_is_unwrapped(method):
     assert torch.equal(flat(model.parameters()), script.held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [DEF(8), Hook(tw.Dense())])
 def test_a_model_that_was_compiled_as_a_whole_is_refused_and_one_with_a_compiled_module_trains(method):
     import torch._dynamo

@@ -118,6 +118,7 @@ def without(expression: str, client: int, rounds: Collection[int], of: int, mode
 # -- the same as a simulation ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expression", "model"),
     [
@@ -203,6 +204,7 @@ FAULTS: dict[Callable[[Parties], None], tuple[list[int], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("expression", METHODS)
 def test_after_a_fault_it_is_as_if_the_client_had_not_taken_part(expression: str, fault: Any, tmp_path: Path) -> None:
@@ -212,6 +214,7 @@ def test_after_a_fault_it_is_as_if_the_client_had_not_taken_part(expression: str
     assert parties.held() == without(expression, 2, rounds, of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", METHODS)
 def test_a_server_killed_mid_round_goes_on_as_if_nothing_had_happened(expression: str, tmp_path: Path) -> None:
     parties = Parties(expression, tmp_path, normed)
@@ -267,6 +270,7 @@ def test_a_second_answer_of_a_client_changes_nothing(tmp_path: Path) -> None:
 # -- which state is meant -------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "expression", ["FedAvg(up=ErrorFeedback(TopK(0.2)))", "FedAvg(up=LBGM(threshold=0.6))", METHODS[5]]
 )
@@ -345,6 +349,7 @@ def test_a_client_keeps_no_more_states_than_may_be_named(tmp_path: Path) -> None
 # -- out of step ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_client_whose_disk_is_lost_is_opened_anew_with_one_full_message(tmp_path: Path) -> None:
     expression = "FedAvg(up=LBGM(threshold=1.0), down=EF21(TopK(0.1)))"
     parties = Parties(expression, tmp_path)
@@ -433,6 +438,7 @@ def lost(whose: str, damage: str, when: str, expression: str, folder: Path) -> l
     return parties.held()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize(
     ("damage", "expression"),
@@ -447,6 +453,7 @@ def test_a_damaged_state_of_the_servers_opens_the_client_anew_as_if_the_clients_
     assert found == lost("client", damage, when, expression, tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_late_answer_of_a_client_that_the_server_lost_is_dropped_and_the_next_one_counts(tmp_path: Path) -> None:
     parties = Parties("FedAvg(up=LBGM(threshold=1.0))", tmp_path)
     parties.round()
@@ -463,6 +470,7 @@ def test_a_late_answer_of_a_client_that_the_server_lost_is_dropped_and_the_next_
     assert parties.round()["lost_replies"] == 0
 
 
+@pytest.mark.slow
 def test_of_a_method_without_memory_nothing_is_lost_with_a_clients_disk(tmp_path: Path) -> None:
     parties = Parties("FedAvg()", tmp_path)
     parties.round()
@@ -488,6 +496,7 @@ def test_a_damaged_state_is_as_good_as_none(tmp_path: Path) -> None:
         parties.server.accept(2, answer)
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_method_do_not_meet_in_a_clients_folder(tmp_path: Path) -> None:
     first, second = (Parties("FedAvg(up=ErrorFeedback(TopK(0.2)))", tmp_path / name) for name in "ab")
     for parties in (first, second):
@@ -499,6 +508,7 @@ def test_two_runs_of_one_method_do_not_meet_in_a_clients_folder(tmp_path: Path) 
     assert first.held() == second.held()
 
 
+@pytest.mark.slow
 def test_a_client_keeps_the_states_of_the_runs_that_it_answered_last(tmp_path: Path) -> None:
     parties = Parties("FedAvg(up=ErrorFeedback(TopK(0.2)))", tmp_path)
     node = Node(parties.method, mlp, blobs()[0], tmp_path / "kept")
@@ -516,6 +526,7 @@ def test_a_client_keeps_the_states_of_the_runs_that_it_answered_last(tmp_path: P
     assert not read_answer(node.answer(again.write()), 10_000).held  # it says so, and is opened anew
 
 
+@pytest.mark.slow
 def test_a_client_of_another_method_or_model_says_so(tmp_path: Path) -> None:
     parties = Parties("FedAvg()", tmp_path)
     call = parties.server.begin()[0]
@@ -602,6 +613,7 @@ def test_a_late_answer_of_a_method_whose_replies_mean_something_else_each_round_
     assert parties.end()["dropped_replies"] == 1
 
 
+@pytest.mark.slow
 def test_a_client_that_is_late_to_say_that_it_is_out_of_step_is_not_called_out_of_turn(tmp_path: Path) -> None:
     parties = Parties("FedAvg()", tmp_path)
     parties.round()
@@ -614,6 +626,7 @@ def test_a_client_that_is_late_to_say_that_it_is_out_of_step_is_not_called_out_o
     assert parties.end()["dropped_replies"] == 1
 
 
+@pytest.mark.slow
 def test_the_measured_uplink_chooses_the_codec_and_both_ends_know(tmp_path: Path) -> None:
     wide = lambda: nn.Sequential(nn.Linear(6, 3000), nn.Linear(3000, 3))  # noqa: E731  30,003 parameters
     up = 'ByBandwidth({"1": Dense(), "0.1": Half(), "0": TopK(0.01)})'
@@ -673,6 +686,7 @@ def test_small_answers_show_no_rate_that_they_are_not_at_least_sent_with() -> No
     assert measure_rate(2.0, 125_000, 4.0) == 0.25
 
 
+@pytest.mark.slow
 def test_in_a_simulation_the_networks_rates_choose() -> None:
     link = tw.ByBandwidth({"1": tw.Dense(), "*": tw.TopK(0.1)})
     network = tw.Network(mbit=(0.5, 1.0, 20.0, 0.1, 2.0, 0.9))
@@ -684,6 +698,7 @@ def test_in_a_simulation_the_networks_rates_choose() -> None:
 # -- hostile replies ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_thousand_hostile_answers_are_refused_and_change_nothing(tmp_path: Path, caplog: Any) -> None:
     expression = "FedAvg(up=LBGM(TopK(0.5), threshold=0.6))"
     parties = Parties(expression, tmp_path)
@@ -774,6 +789,7 @@ def test_the_log_names_the_client_that_was_refused(tmp_path: Path, caplog: Any) 
     assert "round 1: an answer of client 4 was refused" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("up", ["Dense()", "TopK(1.0)"])
 def test_a_reply_that_is_longer_than_the_clip_counts_as_if_it_were_that_long(
     up: str, tmp_path: Path, caplog: Any
@@ -787,6 +803,7 @@ def test_a_reply_that_is_longer_than_the_clip_counts_as_if_it_were_that_long(
     assert "client 1 sent a norm of 50; it counts as 2" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_round_that_the_server_cannot_use_leaves_it_as_it_was(tmp_path: Path, caplog: Any) -> None:
     parties = Parties("FedAvg(opt=Adam(0.03))", tmp_path)
     parties.round()
@@ -841,6 +858,7 @@ def other_masks(server: Deployment, client: int, answer: bytes) -> Iterator[tupl
                 yield f"{leaf.name}: {', '.join(some)}", found._replace(blob=tw.dumps(body)).write()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", [*LEAVING, *WHOLE, *THROUGH])
 def test_a_reply_with_other_layers_than_its_clients_send_in_a_round_is_refused_when_it_arrives(
     expression: str, tmp_path: Path
@@ -865,6 +883,7 @@ def test_a_reply_with_other_layers_than_its_clients_send_in_a_round_is_refused_w
     assert tried >= 2
 
 
+@pytest.mark.slow
 def test_layers_that_a_reply_left_out_do_not_count_as_zeros(tmp_path: Path) -> None:
     # Six clients at x = 0, five of which pull by 1 and one of which leaves its second layer out.
     parties = Parties("FedAvg()", tmp_path)
@@ -1319,6 +1338,7 @@ def watched(links: list[Link], every: int, most: int) -> Iterator[tuple[Link, in
     child.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.soak)])
 def test_no_message_makes_the_server_hold_many_times_its_bytes(every: int) -> None:
     # A model takes 1,408 bytes and a message 5,000; the rest is what a server takes that is made anew.

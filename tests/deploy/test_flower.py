@@ -88,6 +88,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_is_run_as_a_copy_is_as_one_that_was_started(federation: Federation, tmp_path: Path) -> None:
     (tmp_path / "program").write_text(COPIED)
     copied = (
@@ -244,6 +245,7 @@ def runs(pid: int) -> bool:
     return bool(found.strip()) and not found.startswith("Z")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("names", "rounds"),

@@ -110,6 +110,7 @@ def simulated(expression: str, rounds: int = 3, model: Any = mlp, clients: int =
     return tw.simulate(method, model, blobs()[:clients], rounds, **options)
 
 
+@pytest.mark.slow
 def test_the_loop_gives_the_model_of_a_simulation_and_leaves_its_files(tmp_path: Path) -> None:
     expression = "FedAvg(up=LBGM(ErrorFeedback(TopK(0.2)), threshold=0.6))"
     result = serve(post(expression, tmp_path, normed), expression, model=normed, out=tmp_path / "run")

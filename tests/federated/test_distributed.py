@@ -205,6 +205,7 @@ def to_be_killed(folder: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_after_a_kill_nothing_that_the_checkpoint_refers_to_is_missing_and_the_rest_is_dropped(tmp_path: Path) -> None:
     with Process(to_be_killed, str(tmp_path / "run")) as process:
         process.until(lambda: process.stdout == "eight\n")

@@ -50,6 +50,7 @@ def test_clients_elsewhere_make_the_start_themselves(text: str, start: Start, tm
     assert_the_same_elsewhere(text, start, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [METHODS[1], METHODS[7]])
 def test_a_client_that_lost_what_it_held_begins_anew_with_the_model_of_a_start_that_is_sent(
     text: str, tmp_path: Path

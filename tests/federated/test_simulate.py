@@ -79,6 +79,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_goes_on_in_a_new_process_is_the_run_that_never_stopped(
     name: str, halves: Path, tmp_path: Path
@@ -93,6 +94,7 @@ def test_a_run_that_goes_on_in_a_new_process_is_the_run_that_never_stopped(
     assert ours | {"seconds": 0} == theirs | {"seconds": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 2, 4, 5])
 def test_a_run_goes_on_from_its_last_checkpoint_wherever_it_stopped(stop: int, tmp_path: Path) -> None:
     class Stopped(Exception):
@@ -115,6 +117,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_wherever_it_stopped(stop: int, t
     assert_same_run(resumed, simulate(method, rounds=6, **options))
 
 
+@pytest.mark.slow
 def test_a_complete_run_can_be_resumed_and_read_again(tmp_path: Path) -> None:
     first = simulate("FedAvg()", normed, out=tmp_path / "run")
     files = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file() and p.suffix == ".jsonl"}
@@ -157,6 +160,7 @@ def test_a_test_loss_that_overflows_is_null_in_every_file(tmp_path: Path) -> Non
         assert json.loads(text)["test_loss"] is None
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_the_final_one(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -197,6 +201,7 @@ def kill_at(process: Process, folder: Path, lines: int, moment: float) -> None:
     assert process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_very_run_it_would_have_been(tmp_path: Path) -> None:
     moments = random.Random(4)
     for attempt in (0, 1):

@@ -271,6 +271,7 @@ def test_clients_that_never_answer_take_no_memory_of_a_deployment_with_files(sta
     ).stat().st_size < 400_000  # the server's model, its view and the newest broadcast, not twenty more
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_after_the_server_was_started_anew_is_taken(tmp_path: Path) -> None:
     text, models = METHODS[1], []  # its calls are coded: the answer commits what the server has to know of the call
     for way in ("whole", "anew"):

@@ -38,6 +38,7 @@ def faults(call: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library cannot be told")
 def test_pages_of_freed_arrays_are_used_again():
     without, kept = faults(""), faults("assert keep_freed_memory()")

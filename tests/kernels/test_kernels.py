@@ -98,6 +98,7 @@ def test_selection_is_the_references(levels: list[str], n: int, make: Callable[[
         agree(lambda t=t: select.above(x, t), levels)
 
 
+@pytest.mark.slow
 def test_selection_from_more_than_a_sample_is_the_references(levels: list[str]) -> None:
     n = 600_000  # the count leaves out what a sample of 65,536 says is small
     odd = torch.zeros(n)
@@ -462,6 +463,7 @@ def test_positions_that_do_not_ascend_are_never_written(runs: str) -> None:
         gaps.encode(torch.tensor([3]), 10, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", ["reference", "avx512"])
 def test_random_bytes_are_positions_or_refused_by_both(runs: str) -> None:
     native.use(runs)

@@ -127,6 +127,7 @@ def fresh(names: list[str]) -> None:
             print(f"{name} {code}")
 
 
+@pytest.mark.slow
 @compiled
 def test_every_kernel_that_eight_threads_call_first_gives_the_bits_of_one_thread() -> None:
     done = called(fresh, sorted(KERNELS))
@@ -176,6 +177,7 @@ def runs(folder: str, name: str) -> None:
         print(forked(lambda out=out: model(name, 2, out, resume=True) == one.read_bytes()))
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_a_run_by_several_workers_and_one_that_is_resumed_have_the_bits_of_one_worker(

@@ -171,6 +171,7 @@ def test_a_message_does_not_depend_on_the_scale_of_an_update() -> None:
 PACKET = TransformCoding(3_000).send(X, None, key(0))[0]
 
 
+@pytest.mark.slow
 def test_what_is_seen_is_the_same_bits_at_every_level_and_with_any_number_of_threads() -> None:
     before, expected = native._level(), TransformCoding(3_000).recv(PACKET, LAYERS, None, key(0))[0]
     sent = {}

@@ -124,6 +124,7 @@ def test_the_products_of_one_layer_are_in_memory_at_a_time(monkeypatch: pytest.M
     assert max(most) <= 3  # those of one layer, those before, and the part that a progression looks at
 
 
+@pytest.mark.slow
 def test_a_heat_map_of_many_rounds_shows_one_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "SHOWN", 3)
     space = Space.of(list(rows(6)), LAYOUT, [1, 2, 4, 5, 6, 7])
@@ -189,6 +190,7 @@ def test_a_layer_has_the_means_of_clients_in_each_round_that_tested() -> None:
     assert look_backs(two, "layer") == (["update, w", "control, w"], [1], [[0.5], [1.0]], [[1.0], [0.0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [TESTS, TESTS[:1], [{"round": 1, "looks": [of(0, "*", None, None)]}]])
 def test_tests_of_clients_and_of_layers_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict]

@@ -109,6 +109,7 @@ def test_noise_on_the_mean_hides_the_picture_and_clipping_does_not(distance: str
         leaked(tw.SCAFFOLD(SGD), privacy=tw.Privacy(clip=0.1, noise=0.0))
 
 
+@pytest.mark.slow
 def test_under_noise_too_small_to_hide_a_picture_what_top_k_sent_gives_it_away() -> None:
     method = tw.FedAvg(SGD, up=tw.TopK(0.5), weights="uniform")
     for privacy in (None, tw.Privacy(clip=10.0, noise=1e-7)):

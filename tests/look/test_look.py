@@ -46,6 +46,7 @@ def found(out: str) -> dict:
     return answer
 
 
+@pytest.mark.slow
 def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study: Path, tmp_path: Path) -> None:
     run = next(study.glob("01-*/seed-0"))
     code, out, _ = thinwire("look", "gradients", str(run), "--out", str(tmp_path), "--json")
@@ -84,6 +85,7 @@ def test_gradients_and_look_back_tests_of_a_run_are_drawn(thinwire: Look, study:
     assert "Equation 45, with a smoothness of" in out
 
 
+@pytest.mark.slow
 def test_what_models_are_judged_by_is_drawn_below_the_components(
     thinwire: Look, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_what_models_are_judged_by_is_drawn_below_the_components(
     assert (reached.middle.tolist(), NAMES[value]) == ([10, 20, 30, 40], "Dice coefficient, %")
 
 
+@pytest.mark.slow
 def test_layers_of_a_study_are_drawn_into_the_folders_of_its_runs(thinwire: Look, study: Path) -> None:
     code, out, _ = thinwire("look", "layers", str(study), "--json")
     assert code == 0
@@ -229,6 +232,7 @@ def test_masks_in_colours_say_what_was_right_missed_wrong_and_not_labelled() -> 
     assert [*map(tuple, line)] == [white, red, blue, grey, (190, 190, 190), black, white, blue, grey]
 
 
+@pytest.mark.slow
 def test_methods_with_models_of_clients_own_share_a_figure_with_those_without(thinwire: Look, tmp_path: Path) -> None:
     words = ["--clients", "2", "--rounds", "2", "--lr", "0.1", "--out", str(tmp_path / "run")]
     assert thinwire("run", "FedAvg()", "SoftPull(FedAvg())", *words)[0] == 0
@@ -249,6 +253,7 @@ def test_the_model_near_which_losses_are_drawn_is_the_one_that_was_evaluated(thi
     assert found(out)["curves"][0]["loss"][1] == pytest.approx(last["test_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_staleness_of_parts_is_drawn(thinwire: Look, tmp_path: Path) -> None:
     times = ["--forward", "0.01,0.01", "--backward", "0.02,0.02", "--cut", "2", "--parts", "2"]
     words = ["--steps", "6", "--evaluate-every", "3", "--batch", "8", "--record", "staleness", *times]
@@ -265,6 +270,7 @@ def test_the_staleness_of_parts_is_drawn(thinwire: Look, tmp_path: Path) -> None
     assert [sum(e["parameters"] for e in one["parts"]) for one in (plain, stale)] == [2 * summary["parameters"]] * 2
 
 
+@pytest.mark.slow
 def test_what_methods_reached_is_drawn_by_a_setting_and_by_bytes(thinwire: Look, tmp_path: Path) -> None:
     methods = [f"FedAvg(up=TopK({share}))" for share in (0.1, 0.5)] + ["FedAvg()"]
     out_dir = tmp_path / "ways"
@@ -388,6 +394,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_look_is_a_file_and_a_row(study: Path, tmp_path: Path) -> None:
     (tmp_path / "traffic.py").write_text(A_LOOK)
 
@@ -522,6 +529,7 @@ def other(clients, seed):
 """
 
 
+@pytest.mark.slow
 def test_a_run_of_no_study_is_looked_at_with_the_task_that_it_was_trained_with(
     thinwire: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

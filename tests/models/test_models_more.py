@@ -57,6 +57,7 @@ def test_resnet8_is_resnet20_with_one_block_a_stage() -> None:
     assert size(models.resnet8(width=8)) == 2_072 * 9 + 704 + 352 + 330
 
 
+@pytest.mark.slow
 def test_vgg16_has_thirteen_convolutions_and_one_dense_layer() -> None:
     # 3*64 + 64*64 + 64*128 + 128*128 + 128*256 + 2*256*256 + 256*512 + 5*512*512 = 1,634,496 (times 9); 4,224 channels
     assert size(models.vgg16(norm="none")) == 1_634_496 * 9 + 4_224 + 5_130 == 14_719_818
@@ -226,6 +227,7 @@ def test_a_few_steps_on_real_vessels_lower_the_loss_of_the_unet(data_dir: Path) 
     assert after < 0.9 * before
 
 
+@pytest.mark.slow
 def test_a_pass_over_real_reviews_teaches_fasttext(data_dir: Path) -> None:
     if not (data_dir / "sst2").is_dir():
         pytest.skip("THINWIRE_DATA names a folder without sst2")

@@ -61,6 +61,7 @@ def piped(schedule: Schedule, parts: int, seed: int = 0, **more: Any) -> tuple[n
 # -- identities ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [DSP((0,), (0,)), FR(), DDG(), PipeDream(), DNI(), GPipe(1), OneFOneB(1)])
 def test_one_part_is_backpropagation_bit_for_bit(schedule):
     model = net()
@@ -80,6 +81,7 @@ def test_plain_model_parallelism_is_plain_training_bit_for_bit(schedule, parts):
     assert losses == expected
 
 
+@pytest.mark.slow
 def test_features_replay_is_dsp_without_lags_forward_bit_for_bit():
     assert torch.equal(bits(piped(FR(), 4)[0]), bits(piped(DSP((0, 0, 0, 0), (3, 2, 1, 0)), 4)[0]))
 
@@ -89,11 +91,13 @@ def test_the_lags_forward_change_no_number():
     assert torch.equal(bits(piped(one, 3)[0]), bits(piped(other, 3)[0]))
 
 
+@pytest.mark.slow
 def test_delayed_gradients_and_weight_stashing_are_one_training():
     assert torch.equal(bits(piped(DDG(), 3)[0]), bits(piped(PipeDream(), 3)[0]))
     assert not torch.equal(bits(piped(DDG(), 3)[0]), bits(piped(FR(), 3)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [GPipe, OneFOneB, PipeDream2BW])
 def test_micro_batches_give_one_result_however_many_parts_there_are(make):
     assert torch.equal(bits(piped(make(4), 1)[0]), bits(piped(make(4), 3)[0]))
@@ -162,6 +166,7 @@ def test_the_gradient_tends_to_that_of_backpropagation_with_the_step():
     assert found[2] == pytest.approx(found[1] / 10, rel=0.4)
 
 
+@pytest.mark.slow
 def test_running_statistics_move_once_a_batch_and_dropout_is_replayed():
     model, training, _ = piped(dsp(3), 3, dropout=0.5)
     assert {int(b) for n, b in model.named_buffers() if "num_batches" in n} == {BATCHES}
@@ -549,6 +554,7 @@ def test_every_micro_batch_goes_forward_and_back_once_and_every_batch_has_one_st
 # -- the law ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_law_is_what_parts_that_execute_the_operations_take():
     g = random.Random(0)
     for _ in range(200):
@@ -1090,6 +1096,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return forked(4, everything, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_processes_under_random_delays_are_the_simulation_bit_for_bit(name, ranks):
     parts, schedule, seed = CASES[name]
@@ -1189,6 +1196,7 @@ def lost(rank: int, folder: Path) -> Any:
     return None
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_on_every_other_rank_within_the_time_limit(tmp_path):
     found = forked(4, partial(lost, folder=tmp_path), tmp_path)
     assert found[2] is None
@@ -1223,6 +1231,7 @@ def early(rank: int, folder: Path, size: int) -> Any:
     return training.stage.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 40_000])
 def test_a_rank_may_end_after_its_last_message(size, tmp_path):
     torch.manual_seed(0)
@@ -1269,6 +1278,7 @@ def hurried(rank: int) -> int:
     return training.stage.steps
 
 
+@pytest.mark.slow
 def test_a_barrier_that_ends_while_a_part_looks_at_its_neighbours_is_passed(tmp_path):
     found = forked(3, hurried, tmp_path)
     assert found == [100] * 3
@@ -1329,6 +1339,7 @@ def framed(rank: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_frames_between_processes_take_what_the_plan_says_and_no_more(tmp_path):
     ranks, (x, y) = forked(3, framed, tmp_path), data()[0]
     profile = measure(wide(), x, y)

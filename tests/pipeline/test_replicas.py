@@ -221,6 +221,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return forked(4, work, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_by_two_processes_are_the_simulation_bit_for_bit(name, ranks):
     schedule, average = CASES[name]

@@ -216,6 +216,7 @@ def refused(rank: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_what_one_rank_cannot_cut_is_said_on_every_rank_within_the_time_limit(tmp_path):
     ranks = forked(3, refused, tmp_path)
     for rank, found in enumerate(ranks):

@@ -322,6 +322,7 @@ def test_seeds_of_different_numbers_of_clients_meet_at_equal_shares_of_them(tmp_
     assert (found["low"], found["high"]) == ([10.0, 30.0], [55.0, 75.0])  # a quarter lies between its first two
 
 
+@pytest.mark.slow
 def test_a_word_for_clients_means_the_same_in_the_whole_report(trained: dict[str, Path]) -> None:
     found = html.gather([trained["federated"]])
     rows = table.rows(arms([trained["federated"]]))
@@ -391,6 +392,7 @@ def test_a_finished_study_of_three_seeds_is_warned_of_nothing(tmp_path: Path) ->
     assert html.gather([tmp_path])["warnings"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("methods", "seeds", "points"), [(10, 1, 400), (40, 3, 50)])
 def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int, points: int, tmp_path: Path) -> None:
     text = "".join(json.dumps(line(n, n / 2000)) + "\n" for n in range(1, 2001))
@@ -406,6 +408,7 @@ def test_a_page_of_long_runs_stays_below_five_megabytes(methods: int, seeds: int
     assert len(html.page(found)) < 5e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("methods", "seeds", "rounds"), [(3, 2, 400), (40, 1, 100), (40, 3, 40)])
 def test_a_page_of_runs_that_recorded_everything_stays_below_five_megabytes(
     methods: int, seeds: int, rounds: int, tmp_path: Path
@@ -548,6 +551,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_report_of_the_demo_has_every_part(demo: Path) -> None:
     found = html.gather([demo])
     assert found["missing"] == []

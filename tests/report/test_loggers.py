@@ -178,6 +178,7 @@ def mlflow(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], 
         yield found
 
 
+@pytest.mark.slow
 def test_mlflow_has_each_round_once_in_the_run_that_goes_on(out: Path, mlflow: Callable[[], dict[str, Any]]) -> None:
     for accuracy, rounds in ((0.25, (1, 2, 3)), (0.75, (2, 3, 4))):  # each in a process of its own, as it were
         with Log(["mlflow"], out) as log:

@@ -36,6 +36,7 @@ def simulated(out: Path, states: str) -> None:
     tw.simulate(method, linear, tasks(), 3, test=test, client_tests=tasks(), out=out, resume=True, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("states", ["memory", "disk"])
 def test_a_simulation_goes_on_whenever_the_power_fails(
     states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,6 +72,7 @@ STUDIES: dict[str, Study] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STUDIES)
 def test_a_study_of_steps_goes_on_whenever_the_power_fails(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +95,7 @@ def test_a_study_of_steps_goes_on_whenever_the_power_fails(
         assert contents(out) == expected, sorted(picture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", [METHOD, "FedAvg(up=ErrorFeedback(TopK(0.2)), down=PerClient(TopK(0.3)))"])
 def test_a_deployment_goes_on_whenever_the_power_fails_everywhere(
     expression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def planned() -> tuple[str, alternatives.FederatedPlan]:
     return "".join(written), kept[0]
 
 
+@pytest.mark.slow
 def test_the_table_has_all_alternatives_and_the_command_trains_the_one_that_is_proposed(
     planned: tuple[str, alternatives.FederatedPlan],
 ) -> None:
@@ -68,6 +69,7 @@ def test_the_table_has_all_alternatives_and_the_command_trains_the_one_that_is_p
     assert json.loads(json.dumps(found.values()))["rows"][7]["why"]
 
 
+@pytest.mark.slow
 def test_what_is_predicted_of_a_chosen_method_is_what_it_sends() -> None:
     problem = standard("digits", "mlp", 6, Dirichlet(0.3), 0)
     problem = replace(problem, tasks=[replace(task, indices=task.indices[:16]) for task in problem.tasks])
@@ -99,6 +101,7 @@ def test_for_a_model_that_is_smaller_than_headers_the_rest_is_planned(
     assert "\nthinwire run " in shown
 
 
+@pytest.mark.slow
 def test_expressions_after_plan_are_rows_and_of_auto_what_it_chooses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

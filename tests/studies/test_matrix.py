@@ -10,6 +10,7 @@ from processes import thinwire
 from thinwire.studies.matrix import Pair, show
 
 
+@pytest.mark.slow
 def test_the_matrix_says_what_the_code_says_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     # In a process of its own: here the checked annotations would speak first.
     done = thinwire("methods", "--matrix", "--json")

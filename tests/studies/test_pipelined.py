@@ -299,6 +299,7 @@ def _resumed(found: dict[str, Any]) -> dict[str, Any]:
     return numbers
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_numbers_of_one_go_on_with_what_it_began_and_outlive_a_schedule_that_fails(tmp_path):
     one = study(*SCHEDULES)
     one.claim(tmp_path / "whole")

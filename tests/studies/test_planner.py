@@ -247,6 +247,7 @@ def test_the_plan_of_a_model_as_a_table_and_as_json(monkeypatch, capsys):
     assert len(found["cut"]) == 1
 
 
+@pytest.mark.slow
 def test_a_plan_and_a_study_cut_for_their_links(monkeypatch):
     """Fourteen modules of 1 s; the later one cuts, the fewer bytes: 7 | 7 or, over a slow link, 10 | 4."""
 

@@ -110,6 +110,7 @@ def test_there_is_a_small_study_of_every_kind() -> None:
     assert set(STUDIES) == set(KINDS) == set(EVERY_LINE)
 
 
+@pytest.mark.slow
 @each_kind
 def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
     kind: str, thinwire: Command, finished: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +145,7 @@ def test_a_study_that_is_interrupted_goes_on_to_the_bits_of_one_that_is_not(
     assert [one[f"{unit_of(kind)}s"] for one in rows] == [load(out).length] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 @each_kind
 def test_a_study_of_every_kind_has_the_plots_of_its_kind(
@@ -299,6 +301,7 @@ def untested(clients, seed):
 """
 
 
+@pytest.mark.slow
 @each_kind
 def test_a_task_of_ones_own_is_trained_as_a_data_set_of_thinwires_is(
     kind: str, thinwire: Command, finished: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

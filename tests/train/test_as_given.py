@@ -581,6 +581,7 @@ DRAWS: dict[str, Callable[[], float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["always", "training"])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_a_task_draws_from_shared_generators_is_a_function_of_the_seed(
