@@ -8,7 +8,8 @@ instead, in 32 bits, with batches of 16, under SGD, AdamW, NAdam with a momentum
 
 Each row has a learning rate of its own, the best of those tried on seed 100, for two fifths of the steps and with texts
 for all of them: rates a factor of 4 apart, until those beside the best are worse. A row with thin links has the rate of
-the row without them. What is best is judged by the mean of the last five evaluations, on the same test set.
+the row without them. What is best is judged by the mean of the last five evaluations, on the same test set. With
+``--lr`` all rows have one rate, as in the thesis, and a file of results of their own.
 
 All parts lie in one process, and the numbers are those of processes, bit for bit. Simulated seconds are those of the
 law with links of ``--mbit`` and ``--latency`` and the seconds that each part takes, which are measured once and written
@@ -17,6 +18,7 @@ lines that are there are not trained again, and a row that is not finished goes 
 
     python experiments/dsp/train.py
     python experiments/dsp/train.py --data shakespeare --epochs 3
+    python experiments/dsp/train.py --lr 0.01 --plain --examples 4000 --epochs 40 --model resnet8_half --autocast none
     python experiments/dsp/train.py --only "DSP" --parts 3 --seeds 0 --examples 2000 --epochs 3
 """
 
@@ -217,7 +219,7 @@ def settings(words: list[str] | None = None) -> argparse.Namespace:
     o.batch = o.batch or (16 if text else 64)
     o.model = o.model or {"cifar10": "resnet20", "shakespeare": "char_transformer", "digits": "mlp"}[o.data]
     o.autocast = o.autocast or ("bfloat16" if o.data == "cifar10" else "none")
-    o.into = o.into or RESULTS / f"{o.data}.jsonl"
+    o.into = o.into or RESULTS / (f"{o.data}_one_rate.jsonl" if o.lr else f"{o.data}.jsonl")
     o.optimizers = o.optimizers or (list(MOMENTUM) if text else ["SGD"])
     o.parts = o.parts or ([3] if text else [3, 4])
     return o
