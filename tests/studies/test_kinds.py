@@ -115,6 +115,33 @@ def test_a_new_kind_is_trained_shown_and_resumed(
 
 
 @pytest.mark.usefixtures("toy")
+def test_runs_of_one_seed_are_equal_and_one_that_stopped_ends_like_them(tmp_path: Path) -> None:
+    study = KINDS["toy"](KINDS["toy"].resolve(["Share(0.5)"]), epochs=2, seeds=(1, 2))
+
+    def trained(out: Path) -> list[list[dict[str, float]]]:
+        assert load(out).run(out) == []
+        return [[{**line, "seconds": 0.0} for line in run.rounds] for run in arms([out])[0].runs]
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        study.claim(out)
+    ones, others = trained(first), trained(second)
+    assert ones == others
+    assert ones[0] != ones[1]  # the seeds
+    stopped = first / study.folders[0] / "seed-2"
+    (stopped / "summary.json").unlink()
+    (stopped / "rounds.jsonl").write_text((stopped / "rounds.jsonl").read_text().splitlines(True)[0])
+    assert trained(first) == ones
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_pictures_of_a_new_kind_are_changed_as_they_are_by_others() -> None:
+    words = {"data": "digits", "model": "mlp"}
+    task = KINDS["toy"](("Share(part=0.5)",), augment=("Rotate90()",), **words).problem(0).tasks[0]
+    assert [repr(change) for change in task.augment] == ["Rotate90()"]
+
+
+@pytest.mark.usefixtures("toy")
 def test_a_new_kind_has_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
