@@ -179,7 +179,7 @@ def test_a_new_kind_may_begin_a_family_of_commands(
 
 
 def test_no_command_is_of_no_kind() -> None:
-    assert [place.command for place in KINDS.places.values()] == ["run", "ddp-sim", "pipeline run"]
+    assert {"run", "ddp-sim", "pipeline run"} <= {place.command for place in KINDS.places.values()}
     for place in KINDS.places.values():
         *family, name = place.command.split()
         within = (
