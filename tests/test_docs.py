@@ -1244,9 +1244,8 @@ def test_the_glossary_has_each_word_once():
     words = re.findall(r"^\| ([a-z][\w, -]*) \|", (ROOT / "docs/reference/glossary.md").read_text(), re.M)
     words = [word for row in words if row != "word" for word in row.split(", ")]
     assert sorted(set(words)) == sorted(words)
-    asked = (
-        "client server rank part round step link codec update view state statistics ledger study run setting kind look"
-    )
+    asked = "client server rank part round step link codec update view state statistics ledger"
+    asked += " study run setting kind look room"
     assert set(asked.split()) <= set(words)
 
 
@@ -1262,8 +1261,8 @@ def test_every_command_has_its_options_on_the_page_of_options():
     assert "| `--rounds` | `50` | Rounds to train. |" in macros.options(["run"])
 
 
-def test_contributing_says_its_part_in_600_words_and_the_changelog_of_the_first_version_in_25_lines():
-    assert len((ROOT / "CONTRIBUTING.md").read_text().split()) <= 600
+def test_contributing_says_its_part_in_620_words_and_the_changelog_of_the_first_version_in_25_lines():
+    assert len((ROOT / "CONTRIBUTING.md").read_text().split()) <= 620
     first = (ROOT / "CHANGELOG.md").read_text().partition("\n## 0.1.0 ")[2].partition("\n## ")[0]
     assert 10 < len(re.findall(r"^- ", first, re.M)) <= 25
 
